@@ -341,10 +341,12 @@ def test_the_daemon_is_killed_while_the_runtime_makes_the_container(devices: Dev
     pod = devices.pod("a")
     with contextlib.suppress(grpc.RpcError), devices.node.bed.frozen():
         request = devices.node.cri.create_request(pod)
-        devices.node.cri.method("CreateContainer").future(request, timeout=PATIENCE_S)
+        # A call that nothing refers to is cancelled.
+        call = devices.node.cri.method("CreateContainer").future(request, timeout=PATIENCE_S)
         wait_for("the plug-in's answer", (devices.plugin.directory / "allocated").exists, limit=PATIENCE_S)
         time.sleep(0.5)
         devices.node.daemon.kill9()
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
     start_again(devices)
     for container in devices.node.cri.list():  # as kubelet does with what it did not get an answer for
         devices.node.cri.remove(container.id)
