@@ -14,7 +14,7 @@ import sys
 import types
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_MADV_RANDOM, _MADV_DONTNEED = 1, 4
+_MADV_DONTNEED = 4
 _TLS = ("ssl", "_hashlib")
 _PYTHON_MESSAGES = "google.protobuf.internal.python_message"
 _START_ONLY = (
@@ -128,15 +128,12 @@ def freeze() -> None:
     gc.freeze()
 
 
-def drop_clean_pages(library: str) -> int:
-    """Unmap the pages of a library that is used now and then.
+def drop_clean_pages() -> int:
+    """Unmap the pages of the interpreter and of libraries, which are used now and then.
 
-    Loading a large library maps far more of it than is ever used. Clean pages stay in the page
-    cache; what is needed next is mapped again, page by page (MADV_RANDOM keeps the kernel from mapping the
-    neighbours too). Mappings that hold a written page (relocated data) are left alone.
-
-    Args:
-        library: Part of the file's name.
+    A start runs through far more code than an idle daemon, and mapping one page of a file maps those around
+    it. Clean pages stay in the page cache; what is needed next is mapped again without reading the file.
+    Mappings that hold a written page (relocated data) are left alone.
 
     Returns:
         Bytes of mappings that were dropped.
@@ -145,22 +142,23 @@ def drop_clean_pages(library: str) -> int:
     try:
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for start, end in _clean_mappings(library):
-            if madvise(start, end - start, _MADV_RANDOM) == 0 == madvise(start, end - start, _MADV_DONTNEED):
+        for start, end in _clean_mappings():
+            if madvise(start, end - start, _MADV_DONTNEED) == 0:
                 dropped += end - start
     except (AttributeError, OSError, ValueError):
         return dropped
     return dropped
 
 
-def _clean_mappings(library: str) -> list[tuple[int, int]]:
+def _clean_mappings() -> list[tuple[int, int]]:
+    """Return the private mappings of files that cannot be written and hold no page of this process alone."""
     found: list[tuple[int, int]] = []
     place: tuple[int, int] | None = None
     with open("/proc/self/smaps") as maps:  # noqa: PTH123  procfs, as it is
         for line in maps:
-            words = line.split()
+            words = line.split(None, 5)
             if not words[0].endswith(":"):
-                ours = words[1] in ("r-xp", "r--p") and library in line.rpartition("/")[2]
+                ours = words[1] in ("r-xp", "r--p") and words[-1].startswith("/")
                 start, end = words[0].split("-")
                 place = (int(start, 16), int(end, 16)) if ours else None
             elif words[0] == "Anonymous:" and place is not None and words[1] == "0":

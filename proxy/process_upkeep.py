@@ -60,7 +60,7 @@ async def stay_small(executor: NodeContext) -> None:
         now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
         if now != seen:
             await asyncio.to_thread(memory_trim.trim)
-            await asyncio.to_thread(memory_trim.drop_clean_pages, "cygrpc")
+            await asyncio.to_thread(memory_trim.drop_clean_pages)
             seen = now
         await asyncio.sleep(SOON_S if begin > 0 else LATER_S)
         begin -= 1
