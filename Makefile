@@ -135,9 +135,10 @@ test-koordinator: venv e2e-tools ## test with Koordinator's own runtime proxy an
 	@bin=$$(KOORDINATOR="$(KOORDINATOR)" sh tests/e2e/koordinator/build.sh | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_KOORDINATOR=$$bin $(BIN)/python -m pytest tests/e2e/koordinator $(PYTEST_ARGS)
 
-test-cluster: venv ## test the cluster agent at a real etcd and kube-apiserver: needs go, etcd (Debian: etcd-server)
-	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
-	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
+CLUSTER_PROGRAMS = kube-apiserver kube-scheduler kube-controller-manager kubelet
+test-cluster: venv e2e-tools ## test in a real cluster: API server, scheduler, controllers, kubelet: needs go, etcd (Debian: etcd-server)
+	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh $(CLUSTER_PROGRAMS) | tail -n 1) || exit 1; \
+	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m pytest tests/cluster tests/e2e/cluster $(PYTEST_ARGS)
 
 bench-cluster: venv ## measure the cluster agent at a real kube-apiserver: latency, writes, memory, sizes
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \

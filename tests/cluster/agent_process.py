@@ -39,7 +39,8 @@ def bound_token(plane: ControlPlane, node: str = "n1") -> str:
             "spec": {
                 "nodeName": node,
                 "serviceAccountName": "topoproxy-agent",
-                "containers": [{"name": "agent", "image": "x"}],
+                "automountServiceAccountToken": False,
+                "containers": [{"name": "agent", "image": "localhost/pause:1", "imagePullPolicy": "Never"}],
             },
         },
     )

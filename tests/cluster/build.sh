@@ -1,8 +1,8 @@
 #!/bin/sh
-# Build a control plane for the tests of the cluster agent, outside of the source tree: kube-apiserver through Go's
+# Build programs of Kubernetes for the tests in a cluster, outside of the source tree, through Go's
 # module proxy (ten minutes of two cores, once). etcd is Debian's package etcd-server.
 #
-#   sh tests/cluster/build.sh [kube-apiserver kube-scheduler kubelet]
+#   sh tests/cluster/build.sh [kube-apiserver kube-scheduler kube-controller-manager kubelet]
 #
 # On success the last line of standard output is the directory for TOPOPROXY_CLUSTER, and a second run finds it there
 # at once. Where it cannot be built, the reason goes to standard error and the exit status is 1. KUBERNETES names

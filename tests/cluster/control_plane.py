@@ -18,16 +18,31 @@ from typing import Any
 import yaml
 
 START_S = 90.0
+PROGRAMS = ("kube-apiserver",)
+NODES = ("n1", "n2")
+"""Nodes whose kubelets have credentials: the token of ``n1`` is ``n1-token``."""
+CONTROLLERS = (
+    "deployment-controller",
+    "replicaset-controller",
+    "disruption-controller",
+    "garbage-collector-controller",
+    "pod-garbage-collector-controller",
+)
 Json = dict[str, Any]
 
 
-def missing() -> str:
-    """Say why there can be no control plane here; empty if there can."""
+def missing(*programs: str) -> str:
+    """Say why there can be no control plane here; empty if there can.
+
+    Args:
+        programs: Needed besides kube-apiserver.
+    """
     directory = os.environ.get("TOPOPROXY_CLUSTER", "")
     if not directory:
         return "needs a kube-apiserver, which make test-cluster builds (TOPOPROXY_CLUSTER: its directory)"
-    if not (Path(directory) / "kube-apiserver").exists():
-        return f"there is no kube-apiserver in {directory}"
+    for program in (*PROGRAMS, *programs):
+        if not (Path(directory) / program).exists():
+            return f"there is no {program} in {directory}"
     return "" if shutil.which("etcd") else "needs etcd (Debian: etcd-server)"
 
 
@@ -53,7 +68,9 @@ class ControlPlane:
         subprocess.run(
             ["openssl", "genrsa", "-out", directory / "sa.key", "2048"], check=True, capture_output=True
         )
-        (directory / "tokens.csv").write_text('admin-token,admin,1,"system:masters"\n')
+        tokens = ['admin-token,admin,1,"system:masters"']
+        tokens += [f'{node}-token,system:node:{node},{node},"system:nodes"' for node in NODES]
+        (directory / "tokens.csv").write_text("\n".join(tokens) + "\n")
         self._context = ssl.create_default_context()
         self._context.check_hostname = False
         self._context.verify_mode = ssl.CERT_NONE
@@ -65,6 +82,7 @@ class ControlPlane:
             f"--initial-cluster=default=http://127.0.0.1:{peer}", "--unsafe-no-fsync",
         )  # fmt: skip
         self._api: subprocess.Popen[bytes] | None = None
+        self._more: list[subprocess.Popen[bytes]] = []
 
     def _start(self, log: str, *command: str) -> subprocess.Popen[bytes]:
         with (self.directory / f"{log}.log").open("ab") as output:
@@ -82,6 +100,7 @@ class ControlPlane:
             "--bind-address=127.0.0.1", f"--secure-port={self.port}", f"--cert-dir={directory}/certs",
             "--service-cluster-ip-range=10.96.0.0/16", "--advertise-address=127.0.0.1",
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+            "--enable-admission-plugins=NodeRestriction",
             "--endpoint-reconciler-type=none",
         )  # fmt: skip
         end = time.monotonic() + START_S
@@ -102,7 +121,34 @@ class ControlPlane:
             self._api.wait()
             self._api = None
 
+    def start_scheduler(self) -> None:
+        """Start the stock kube-scheduler."""
+        config = self.directory / "scheduler.yaml"
+        value = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": str(self.kubeconfig())},
+            "leaderElection": {"leaderElect": False},
+        }
+        config.write_text(yaml.safe_dump(value))
+        self._run_program("kube-scheduler", f"--config={config}")
+
+    def start_controllers(self) -> None:
+        """Start kube-controller-manager with the controllers of workloads and those that clean up."""
+        self._run_program(
+            "kube-controller-manager", f"--kubeconfig={self.kubeconfig()}", "--leader-elect=false",
+            f"--controllers={','.join(CONTROLLERS)}", f"--cert-dir={self.directory}/controller-certs",
+        )  # fmt: skip
+
+    def _run_program(self, program: str, *arguments: str) -> None:
+        path = Path(os.environ["TOPOPROXY_CLUSTER"]) / program
+        where = ("--bind-address=127.0.0.1", f"--secure-port={free_port()}")
+        self._more.append(self._start(program, str(path), *where, *arguments))
+
     def close(self) -> None:
+        for process in self._more:
+            process.kill()
+            process.wait()
         self.stop_api()
         self._etcd.kill()
         self._etcd.wait()

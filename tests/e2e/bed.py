@@ -217,11 +217,12 @@ class Bed:
         if not select.select([stdout], [], [], START_LIMIT)[0] or stdout.readline() != "ready\n":
             raise RuntimeError(f"cannot make the namespaces: {(self.directory / 'registry.log').read_text()}")
 
-    def inside(self, command: Sequence[str]) -> list[str]:
-        """Give the command line that runs a command in the bed's namespaces."""
+    def inside(self, command: Sequence[str], *, network: bool = True) -> list[str]:
+        """Give the command line that runs a command in the bed's namespaces, or in the mount one alone."""
         assert self._holder is not None
+        which = ["-m", "-n"] if network else ["-m"]
         # The runtime and its shims find their programs by PATH.
-        return ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "--", "env", f"PATH={PATH}", *command]
+        return ["nsenter", "-t", str(self._holder.pid), *which, "--", "env", f"PATH={PATH}", *command]
 
     def run(self, command: Sequence[str], limit: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command in the bed's namespaces; its output, errors too, is in ``stdout``."""

@@ -1,0 +1,81 @@
+"""Fixtures of the tests on a node of a real cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
+
+from crio import FOLDER as CRIO
+from daemon import Daemon
+from joined_node import Joined, until
+from real_kubelet import RealKubelet
+
+from tests.cluster.control_plane import ControlPlane, missing
+from tests.cluster.upstream_crds import crd
+
+if TYPE_CHECKING:
+    from bed import Bed
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """etcd, API server, scheduler and controllers, with the agent's permissions and CRDs."""
+    reason = missing("kube-scheduler", "kube-controller-manager", "kubelet")
+    if reason or CRIO:
+        pytest.skip(reason or "on containerd only")
+    plane = ControlPlane(tmp_path_factory.mktemp("plane"))
+    try:
+        plane.start_api()
+        for manifest in ("agent/rbac.yaml", "agent/node-restriction.yaml"):
+            plane.install(DEPLOY / manifest)
+        for name in ("topology", "volcano"):
+            plane.install(crd(name))
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "demo"}}
+        plane.create("/api/v1/namespaces", namespace)
+        plane.start_scheduler()
+        plane.start_controllers()
+        yield plane
+    finally:
+        plane.close()
+
+
+@pytest.fixture(scope="session")
+def node_with_kubelet(
+    plane: ControlPlane, bed: Bed, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Joined]:
+    """The node for all tests: kubelet and the daemon run on, agents come and go."""
+    directory = tmp_path_factory.mktemp("node")
+    directory.chmod(0o755)
+    facts = directory / "proxy/cluster"
+    facts.mkdir(parents=True)
+    daemon = Daemon(directory / "proxy", bed, {"clusterFacts": {"directory": str(facts)}})
+    kubelet = RealKubelet(directory / "kubelet", bed, plane, daemon.socket, "n1")
+    try:
+        daemon.start()
+        kubelet.start()
+
+        def joined() -> bool:
+            kubelet.check()
+            return kubelet.ready
+
+        until("the node to be ready", joined, 120)
+        yield Joined(plane, bed, daemon, kubelet)
+    finally:
+        kubelet.close()
+        daemon.stop()
+        bed.widen()
+
+
+@pytest.fixture
+def joined(node_with_kubelet: Joined) -> Iterator[Joined]:
+    """The node, without pods of other tests."""
+    yield node_with_kubelet
+    node_with_kubelet.clear()

@@ -1,0 +1,183 @@
+"""A node of a real cluster: containerd, daemon, kubelet and agent; and what `kubectl` would show."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cri import IMAGE, Cpuset, cpuset_of
+
+from tests.cluster.agent_process import AgentProcess, running_agent
+from tests.cluster.control_plane import ApiError, ControlPlane, Json
+
+if TYPE_CHECKING:
+    from bed import Bed
+    from daemon import Daemon
+    from real_kubelet import RealKubelet
+
+NODE = "n1"
+DEMO = "/api/v1/namespaces/demo"
+DEPLOYMENTS = "/apis/apps/v1/namespaces/demo/deployments"
+PATIENCE_S = 60.0
+
+
+def until(what: str, holds: Callable[[], Any], limit: float = PATIENCE_S) -> Any:
+    """Wait until a check gives something true, and return that; an API server that is away is a "not yet"."""
+    end, last = time.monotonic() + limit, ""
+    while time.monotonic() < end:
+        try:
+            if found := holds():
+                return found
+        except (ApiError, OSError, AssertionError, LookupError) as error:
+            last = f": {error!r}"
+        time.sleep(0.05)
+    raise TimeoutError(f"waited {limit:g} s for {what}{last}")
+
+
+def container(cpus: str, *, whole: bool = True, name: str = "main") -> Json:
+    """Return a container that sleeps; with ``whole`` its limits are its requests."""
+    amounts = {"cpu": cpus, "memory": "32Mi"}
+    return {
+        "name": name,
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sleep", "36000"],
+        "resources": {"requests": amounts, **({"limits": amounts} if whole else {})},
+    }
+
+
+def pod_spec(*containers: Json, **more: Any) -> Json:
+    """Return the spec of a pod that ends at once when it is deleted."""
+    return {
+        "containers": list(containers),
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        **more,
+    }
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The node, and a client of its cluster.
+
+    Attributes:
+        plane: The control plane.
+        bed: The runtime.
+        daemon: Between kubelet and the runtime.
+        kubelet: Whose Node object is ``n1``.
+    """
+
+    plane: ControlPlane
+    bed: Bed
+    daemon: Daemon
+    kubelet: RealKubelet
+
+    # -- what a client does -------------------------------------------------------------------------------
+
+    def deploy(self, name: str, spec: Json, replicas: int = 1) -> None:
+        """Create a Deployment."""
+        labels = {"app": name}
+        template = {"metadata": {"labels": labels}, "spec": spec}
+        self.plane.create(
+            DEPLOYMENTS,
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": name},
+                "spec": {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template},
+            },
+        )
+
+    def run(self, name: str, spec: Json, **metadata: Any) -> Json:
+        """Create a pod without a controller."""
+        metadata = {"name": name, **metadata}
+        return self.plane.create(
+            f"{DEMO}/pods", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        )
+
+    def remove(self, name: str) -> None:
+        """Delete a Deployment with its pods."""
+        self.plane.request(
+            "DELETE",
+            f"{DEPLOYMENTS}/{name}",
+            {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"},
+        )
+
+    def clear(self) -> None:
+        """Delete everything that tests have made, and wait until it has left the node."""
+        self.plane.delete(DEPLOYMENTS)
+        until("no ReplicaSets", lambda: not self._items("/apis/apps/v1/namespaces/demo/replicasets"))
+        self.plane.delete(f"{DEMO}/pods?gracePeriodSeconds=0")
+        until("no pods", lambda: not self.pods())
+        with self.bed.client() as runtime:
+            until("no sandboxes", lambda: not any(map(_is_ready, runtime.list_pods())))
+        self.plane.delete(f"{DEMO}/events")
+
+    # -- what it sees -------------------------------------------------------------------------------------
+
+    def _items(self, path: str) -> list[Json]:
+        found: list[Json] = self.plane.request("GET", path)["items"]
+        return found
+
+    def pods(self, app: str = "") -> list[Json]:
+        """List the pods, or those of a Deployment."""
+        return self._items(f"{DEMO}/pods{f'?labelSelector=app%3D{app}' if app else ''}")
+
+    def described(self, pod: Json) -> list[Json]:
+        """Return the Events that `kubectl describe pod` lists (kubectl pkg/describe, PodDescriber)."""
+        meta = pod["metadata"]
+        about = {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"], "kind": "Pod"}
+        fields = ",".join(f"involvedObject.{key}={value}" for key, value in about.items())
+        return self._items(f"{DEMO}/events?fieldSelector={fields.replace('=', '%3D').replace(',', '%2C')}")
+
+    def said(self, pod: Json, reason: str) -> list[str]:
+        """Return the messages of a pod's Events with a reason."""
+        return [each["message"] for each in self.described(pod) if each["reason"] == reason]
+
+    def running(self, app: str, count: int = 1) -> list[Json]:
+        """Wait until so many pods of a Deployment run here."""
+
+        def found() -> list[Json]:
+            here = [p for p in self.pods(app) if p["spec"].get("nodeName") == NODE and is_running(p)]
+            return here if len(here) == count else []
+
+        pods: list[Json] = until(f"{count} pods of {app} to run", found)
+        return pods
+
+    def node(self) -> Json:
+        """Return the Node object."""
+        found: Json = self.plane.request("GET", f"/api/v1/nodes/{NODE}")
+        return found
+
+    @contextlib.contextmanager
+    def agent(self, settings: str = "", **more: Any) -> Iterator[AgentProcess]:
+        """Run an agent beside the daemon; it has read the cluster when this returns."""
+        files = self.daemon.directory / "cluster"
+        facts, began = f"clusterFacts: {{directory: {files}}}\n", time.time()
+        with running_agent(self.plane, self.daemon.directory, facts + settings, NODE, **more) as agent:
+            until("the facts", lambda: (files / "pods.json").stat().st_mtime >= began)
+            yield agent
+
+
+def _is_ready(sandbox: Any) -> bool:
+    return bool(sandbox.metadata.namespace == "demo" and sandbox.state == 0)  # SANDBOX_READY
+
+
+def is_running(pod: Json) -> bool:
+    """Return whether the one container of a pod runs."""
+    statuses = pod["status"].get("containerStatuses", [])
+    return bool(statuses) and all("running" in each["state"] for each in statuses)
+
+
+def waiting(pod: Json) -> str:
+    """Return why the first container of a pod waits, as `kubectl get pods` shows it."""
+    statuses = pod["status"].get("containerStatuses") or [{}]
+    return str(statuses[0].get("state", {}).get("waiting", {}).get("reason", ""))
+
+
+def kernel(pod: Json) -> Cpuset:
+    """Return the cpuset of a pod's first container, as the kernel has it."""
+    return cpuset_of(pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2])

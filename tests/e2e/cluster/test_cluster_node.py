@@ -1,0 +1,69 @@
+"""A node of a real cluster: stock scheduler and kubelet bring pods, and the cluster sees where they are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cri import STATUS, online
+from daemon import QOS_LABEL
+from joined_node import DEMO, Joined, container, is_running, kernel, pod_spec, until
+
+from tests.cluster.agent_process import TOPOLOGY, condition, free_cpus
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def available(joined: Joined) -> int:
+    found = joined.plane.get(TOPOLOGY) or {}
+    return sum(int(each["available"]) for zone in found["zones"] for each in zone["resources"])
+
+
+def test_a_scheduled_pod_is_pinned_and_the_cluster_sees_it(joined: Joined) -> None:
+    with joined.agent():
+        until("the free CPUs", lambda: free_cpus(joined.plane) == str(online()))
+        until("the condition", lambda: condition(joined.plane)["reason"] == "Enforcing")
+        joined.deploy("owner", pod_spec(container("1")))
+        joined.deploy("sharer", pod_spec(container("100m", whole=False)))
+        (owner,), (sharer,) = joined.running("owner"), joined.running("sharer")
+        own = kernel(owner)
+        assert (len(own.cpus), own.effective, own.tasks) == (1, own.cpus, {own.cpus})
+        left = online() - own.cpus
+        until("the sharer to be beside it", lambda: kernel(sharer).effective == left)
+        assert kernel(sharer).tasks == {left}
+        until("the Numatopology", lambda: free_cpus(joined.plane) == str(left))
+        until("the NodeResourceTopology", lambda: available(joined) == len(left))
+        (said,) = until("the Event", lambda: joined.said(owner, "PlacedExclusively"))
+        assert said.startswith(f"Container main has CPUs {own.cpus} exclusively")
+        beside = {each["reason"] for each in joined.described(owner)}
+        assert {"Scheduled", "Created", "Started"} <= beside, "those of the scheduler and of kubelet"
+        joined.remove("owner")
+        until("the CPU to be free again", lambda: free_cpus(joined.plane) == str(online()))
+        until("the zones to be free again", lambda: available(joined) == len(online()))
+        until("the sharer to have all CPUs", lambda: kernel(sharer).effective == online())
+    assert free_cpus(joined.plane) == str(online()), "an agent that ends leaves its objects"
+
+
+def test_cpus_that_were_chosen_here_are_an_annotation_that_the_kernel_confirms(joined: Joined) -> None:
+    with joined.agent():
+        pod = joined.run("lsr", pod_spec(container("1")), labels={QOS_LABEL: "LSR"})
+        path = f"{DEMO}/pods/{pod['metadata']['name']}"
+        ran = until("the pod to run", lambda: (p := joined.plane.get(path)) and is_running(p) and p)
+        text = until("the annotation", lambda: joined.plane.get(path)["metadata"]["annotations"][STATUS])
+        assert json.loads(text)["cpuset"] == str(kernel(ran).cpus)
+
+
+def test_pods_that_come_and_go_leave_what_the_kernel_has(joined: Joined) -> None:
+    with joined.agent() as agent:
+        for number in range(5):
+            joined.deploy(f"o{number}", pod_spec(container("1")))
+            (owner,) = joined.running(f"o{number}")
+            until(
+                "the object",
+                lambda owner=owner: free_cpus(joined.plane) == str(online() - kernel(owner).cpus),
+            )
+            until("the Event", lambda owner=owner: joined.said(owner, "PlacedExclusively"))
+            joined.remove(f"o{number}")
+            until("the pod to be gone", lambda number=number: not joined.pods(f"o{number}"))
+        until("all CPUs to be free", lambda: free_cpus(joined.plane) == str(online()))
+        assert "Traceback" not in agent.log.read_text()
