@@ -61,7 +61,7 @@ EXIT_CODES = (
     ExitCode(
         73,
         "A socket, the state or a file cannot be created (EX_CANTCREAT)",
-        ("serve", "release", *_WRITING),
+        ("serve", "release", *_WRITING, "bundle"),
     ),
     ExitCode(74, "The output cannot be written: the disk is full (EX_IOERR)"),
     ExitCode(

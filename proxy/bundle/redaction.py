@@ -1,0 +1,171 @@
+"""Redaction by an allow-list: what is not known to be harmless is replaced.
+
+Theory. The texts of topoproxy (log messages, reasons, faults) consist of words that its published source
+has, of numbers, and of names: pods, containers, paths of the configuration. These are kept. Everything else
+came from outside: a value of an annotation or of an environment, a token, a message of the runtime, what a
+hook has written. It is replaced by ``<redacted:N>``, where the same text has the same N in one bundle: so
+two places can be compared. N is a number in order of appearance and says nothing about the text.
+
+Stricter rules for what is typically from outside, even where its words are known:
+
+* a text in quotes in a message: it is kept only if it is one known name, word or number;
+* ``KEY=VALUE`` with a key that records of the log do not have, such as a variable of an environment;
+* values of the keys in ``SECTIONS``, and of keys that the source does not have: they are replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTIONS = frozenset(
+    {"annotations", "args", "command", "env", "envs", "environment", "labels", "settings", "values"}
+)
+"""Keys whose values come from users."""
+LOG_KEYS = frozenset(
+    {
+        *("pod", "container", "containerID", "cpus", "mems", "path", "method", "hook", "worker", "resource"),
+        *(
+            "reason",
+            "err",
+            "error",
+            "repeated",
+            "left_out",
+            "kind",
+            "rule",
+            "verdict",
+            "author",
+            "mode",
+            "node",
+        ),
+        *("pool", "version", "le", "code", "count", "listen", "runtime", "pid", "result", "point", "check"),
+    }
+)
+"""Keys of the log and labels of metrics whose values are looked at word by word."""
+_WORD = re.compile(r"[A-Za-z]+")
+_NUMBER = re.compile(r"[-+]?\d{1,16}(?:\.\d{1,9})?(?:[eE][-+]?\d+)?(?:%|[a-zA-Zµ]{1,3})?")
+_CPUS = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)?|\d\d:\d\d:\d\d(?:[.,]\d+)?"
+)
+_SOURCE_LINE = re.compile(r"[a-z_]+\.py:\d+")
+_PIECES = re.compile(
+    r"""(?P<pair>(?P<key>[A-Za-z_][\w.-]*)=(?P<value>"(?:\\.|[^"\\])*"|'[^']*'|[^\s,;"']*))"""
+    r"""|(?P<quoted>"(?:\\.|[^"\\])*"|(?<!\w)'(?:\\.|[^'\\])*'|`[^`]*`)"""
+    r"""|(?P<chunk>[^\s"',;()\[\]{}<>=`|]+)"""
+)
+_PUNCTUATION = ".:!?"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?")
+"""DNS subdomains, uids and ids."""
+
+
+@functools.cache
+def vocabulary(root: Path = ROOT) -> frozenset[str]:
+    """Return the words that the source of topoproxy has, in small letters."""
+    words: set[str] = set()
+    for file in sorted(root.rglob("*.py")):
+        if "api" in file.relative_to(root).parts[:1]:
+            continue  # generated: the CRI's messages, not our words
+        words.update(word.lower() for word in _WORD.findall(file.read_text(encoding="utf-8")))
+    return frozenset(words)
+
+
+class Redactor:
+    """Replaces what is not known to be harmless; see the module.
+
+    Attributes:
+        replaced: How many texts were replaced.
+    """
+
+    def __init__(self, names: Iterable[str] = (), words: frozenset[str] | None = None) -> None:
+        """Begin with nothing replaced.
+
+        Args:
+            names: Texts that are kept as they are, such as paths of the configuration.
+            words: Words that are kept; those of the source if None.
+        """
+        self.replaced = 0
+        self._words = vocabulary() if words is None else words
+        self._names = {name for name in names if name}
+        self._marks: dict[str, str] = {}
+
+    def know_names(self, names: Iterable[object]) -> None:
+        """Keep names of pods and containers from now on: DNS names, uids and ids, and paths made of them."""
+        for name in names:
+            if isinstance(name, str) and all(_NAME.fullmatch(part) for part in name.split("/")):
+                self._names.add(name)
+                self._names.update(name.split("/"))
+
+    def value(self, value: object, key: str = "") -> object:
+        """Return a value of a JSON document with what is unknown replaced.
+
+        Args:
+            value: Texts, numbers, lists and objects.
+            key: The key that it belongs to.
+        """
+        if isinstance(value, bool | int | float) or value is None or value in ("", [], {}):
+            return value
+        if key in SECTIONS:
+            return self._replace(str(value))
+        if isinstance(value, Mapping):
+            return {self._key(str(name)): self._of_key(str(name), part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(part) for part in value]
+        return self.text(str(value))
+
+    def text(self, text: str) -> str:
+        """Return a text with what is unknown replaced; line breaks stay."""
+        return _PIECES.sub(self._piece, text)
+
+    def _of_key(self, key: str, value: object) -> object:
+        if self._known(key):
+            return self.value(value, key)
+        return value if isinstance(value, bool | int | float) or value is None else self._replace(str(value))
+
+    def _key(self, key: str) -> str:
+        return key if self._known(key) else self._replace(key)
+
+    def _piece(self, found: re.Match[str]) -> str:
+        if found["chunk"] is not None:
+            return self._chunk(found["chunk"])
+        if found["quoted"] is not None:
+            return self._quoted(found["quoted"])
+        key, value = found["key"], found["value"]
+        if key not in LOG_KEYS:
+            kept = key if self._known(key) else self._replace(key)
+            return f"{kept}={self._replace(value) if value else ''}"
+        if value[:1] == '"':
+            return f'{key}="{self.text(value[1:-1])}"'
+        return f"{key}={self.text(value)}"
+
+    def _quoted(self, text: str) -> str:
+        inner = text[1:-1]
+        known = not inner or (len(inner.split()) == 1 and self._known(inner) and not inner.isdigit())
+        return text if known else f"{text[0]}{self._replace(inner)}{text[-1]}"
+
+    def _chunk(self, chunk: str) -> str:
+        bare = chunk.rstrip(_PUNCTUATION)
+        return chunk if not bare or self._known(bare) else self._replace(bare) + chunk[len(bare) :]
+
+    def _known(self, chunk: str) -> bool:
+        if chunk in self._names or chunk.removeprefix("unix://") in self._names:
+            return True
+        if any(each.fullmatch(chunk) for each in (_NUMBER, _CPUS, _TIME, _SOURCE_LINE)):
+            return True
+        if "/" in chunk:
+            return all(not part or self._known(part) for part in chunk.removeprefix("unix:").split("/"))
+        return self._spoken(chunk)
+
+    def _spoken(self, chunk: str) -> bool:
+        """Return whether a chunk consists of words of the source, with short numbers beside them."""
+        words = _WORD.findall(chunk)
+        if not words or sum(character.isdigit() for character in chunk) > 4:
+            return False
+        return all(word.lower() in self._words for word in words) and chunk.isascii()
+
+    def _replace(self, text: str) -> str:
+        self.replaced += 1
+        return self._marks.setdefault(text, f"<redacted:{len(self._marks) + 1}>")

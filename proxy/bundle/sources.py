@@ -1,0 +1,274 @@
+"""What a bundle is made of. Each source is read by itself: one that fails leaves the others as they are."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from proxy import __version__
+from proxy.admin.client import ask
+from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.ledger.format import recover
+from proxy.backends.ledger.journal import NAME
+from proxy.bundle.redaction import Redactor
+from proxy.config import Config
+from proxy.config.schema import API_VERSION
+from proxy.config.show import as_mapping
+from proxy.doctor.checks import examine
+from proxy.doctor.gather import gather
+from proxy.model.errors import TopoproxyError
+from proxy.observe.json_access import as_list, as_map
+from proxy.topology.facts import machine_to_json
+from proxy.topology.reader import read_machine
+
+MEMBER_LIMIT = 8 << 20
+"""Bytes of one member. All of them together, and the archive in memory, are bounded by it."""
+LEDGER_LIMIT = 64 << 20
+"""Bytes of a ledger that is read."""
+LOG_LINES = 5000
+LOG_S = 20.0
+UNIT = "topoproxy.service"
+PAGES = {
+    "status.json": "/status",
+    "decisions.json": "/explain",
+    "hooks.json": "/hooks",
+    "devices.json": "/devices",
+    "enforcement.json": "/enforce",
+    "metrics.txt": "/metrics",
+}
+"""Answers of the daemon by member."""
+PACKAGES = (
+    "cgroupspy",
+    "click",
+    "grpcio",
+    "hpack",
+    "jeepney",
+    "loguru",
+    "msgspec",
+    "protobuf",
+    "PyYAML",
+    "lightkube",
+)
+_NAMES = (
+    "id",
+    "ref",
+    "pod",
+    "pod_uid",
+    "sandbox",
+    "sandbox_id",
+    "container",
+    "owner",
+    "uid",
+    "namespace",
+    "name",
+)
+
+
+class BundleSettings(Struct, frozen=True):
+    """What a bundle is made from.
+
+    Attributes:
+        config: The configuration; the defaults where it is refused.
+        refused: Why it is refused; empty if it is not.
+        timeout: Seconds for each answer of the daemon.
+        log: A file with the log; the journal if None.
+        now: Seconds since the epoch.
+    """
+
+    config: Config
+    refused: str
+    timeout: float
+    log: Path | None
+    now: float
+
+
+class AbsentError(Exception):
+    """A source is not there; the message says why."""
+
+
+def collect(settings: BundleSettings) -> dict[str, bytes]:
+    """Read all sources, redact them and return the members, the manifest first.
+
+    Args:
+        settings: Where to look.
+    """
+    redactor = Redactor(_paths(settings.config))
+    raw: dict[str, object] = {}
+    absent: dict[str, str] = {}
+    for name, read in _sources(settings).items():
+        try:
+            raw[name] = read()
+        except (AbsentError, TopoproxyError) as error:
+            absent[name] = str(error)
+        except Exception as error:  # noqa: BLE001 - a source that is broken in a new way must not lose the others
+            absent[name] = f"cannot be read: {type(error).__name__}"
+    for source in (raw.get("status.json"), raw.get("ledger.json"), raw.get("decisions.json")):
+        redactor.know_names(_names(source))
+    members, cut = {}, {}
+    for name, content in raw.items():
+        members[name], before = _bounded(_redacted(redactor, name, content), tail=name == "log.txt")
+        if before:
+            cut[name] = before
+    manifest = {
+        "format": 1,
+        "topoproxy": __version__,
+        "created": int(settings.now),
+        "members": {name: len(content) for name, content in members.items()},
+        "absent": {name: redactor.text(why) for name, why in absent.items()},
+        "cut": cut,
+        "configuration": redactor.text(settings.refused),
+        "redacted": redactor.replaced,
+    }
+    return {"manifest.json": _json(manifest), **members}
+
+
+def _sources(settings: BundleSettings) -> dict[str, Callable[[], object]]:
+    config = settings.config
+
+    def page(route: str) -> Callable[[], object]:
+        return lambda: ask(config.admin_path, route, settings.timeout)
+
+    return {
+        "versions.json": versions,
+        "configuration.json": lambda: as_mapping(config),
+        "topology.json": lambda: machine_to_json(read_machine(config.sysfs_root, config.procfs_root)),
+        "doctor.json": lambda: _doctor(settings),
+        "ledger.json": lambda: _ledger(config),
+        **{name: page(route) for name, route in PAGES.items()},
+        "log.txt": lambda: _log(settings.log),
+    }
+
+
+def versions() -> dict[str, object]:
+    """Return the versions of topoproxy and of what it runs on."""
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "topoproxy": __version__,
+        "configuration": API_VERSION,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "packages": found,
+    }
+
+
+def _doctor(settings: BundleSettings) -> list[dict[str, object]]:
+    findings = examine(gather(settings.config, settings.refused, settings.timeout), ())
+    return [
+        {"id": each.id, "result": each.result.value, "text": each.text, "advice": each.advice}
+        for each in findings
+    ]
+
+
+def _ledger(config: Config) -> dict[str, object]:
+    path = config.state_dir / NAME
+    machine = read_machine(config.sysfs_root, config.procfs_root)
+    try:
+        content = read_small(str(path), LEDGER_LIMIT)[0]
+    except OSError as error:
+        raise AbsentError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise AbsentError(f"cannot read {path}: {error}") from error
+    found = recover(content, machine.fingerprint)
+    if found.refused:
+        raise AbsentError(f"{path} is not used: {found.refused}")
+    return {"bytes": len(content), "cut_bytes": found.cut_bytes, "entries": found.entries}
+
+
+def _log(file: Path | None) -> str:
+    if file is not None:
+        try:
+            with file.open("rb") as opened:
+                opened.seek(max(0, opened.seek(0, 2) - MEMBER_LIMIT))
+                return opened.read(MEMBER_LIMIT).decode("utf-8", "replace")
+        except OSError as error:
+            raise AbsentError(f"cannot read {file}: {error.strerror}") from error
+    command = ["journalctl", "--unit", UNIT, "--lines", str(LOG_LINES), "--output", "json", "--no-pager"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LOG_S, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AbsentError(f"journalctl does not answer: {type(error).__name__}") from error
+    if done.returncode or not done.stdout.strip():
+        raise AbsentError(f"the journal has no record of {UNIT}")
+    return "\n".join(_journal(done.stdout.decode("utf-8", "replace")))
+
+
+def _journal(text: str) -> Iterator[str]:
+    """Give time and message of each record: not the name of the host, nor the command line."""
+    for line in text.splitlines():
+        try:
+            record = as_map(json.loads(line))
+        except ValueError:
+            continue
+        message, stamp = record.get("MESSAGE"), str(record.get("__REALTIME_TIMESTAMP", ""))
+        if isinstance(message, str):
+            yield f"{int(stamp) / 1e6:.3f} {message}" if stamp.isdigit() else message
+
+
+def _redacted(redactor: Redactor, name: str, content: object) -> bytes:
+    if name == "versions.json":
+        return _json(content)
+    if not isinstance(content, str):
+        return _json(redactor.value(content))
+    lines = (_line(redactor, line) for line in content.splitlines())
+    return ("\n".join(lines) + "\n").encode("utf-8", "replace")
+
+
+def _line(redactor: Redactor, line: str) -> str:
+    """Redact a line of the log: in the JSON format by its keys, else by its words."""
+    if line.startswith("{"):
+        try:
+            return json.dumps(redactor.value(json.loads(line)), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass
+    return redactor.text(line)
+
+
+def _bounded(content: bytes, *, tail: bool) -> tuple[bytes, int]:
+    """Cut a member that is too long: the end of the log is kept, of others the beginning.
+
+    Returns:
+        The member, and its size before; 0 where it was not cut.
+    """
+    if len(content) <= MEMBER_LIMIT:
+        return content, 0
+    return content[-MEMBER_LIMIT:] if tail else content[:MEMBER_LIMIT], len(content)
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n").encode("utf-8", "replace")
+
+
+def _paths(config: Config) -> Iterator[str]:
+    """Give the paths of the configuration, which are kept in texts."""
+    paths = (config.listen, config.runtime, config.admin_path, config.state_dir, config.kubelet.state_dir)
+    for path in (*paths, config.sysfs_root, config.procfs_root, config.cgroup_root, config.hooks.directory):
+        yield str(path)
+    yield config.source
+    yield str(config.state_dir / NAME)
+    yield sys.prefix
+
+
+def _names(value: object) -> Iterator[object]:
+    """Give the names of pods and containers in an answer or in the ledger."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if key in _NAMES:
+                yield part
+            if key not in ("labels", "annotations"):
+                yield from _names(part)
+    elif isinstance(value, list):
+        for part in as_list(value):
+            yield from _names(part)

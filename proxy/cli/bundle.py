@@ -1,0 +1,63 @@
+"""``topoproxy bundle``: what a bug report needs, redacted, in one file."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from proxy.cli.admin_query import asking_options, config_for
+from proxy.config import Config
+from proxy.model.errors import ConfigError, PermissionDeniedError
+from proxy.model.phrases import counted
+
+
+@click.command("bundle")
+@click.argument("output", type=click.Path(path_type=Path), required=False, metavar="[FILE]")
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read the log from a file, not from the journal.",
+)
+@asking_options()
+def bundle(
+    output: Path | None, log: Path | None, file: Path | None, admin: str | None, timeout: float
+) -> None:
+    """Collect what a bug report needs: one file, without secrets.
+
+    FILE is a compressed tar archive, topoproxy-bundle-TIME.tar.gz in the current directory by default, which
+    only its owner can read. It holds the machine's topology, the configuration in effect, the ledger, recent
+    decisions, versions, the log and what doctor finds. It works without the daemon, too: manifest.json says
+    what is missing and why.
+
+    Only what is known to be harmless is kept: words that topoproxy's source has, numbers, and names of pods
+    and containers. Everything else is <redacted:N>: values of annotations, labels, environments and settings
+    of hooks, and messages of other programs. Look at the file before you send it.
+    """
+    from proxy.bundle.archive import pack, write_bundle
+    from proxy.bundle.sources import BundleSettings, collect
+
+    now = time.time()
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    path = output or Path(f"topoproxy-bundle-{stamp}.tar.gz")
+    config, refused = _config(file, admin)
+    members = collect(BundleSettings(config, refused, timeout, log, now))
+    data = pack(f"topoproxy-bundle-{stamp}", members, now)
+    write_bundle(path, data)
+    manifest = json.loads(members["manifest.json"])
+    click.echo(
+        f"{path}: {counted(len(members), 'file')}, {len(data)} bytes, {manifest['redacted']} texts redacted"
+    )
+    for name, why in manifest["absent"].items():
+        click.echo(f"without {name}: {why}")
+
+
+def _config(file: Path | None, admin: str | None) -> tuple[Config, str]:
+    """Read the configuration; where it is refused, the defaults say where to look."""
+    try:
+        return config_for(file, admin), ""
+    except (ConfigError, PermissionDeniedError) as error:
+        return Config(), str(error)

@@ -1,0 +1,107 @@
+"""The allow-list: what topoproxy says is kept, what came from outside is not."""
+
+from __future__ import annotations
+
+import random
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.bundle.redaction import Redactor, vocabulary
+
+KEPT = [
+    "cannot ask the daemon at /run/topoproxy/admin.sock: no process listens there",
+    "2026-11-23T10:11:12.345+00:00 INFO    placed pod=shop/web-0 container=main cpus=0-3,8 mems=0",
+    'I1123 10:11:12.345678   12345 reconciler.py:42] "placed" pod="shop/web-0" cpus="0-3"',
+    "set containerRuntimeEndpoint: unix:///run/topoproxy/cri.sock there, and restart kubelet",
+    "LS pod runs on the shared pool.",
+    "cpu request about 500m from cpu_shares 512 of the CRI request",
+    'topoproxy_creates_placed_total{pool="shared"} 17',
+    "containerd v2.1.4 answers at /run/containerd/containerd.sock",
+]
+SECRETS = [
+    "hunter2",
+    "s3cr3t-Passw0rd",
+    "AKIAIOSFODNN7EXAMPLE",
+    "eyJhbGciOiJIUzI1NiJ9.e30.ZRrHA1JJJW8opsbCGfG_HACGpVUMN_a9IV7pAx_Zmeo",
+    "Pa$$wort",
+    "Geheimnis",
+    "4111-1111-1111-1111",
+    "5f4dcc3b5aa765d61d8327deb882cf99",
+]
+CARRIERS = [
+    "{}",
+    "cannot read annotation example.com/token: {} is no number",
+    "DB_PASSWORD={}",
+    'err="rpc error: env PASSWORD={} is refused"',
+    "Authorization: Bearer {}",
+    "https://user:{}@registry.example:443/path",
+    "/home/{}/.config",
+    "pod=shop/web-0 reason={}",
+    'container="{}"',
+    "'{}'",
+    '"a text with {} in it"',
+    "({}), [{}]; {{{}}}",
+    "unix:///{}/x.sock",
+]
+
+
+def redactor() -> Redactor:
+    made = Redactor(["/run/topoproxy/cri.sock"])
+    made.know_names(["shop/web-0", "main"])
+    return made
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_what_topoproxy_says_is_kept(text: str) -> None:
+    assert redactor().text(text) == text
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_secret_is_in_no_text(secret: str, carrier: str) -> None:
+    assert secret not in redactor().text(carrier.replace("{}", secret))
+
+
+@pytest.mark.parametrize("key", ["annotations", "labels", "env", "envs", "settings", "no-such-key-xyz"])
+@pytest.mark.parametrize("value", ["correct", "the pod is placed", ["the"], {"the": "pod"}, "12345"])
+def test_values_of_users_are_replaced_even_if_their_words_are_known(key: str, value: object) -> None:
+    assert str(redactor().value({key: value})).count("redacted") >= 1
+    for word in ("correct", "the", "pod", "placed", "12345"):
+        assert word not in str(redactor().value({key: value})).replace("redacted", "")
+
+
+def test_a_phrase_in_quotes_and_a_variable_are_replaced() -> None:
+    assert redactor().text("it has 'the pod is placed' there") == "it has '<redacted:1>' there"
+    assert redactor().text("password=correct") == "password=<redacted:1>"
+    assert redactor().text("code '123456'") == "code '<redacted:1>'"
+
+
+def test_the_same_text_has_the_same_number() -> None:
+    made = redactor()
+    assert made.text("zyxwv abcxyz zyxwv") == "<redacted:1> <redacted:2> <redacted:1>"
+    assert made.replaced == 3
+
+
+def test_a_name_is_a_name_only_if_it_looks_like_one() -> None:
+    made = Redactor()
+    made.know_names(["shop/web-0", "Not A Name", "x" * 300, 5, None])
+    assert made.text("shop/web-0 web-0") == "shop/web-0 web-0"
+    assert "Name" not in made.text("NotXyzq Aq Nameq")
+
+
+@given(
+    st.text(alphabet=string.ascii_letters + string.digits + "_-+/=.", min_size=12, max_size=60), st.randoms()
+)
+def test_a_random_token_is_never_kept(token: str, rng: random.Random) -> None:
+    token = f"Zq{rng.randrange(16**8):08x}Xy{token}"
+    carrier = rng.choice(CARRIERS)
+    assert token not in redactor().text(carrier.replace("{}", token))
+
+
+def test_the_vocabulary_has_our_words_and_none_of_generated_code() -> None:
+    words = vocabulary()
+    assert {"cpuset", "kubelet", "placed"} <= words
+    assert "seccomp_profile" not in words
