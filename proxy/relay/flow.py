@@ -19,12 +19,17 @@ follows, without further state, what is easily done wrong:
 * a body that is rewritten, refused, reset or cancelled needs no correction: only what really left was booked;
 * DATA that only passes lowers both, and the runtime's update for it passes unchanged.
 
+From the first body on that comes in more than one frame, the client has ``ahead`` bytes of window more than
+the rule gives. With 65,535 bytes a body of 200 kB would take four round trips to the client, with a frame of
+ours and a read for each.
+
 While there is a debt the client may have more window than the runtime gave. DATA of a passing stream that
 finds no window therefore waits in ``queue``; it counts as not granted back (``waiting``), which bounds it by
 the client's window.
 
 Stream-level windows pass end to end, except for streams whose body we hold: there the client is granted what
-we took (``credits``), and the runtime's window for the stream is spent by us.
+its message still needs, up to a limit, and from then on what we took (``credits``). The runtime's window for
+the stream is spent by us.
 
 What the runtime announces in SETTINGS holds for it when the client's acknowledgement has reached it, which
 passes through us in order. So a smaller window or frame size is obeyed at once, a larger one is used behind
@@ -43,6 +48,11 @@ from proxy.relay import frames
 from proxy.relay.events import RelayError
 
 _LOW_WINDOW: Final = 32_768
+AHEAD_BYTES: Final = 256 << 10
+"""What a client may have of the connection's window beyond the runtime's; as much as one read takes."""
+STREAM_AHEAD_BYTES: Final = 1 << 20
+"""The same of a stream's window, for the rest of a message that is held."""
+_WIDE_WINDOW: Final = 1 << 30  # wider ones are not added to: 2^31 - 1 is the limit
 _ENDLESS: Final = 1 << 62
 _JOINED_BYTES: Final = 65_536
 _SMALL_BYTES: Final = 4096  # pieces below are gathered: each object costs some sixty bytes more than it holds
@@ -108,6 +118,7 @@ class FlowControl:
 
     Attributes:
         client, server: The two connection-level windows of the request direction.
+        ahead: What the client may have beyond the runtime's window.
         waiting: Bytes of passing streams in the queue.
         initial: The runtime's SETTINGS_INITIAL_WINDOW_SIZE, as far as it may be used.
         largest: The runtime's SETTINGS_MAX_FRAME_SIZE, the same.
@@ -115,12 +126,14 @@ class FlowControl:
         queue: What waits to be sent, by stream, in order.
     """
 
-    __slots__ = ("_limits", "client", "credits", "initial", "largest", "queue", "server", "waiting")
+    __slots__ = (
+        "_limits", "ahead", "client", "credits", "initial", "largest", "queue", "server", "waiting",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.client = frames.DEFAULT_WINDOW
         self.server = frames.DEFAULT_WINDOW
-        self.waiting = 0
+        self.ahead = self.waiting = 0
         self.initial = frames.DEFAULT_WINDOW
         self.largest = frames.DEFAULT_FRAME
         # What holds, then what each SETTINGS that is not acknowledged yet will change it to.
@@ -143,24 +156,34 @@ class FlowControl:
         if length:
             self.credits[stream] = self.credits.get(stream, 0) + length
 
+    def advance(self, size: int) -> int:
+        """Let the client send a message of ``size`` bytes at once; returns the window for its stream."""
+        self.ahead = AHEAD_BYTES
+        if size <= self.initial or max(initial for initial, _ in self._limits) > _WIDE_WINDOW:
+            return 0
+        return min(size, STREAM_AHEAD_BYTES)
+
     def matches(self, increment: int) -> bool:
         """Book that the runtime's update goes on to the client, if that is just what can be granted."""
-        if self.server - self.waiting - self.client != increment:
+        if self._grantable() != increment:
             return False
         self.client += increment
         return True
 
     def due(self) -> int:
         """Book and return what the client is to be granted lest it should run dry; 0 for nothing."""
-        return self.grant() if self.client < _LOW_WINDOW else 0
+        return self.grant() if self.client < _LOW_WINDOW + self.ahead // 2 else 0
 
     def grant(self) -> int:
         """Book and return all that the client can be granted on the connection; 0 for nothing."""
-        extra = self.server - self.waiting - self.client
+        extra = self._grantable()
         if extra <= 0:
             return 0
         self.client += extra
         return extra
+
+    def _grantable(self) -> int:
+        return min(self.server + self.ahead, frames.LARGEST_WINDOW) - self.waiting - self.client
 
     def widened(self, increment: int) -> None:
         """Book a connection-level update of the runtime.

@@ -82,7 +82,7 @@ class Requests(Direction):
             else:
                 self._empties = 0
                 if streams.hold(tracked, data[start:end]):
-                    books.credit(stream, length)
+                    streams.let_send(tracked, length)
         elif stream in streams.dead:
             if not length:
                 self.empty()

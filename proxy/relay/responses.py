@@ -105,7 +105,7 @@ class Responses(Direction):
             streams.pump()
             if books.matches(increment):
                 return KEEP
-            if grant := books.grant():
+            if grant := books.due() if books.queue else books.grant():
                 self.inject(frames.window_update(0, grant))
             return CUT
         tracked = streams.tracked.get(stream)

@@ -20,6 +20,9 @@ class Stream(Outgoing):
         body: What came of the body so far; small pieces are gathered in buffers.
         tail: What came behind the message while WAITING.
         size: Bytes that count against the limit of the connection.
+        needs: Bytes of the first message with its prefix; 0 while that is not known.
+        ahead: Window that the client was granted beyond the runtime's, for the rest of the message.
+        spent: Window that the client has spent on the body and was not granted back.
         message: The original message while WAITING.
         asked: ``request`` was called.
         answered: The runtime began to answer.
@@ -27,7 +30,10 @@ class Stream(Outgoing):
         tee: What came of the answer so far; None once there is nothing more to read.
     """
 
-    __slots__ = ("answered", "asked", "body", "closing", "message", "path", "phase", "size", "tail", "tee")
+    __slots__ = (
+        "ahead", "answered", "asked", "body", "closing", "message", "needs", "path", "phase", "size", "spent",
+        "tail", "tee",
+    )  # fmt: skip
 
     def __init__(self, stream: int, path: str, window: int) -> None:
         super().__init__(stream, window)
@@ -35,7 +41,7 @@ class Stream(Outgoing):
         self.phase = ARRIVING
         self.body: list[bytes | bytearray] = []
         self.tail = b""
-        self.size = 0
+        self.size = self.needs = self.ahead = self.spent = 0
         self.message: bytes | None = None
         self.asked = False
         self.answered = False

@@ -128,6 +128,22 @@ class Streams:
                 body.append(bytearray(piece))
         return True
 
+    def let_send(self, stream: Stream, length: int) -> None:
+        """Let the client go on with a body of which ``length`` bytes of window have come.
+
+        What its message still needs is granted once, when its length is known.
+        """
+        books = self.books
+        stream.spent += length
+        if not stream.needs and len(stream.body[0]) >= frames.PREFIX.size:
+            stream.needs = frames.PREFIX.size + frames.PREFIX.unpack_from(stream.body[0])[1]
+            stream.ahead = books.advance(stream.needs)
+            books.credit(stream.id, stream.ahead)
+        missing = stream.needs - stream.size
+        if missing <= 0 or books.initial + stream.ahead - stream.spent < missing:
+            books.credit(stream.id, stream.spent)
+            stream.spent = 0
+
     def last(self, stream: Stream, piece: bytes) -> None:
         """Take the last piece of a body, and ask about the request."""
         count, room = len(piece), self.room

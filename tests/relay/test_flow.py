@@ -1,7 +1,8 @@
 import pytest
 
 from proxy.relay.events import RelayError
-from proxy.relay.flow import FlowControl, Outgoing, joined
+from proxy.relay.flow import AHEAD_BYTES, STREAM_AHEAD_BYTES, FlowControl, Outgoing, joined
+from proxy.relay.frames import INITIAL_WINDOW_SIZE, LARGEST_WINDOW
 
 
 def item(stream, size, window=65535, *, end=True, passing=False):
@@ -74,6 +75,25 @@ def test_held_data_is_granted_back_when_half_of_the_window_is_gone():
     books.arrived(1)
     assert books.due() == 32_768
     assert books.client == 65535
+
+
+def test_a_long_message_is_granted_at_once_and_the_connection_is_widened_once():
+    books = FlowControl()
+    assert books.advance(30_000) == 0, "it fits the stream's window"
+    assert books.due() == AHEAD_BYTES, "the client has less than half of it"
+    assert books.advance(205_005) == 205_005
+    assert books.advance(16 << 20) == STREAM_AHEAD_BYTES
+    assert books.grant() == 0
+    assert books.client == books.server + AHEAD_BYTES
+
+
+def test_no_window_is_widened_beyond_what_the_protocol_allows():
+    books = FlowControl()
+    books.announced([(INITIAL_WINDOW_SIZE, LARGEST_WINDOW)])
+    assert books.advance(205_005) == 0, "the runtime may have announced more than is acknowledged"
+    books.widened(LARGEST_WINDOW - books.server)
+    books.grant()
+    assert books.client == LARGEST_WINDOW
 
 
 def test_a_sent_body_is_a_debt_that_updates_repay():

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from proxy.relay.flow import FlowControl
+from proxy.relay.flow import AHEAD_BYTES, FlowControl
 from tests.relay.strict_peer import CREATE, VERSION, WINDOW, Net, Peer, frame, grpc, keep, rewrite, turn_down
 
 LARGE = 205_000
@@ -44,6 +44,20 @@ def test_64_held_bodies_of_205_kb(consume, decide):
     net.run()
     assert len(net.owner.ends) == 64
     net.check_whole()
+
+
+def test_the_window_for_a_long_body_is_granted_in_one_frame():
+    net = Net(keep).run()
+    sid = net.client.open(CREATE)
+    body = grpc(bytes(LARGE))
+    stream = net.client.streams[sid]
+    net.client.data(sid, body[:16_384], end=False)
+    net.run()
+    assert stream.send == 65_535 - 16_384 + len(body)
+    net.client.data(sid, body[16_384:])
+    net.run()
+    assert net.server.streams[sid].body == body
+    assert stream.send == 65_535, "nothing more was granted"
 
 
 def test_15_8_mib_rewritten():
@@ -272,7 +286,8 @@ def test_a_waiting_upload_that_ends_gives_its_window_back(how):
     assert net.session._streams.books.waiting == 0
     server.grant(0, 60_005 + 5530)
     net.run()
-    assert net.client.send == server.recv == 65535
+    assert server.recv == 65535
+    assert net.client.send == 65535 + AHEAD_BYTES
 
 
 def test_padding_counts_in_both_windows():
@@ -313,7 +328,7 @@ def test_padding_of_an_upload_that_waits_is_given_back():
     server.grant(0, 65_005)
     net.run()
     assert len(server.streams[upload].body) == 1000
-    assert net.client.send == server.recv
+    assert net.client.send == server.recv + AHEAD_BYTES
 
 
 def test_updates_pass_as_the_same_bytes_while_nothing_is_held():
