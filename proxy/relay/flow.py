@@ -97,9 +97,14 @@ class Outgoing:
         else:
             self.chunks.append(bytearray(piece))
 
-    def take(self, count: int) -> bytes:
-        """Take the next ``count`` bytes (there are as many)."""
+    def take(self, count: int) -> bytes | memoryview:
+        """Take the next ``count`` bytes (there are as many); those of a large chunk are not copied."""
         self.left -= count
+        first = self.chunks[0] if self.chunks else b""
+        begin, end = self.offset, self.offset + count
+        if end < len(first) and type(first) is bytes:
+            self.offset = end
+            return memoryview(first)[begin:end]
         pieces: list[bytes | bytearray] = []
         while count:
             first = self.chunks[0]
@@ -235,10 +240,15 @@ class FlowControl:
         if item is not None and item.passing:
             self.waiting -= item.left
 
-    def pump(self) -> list[bytes]:
-        """Take from the queue the frames for which there is window."""
-        out: list[bytes] = []
-        for item in list(self.queue.values()):
+    def pump(self) -> tuple[list[bytes | memoryview], list[int]]:
+        """Take from the queue the frames for which there is window.
+
+        Returns:
+            The frames in pieces, and the streams of which nothing waits any more.
+        """
+        out: list[bytes | memoryview] = []
+        done: list[int] = []
+        for item in self.queue.values():
             while True:
                 count = min(item.left, self.largest, self.server, item.window)
                 if count <= 0 < item.left:
@@ -255,11 +265,13 @@ class FlowControl:
                     out.append(piece)
                 if not item.left:
                     item.sent = last
-                    del self.queue[item.id]
+                    done.append(item.id)
                     break
             if self.server <= 0:
                 break
-        return out
+        for stream in done:
+            del self.queue[stream]
+        return out, done
 
 
 def joined(prefix: bytes, message: bytes) -> tuple[bytes, ...]:

@@ -67,13 +67,13 @@ class Walker:
         Args:
             greeting: What must come before the first frame.
         """
-        self.out: list[bytes] = []
+        self.out: list[bytes | memoryview] = []
         self.handlers: dict[int, Callable[[int, int, bytes, int, int], int]] = {}
         self._greeting = greeting
         self.begun = False
         self.largest = frames.DEFAULT_FRAME
         self._busy = False
-        self._deferred: list[bytes] = []
+        self._deferred: list[bytes | memoryview] = []
         self._passing = 0  # bytes of a passing DATA frame that are still to come
         self._rest: bytes | bytearray = b""  # an incomplete frame
         self._need = 0
@@ -81,7 +81,7 @@ class Walker:
         self._block_stream = self._block_flags = 0
         self._empties = 0
 
-    def drain(self) -> list[bytes]:
+    def drain(self) -> list[bytes | memoryview]:
         """Take what must leave."""
         out = self.out
         if out:
@@ -93,7 +93,7 @@ class Walker:
         if self.begun and not self._passing and self._block is None:
             self.out.append(frame)
 
-    def inject(self, *own: bytes) -> None:
+    def inject(self, *own: bytes | memoryview) -> None:
         """Send frames of our own at the next place where they may stand."""
         if self._busy or self._passing or self._block is not None or not self.begun:
             self._deferred.extend(own)
@@ -106,7 +106,8 @@ class Walker:
         Raises:
             RelayError: The peer broke the protocol; the walker is of no use any more.
         """
-        pos = 0
+        mark = pos = 0
+        self._busy = True
         if self._greeting:
             pos = self._greet(data)
         elif self._passing:
@@ -114,11 +115,14 @@ class Walker:
         elif self._rest:
             if len(self._rest) + len(data) < self._need:
                 self._gather_rest(data)
+                self._busy = False
                 return
-            data = b"".join((self._rest, data))
-            self._rest = b""
-        self._busy = True
-        mark, pos = self._walk(data, pos)
+            if self._need > _HEAD and self._need - len(self._rest) < len(data):
+                mark = pos = self._end_rest(data)
+            else:
+                data = b"".join((self._rest, data))
+                self._rest = b""
+        mark, pos = self._walk(data, mark, pos)
         self._busy = False
         size = len(data)
         if mark == 0 and pos == size:
@@ -132,12 +136,25 @@ class Walker:
         if self._deferred and self.begun and not self._passing and self._block is None:
             self._pour()
 
-    def _walk(self, data: bytes, pos: int) -> tuple[int, int]:
-        """Handle all complete frames; returns where the unsent stretch begins and where it ends."""
+    def _end_rest(self, data: bytes) -> int:
+        """Handle the incomplete frame with what completes it; returns where the next one begins."""
+        missing = self._need - len(self._rest)
+        frame = b"".join((self._rest, data[:missing]))
+        self._rest = b""
+        mark, pos = self._walk(frame, 0, 0)
+        if pos > mark:
+            self.out.append(frame[mark:pos])
+        return missing
+
+    def _walk(self, data: bytes, mark: int, pos: int) -> tuple[int, int]:
+        """Handle all complete frames; returns where the unsent stretch begins and where it ends.
+
+        What stands between ``mark`` and ``pos`` passes.
+        """
         head, passes, handlers = frames.HEAD.unpack_from, self.passes, self.handlers
-        size, mark = len(data), 0
-        if pos and self._deferred and not self._passing:
-            mark = self._flush(data, 0, pos)
+        size = len(data)
+        if pos > mark and self._deferred and not self._passing:
+            mark = self._flush(data, mark, pos)
         while pos + _HEAD <= size:
             word, flags, stream = head(data, pos)
             stream &= STREAM_ID

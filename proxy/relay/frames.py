@@ -63,10 +63,11 @@ def window_update(stream: int, increment: int) -> bytes:
     return _LONG.pack(4 << 8 | WINDOW_UPDATE, 0, stream, increment)
 
 
-def whole(stream: int, message: bytes) -> bytes:
-    """Write a gRPC message as one DATA frame that ends its stream."""
-    size = len(message)
-    return _WHOLE.pack((size + PREFIX.size) << 8 | DATA, END_STREAM, stream, 0, size) + message
+def whole(stream: int, message: bytes, suffix: bytes = b"") -> bytes:
+    """Write a gRPC message in two parts as one DATA frame that ends its stream."""
+    size = len(message) + len(suffix)
+    head = _WHOLE.pack((size + PREFIX.size) << 8 | DATA, END_STREAM, stream, 0, size)
+    return b"".join((head, message, suffix))
 
 
 def rst_stream(stream: int, code: int) -> bytes:

@@ -68,7 +68,8 @@ class Requests(Direction):
         streams, length = self.streams, end - start
         books = streams.books
         books.arrived(length)
-        start, end = frames.unpad(flags, data, start, end)
+        if flags & frames.PADDED:
+            start, end = frames.unpad(flags, data, start, end)
         tracked = streams.tracked.get(stream)
         if tracked is not None:
             if tracked.phase != ARRIVING:

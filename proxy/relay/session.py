@@ -51,8 +51,8 @@ class Session:
         )
         requests.join(streams, responses.client_settings)
         responses.join(streams)
-        self.to_client: Callable[[], list[bytes]] = responses.drain
-        self.to_server: Callable[[], list[bytes]] = requests.drain
+        self.to_client: Callable[[], list[bytes | memoryview]] = responses.drain
+        self.to_server: Callable[[], list[bytes | memoryview]] = requests.drain
 
     @property
     def open_streams(self) -> int:
@@ -92,15 +92,16 @@ class Session:
         """
         self._responses.feed(data)
 
-    def release(self, stream: int, message: bytes | None = None) -> None:
+    def release(self, stream: int, message: bytes | None = None, suffix: bytes = b"") -> None:
         """Let a waiting request go to the runtime; nothing happens where it waits no more.
 
         Args:
             stream: HTTP/2 stream id.
             message: The message instead of the original one, without prefix; None: the original, byte for
                 byte.
+            suffix: What the message ends with besides.
         """
-        self._streams.release(stream, message)
+        self._streams.release(stream, message, suffix)
 
     def refuse(self, stream: int, code: int, message: str) -> None:
         """End a waiting call with a gRPC status; nothing happens where it waits no more."""

@@ -196,17 +196,16 @@ class Streams:
             self._send(stream, (body,))
         return None
 
-    def release(self, stream_id: int, message: bytes | None) -> None:
-        """Send a waiting request to the runtime, rewritten or (None) as it came."""
+    def release(self, stream_id: int, message: bytes | None, suffix: bytes) -> None:
+        """Send a waiting request to the runtime, rewritten or (None) as it came, and with a suffix."""
         stream = self.tracked.get(stream_id)
         if stream is None or stream.phase != WAITING or stream.closing:
             return
         body = stream.message if message is None else message
         assert body is not None
-        if stream.tail:
-            self._send(stream, (frames.PREFIX.pack(0, len(body)), body, stream.tail))
-        elif not self._send_at_once(stream, body):
-            self._send(stream, joined(frames.PREFIX.pack(0, len(body)), body))
+        size = len(body) + len(suffix)
+        if stream.tail or not self._send_at_once(stream, size, body, suffix):
+            self._send(stream, (*joined(frames.PREFIX.pack(0, size), body), suffix, stream.tail))
 
     def refuse(self, stream_id: int, code: int, message: str) -> None:
         """Answer a waiting request with a status."""
@@ -232,13 +231,12 @@ class Streams:
 
     def pump(self) -> None:
         """Send what the windows allow."""
-        queue = self.books.queue
-        if not queue:
+        if not self.books.queue:
             return
-        before = list(queue)
-        self.to_server(*self.books.pump())
-        for stream_id in before:
-            if stream_id not in queue and (stream := self.tracked.get(stream_id)) is not None:
+        out, done = self.books.pump()
+        self.to_server(*out)
+        for stream_id in done:
+            if (stream := self.tracked.get(stream_id)) is not None:
                 self._uncount(stream)
 
     def resize_windows(self, delta: int) -> None:
@@ -305,10 +303,10 @@ class Streams:
         """List the streams whose request has not been let go."""
         return [stream for stream in self.tracked.values() if stream.phase != SENDING]
 
-    def _send_at_once(self, stream: Stream, message: bytes) -> bool:
-        """Send a message as one frame, past the queue; False where it needs the queue."""
+    def _send_at_once(self, stream: Stream, size: int, message: bytes, suffix: bytes) -> bool:
+        """Send a message of ``size`` bytes as one frame, past the queue; False where it needs the queue."""
         books = self.books
-        size = len(message) + frames.PREFIX.size
+        size += frames.PREFIX.size
         if size > books.largest or size > books.server or size > stream.window:
             return False
         books.server -= size
@@ -316,7 +314,7 @@ class Streams:
         stream.phase = SENDING
         stream.sent = True
         self._uncount(stream)
-        self.to_server(frames.whole(stream.id, message))
+        self.to_server(frames.whole(stream.id, message, suffix))
         return True
 
     def _send(self, stream: Stream, chunks: tuple[bytes, ...]) -> None:

@@ -14,7 +14,7 @@ def item(stream, size, window=65535, *, end=True, passing=False):
 
 def sent(books):
     """(stream, flags, size) of the frames that leave."""
-    pieces = books.pump()
+    pieces, _ = books.pump()
     return [
         (int.from_bytes(head[5:9], "big"), head[4], len(piece))
         for head, piece in zip(pieces[::2], pieces[1::2], strict=True)

@@ -150,8 +150,11 @@ class InterceptedCall:
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
         """Let a CreateContainer or an UpdateContainerResources go on with a decision."""
-        suffix = create_suffix if self.method == "CreateContainer" else update_suffix
-        self.release(self.body + suffix(cpus, mems, quota))
+        if not self.decided:
+            self.decided = True
+            suffix = create_suffix if self.method == "CreateContainer" else update_suffix
+            body = self.body if self._changed else None
+            self._link.release(self._stream, body, suffix(cpus, mems, quota))
 
 
 class Interceptor(Protocol):

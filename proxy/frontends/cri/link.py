@@ -257,11 +257,11 @@ class Link:
         except Exception as error:  # noqa: BLE001  as in ``received``
             self.failed(error)
 
-    def release(self, stream: int, body: bytes | None) -> None:
-        """See ``InterceptedCall.release``."""
+    def release(self, stream: int, body: bytes | None, suffix: bytes = b"") -> None:
+        """See ``InterceptedCall.release`` and ``InterceptedCall.place``."""
         if not self.closed:
             try:
-                self._session.release(stream, body)
+                self._session.release(stream, body, suffix)
                 self._send()
             except Exception as error:  # noqa: BLE001  as in ``received``
                 self._failed_within(error)

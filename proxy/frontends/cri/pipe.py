@@ -162,7 +162,7 @@ class Pipe:
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def write(self, chunks: list[bytes]) -> None:
+    def write(self, chunks: list[bytes | memoryview]) -> None:
         """Send in one piece, now or when there is room."""
         if not self.attached:
             return
@@ -188,7 +188,7 @@ class Pipe:
                 self.pause(_OWN)
             self._faults.swollen()
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: bytes | memoryview) -> None:
         """Add to what waits; small pieces share a buffer."""
         self._waiting += len(data)
         last = self._out[-1]

@@ -17,8 +17,8 @@ class Link:
     def refuse(self, stream: int, code: int, message: str) -> None:
         self.refused.append((stream, code, message))
 
-    def release(self, stream: int, body: bytes | None) -> None:
-        self.released.append((stream, body))
+    def release(self, stream: int, body: bytes | None, suffix: bytes = b"") -> None:
+        self.released.append((stream, body if not suffix else (body or b"") + suffix))
 
 
 @pytest.mark.parametrize("odd", ["x", "\ud800", "\u4e2d", "\n", "\U0001f600"])
