@@ -862,3 +862,29 @@ def test_settings_without_acknowledgement_are_bounded():
     net = started()
     with pytest.raises(RelayError, match="acknowledged"):
         net.session.from_server(settings((4, 1)) * 2000)
+
+
+def test_nothing_of_ours_comes_between_the_parts_of_a_header_that_come_in_pieces():
+    net, waiting = in_state("waiting")
+    sid = waiting + 2
+    header = frame(1, 0, sid, b"\x00\x06x-long\x7f\xa1\x1e") + frame(9, 0, sid, b"v" * 2000)
+    last = frame(9, 4, sid, b"v" * 2000)
+    net.session.to_server()
+    net.session.from_client(header[:1000])
+    net.session.release(waiting, b"new")
+    net.session.from_client(header[1000:] + last[:500])
+    net.session.from_client(last[500:])
+    sent = b"".join(net.session.to_server())
+    assert sent.startswith(header + last)
+    assert grpc(b"new") in sent[len(header + last) :]
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_suffix_ends_the_message(size):
+    net = started(lambda session, stream, message: session.release(stream, None, b"+cpuset"))
+    sid = net.client.call(CREATE, bytes(size))
+    net.run()
+    assert net.server.streams[sid].body == grpc(bytes(size) + b"+cpuset")
+    net.server.answer(sid)
+    net.run()
+    net.check_whole()
