@@ -187,9 +187,11 @@ class RejectedPodEnding:
             self._session.telemetry.event(
                 "left a rejected pod alone", pod=left.rejection.pod, reason=left.why
             )
-        ended = [each for each in decided.ends if await self._end(each)]
         later += [decided.later] if decided.later is not None else []
-        later += await self._follow_mark(page, ended)
+        # Before they end: a controller makes the next pod at once, and the scheduler binds that within milliseconds.
+        later += await self._follow_mark(page, [each for each in decided.ends if not each.would])
+        for each in decided.ends:
+            await self._end(each)
         return min(later, default=None)
 
     async def _read(self, wanted: list[Rejection]) -> bool:
@@ -217,13 +219,13 @@ class RejectedPodEnding:
         is_here = (item.get("spec") or {}).get("nodeName") == self._session.node
         return pod_at_server(item) if is_it and is_here else None
 
-    async def _end(self, end: EndPod) -> bool:
-        """End a pod; returns whether that has succeeded."""
+    async def _end(self, end: EndPod) -> None:
+        """End a pod."""
         telemetry, ref = self._session.telemetry, end.rejection.pod
         why = f"{end.rejection.reason}: {end.rejection.message}"
         if end.would:
             telemetry.event("would end a rejected pod", pod=ref, reason=why)
-            return False
+            return
         try:
             if end.policy is RejectedPolicy.FAIL:
                 await self._session.api.merge(f"{_path(end.rejection)}/status", _failed(end.rejection))
@@ -231,12 +233,11 @@ class RejectedPodEnding:
                 await self._evict(end.rejection)
         except TopoproxyError as error:
             telemetry.problem(CANNOT_END, pod=ref, err=error)
-            return False
+            return
         self._pods.pop(end.rejection.uid, None)
         telemetry.resolved(CANNOT_END, pod=ref)
         telemetry.event("ended a rejected pod", pod=ref, reason=why)
         await self._say(end)
-        return True
 
     async def _evict(self, rejection: Rejection) -> None:
         namespace, _, name = rejection.pod.partition("/")
@@ -270,10 +271,10 @@ class RejectedPodEnding:
 
     # -- the mark -----------------------------------------------------------------------------------------
 
-    async def _follow_mark(self, page: NodePage, ended: list[EndPod]) -> list[float]:
-        """Set the mark or take it off; returns when to look again, in seconds."""
+    async def _follow_mark(self, page: NodePage, ends: list[EndPod]) -> list[float]:
+        """Set the mark for pods that end now, or take it off; returns when to look again, in seconds."""
         free, now, keep_for = free_cpus(page), self._wall(), self._settings.keep_away_for
-        cpus = [each.cpus for each in ended if each.rejection.reason not in EVERYWHERE]
+        cpus = [each.cpus for each in ends if each.rejection.reason not in EVERYWHERE]
         if cpus:
             self._mark = marked(self._mark, cpus, free, now)
         elif self._mark is not None and is_over(self._mark, free, keep_for, now):

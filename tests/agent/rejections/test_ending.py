@@ -118,6 +118,10 @@ def test_a_pod_that_was_rejected_often_enough_is_evicted_and_the_node_marked() -
             "cpus": 4,
             "free": {"0": 1, "1": 1},
         }
+        written = [r.url.path for r in w.api.seen if r.method in ("PATCH", "POST")]
+        assert written.index("/api/v1/nodes/n1") < written.index("/api/v1/namespaces/ns/pods/web/eviction"), (
+            "the next pod of the controller must find the mark"
+        )
         writes = w.session.api.writes
         await w.ending.step(page())
         assert w.session.api.writes == writes, "nothing has changed"
@@ -235,7 +239,7 @@ def test_a_disruption_budget_is_respected_and_tried_again() -> None:
         await w.ending.step(page(rejection()))
         assert w.there
         assert any("cannot end a rejected pod pod=ns/web" in line for line in w.lines)
-        assert w.taints == ["other"]
+        assert w.taints == ["other", KEY], "the node has no room, whether the pod may end or not"
         await w.ending.step(page(rejection()))
         assert len(w.sent("POST", "/eviction")) == 1, "not again at once"
         w.now += 60

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cri import IMAGE, Cpuset, cpuset_of
 
+from proxy.agent.rejections.node_mark import KEY
 from tests.cluster.agent_process import AgentProcess, running_agent
 from tests.cluster.control_plane import ApiError, ControlPlane, Json
 
@@ -77,17 +78,17 @@ class Joined:
 
     # -- what a client does -------------------------------------------------------------------------------
 
-    def deploy(self, name: str, spec: Json, replicas: int = 1) -> None:
-        """Create a Deployment."""
+    def deploy(self, name: str, spec: Json, **more: str) -> None:
+        """Create a Deployment of one pod; its pods have further labels."""
         labels = {"app": name}
-        template = {"metadata": {"labels": labels}, "spec": spec}
+        template = {"metadata": {"labels": labels | more}, "spec": spec}
         self.plane.create(
             DEPLOYMENTS,
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
                 "metadata": {"name": name},
-                "spec": {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template},
+                "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
             },
         )
 
@@ -115,6 +116,22 @@ class Joined:
         with self.bed.client() as runtime:
             until("no sandboxes", lambda: not any(map(_is_ready, runtime.list_pods())))
         self.plane.delete(f"{DEMO}/events")
+        unmarked = {"metadata": {"annotations": {KEY: None}}, "spec": {"taints": None}}
+        self.plane.merge(f"/api/v1/nodes/{NODE}", unmarked)
+        (self.daemon.directory / "agent.log").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def second_node(self) -> Iterator[None]:
+        """Have the scheduler see another node, n2, that no kubelet stands for."""
+        nodes, amounts = "/api/v1/nodes", self.node()["status"]
+        self.plane.node("n2", **{"kubernetes.io/hostname": "n2"})
+        ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
+        status = {"conditions": [ready], **{key: amounts[key] for key in ("capacity", "allocatable")}}
+        try:
+            self.plane.merge(f"{nodes}/n2/status", {"status": status})
+            yield
+        finally:
+            self.plane.delete(f"{nodes}/n2")
 
     # -- what it sees -------------------------------------------------------------------------------------
 
@@ -146,6 +163,11 @@ class Joined:
 
         pods: list[Json] = until(f"{count} pods of {app} to run", found)
         return pods
+
+    def rejections(self, pod: Json) -> int:
+        """Return how often the daemon has rejected a pod."""
+        each = self.daemon.status()["rejections"]
+        return sum(one["count"] for one in each if one["uid"] == pod["metadata"]["uid"])
 
     def node(self) -> Json:
         """Return the Node object."""
