@@ -54,8 +54,8 @@ EVENT_BURST, EVENT_S = 25, 2.0
 
 Amounts = tuple[dict[str, str], dict[str, str]]
 """Capacity and allocatable of a Node object."""
-NodeFields = tuple[str, Amounts]
-"""What is kept of the Node object: its uid, and the amounts of extended resources."""
+NodeFields = tuple[str, Amounts, NodeCondition | None]
+"""What is kept of the Node object: its uid, the amounts of extended resources, and our condition."""
 
 
 def node_fields(item: JsonObject) -> NodeFields:
@@ -65,7 +65,8 @@ def node_fields(item: JsonObject) -> NodeFields:
         {name: str(amount) for name, amount in (status.get(part) or {}).items() if "/" in name}
         for part in ("capacity", "allocatable")
     ]
-    return str(item["metadata"]["uid"]), (amounts[0], amounts[1])
+    found = _condition_in(item)
+    return str(item["metadata"]["uid"]), (amounts[0], amounts[1]), found and found[0]
 
 
 class Publisher:
@@ -178,14 +179,18 @@ class Publisher:
 
     def _node_changed(self, key: Key, fields: NodeFields | None) -> None:
         """Handle a change of the Node object; another one of our name lacks the condition and the objects."""
-        uid, self._amounts = fields or ("", ({}, {}))
+        uid, self._amounts, condition = fields or ("", ({}, {}), None)
         if uid != self._uid:
             self._uid, self._condition = uid, None
             self.writer.forget(f"{self._node_path}/status")
             if not uid:
                 self._forget()
             self._publish()
-        elif self.follower.page is not None:
+            return
+        if self._condition is not None and self._condition[0] != condition:
+            self._condition = None  # another program has written it
+            self.writer.seen(f"{self._node_path}/status", None)
+        if self.follower.page is not None:
             self._count_devices(self.follower.page)
 
     def _forget(self) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,17 @@ def bound_token(plane: ControlPlane, node: str = "n1") -> str:
 class AgentProcess:
     """A running agent."""
 
-    def __init__(self, plane: ControlPlane, directory: Path, settings: str = "", node: str = "n1") -> None:
-        self.kubeconfig = plane.kubeconfig(bound_token(plane, node), f"agent-{time.monotonic_ns()}")
+    def __init__(
+        self,
+        plane: ControlPlane,
+        directory: Path,
+        settings: str = "",
+        node: str = "n1",
+        server: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        name = f"agent-{time.monotonic_ns()}"
+        self.kubeconfig = plane.kubeconfig(bound_token(plane, node), name, server)
         config = directory / "agent.yaml"
         config.write_text(
             f"adminSocket: unix://{directory}/admin.sock\nlisten: unix://{directory}/cri.sock\n"
@@ -69,7 +78,7 @@ class AgentProcess:
                 [*command, "--node", node, "--kubeconfig", str(self.kubeconfig)],
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **(environment or {})},
             )
 
     @property
@@ -88,9 +97,9 @@ class AgentProcess:
 
 @contextlib.contextmanager
 def running_agent(
-    plane: ControlPlane, directory: Path, settings: str = "", node: str = "n1"
+    plane: ControlPlane, directory: Path, settings: str = "", node: str = "n1", **more: Any
 ) -> Iterator[AgentProcess]:
-    agent = AgentProcess(plane, directory, settings, node)
+    agent = AgentProcess(plane, directory, settings, node, **more)
     try:
         yield agent
         agent.stop()

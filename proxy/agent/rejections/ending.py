@@ -188,7 +188,7 @@ class RejectedPodEnding:
                 "left a rejected pod alone", pod=left.rejection.pod, reason=left.why
             )
         later += [decided.later] if decided.later is not None else []
-        # Before they end: a controller makes the next pod at once, and the scheduler binds that within milliseconds.
+        # Before they end: a controller makes the next pod at once, and the scheduler binds it at once.
         later += await self._follow_mark(page, [each for each in decided.ends if not each.would])
         for each in decided.ends:
             await self._end(each)

@@ -86,7 +86,7 @@ def test_a_rejected_pod_is_tried_for_ever_where_nothing_else_is_wanted(full: Joi
 
 
 def test_a_failed_pod_stays_failed_and_its_controller_makes_another_one(full: Joined) -> None:
-    with full.agent("rejectedPods: {policy: fail, afterRejections: 1}\n"):
+    with full.agent("rejectedPods: {policy: fail, afterRejections: 2}\n"):
         full.deploy("second", one_cpu())
         pod = rejected(full, "second")
         path = f"{DEMO}/pods/{pod['metadata']['name']}"

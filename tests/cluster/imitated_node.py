@@ -1,0 +1,87 @@
+"""An imitated node with a daemon and an agent, for tests of what the agent publishes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from proxy.demo.client import DemoPod
+from proxy.model.workload import KubeQos
+from tests.cluster.agent_process import (
+    NUMATOPOLOGY,
+    TOPOLOGY,
+    AgentProcess,
+    condition,
+    free_cpus,
+    running_agent,
+    wait_until,
+)
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.upstream_crds import crd
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+
+STATIC = "cpuManagerPolicy: static\nreservedSystemCPUs: '0'\nreconcilePeriod: 1h\n"
+
+
+def owner(name: str = "owner", cpus: int = 2) -> DemoPod:
+    return DemoPod(name, kube_qos=KubeQos.GUARANTEED, cpus=cpus)
+
+
+@contextmanager
+def fresh_cluster(plane: ControlPlane) -> Iterator[None]:
+    """Have a cluster with the CRDs of NFD and Volcano and a Node n1, and nothing that was published."""
+    plane.install(crd("topology"))
+    plane.install(crd("volcano"))
+    if plane.get("/api/v1/namespaces/demo") is None:
+        plane.create(
+            "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "demo"}}
+        )
+    plane.node()
+    yield
+    for path in (NUMATOPOLOGY, TOPOLOGY, "/api/v1/nodes/n1"):
+        if plane.get(path):
+            plane.delete(path)
+    for namespace in ("demo", "topoproxy-system"):
+        for kind in ("pods", "events"):
+            plane.delete(f"/api/v1/namespaces/{namespace}/{kind}?gracePeriodSeconds=0")
+
+
+class Bed:
+    """A daemon in a thread of its own, and its agent."""
+
+    def __init__(self, plane: ControlPlane, node: DaemonNode, agent: AgentProcess, daemon: Any) -> None:
+        self.plane = plane
+        self.node = node
+        self.agent = agent
+        self.daemon = daemon
+
+    def launch(self, spec: DemoPod) -> str:
+        with self.node.client() as client:
+            return client.launch(spec).container_id
+
+    def free(self) -> str | None:
+        return free_cpus(self.plane)
+
+
+def on_bed(
+    plane: ControlPlane,
+    test: Callable[[Bed], None],
+    settings: str = STATIC,
+    agent: str = "",
+    awaited: bool = True,
+    **more: Any,
+) -> None:
+    """Run a test beside a daemon and an agent; the test is in a thread, the daemon on the loop."""
+    with temporary_node() as node:
+        daemon = node.daemon(settings)
+
+        def work() -> None:
+            with running_agent(plane, node.directory, agent, **more) as process:
+                bed = Bed(plane, node, process, daemon)
+                if awaited:
+                    wait_until(lambda: bed.free() is not None and condition(plane), 30)
+                test(bed)
+
+        run(daemon, lambda: asyncio.to_thread(work), synced=True)

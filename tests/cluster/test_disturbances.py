@@ -1,0 +1,200 @@
+"""What is published while clocks are wrong, watches are stale, and others write the same objects."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.agent.watcher import SILENCE_S
+from proxy.model.idset import CpuSet
+from tests.cluster.agent_process import (
+    NUMATOPOLOGY,
+    condition,
+    events,
+    running_agent,
+    wait_until,
+    writes,
+)
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.imitated_node import Bed, fresh_cluster, on_bed, owner
+from tests.cluster.silent_relay import SilentRelay
+from tests.cluster.wrong_clock import WrongClock
+
+APPLY = "application/apply-patch+yaml"
+NODE_STATUS = "/api/v1/nodes/n1/status"
+
+
+@pytest.fixture
+def cluster(plane: ControlPlane) -> Iterator[ControlPlane]:
+    with fresh_cluster(plane):
+        yield plane
+
+
+def foreign_apply(cluster: ControlPlane, path: str, value: Any) -> None:
+    """Take fields by force, as another field manager."""
+    cluster.request("PATCH", f"{path}?fieldManager=other&force=true", value, APPLY)
+
+
+def numatopology(free: str, **labels: str) -> Any:
+    return {
+        "apiVersion": "nodeinfo.volcano.sh/v1alpha1",
+        "kind": "Numatopology",
+        "metadata": {"name": "n1", "labels": labels},
+        "spec": {"numares": {"cpu": {"allocatable": free}}},
+    }
+
+
+def end(bed: Bed, container: str) -> None:
+    with bed.node.client() as client:
+        client.stop(container)
+        client.remove(container)
+
+
+def test_fields_that_another_manager_takes_by_force_are_taken_back(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        time.sleep(1.2)
+        for _ in range(2):
+            foreign_apply(cluster, NUMATOPOLOGY, numatopology("0-99", theirs="stays"))
+            wait_until(lambda: bed.free() == "1-15", 15)
+        found = cluster.get(NUMATOPOLOGY) or {}
+        assert found["metadata"]["labels"] == {"theirs": "stays"}
+        before = writes(cluster)
+        for _ in range(20):
+            foreign_apply(cluster, NUMATOPOLOGY, numatopology("0-99", theirs="stays"))
+            time.sleep(0.5)
+        ours = writes(cluster) - before - 20
+        assert ours <= 7, "at growing intervals"
+        assert "another program keeps writing an object of ours" in bed.agent.log.read_text()
+
+    on_bed(cluster, test)
+
+
+def test_a_condition_that_another_manager_writes_is_taken_back(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        time.sleep(1.2)
+        since = condition(cluster)["lastTransitionTime"]
+        theirs = {"type": "TopologyPlacement", "status": "False", "reason": "Theirs", "message": "theirs"}
+        value = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
+        foreign_apply(cluster, NODE_STATUS, {**value, "status": {"conditions": [theirs]}})
+        wait_until(lambda: condition(cluster)["reason"] == "Enforcing", 15)
+        assert condition(cluster)["status"] == "True"
+        assert condition(cluster)["lastTransitionTime"] >= since
+        time.sleep(1.2)
+        cluster.merge(NODE_STATUS, {"status": {"conditions": None}})
+        wait_until(lambda: condition(cluster), 15)
+
+    on_bed(cluster, test)
+
+
+def test_a_watch_that_is_too_old_is_replaced_by_a_list(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        seen = (cluster.get(NUMATOPOLOGY) or {})["metadata"]["resourceVersion"]
+        bed.agent.process.send_signal(signal.SIGSTOP)
+        cluster.stop_api()
+        cluster.start_api()
+        for number in range(3):
+            cluster.merge(NUMATOPOLOGY, numatopology(f"0-{90 + number}"))
+        cluster.compact()
+        cluster.stop_api()
+        cluster.start_api()
+        collection = NUMATOPOLOGY.rpartition("/")[0]
+        wait_until(lambda: bed.free() == "0-92")
+        path = f"{collection}?watch=1&timeoutSeconds=1&resourceVersion={seen}"
+        assert "too old resource version" in cluster.request("GET", path, raw=True)
+        bed.agent.process.send_signal(signal.SIGCONT)
+        seconds = wait_until(lambda: bed.free() == "1-15", 20)
+        print(f"right {seconds:.1f} s after a watch was too old")
+        container = bed.launch(owner())
+        left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(container)))
+        wait_until(lambda: bed.free() == left, 10)
+
+    on_bed(cluster, test)
+
+
+@pytest.mark.timeout(300)
+def test_connections_that_carry_nothing_more_are_given_up(cluster: ControlPlane) -> None:
+    relay = SilentRelay(cluster.port)
+
+    def test(bed: Bed) -> None:
+        relay.silence()
+        silent = time.monotonic()
+        container = bed.launch(owner())
+        assert time.monotonic() - silent < 2, "no call waits for the API server"
+        left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(container)))
+        seconds = wait_until(lambda: bed.free() == left, 20)
+        print(f"current {seconds:.1f} s after the connections had gone silent")
+        time.sleep(2)
+        cluster.merge(NUMATOPOLOGY, numatopology("0-99"))
+        wait_until(lambda: bed.free() == left, SILENCE_S + 20)
+        print(f"a foreign write was noticed {time.monotonic() - silent:.0f} s after that")
+
+    try:
+        on_bed(cluster, test, server=relay.server)
+    finally:
+        relay.close()
+
+
+@pytest.mark.parametrize("ahead", [600, -600])
+def test_a_clock_that_is_wrong_and_steps(cluster: ControlPlane, tmp_path: Path, ahead: int) -> None:
+    clock = WrongClock(tmp_path)
+    clock.set(ahead)
+
+    def of_clock(said: str, offset: int) -> None:
+        at = datetime.datetime.fromisoformat(said).timestamp()
+        assert abs(at - time.time() - offset) < 60, "the clock is not wrong: the test shows nothing"
+
+    def test(bed: Bed) -> None:
+        of_clock(condition(cluster)["lastTransitionTime"], ahead)
+        for offset in (ahead, -ahead, 0):
+            clock.set(offset)
+            container = bed.launch(owner(f"o{offset % 7}"))
+            left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(container)))
+            wait_until(lambda left=left: bed.free() == left, 5)
+            end(bed, container)
+            wait_until(lambda: bed.free() == "1-15", 5)
+        wait_until(lambda: len(events(cluster)) == 3)
+        for each, offset in zip(
+            sorted(events(cluster), key=lambda e: e["metadata"]["creationTimestamp"]),
+            (ahead, -ahead, 0),
+            strict=True,
+        ):
+            of_clock(each["lastTimestamp"], offset)
+        time.sleep(1.5)
+        before = writes(cluster)
+        time.sleep(4)
+        assert writes(cluster) == before, "a wrong clock writes nothing"
+
+    on_bed(cluster, test, environment=clock.environment)
+
+
+def test_two_agents_under_churn_agree(cluster: ControlPlane) -> None:
+    def test(bed: Bed) -> None:
+        with running_agent(cluster, bed.node.directory):
+            time.sleep(1)
+            before, began = writes(cluster), time.monotonic()
+            for number in range(8):
+                held = bed.launch(owner(f"o{number}"))
+                time.sleep(0.6)
+                if number < 7:
+                    end(bed, held)
+            left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(held)))
+            wait_until(lambda: bed.free() == left, 10)
+            lasted = time.monotonic() - began
+            events_written = 2 * 8
+            assert writes(cluster) - before <= 2 * 2 * (lasted + 1) + events_written
+            time.sleep(3)
+            assert bed.free() == left
+            placed = [each["involvedObject"]["name"] for each in events(cluster)]
+            assert sorted(placed) == [f"o{number}" for number in range(8)], "an Event is one object"
+            quiet = writes(cluster)
+            time.sleep(5)
+            assert writes(cluster) == quiet, "agents that agree write nothing"
+        assert bed.free() == left
+
+    on_bed(cluster, test)
