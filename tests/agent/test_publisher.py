@@ -297,6 +297,21 @@ def test_devices_are_counted_at_the_node_and_again_after_kubelet() -> None:
     publish(test)
 
 
+def test_a_condition_that_another_program_has_written_is_written_again() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(NODES)["status"]["conditions"] and it.publisher._condition)
+        node = it.get(NODES)
+        (ours,) = node["status"]["conditions"]
+        theirs = [{**ours, "status": "False", "reason": "Theirs"}]
+        it.api.put(NODES, "n1", **{**node, "status": {**node["status"], "conditions": theirs}})
+        await it.until(lambda: it.get(NODES)["status"]["conditions"][0]["reason"] == ours["reason"])
+        writes = it.api.count("PATCH", f"{NODES}/n1/status")
+        await asyncio.sleep(0.2)
+        assert it.api.count("PATCH", f"{NODES}/n1/status") == writes, "once"
+
+    publish(test)
+
+
 def test_the_condition_keeps_its_time_over_a_new_start() -> None:
     async def test(it: Published) -> None:
         await it.until(lambda: it.get(NODES)["status"]["conditions"])

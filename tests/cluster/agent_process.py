@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.control_plane import ControlPlane, Json
 
 NAMESPACE = "topoproxy-system"
@@ -52,6 +54,15 @@ def bound_token(plane: ControlPlane, node: str = "n1") -> str:
     return str(asked["status"]["token"])
 
 
+def _with_account(account: Path, command: list[str]) -> list[str]:
+    """Return a command that finds a service account where kubelet mounts it."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a mount")
+    where = "/var/run/secrets/kubernetes.io/serviceaccount"
+    mount = f'mount -t tmpfs none /var/run && mkdir -p {where} && mount --bind "$0" {where} && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", mount, str(account), *command]
+
+
 class AgentProcess:
     """A running agent."""
 
@@ -63,7 +74,19 @@ class AgentProcess:
         node: str = "n1",
         server: str = "",
         environment: Mapping[str, str] | None = None,
+        account: Path | None = None,
     ) -> None:
+        """Start an agent.
+
+        Args:
+            plane: Its API server.
+            directory: Of the daemon; the agent's configuration and log are beside the daemon's.
+            settings: More lines of its configuration.
+            node: The name of the Node object.
+            server: The address of the API server where it is not the server's own.
+            environment: More variables.
+            account: A directory that it finds as the service account of a pod, in place of a kubeconfig.
+        """
         name = f"agent-{time.monotonic_ns()}"
         self.kubeconfig = plane.kubeconfig(bound_token(plane, node), name, server)
         config = directory / "agent.yaml"
@@ -72,14 +95,15 @@ class AgentProcess:
             f"runtime: unix://{directory}/runtime.sock\nstateDir: {directory}/state\n{settings}"
         )
         self.log = directory / "agent.log"
-        command = [sys.executable, "-m", "proxy", "agent", "--config", str(config)]
+        command = [sys.executable, "-m", "proxy", "agent", "--config", str(config), "--node", node]
+        more = {"PYTHONPATH": str(Path(__file__).parents[2]), **(environment or {})}
+        if account is None:
+            command += ["--kubeconfig", str(self.kubeconfig)]
+        else:
+            command = _with_account(account, command)
+            more |= {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(plane.port)}
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [*command, "--node", node, "--kubeconfig", str(self.kubeconfig)],
-                stdout=output,
-                stderr=output,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **(environment or {})},
-            )
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **more})
 
     @property
     def rss_kb(self) -> int:

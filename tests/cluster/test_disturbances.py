@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from proxy.agent.watcher import SILENCE_S
 from proxy.model.idset import CpuSet
 from tests.cluster.agent_process import (
     NUMATOPOLOGY,
+    bound_token,
     condition,
     events,
     running_agent,
@@ -198,3 +200,28 @@ def test_two_agents_under_churn_agree(cluster: ControlPlane) -> None:
         assert bed.free() == left
 
     on_bed(cluster, test)
+
+
+def test_a_token_file_that_is_wrong_for_a_while(cluster: ControlPlane, tmp_path: Path) -> None:
+    """The agent has the service account of its pod, as kubelet mounts it."""
+    account = tmp_path / "account"
+    account.mkdir()
+    shutil.copy(cluster.directory / "certs/apiserver.crt", account / "ca.crt")
+    (account / "namespace").write_text("topoproxy-system")
+    token = account / "token"
+    token.write_text(bound_token(cluster))
+
+    def test(bed: Bed) -> None:
+        token.write_text("invalid")
+        cluster.delete("/api/v1/namespaces/topoproxy-system/pods/agent-n1?gracePeriodSeconds=0")
+        time.sleep(11)  # the API server remembers for ten seconds that a token is good
+        container = bed.launch(owner())
+        wait_until(lambda: "Unauthorized" in bed.agent.log.read_text(), 30)
+        time.sleep(5)
+        assert bed.free() == "1-15"
+        token.write_text(bound_token(cluster))
+        left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(container)))
+        seconds = wait_until(lambda: bed.free() == left, 30)
+        print(f"current {seconds:.1f} s after the token was good again")
+
+    on_bed(cluster, test, account=account)

@@ -41,6 +41,7 @@ KNOWN_S = 30.0
 TRIES = 3
 """How often a change of the Node object is tried where others change it at the same time."""
 CANNOT_END, CANNOT_MARK = "cannot end a rejected pod", "cannot mark the node"
+FAILED_AT = "topoproxy.io/failed-at"
 _REASON = {RejectedPolicy.EVICT: "RejectedPodEvicted", RejectedPolicy.FAIL: "RejectedPodFailed"}
 
 
@@ -228,7 +229,8 @@ class RejectedPodEnding:
             return
         try:
             if end.policy is RejectedPolicy.FAIL:
-                await self._session.api.merge(f"{_path(end.rejection)}/status", _failed(end.rejection))
+                value = _failed(end.rejection, self._time())
+                await self._session.api.merge(f"{_path(end.rejection)}/status", value)
             else:
                 await self._evict(end.rejection)
         except TopoproxyError as error:
@@ -264,10 +266,13 @@ class RejectedPodEnding:
         namespace, _, name = end.rejection.pod.partition("/")
         words = f"Rejected {end.rejection.count} times by topoproxy: {end.rejection.message}"
         event = PodEvent(namespace, name, end.rejection.uid, "", _REASON[end.policy], words, warning=True)
-        at = datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        at = self._time()
         value = event_object(event, self._session.node, at, at, 1)
         with contextlib.suppress(TopoproxyError):
             await self._session.api.apply(f"/api/v1/namespaces/{namespace}/events/{event.name}", value)
+
+    def _time(self) -> str:
+        return datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     # -- the mark -----------------------------------------------------------------------------------------
 
@@ -316,8 +321,13 @@ def _path(rejection: Rejection) -> str:
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
-def _failed(rejection: Rejection) -> JsonObject:
-    """Return the patch that fails a pod, as kubelet's admission does; for another pod it is a conflict."""
+def _failed(rejection: Rejection, at: str) -> JsonObject:
+    """Return the patch that fails a pod, as kubelet's admission does; for another pod it is a conflict.
+
+    kubelet takes a change of nothing but the status for one of its own and may write its old status over it
+    (kubernetes v1.36.2 pkg/kubelet/kubelet.go, HandlePodReconcile, and status/status_manager.go, syncPod). A
+    change of an annotation has it look at the pod, and end one that has failed.
+    """
     message = f"Pod was rejected: {rejection.message}"
     status = {"phase": "Failed", "reason": rejection.reason, "message": message}
-    return {"metadata": {"uid": rejection.uid}, "status": status}
+    return {"metadata": {"uid": rejection.uid, "annotations": {FAILED_AT: at}}, "status": status}

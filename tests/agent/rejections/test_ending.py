@@ -149,7 +149,7 @@ def test_a_pod_is_failed_as_kubelet_would() -> None:
         await w.ending.step(page(rejection()))
         (patch,) = w.sent("PATCH", "/pods/web/status")
         assert patch == {
-            "metadata": {"uid": "u1"},
+            "metadata": {"uid": "u1", "annotations": {"topoproxy.io/failed-at": "1970-01-01T00:16:40Z"}},
             "status": {
                 "phase": "Failed",
                 "reason": "TopologyAffinityError",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cri import IMAGE, Cpuset, cpuset_of
+from cri import IMAGE, RUNNING, Cpuset, cpuset_of
 
 from proxy.agent.rejections.node_mark import KEY
 from tests.cluster.agent_process import AgentProcess, running_agent
@@ -154,6 +154,12 @@ class Joined:
         """Return the messages of a pod's Events with a reason."""
         return [each["message"] for each in self.described(pod) if each["reason"] == reason]
 
+    def by_name(self, name: str) -> str:
+        """Return the id of the running container of a static pod; empty where there is none."""
+        with self.bed.client() as runtime:
+            found = [c for c in runtime.list() if c.labels.get("io.kubernetes.pod.name") == name]
+        return next((c.id for c in found if c.state == RUNNING), "")
+
     def running(self, app: str, count: int = 1) -> list[Json]:
         """Wait until so many pods of a Deployment run here."""
 
@@ -175,11 +181,11 @@ class Joined:
         return found
 
     @contextlib.contextmanager
-    def agent(self, settings: str = "", **more: Any) -> Iterator[AgentProcess]:
+    def agent(self, settings: str = "", node: str = NODE, **more: Any) -> Iterator[AgentProcess]:
         """Run an agent beside the daemon; it has read the cluster when this returns."""
         files = self.daemon.directory / "cluster"
         facts, began = f"clusterFacts: {{directory: {files}}}\n", time.time()
-        with running_agent(self.plane, self.daemon.directory, facts + settings, NODE, **more) as agent:
+        with running_agent(self.plane, self.daemon.directory, facts + settings, node, **more) as agent:
             until("the facts", lambda: (files / "pods.json").stat().st_mtime >= began)
             yield agent
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bed import Bed, end_process, hierarchies
 
@@ -24,6 +28,54 @@ if TYPE_CHECKING:
 VAR = ("lib/kubelet", "log/pods", "log/containers")
 TUNABLES = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 """What kubelet sets (kubernetes pkg/kubelet/cm/container_manager_linux.go, setupKernelTunables)."""
+
+
+@dataclass(frozen=True)
+class CallFigures:
+    """How long calls of the CRI took, by kubelet's histograms since it started.
+
+    Attributes:
+        counts: Calls by kind.
+        sums: Their seconds.
+        buckets: By kind and upper bound in seconds, how many were no longer than that.
+        errors: Failed calls by kind.
+    """
+
+    counts: Mapping[str, float]
+    sums: Mapping[str, float]
+    buckets: Mapping[tuple[str, float], float]
+    errors: Mapping[str, float]
+
+    @staticmethod
+    def read(text: str) -> CallFigures:
+        """Read kubelet's metrics."""
+        found: dict[str, dict[Any, float]] = {"count": {}, "sum": {}, "bucket": {}, "errors": {}}
+        for line in text.splitlines():
+            if match := _DURATION.match(line):
+                part, kind, bound, value = match.groups()
+                found[part][kind if bound is None else (kind, float(bound))] = float(value)
+            elif match := _ERROR.match(line):
+                found["errors"][match[1]] = float(match[2])
+        assert found["count"], "kubelet has no figures of calls"
+        return CallFigures(found["count"], found["sum"], found["bucket"], found["errors"])
+
+    def since(self, before: CallFigures, kind: str) -> tuple[int, float, float]:
+        """Return the number of calls of a kind since then, their mean, and a bound of the longest."""
+        count = self.counts.get(kind, 0) - before.counts.get(kind, 0)
+        total = self.sums.get(kind, 0) - before.sums.get(kind, 0)
+        bounds = [
+            bound
+            for (each, bound), value in self.buckets.items()
+            if each == kind and value - before.buckets.get((each, bound), 0) >= count
+        ]
+        return int(count), total / max(count, 1), min(bounds)
+
+
+_DURATION = re.compile(
+    r"kubelet_runtime_operations_duration_seconds_(bucket|sum|count)"
+    r'\{operation_type="([a-z_]+)"(?:,le="([^"]+)")?\} (\S+)'
+)
+_ERROR = re.compile(r'kubelet_runtime_operations_errors_total\{operation_type="([a-z_]+)"\} (\S+)')
 
 
 class RealKubelet:
@@ -40,6 +92,9 @@ class RealKubelet:
         self.log = directory / "kubelet.log"
         self._bed = bed
         self._plane = plane
+        self._read_only = free_port()
+        self._manifests = directory / "manifests"
+        self._manifests.mkdir()
         self._config = directory / "kubelet.json"
         self._config.write_text(json.dumps(self._settings(socket, directory)))
         self._certificates = directory / "certs"
@@ -62,14 +117,17 @@ class RealKubelet:
             "containerRuntimeEndpoint": f"unix://{socket}",
             "enforceNodeAllocatable": [],
             "evictionHard": {"memory.available": "10Mi"},
+            "fileCheckFrequency": "1s",
             "failCgroupV1": False,
             "failSwapOn": False,
             "imageGCHighThresholdPercent": 100,
             "localStorageCapacityIsolation": False,
             "makeIPTablesUtilChains": False,
             "nodeStatusUpdateFrequency": "2s",
+            "readOnlyPort": self._read_only,
             "registerNode": True,
             "resolvConf": "",
+            "staticPodPath": str(self._manifests),
             "syncFrequency": "10s",
             "volumePluginDir": str(directory / "plugins"),
         }
@@ -124,6 +182,27 @@ class RealKubelet:
                 stderr=log,
                 text=True,
             )
+
+    def add(self, name: str, spec: Mapping[str, object]) -> None:
+        """Give it a static pod, which needs no API server."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "demo"},
+            "spec": spec,
+        }
+        hidden = self._manifests / f".{name}"
+        hidden.write_text(json.dumps(pod))
+        hidden.rename(self._manifests / f"{name}.yaml")
+
+    def drop(self, name: str) -> None:
+        """Take a static pod away."""
+        (self._manifests / f"{name}.yaml").unlink(missing_ok=True)
+
+    def calls(self) -> CallFigures:
+        """Return its own figures of the calls that it has made at the runtime's socket."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._read_only}/metrics", timeout=10) as answer:
+            return CallFigures.read(answer.read().decode())
 
     def check(self) -> None:
         """Raise where it has ended."""
