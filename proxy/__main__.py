@@ -1,4 +1,4 @@
-"""The program ``topoproxy``: a command line, and for ``serve`` the daemon after it.
+"""The program ``topoproxy``: a command line, and for ``serve`` the socket and the daemon after it.
 
 The two are kept apart so that the daemon's process can forget the command line: see ``proxy.memory_trim``.
 """
@@ -25,6 +25,15 @@ def main() -> NoReturn:
     if isinstance(end, int):
         sys.exit(end)
     del command_line
+    from proxy.early_socket import hold_signals, open_socket
+    from proxy.model.errors import TopoproxyError
+
+    hold_signals()
+    try:
+        early = open_socket(end)
+    except TopoproxyError as error:
+        print(f"topoproxy: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     import proxy.relay.huffman  # noqa: F401  takes what it needs of a module that is not to stay
 
     memory_trim.drop_start_only_modules()
@@ -32,7 +41,7 @@ def main() -> NoReturn:
     memory_trim.without_python_messages()
     from proxy.process import run_to_end
 
-    sys.exit(run_to_end(end))
+    sys.exit(run_to_end(end, early))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """The composition root: the one place where the parts of the daemon are made and connected.
 
-Start-up is ordered so that the socket is there as early as can be: configuration, machine, lock and socket
-first; then what takes longer to import, while the kernel queues connections. That is why the relay, the
-wiring, the ledger and the pages are imported in functions here. The comparison with the runtime
-runs beside; calls that need a decision wait for it, all others pass at once.
+Start-up is ordered so that the socket is there as early as can be: ``early_socket`` opens it before this
+module is imported. What only some configurations need is imported in functions here. The comparison with the
+runtime runs beside; calls that need a decision wait for it, all others pass at once.
 """
 
 from __future__ import annotations
@@ -16,26 +15,34 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from proxy import logs, memory_trim
-from proxy.config.checks import start_config
+from proxy.admin.server import AdminServer
+from proxy.admin_routes import Pages
 from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
+from proxy.early_socket import EarlySocket, open_socket
 from proxy.executor.shutdown import CLOSE_S, Ending
 from proxy.executor.tasks import tended
 from proxy.executor.time_slices import TimeSlices
+from proxy.frontends.cri.acceptor import Front
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
 from proxy.notify import SystemdNotifier
 from proxy.process_upkeep import ping_watchdog, stay_small
 from proxy.release.lazy import LazyRelease
+from proxy.reload.service import Reload
+from proxy.reload.steps import (
+    common_steps,
+    device_plugins_step,
+    executor_steps,
+    hooks_step,
+    suppression_step,
+)
 from proxy.sockets.instance_lock import Lock
-from proxy.sockets.unix_socket import Listener, mirror_mode, open_listener
+from proxy.sockets.unix_socket import Listener, mirror_mode
 from proxy.staging.lazy import LazyStaging
 from proxy.takeover.lazy import LazyTakeover
-from proxy.topology.reader import read_machine
 
 if TYPE_CHECKING:
-    from proxy.admin.server import AdminServer
-    from proxy.admin_routes import Pages
     from proxy.calls.call_flow import CallFlow
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.kernel_ports import Cgroups
@@ -44,13 +51,11 @@ if TYPE_CHECKING:
     from proxy.executor.reconciler import Sync
     from proxy.executor.runtime_sync import Settler
     from proxy.executor.start_update import StartUpdate
-    from proxy.frontends.cri.acceptor import Front
     from proxy.frontends.cri.client_watch import ClientWatch
     from proxy.frontends.device_registration.service import DevicePluginService
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.hooks_setup import Hooking
     from proxy.model.machine import Machine
-    from proxy.reload.service import Reload
     from proxy.telemetry.port import Telemetry
 
 NO_ROOM = (errno.EROFS, *FULL)
@@ -80,6 +85,7 @@ class Daemon:
         machine: Machine | None = None,
         cgroups: Cgroups | None = None,
         notifier: SystemdNotifier | None = None,
+        early: EarlySocket | None = None,
     ) -> None:
         """Prepare a daemon; nothing is touched until ``start``.
 
@@ -88,11 +94,13 @@ class Daemon:
             machine: The hardware; read from ``sysfsRoot`` by default.
             cgroups: The cpuset tree; found below ``cgroupRoot`` by default.
             notifier: Where to report readiness; systemd, if it is there, by default.
+            early: The socket, if it is open already.
         """
         self._config = config
         self._machine = machine
         self._cgroups = cgroups
         self._notifier = notifier or SystemdNotifier()
+        self._early = early
         self._telemetry: Telemetry | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Listener | None = None
@@ -136,13 +144,9 @@ class Daemon:
             raise
 
     async def _start(self) -> None:
-        config = self.config
-        machine = self._machine or read_machine(config.sysfs_root, config.procfs_root)
-        config, notices = start_config(config, machine)
-        self._config = config
-        self._listener = open_listener(config.listen, config.runtime)
-        from proxy.frontends.cri.acceptor import Front
-
+        early, self._early = self._early or open_socket(self.config, self._machine), None
+        machine, self._listener = early.machine, early.listener
+        self._config = config = early.config
         self._telemetry = telemetry = logs.telemetry()
         memory_trim.keep_large_blocks()
         if config.mode is Mode.PASSTHROUGH:
@@ -150,7 +154,7 @@ class Daemon:
         else:
             self._front = await self._wire(machine, telemetry)
         self.reload = self._reloading(machine, telemetry)
-        self.reload.notice([*notices, *exposed(config)])
+        self.reload.notice([*early.notices, *exposed(config)])
         memory_trim.freeze_modules()
         await self._front.start(self._listener.socket)
         await self._start_admin()
@@ -167,7 +171,6 @@ class Daemon:
 
     async def _wire(self, machine: Machine, telemetry: Telemetry) -> Front:
         from proxy.assembly import executor_of
-        from proxy.frontends.cri.acceptor import Front
         from proxy.frontends.cri.interceptors import METHODS, Interceptors
 
         config = self.config
@@ -255,15 +258,6 @@ class Daemon:
         self._task(self.hooking.serve)
 
     def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
-        from proxy.reload.service import Reload
-        from proxy.reload.steps import (
-            common_steps,
-            device_plugins_step,
-            executor_steps,
-            hooks_step,
-            suppression_step,
-        )
-
         steps, executor = common_steps(), self.executor
         if executor is None:
             return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
@@ -316,9 +310,6 @@ class Daemon:
         return Lock.take(directory / "lock", f"use the state directory {directory}")
 
     async def _start_admin(self) -> None:
-        from proxy.admin.server import AdminServer
-        from proxy.admin_routes import Pages
-
         takeover = self._takeover or LazyTakeover(self.config, None, None)
         leaving = self._leaving or LazyRelease(self.config, None, lambda: None)
         self.pages = pages = Pages(

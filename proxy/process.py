@@ -13,6 +13,7 @@ from collections.abc import Callable
 from proxy import logs
 from proxy.config.schema import Config
 from proxy.daemon import Daemon
+from proxy.early_socket import EarlySocket, deliver_signals
 from proxy.model.errors import TopoproxyError
 
 END_S, LAST_WORDS_S = 4.6, 0.3
@@ -63,19 +64,24 @@ async def _serve(daemon: Daemon, ending: Callable[[], None] = lambda: None) -> N
     loop.add_signal_handler(signal.SIGHUP, daemon.reload_soon)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(number, _pass_over, number)
+    deliver_signals()
     loop.set_exception_handler(_say_once)
     await daemon.start()
     await done.wait()
     await daemon.stop()
 
 
-async def _serving(config: Config) -> None:
-    daemon = Daemon(config)
+async def _serving(config: Config, early: EarlySocket | None) -> None:
+    daemon = Daemon(config, early=early)
     await _serve(daemon, lambda: _end_within(daemon.config.drain_timeout + END_S))
 
 
-def run(config: Config) -> int:
+def run(config: Config, early: EarlySocket | None = None) -> int:
     """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: What to do.
+        early: The socket, if it is open already.
 
     Returns:
         The exit code.
@@ -84,18 +90,22 @@ def run(config: Config) -> int:
         TopoproxyError: The daemon cannot start.
     """
     logs.setup(config.log.level, config.log.format, logs.apart(sys.stderr))
-    asyncio.run(_serving(config))
+    asyncio.run(_serving(config, early))
     return 0
 
 
-def run_to_end(config: Config) -> int:
+def run_to_end(config: Config, early: EarlySocket | None = None) -> int:
     """Serve, and turn every end into words and an exit code.
+
+    Args:
+        config: What to do.
+        early: The socket, if it is open already.
 
     Returns:
         The exit code.
     """
     try:
-        return run(config)
+        return run(config, early)
     except TopoproxyError as error:
         print(f"topoproxy: {error}", file=sys.stderr)
         return error.exit_code

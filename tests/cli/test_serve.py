@@ -42,7 +42,8 @@ def test_a_refused_configuration_does_not_start_it(tmp_path: Path, capsys: pytes
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, end: object) -> int:
-    def run(config: Config) -> int:
+    def run(config: Config, early: object) -> int:
+        assert early is None
         if isinstance(end, BaseException):
             raise end
         return end

@@ -1,0 +1,63 @@
+"""The socket that kubelet calls, opened before most of the daemon is imported.
+
+What decides about the socket is the configuration and the machine. The rest of the daemon takes longer to
+import than both take to read; meanwhile the kernel queues connections. Signals of a stop or a reload wait
+until the daemon can handle them.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from msgspec import Struct
+
+from proxy.config.checks import start_config
+from proxy.config.schema import Config
+from proxy.model.machine import Machine
+from proxy.sockets.unix_socket import Listener, open_listener
+from proxy.topology.reader import read_machine
+
+HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What waits until the daemon handles signals."""
+
+
+class EarlySocket(Struct, frozen=True):
+    """A socket that is open, and what decided about it.
+
+    Attributes:
+        config: The configuration to start with.
+        notices: What is away of the machine and in the configuration; see ``check_start``.
+        machine: The hardware.
+        listener: The socket.
+    """
+
+    config: Config
+    notices: list[str]
+    machine: Machine
+    listener: Listener
+
+
+def open_socket(config: Config, machine: Machine | None = None) -> EarlySocket:
+    """Open the socket.
+
+    Args:
+        config: What to do.
+        machine: The hardware; read from ``sysfsRoot`` if None.
+
+    Raises:
+        TopoproxyError: The machine cannot be read or does not suit the settings, or the socket cannot be had.
+    """
+    if machine is None:
+        machine = read_machine(config.sysfs_root, config.procfs_root)
+    config, notices = start_config(config, machine)
+    return EarlySocket(config, notices, machine, open_listener(config.listen, config.runtime))
+
+
+def hold_signals() -> None:
+    """Have signals wait; ``deliver_signals`` ends that."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+
+
+def deliver_signals() -> None:
+    """Deliver signals again, also those that have waited."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
