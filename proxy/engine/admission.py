@@ -57,7 +57,7 @@ def permitted_claim(
     if pod.qos is QosClass.SYSTEM and node.system and not rules.system.admits(pod.namespace):
         words = _not_permitted(pod, "class SYSTEM", "systemNamespaces")
         return _without_claim(pod), Breach(AdmissionRule.SYSTEM_NAMESPACE, words)
-    listed = rules.owners.all or rules.owners.admits(pod.namespace)
+    listed = rules.owners.admits(pod.namespace)
     if not listed and pod.qos in STRICT:
         return _without_claim(pod), Breach(
             AdmissionRule.NAMESPACE, _not_permitted(pod, f"class {pod.qos}", _owners_key(node, pod))

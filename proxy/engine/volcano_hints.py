@@ -51,12 +51,11 @@ def decide_with_wishes(
     if policy is not None:
         tries.append((policy, None))
     why = "" if there or nodes is None else f"{named(nodes)} cannot be found here"
-    for attempt, (under, on) in enumerate(tries):
+    for under, on in tries:
         hint = TopologyHint(on, preferred=True) if on else None
         decision = decide(structs.replace(context, policy=under, wished=hint))
         if decision.verdict.admitted and (not on or _granted_on(context, decision, on)):
-            met = not attempt and not why
-            return (decision, None) if met else _noted(decision, _unmet_wish(None, nodes, why))
+            return (decision, None) if not why else _noted(decision, _unmet_wish(None, nodes, why))
         why = why or decision.verdict.message or "they have too little"
     return _noted(decide(context), _unmet_wish(policy, nodes, why))
 

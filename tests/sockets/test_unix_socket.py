@@ -88,6 +88,18 @@ def connect(path: Path) -> socket.socket:
     return client
 
 
+def connect_once_listening(path: Path, seconds: float = 30) -> socket.socket:
+    """Connect to a server that starts: bind(2) makes the file, and connections are refused until listen(2)."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
 def snapshot(directory: Path) -> dict[str, tuple[int, int, int]]:
     found = {p.name: p.lstat() for p in directory.iterdir()}
     return {name: (s.st_ino, s.st_mode, s.st_mtime_ns) for name, s in found.items()}
@@ -410,11 +422,7 @@ def test_systemds_own_tool_hands_the_socket_over(at: Path, runtime: Path) -> Non
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
-        for _ in range(3000):
-            if at.is_socket():
-                break
-            time.sleep(0.01)
-        with connect(at) as client:
+        with connect_once_listening(at) as client:
             assert process.stdout.readline() == f"adopted {at}\n"
             process.stdin.write("answer\n")
             process.stdin.flush()

@@ -1,0 +1,10 @@
+"""Values of a pure layer: what has one may keep it, as nothing changes it afterwards."""
+
+from __future__ import annotations
+
+import proxy.engine
+from tests.testkit.mutable_values import mutable_values
+
+
+def test_values_cannot_be_changed() -> None:
+    assert mutable_values(proxy.engine) == set()
