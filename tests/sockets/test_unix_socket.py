@@ -89,7 +89,7 @@ def connect(path: Path) -> socket.socket:
 
 
 def connect_once_listening(path: Path, seconds: float = 30) -> socket.socket:
-    """Connect to a server that starts: bind(2) makes the file, and connections are refused until listen(2)."""
+    """Connect to a server that starts: its file is there from bind(2), connections from listen(2) on."""
     deadline = time.monotonic() + seconds
     while True:
         try:
