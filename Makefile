@@ -126,7 +126,7 @@ test-runtimes: venv e2e-tools ## run the end-to-end tests on newer releases of c
 # Go builds CRI-O once, in some minutes. CRIO=v1.34.0 names a release.
 test-crio: venv ## run the end-to-end tests on CRI-O, which is built if necessary: needs go
 	@sh tests/e2e/install.sh
-	@sh tests/e2e/install.sh conmon gcc libc6-dev
+	@sh tests/e2e/install.sh conmon gcc libc6-dev nftables
 	@bin=$$(CRIO="$(CRIO)" sh tests/e2e/build_crio.sh | tail -n 1) || exit 1; \
 	TOPOPROXY_CRIO=$$bin $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
 

@@ -114,6 +114,8 @@ class CrioBed(Bed):
                 "namespaces_dir": f"{own}/ns",
                 "pinns_path": f"{FOLDER}/pinns",
                 "enable_criu_support": False,
+                # Without nft, a host port ends CRI-O 1.34 (internal/hostport/meta_hostport_manager.go, Add).
+                "disable_hostport_mapping": shutil.which("nft") is None,
                 "default_runtime": "runc",
                 "irqbalance_config_file": "",
                 "irqbalance_config_restore_file": "disable",

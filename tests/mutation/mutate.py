@@ -44,17 +44,25 @@ def files_of(room: str, names: str) -> list[str]:
     return [f"proxy/{room}/{name}.py" for name in names.split()]
 
 
+def slow_last(directory: str, names: str) -> list[str]:
+    """List all tests of a directory, with those that take long at the end."""
+    slow = [f"{directory}/test_{name}.py" for name in names.split()]
+    files = sorted(str(f.relative_to(ROOT)) for f in (ROOT / directory).rglob("test_*.py"))
+    return [*(f for f in files if f not in slow), *slow]
+
+
 CALLS = [
     *files_of("calls", "call_flow pod_calls create_calls container_calls"),
     *files_of("frontends/cri", "interceptors call decode rewrite"),
 ]
 BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
 NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "narrowing pool_placement")]
+SEARCHES = "reservation_search device_interleaving every_interleaving"
 ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
     "allocation": [(["proxy/allocation"], ["tests/allocation"])],
     "pools": [(["proxy/pools"], ["tests/pools"])],
-    "engine": [(["proxy/engine"], ["tests/engine"])],
+    "engine": [(["proxy/engine"], slow_last("tests/engine", SEARCHES))],
     "simulate": [(["proxy/simulate"], ["tests/simulate", "tests/cli/test_simulate.py"])],
     "relay": [
         (
@@ -244,7 +252,11 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=0, help="how many mutants, chosen at random (0: all)")
     parser.add_argument("--seed", type=int, default=1, help="another number chooses others")
     parser.add_argument(
-        "--at", action="append", default=[], metavar="PATH[:LINE]", help="only in this folder, file or line"
+        "--at",
+        action="append",
+        default=[],
+        metavar="PATH[:LINE]",
+        help="only this directory, file or line",
     )
     parser.add_argument("--jobs", type=int, default=2)
     asked = parser.parse_args()
