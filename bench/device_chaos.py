@@ -314,20 +314,20 @@ class DeviceHand(threading.Thread):
 
 
 @contextlib.contextmanager
-def prepared(folder: Path) -> Iterator[tuple[Node, PodsApi, Path]]:
+def prepared(base: Path) -> Iterator[tuple[Node, PodsApi, Path]]:
     """Set a node up with a pods API and a directory for device plug-ins."""
-    directory = folder / "plugins"
-    with node(folder) as one:
-        file = folder / "config.yaml"
+    directory = base / "plugins"
+    with node(base) as one:
+        file = base / "config.yaml"
         config = json.loads(file.read_text())
-        config["kubelet"]["podsApi"] = f"unix://{folder}/pods.sock"
+        config["kubelet"]["podsApi"] = f"unix://{base}/pods.sock"
         config["devicePlugins"] = {
             "enabled": True,
             "socketDirectory": str(directory),
             "timeout": f"{round(TIMEOUT_S * 1000)}ms",
         }
         file.write_text(json.dumps(config))
-        api = PodsApi(folder / "pods.sock")
+        api = PodsApi(base / "pods.sock")
         try:
             yield one, api, directory
         finally:

@@ -56,15 +56,15 @@ def measure(rounds: int = ROUNDS) -> list[float]:
 
     list_feed.ListFeed.put = noted  # type: ignore[method-assign]
     try:
-        with tempfile.TemporaryDirectory(prefix="df-") as folder:
-            _follow(Path(folder), rounds, arrived, took)
+        with tempfile.TemporaryDirectory(prefix="df-") as base:
+            _follow(Path(base), rounds, arrived, took)
     finally:
         list_feed.ListFeed.put = put  # type: ignore[method-assign]
     return took[:rounds]  # one more when the plug-in ends
 
 
-def _follow(folder: Path, rounds: int, arrived: list[float], took: list[float]) -> None:
-    one, directory = DaemonNode(folder), folder / "plugins"
+def _follow(base: Path, rounds: int, arrived: list[float], took: list[float]) -> None:
+    one, directory = DaemonNode(base), base / "plugins"
     one.runtime.start()
     daemon: Any = one.daemon(f"devicePlugins: {{enabled: true, socketDirectory: {directory}}}\n")
 

@@ -57,7 +57,7 @@ def build(kit: Path) -> Path | None:
     """Build the kit in the user's cache; None, with the reason printed, where that is not possible."""
     sources = sorted(kit.glob("*.go"))
     if not sources:
-        say(f"bench-go skipped: no Go sources in {kit}; name the kit's folder")
+        say(f"bench-go skipped: no Go sources in {kit}; name the kit's directory")
         return None
     digest = hashlib.sha256(b"\0".join(source.name.encode() + source.read_bytes() for source in sources))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "topoproxy" / "kit"
@@ -406,7 +406,7 @@ def measure(kit: Kit, targets: Sequence[Target], rounds: int, seed: int) -> Benc
 def arguments() -> argparse.Namespace:
     options = argparse.ArgumentParser(description="Measure topoproxy beside the Go kit's transparent proxy.")
     options.add_argument(
-        "kit", type=Path, nargs="?", default=Path("../shared/bench"), help="folder of the kit's sources"
+        "kit", type=Path, nargs="?", default=Path("../shared/bench"), help="directory of the kit's sources"
     )
     options.add_argument("--binary", type=Path, help="a kit that is built already")
     options.add_argument("--rounds", type=int, default=9, metavar="N")

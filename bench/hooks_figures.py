@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[dict[str, str], float | None]] = {
     "ten of these": ({f"{n}-pure.py": PURE.format(n) for n in range(10, 20)}, 300),
     "one hook server (Python)": ({"server.json": ""}, 1000),
 }
-"""Name of a row: what lies in the daemon's folders, and the bar in microseconds."""
+"""Name of a row: what lies in the daemon's directories, and the bar in microseconds."""
 HEAD = ("CreateContainer 5.5 kB, one after the other", "p50", "added", "times", "bar")
 
 

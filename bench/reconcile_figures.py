@@ -143,7 +143,7 @@ def groups(directory: Path) -> Iterator[tuple[Path, str]]:
     tree = FakeCgroups(directory / "groups", online, Mask([0]), 2)
     for path in paths:
         tree.mkdir(path)
-    yield tree.root, "a folder with its rules"
+    yield tree.root, "a directory with its rules"
 
 
 class Kubelet:
@@ -259,7 +259,7 @@ def main() -> int:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--seconds", type=float, default=SECONDS, help="of each span (30)")
     words.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
-    words.add_argument("--groups", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    words.add_argument("--groups", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
     words.add_argument("--containers", type=int, default=CONTAINERS, help=argparse.SUPPRESS)
     words.add_argument("--top", metavar="GROUP", help=argparse.SUPPRESS)
     chosen = words.parse_args()

@@ -106,7 +106,7 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
     def in_pod(state: NodeState) -> int:
         return len(union_of(_owned_by(state, pod)))
 
-    for rule, key, most, count, who in (
+    for rule, key, most, count, claimant in (
         (AdmissionRule.POD_LIMIT, "maxCPUsPerPod", rules.pod_limit, in_pod, "the pod"),
         (
             AdmissionRule.NAMESPACE_LIMIT,
@@ -118,8 +118,8 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
         (AdmissionRule.NODE_LIMIT, "maxCPUsPerNode", rules.node_limit, on_node, "pods of this node"),
     ):
         if most is not None and (owned := count(after)) > most and owned > count(before):
-            verb = "would own" if who != "pods of this node" else "together would own"
-            words = f"{who} {verb} {counted(owned, 'CPU')}, and may own {most} (admission.{key})"
+            verb = "would own" if claimant != "pods of this node" else "together would own"
+            words = f"{claimant} {verb} {counted(owned, 'CPU')}, and may own {most} (admission.{key})"
             return Breach(rule, words)
     return None
 

@@ -203,13 +203,13 @@ class RuntimeEvents:
             context.telemetry.debug("the runtime's event stream changed", state=now.value)
 
     def _handle(self, event: RuntimeEvent) -> None:
-        who, state = event.container_id, self._context.state
-        if event.kind == "exit" and who not in state.pods:
-            self._exits.pop(who, None)
-            self._exits[who] = self._context.clock()
+        found, state = event.container_id, self._context.state
+        if event.kind == "exit" and found not in state.pods:
+            self._exits.pop(found, None)
+            self._exits[found] = self._context.clock()
             if len(self._exits) > EXITS_LIMIT:
                 del self._exits[next(iter(self._exits))]
-            self._exited(who)
+            self._exited(found)
         elif self._is_odd(event):
             self._doubt(event)
 
@@ -223,12 +223,12 @@ class RuntimeEvents:
 
     def _is_odd(self, event: RuntimeEvent) -> bool:
         """Return whether an event disagrees with the current state."""
-        who, state = event.container_id, self._context.state
+        found, state = event.container_id, self._context.state
         if event.kind == "exit":
-            pod = state.pods.get(who)
-            live = any(c.phase is not Phase.EXITED for c in state.in_sandbox(who))
+            pod = state.pods.get(found)
+            live = any(c.phase is not Phase.EXITED for c in state.in_sandbox(found))
             return pod is not None and (live or pod.reserved_for_pod is not None)
-        known = who in state.containers or who in state.pods
+        known = found in state.containers or found in state.pods
         return known if event.kind == "delete" else not known
 
     def _doubt(self, event: RuntimeEvent) -> None:

@@ -145,7 +145,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
         self.seen.append(request)
         if self.answers[path]:
             code = self.answers[path].pop(0)
-            return httpx2.Response(code, json={"message": f"it is {code}", "reason": "Told"})
+            return httpx2.Response(code, json={"message": f"it is {code}", "reason": "Scripted"})
         if path == "/apis":
             groups = [
                 {"name": name, "versions": [{"version": each} for each in versions]}

@@ -59,7 +59,7 @@ def test_an_answer_that_is_not_the_expected_one_is_an_error(backend: Path) -> No
 
 
 def test_a_missing_target_is_an_error_and_no_traceback(tmp_path: Path) -> None:
-    result = load(tmp_path / "nobody.sock", "Version", "-n", "5")
+    result = load(tmp_path / "missing.sock", "Version", "-n", "5")
     assert (result["n"], result["errors"]) == (0, 1)
     assert "cannot connect" in result["first_error"]
 
@@ -192,7 +192,7 @@ def test_figures_and_table() -> None:
         for value in values:
             found.add("p50", target, value)
     assert found.added("p50", "ours", "direct") == 19.0
-    assert found.added("p50", "nobody", "direct") is None
+    assert found.added("p50", "missing", "direct") is None
     assert found.ratio(1.0, 0.0) is None
     shown = table.render(["", "x"], [["a", table.number(0.314)], ["bb", table.number(None)]], markdown=True)
     assert shown == "|    |    x |\n|----|-----:|\n| a  | 0.31 |\n| bb |    - |"

@@ -242,7 +242,7 @@ def test_the_output_says_that_no_hook_runs(node: Node) -> None:
 
 def test_a_directory_that_cannot_be_written(node: Node) -> None:
     node.directory.parent.mkdir()
-    node.directory.write_text("no folder")
+    node.directory.write_text("no directory")
     code, said = node.run("enable", "cpus-file")
     assert code == 73
     assert said.startswith(f"topoproxy: cannot make the link {node.directory}/30-cpus-file.py: ")

@@ -184,7 +184,7 @@ def test_without_a_daemon_the_directories_are_listed(node: Path, run: Run) -> No
     assert first.endswith("no process listens there (so this is the state of the directories)")
     assert second.startswith(f"note: hook file {node}/etc/mine.py is left alone")
     wide = run("hooks", "list", "--wide", "--config", node / "c.yaml")[1].splitlines()
-    elsewhere = ("--admin", f"unix://{node}/nobody.sock")
+    elsewhere = ("--admin", f"unix://{node}/missing.sock")
     assert run("hooks", "list", "--config", node / "c.yaml", *elsewhere)[1] == said
     lines = said.splitlines()
     assert [line.split()[:2] for line in lines if line[0] != " "] == [

@@ -145,7 +145,7 @@ def test_cpu_lists_are_read_as_written(text: str, cpus: str | None) -> None:
         ("<<: {mode: observe}", "line 1: <<: unknown key"),
         ("a: [", "line 1: not YAML: expected the node content, but found '<stream end>'"),
         ("mode: &a enforce\n--- \nmode: observe", "line 2: not YAML: but found another document"),
-        ("mode: *nobody", "line 1: not YAML: found undefined alias 'nobody'"),
+        ("mode: *missing", "line 1: not YAML: found undefined alias 'missing'"),
         ("mode: !!python/object:os.system x", "line 1: mode: wants enforce, observe or passthrough, not"),
         ("\0", "not YAML: "),
         ("listen: /r\nruntime: unix:///r", "listen: /r is the runtime's own socket"),

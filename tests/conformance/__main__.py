@@ -19,7 +19,9 @@ def main(arguments: list[str] | None = None) -> int:
         description="Check topoproxy against files of test vectors.",
         epilog=f"Schemas that can be run: {', '.join(registry.supported())}.",
     )
-    parser.add_argument("paths", metavar="PATH", nargs="*", type=Path, default=[OWN], help="file or folder")
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="*", type=Path, default=[OWN], help="file or directory"
+    )
     files = expand(parser.parse_args(arguments).paths)
     reports = [run_file(path, files) for path in files]
     for report in reports:
@@ -27,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(*report.lines(), sep="\n")
     errors = [report.error for report in reports if report.error]
     if not files:
-        errors.append("cannot find any vectors: no *.json file in these folders")
+        errors.append("cannot find any vectors: no *.json file in these directories")
     sys.stdout.flush()
     for error in errors:
         print(error, file=sys.stderr, flush=True)

@@ -245,7 +245,7 @@ def test_topologies_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_vectors(tmp_path: Path) -> None:
-    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "directory.json").mkdir()
     status, lines, errors = conformance(tmp_path)
     assert (status, lines) == (2, ["0 passed, 0 failed"])
-    assert errors == "cannot find any vectors: no *.json file in these folders\n"
+    assert errors == "cannot find any vectors: no *.json file in these directories\n"

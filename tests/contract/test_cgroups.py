@@ -87,7 +87,7 @@ class Bed:
             self.rmdir("")
 
 
-def folder_bed(tmp_path: Path, version: int) -> Bed:
+def directory_bed(tmp_path: Path, version: int) -> Bed:
     groups = FakeCgroups(
         tmp_path / "tree", CpuSet.parse("0-7"), Mask.parse("0-1"), version, CpuSet.parse("0-9")
     )
@@ -126,16 +126,16 @@ def cgroup_error(number: int, call: Callable[[], object]) -> str:
 
 @pytest.fixture
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
-    made = real_bed() if request.param == "kernel-v1" else folder_bed(tmp_path, int(request.param[-1]))
+    made = real_bed() if request.param == "kernel-v1" else directory_bed(tmp_path, int(request.param[-1]))
     made.put("", "cpuset.cpus", str(made.cpus))
     made.put("", "cpuset.mems", str(made.mems))
     yield made
     made.clean()
 
 
-both_v1 = pytest.mark.parametrize("bed", ["folder-v1", "kernel-v1"], indirect=True)
-every = pytest.mark.parametrize("bed", ["folder-v1", "folder-v2", "kernel-v1"], indirect=True)
-v2 = pytest.mark.parametrize("bed", ["folder-v2"], indirect=True)
+both_v1 = pytest.mark.parametrize("bed", ["directory-v1", "kernel-v1"], indirect=True)
+every = pytest.mark.parametrize("bed", ["directory-v1", "directory-v2", "kernel-v1"], indirect=True)
+v2 = pytest.mark.parametrize("bed", ["directory-v2"], indirect=True)
 
 
 @both_v1
@@ -290,8 +290,8 @@ class TestWrite:
 
     def test_a_group_that_is_gone(self, bed: Bed) -> None:
         for call in (
-            lambda: bed.groups.read(bed.path("nobody")),
-            lambda: bed.groups.write(bed.path("nobody"), bed.few, None),
+            lambda: bed.groups.read(bed.path("missing")),
+            lambda: bed.groups.write(bed.path("missing"), bed.few, None),
         ):
             assert "gone" in cgroup_error(errno.ENOENT, call)
 

@@ -71,8 +71,8 @@ def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
     made.clean()
 
 
-both_v1 = pytest.mark.parametrize("bed", ["folder-v1", "kernel-v1"], indirect=True)
-every = pytest.mark.parametrize("bed", ["folder-v1", "folder-v2", "kernel-v1"], indirect=True)
+both_v1 = pytest.mark.parametrize("bed", ["directory-v1", "kernel-v1"], indirect=True)
+every = pytest.mark.parametrize("bed", ["directory-v1", "directory-v2", "kernel-v1"], indirect=True)
 
 
 def invalid(call: Callable[[], object]) -> None:
@@ -188,8 +188,8 @@ class TestQuota:
 
     def test_a_group_that_is_gone_and_the_root(self, bed: Bed) -> None:
         for call in (
-            lambda: bed.groups.quota(bed.path("nobody")),
-            lambda: bed.groups.set_quota(bed.path("nobody"), -1),
+            lambda: bed.groups.quota(bed.path("missing")),
+            lambda: bed.groups.set_quota(bed.path("missing"), -1),
         ):
             assert "gone" in refused(errno.ENOENT, call)
         refused(errno.EACCES, lambda: bed.groups.set_quota("/", -1))

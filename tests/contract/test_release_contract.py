@@ -85,7 +85,7 @@ class Tree:
         return give_back(enforcer, state, targets, list(state.pods.values()))
 
 
-@pytest.fixture(params=["folder-v1", "folder-v2", "kernel-v1"])
+@pytest.fixture(params=["directory-v1", "directory-v2", "kernel-v1"])
 def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tree]:
     if request.param == "kernel-v1":
         if os.geteuid() != 0 or not (MOUNT / "cpuset.cpus").is_file():

@@ -159,13 +159,13 @@ def test_unknown_ids(client):
         ("UpdateContainerResources", grpc.StatusCode.NOT_FOUND),
     ]:
         with refused(code):
-            client.call(method, getattr(pb, f"{method}Request")(container_id="nobody"))
+            client.call(method, getattr(pb, f"{method}Request")(container_id="missing"))
     with refused(grpc.StatusCode.NOT_FOUND):
-        client.call("PodSandboxStatus", pb.PodSandboxStatusRequest(pod_sandbox_id="nobody"))
+        client.call("PodSandboxStatus", pb.PodSandboxStatusRequest(pod_sandbox_id="missing"))
     with refused(grpc.StatusCode.NOT_FOUND):
-        client.call("CreateContainer", pb.CreateContainerRequest(pod_sandbox_id="nobody"))
-    client.remove("nobody")
-    client.end_pod("nobody")
+        client.call("CreateContainer", pb.CreateContainerRequest(pod_sandbox_id="missing"))
+    client.remove("missing")
+    client.end_pod("missing")
 
 
 def test_names_are_taken_once(client):

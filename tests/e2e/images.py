@@ -4,7 +4,7 @@ No container tool, compiler or network is needed: an image is a few JSON documen
 the static busybox. The registry knows repositories by path only, so it stands in for any registry host; a
 runtime that is reported to ask it for everything can then pull what the CRI conformance suite wants.
 
-Run as a program (``images.py serve FOLDER PORT``) it is the registry of a bed; it prints ``ready`` when it
+Run as a program (``images.py serve DIRECTORY PORT``) it is the registry of a bed; it prints ``ready`` when it
 listens.
 """
 

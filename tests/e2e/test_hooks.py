@@ -429,7 +429,7 @@ def test_what_a_hook_wants_of_others_is_in_the_kernel(nodes: Callable[..., Hooke
                 return api.Adjustment(
                     updates={{
                         known["web"]: api.Update(cpu_shares=256, cpus=api.CpuSet.parse("{LAST}")),
-                        "nobody": api.Update(cpu_shares=2),
+                        "missing": api.Update(cpu_shares=2),
                     }}
                 )
         """,
@@ -441,7 +441,8 @@ def test_what_a_hook_wants_of_others_is_in_the_kernel(nodes: Callable[..., Hooke
     wait_for("its CPUs", lambda: cpuset_of(other).cpus == LAST)
     assert knob(trigger, file) == shares(1024)[1]
     wait_for(
-        "the missing container to be reported", lambda: "containerID=nobody hook=10-others" in node.problems()
+        "the missing container to be reported",
+        lambda: "containerID=missing hook=10-others" in node.problems(),
     )
     gone(node, trigger)
     wait_for("its shares", lambda: knob(other, file) == shares(512)[1])

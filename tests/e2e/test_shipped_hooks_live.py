@@ -97,7 +97,7 @@ def test_a_container_reads_its_cpus_and_reads_them_again_when_they_change(
     node.cri.stop(owner)
     node.cri.remove(owner)
     wait_for("the sharer's file to follow back", lambda: reported(sharer)["SHARED_CPUS"] == str(ALL))
-    wait_for("the owner's folder to go", lambda: not (root / UID).exists())
+    wait_for("the owner's directory to go", lambda: not (root / UID).exists())
     node.daemon.restart()
     wait_for("the file after a restart", lambda: reported(sharer)["SHARED_CPUS"] == str(ALL))
 

@@ -36,11 +36,11 @@ HARDENED = """#!/bin/sh
 # The program as the unit has it where it serves; else as it is.
 [ "$1" = serve ] || exec {program} "$@"
 exec unshare --mount --propagation private sh -e -c '
-mount --bind {folder} {folder}
+mount --bind {directory} {directory}
 mount -o remount,bind,ro /sys
 while read -r _ at _; do
     case $at in
-        /dev|/dev/*|/proc|/proc/*|/sys|/sys/*|{folder}) ;;
+        /dev|/dev/*|/proc|/proc/*|/sys|/sys/*|{directory}) ;;
         *) mount -o remount,bind,ro "$at" 2>/dev/null || : ;;
     esac
 done </proc/self/mounts
@@ -62,7 +62,7 @@ def hardened(
     directory = tmp_path / "proxy"
     directory.mkdir()
     wrapper = tmp_path / "hardened"
-    words = {"program": daemons.PROGRAM, "folder": directory, "capabilities": capabilities()}
+    words = {"program": daemons.PROGRAM, "directory": directory, "capabilities": capabilities()}
     wrapper.write_text(HARDENED.format(**words))
     wrapper.chmod(0o755)
     monkeypatch.setattr(daemons, "PROGRAM", wrapper)

@@ -10,7 +10,7 @@ The quick ones show most in the least time, some on each kind of machine; they a
 new story is not among them unless ``QUICK`` marks it.
 
 ``TOPOPROXY_KUBELET=PROGRAM`` names a kubelet (1.34 or later) for the tests that want one, and
-``TOPOPROXY_VM_DIR=FOLDER`` where disks are kept (below the user's cache if not said). What is tested is the
+``TOPOPROXY_VM_DIR=DIRECTORY`` where disks are kept (below the user's cache by default). What is tested is the
 built wheel, with the dependencies of this environment, on the guest's Python.
 """
 
@@ -180,7 +180,7 @@ def test_pools(story: Story, kind: str) -> None:
 @pytest.fixture(scope="module")
 def crio(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """CRI-O's programs, and what they need beyond what the disk has."""
-    if reason := why_not_crio() if CRIO else "no CRI-O: name its folder in TOPOPROXY_CRIO":
+    if reason := why_not_crio() if CRIO else "no CRI-O: name its directory in TOPOPROXY_CRIO":
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("crio") / "crio-programs"
     directory.mkdir()

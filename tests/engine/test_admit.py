@@ -282,9 +282,9 @@ def test_a_sandbox_created_again_keeps_its_decision() -> None:
 def test_a_forbidden_bind_policy_refuses_a_pod_that_would_own_cpus() -> None:
     state = empty(bind=NodeBindPolicy.FULL_PCPUS_ONLY)
     spread = {"bind_required": BindPolicy.SPREAD_BY_PCPUS}
-    for who in (pod("a", **spread), pod("a", ask("c", 2), **spread)):
-        got = admit(state, who, whole(2))
-        assert (got.verdict.reason, got.state, got.pod) == ("CPUBindPolicyError", state, who)
+    for asking in (pod("a", **spread), pod("a", ask("c", 2), **spread)):
+        got = admit(state, asking, whole(2))
+        assert (got.verdict.reason, got.state, got.pod) == ("CPUBindPolicyError", state, asking)
         assert got.explanation is not None
         assert got.explanation.verdict == got.verdict
     some = Request(512, 50_000, 100_000)

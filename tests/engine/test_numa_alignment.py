@@ -76,7 +76,9 @@ def test_owners_on_one_node_or_several() -> None:
     assert refused.explanation.merge is not None
     assert refused.explanation.merge.policy == "single-numa-node"
     assert [said.resource for said in refused.explanation.answers] == ["cpu"]
-    assert admit(state, lsr("b"), whole(9)).verdict.admitted, "who does not want to be aligned is not"
+    assert admit(state, lsr("b"), whole(9)).verdict.admitted, (
+        "a pod that asks for no alignment is not aligned"
+    )
 
 
 def test_what_spans_nodes_is_divided_evenly() -> None:

@@ -30,8 +30,8 @@ def pod(qos: QosClass = QosClass.LSE, **more: object) -> Pod:
     return Pod("t-1", "u1", "ns", "p", qos=qos, **more)  # type: ignore[arg-type]
 
 
-def admitted(state: NodeState, who: Pod, asked: Request) -> PodAdmission:
-    got = admit(state, who, asked)
+def admitted(state: NodeState, claiming: Pod, asked: Request) -> PodAdmission:
+    got = admit(state, claiming, asked)
     assert got.verdict.admitted, got.verdict
     return got
 
@@ -119,15 +119,15 @@ def test_counted_memory_is_the_pods_as_a_whole() -> None:
 
 def test_a_container_that_is_not_affected() -> None:
     assert not decides_pod(changed_copy(NODE, static=False), pod())
-    for who in (
+    for claiming in (
         pod(cpuset=CpuSet((1,))),
         pod(nodes=Mask((0,))),
         pod(defects=(InputDefect("x", decisive=True),)),
         pod(QosClass.LS),
         pod(QosClass.NONE),
     ):
-        assert not decides_pod(NODE, who)
-        assert admit(NodeState.empty(NODE), who, total(2000)).pod == who
+        assert not decides_pod(NODE, claiming)
+        assert admit(NodeState.empty(NODE), claiming, total(2000)).pod == claiming
     silent = admitted(NodeState.empty(NODE), pod(), Request(cpu_shares=2))
     assert (silent.pod.cpuset, silent.pod.reserved_for_pod) == (None, None), "an old kubelet tells no sums"
 

@@ -26,8 +26,8 @@ def reported(w: Any, why: str, pod: str = "") -> list[str]:
     return [words for words in said if why in words]
 
 
-def reasons(w: Any, who: str) -> str:
-    record = w.executor.history.find(who)[-1].explanation
+def reasons(w: Any, name: str) -> str:
+    record = w.executor.history.find(name)[-1].explanation
     return " | ".join(
         [*record.reasons, *(f"{f.what} {f.value}" for f in record.facts), record.verdict.message]
     )

@@ -1,4 +1,4 @@
-"""The groups above BE containers, in folders under the kernel's rules."""
+"""The groups above BE containers, in directories under the kernel's rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feed of changes: who follows learns of each change at once, and costs nothing while nothing changes."""
+"""The feed of changes: a client gets each change at once, and costs nothing while nothing changes."""
 
 from __future__ import annotations
 

@@ -490,7 +490,7 @@ def test_the_runtime_is_told_of_pools_that_have_changed_during_a_start(live: Cal
         start, settler = await HangingStart.of(w), w.make_settler()
         await w.stop(lse)
         await w.sync.once()
-        assert w.on(start.id) == "0-15", "a reconcile writes also who is starting"
+        assert w.on(start.id) == "0-15", "a reconcile writes also a container that starts"
         await settler.finish(5)  # too early: no start can be corrected while it is in flight
         await start.land()
         await settler.finish(5)

@@ -365,8 +365,8 @@ def test_an_unknown_container_is_looked_up_when_it_is_named(live) -> None:
         call = await w.call("UpdateContainerResources", request)
         assert pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_cpus == "0-15"
         for method, message in (
-            ("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id="nobody")),
-            ("StartContainer", pb.StartContainerRequest(container_id="nobody")),
+            ("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id="missing")),
+            ("StartContainer", pb.StartContainerRequest(container_id="missing")),
         ):
             call = await w.call(method, message)
             assert call.sent == call.body, "the runtime will say that it does not know it"

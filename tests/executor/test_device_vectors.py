@@ -30,7 +30,7 @@ TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 
 def cases(name: str) -> list[Any]:
     """Read the cases of this repository, and those beside it."""
-    files = [folder / name for folder in (OWN, SHARED.parent)]
+    files = [directory / name for directory in (OWN, SHARED.parent)]
     return [case for file in files if file.is_file() for case in json.loads(file.read_text())["cases"]]
 
 

@@ -86,7 +86,7 @@ def test_pools_are_enforced_without_the_owners() -> None:
     }
     assert cgroups.looked == ["ls"]
     assert ours.enforce_all().written == ["own"]
-    assert ours.enforce(["ls", "own", "nobody"]).written == []
+    assert ours.enforce(["ls", "own", "missing"]).written == []
 
 
 def test_a_failed_write_is_reported() -> None:

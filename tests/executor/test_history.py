@@ -114,7 +114,7 @@ def test_a_token_becomes_an_id() -> None:
     history.note_simple(2, pooled("ns/q/c", "call-2"), CPUS)
     history.renamed("call-1", "0123456789ab")
     history.renamed("call-2", "ba9876543210")
-    history.renamed("call-3", "nobody")
+    history.renamed("call-3", "missing")
     (record,) = history.find("01234567")
     assert (record.container_id, record.there) == ("0123456789ab", True)
     assert history.find("ba987654")[0].explanation.ref == "ns/q/c"

@@ -38,7 +38,7 @@ class Moody:
             allowed = sorted(event.decision.allowed) if hasattr(event, "decision") else []
             some = CpuSet(self.dice.sample(allowed, self.dice.randint(1, len(allowed)))) if allowed else None
             others = sorted(self.world.executor.state.containers)
-            other = self.dice.choice(others) if others else "nobody"
+            other = self.dice.choice(others) if others else "missing"
             anything = CpuSet(self.dice.sample(range(16), 3))
         time.sleep(pause)
         takes = type(event).TAKES

@@ -127,7 +127,7 @@ def test_failed_updates_are_reported_with_the_hooks_name(live) -> None:
             ls = await w.run(await w.pod("ls", "LS"))
             gone = await w.run("s-ls", "gone")
             await w.stop(gone)
-            take(h, "nobody", cpu_shares=2)
+            take(h, "missing", cpu_shares=2)
             take(h, gone, cpu_shares=2)
             take(h, ls, cpus=cpus("3-4"))
             take(h, lse, cpus=cpus("4"))
@@ -136,7 +136,7 @@ def test_failed_updates_are_reported_with_the_hooks_name(live) -> None:
             take(h, ls, cpu_shares=2)
             await done(w, h)
             assert problems(w) == [
-                lack("containerID=nobody", "there is no such container"),
+                lack("containerID=missing", "there is no such container"),
                 lack(f"pod=ns/ls container=gone containerID={gone}", "it does not run"),
                 lack(f"pod=ns/ls container=c containerID={ls}", "cannot: no"),
                 lack(f"pod=ns/lse container=c containerID={lse}", "CPUs 4 are not among those it has"),

@@ -45,8 +45,8 @@ class PlayedEvents:
                 raise what
             yield what
 
-    def send(self, kind: Any, who: str) -> None:
-        self.queued.put(RuntimeEvent(kind, who))
+    def send(self, kind: Any, about: str) -> None:
+        self.queued.put(RuntimeEvent(kind, about))
 
     def close(self) -> None:
         self.queued.put(UnavailableError("closed"))
@@ -67,9 +67,9 @@ class Hears:
         await self.world.until(lambda: self.runtime_events.events_state is EventsState.CONNECTED)
         self.executor.attention.clear()
 
-    async def send(self, kind: str, who: str) -> None:
+    async def send(self, kind: str, about: str) -> None:
         """An event, and everything that follows at once."""
-        self.events.send(kind, who)
+        self.events.send(kind, about)
         # The thread takes one after the other, so that after the mark it has handed over what was before.
         mark = f"mark-{time.monotonic_ns()}"
         self.events.send(EXIT, mark)
@@ -244,7 +244,7 @@ def test_an_exit_of_an_unknown_container(live: Callable[..., None]) -> None:
         await world.remove(owner)
         state = world.executor.state
         await hears.send(EXIT, owner)
-        await hears.send(EXIT, "nobody")
+        await hears.send(EXIT, "missing")
         assert world.executor.state is state
         assert not await hears.moment()
 
@@ -324,7 +324,7 @@ def test_a_deletion_of_a_known_container(
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
         await hears.send(START, owner)
-        await hears.send(DELETE, "nobody")
+        await hears.send(DELETE, "missing")
         assert not await hears.moment()
         if answered:
             monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)

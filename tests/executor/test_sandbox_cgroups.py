@@ -1,4 +1,4 @@
-"""Sandboxes and CPUs that are owned, in folders under the kernel's rules."""
+"""Sandboxes and CPUs that are owned, in directories under the kernel's rules."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class PlayedBed:
         self.writes.close()
 
 
-class FolderBed:
+class DirectoryBed:
     """A directory with plain files: what the imitated tree is made of."""
 
     def __init__(self, root: Path) -> None:
@@ -89,7 +89,7 @@ class FolderBed:
         self.writes.close()
 
 
-class KernelBed(FolderBed):
+class KernelBed(DirectoryBed):
     """Real groups (v1)."""
 
     def __init__(self) -> None:
@@ -119,10 +119,12 @@ class KernelBed(FolderBed):
             (MOUNT / path).rmdir()
 
 
-@pytest.fixture(params=["played", "folder", "cgroup v1"])
+@pytest.fixture(params=["played", "directory", "cgroup v1"])
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
     kind = request.param
-    made: Bed = PlayedBed() if kind == "played" else FolderBed(tmp_path) if kind == "folder" else KernelBed()
+    made: Bed = (
+        PlayedBed() if kind == "played" else DirectoryBed(tmp_path) if kind == "directory" else KernelBed()
+    )
     try:
         yield made
     finally:
@@ -168,13 +170,13 @@ def test_writes_to_an_unwatched_container_are_not_reported(bed: Bed) -> None:
     bed.writes.watch(two)
     bed.write(one)
     bed.writes.unwatch(one)
-    bed.writes.unwatch("nobody")
+    bed.writes.unwatch("missing")
     assert bed.writes.taken() == set()
     assert bed.writes.watched() == {two}
 
 
 def test_a_missing_container_is_not_watched(bed: Bed) -> None:
-    assert not bed.writes.watch("nobody")
+    assert not bed.writes.watch("missing")
     assert bed.writes.watched() == set()
 
 

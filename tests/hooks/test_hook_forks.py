@@ -19,12 +19,12 @@ from proxy.hooks.samples import sample
 from tests.testkit.captured_log import of_hooks
 
 forks.watch()
-folder = tempfile.mkdtemp()
-locked = open(folder + "/lock", "w")
+directory = tempfile.mkdtemp()
+locked = open(directory + "/lock", "w")
 fcntl.flock(locked, fcntl.LOCK_EX)
 ours, theirs = socket.socketpair()
 epoll = select.epoll()
-plain = open(folder + "/plain", "w")
+plain = open(directory + "/plain", "w")
 reads, writes = os.pipe()
 parent = os.getpid()
 children = []
@@ -80,7 +80,7 @@ def test_a_child_lives_on_without_what_it_must_not_share() -> None:
         ask(hook)
         found = os.read(reads, 1000).decode()
         locked.close()
-        fcntl.flock(open(folder + "/lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the child has it
+        fcntl.flock(open(directory + "/lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the child has it
         ours.close()
         assert theirs.recv(1) == b"", "the other side sees the end"
         os.kill(children[0], 9)
@@ -131,7 +131,7 @@ def test_a_hook_file_that_forks_while_it_is_loaded() -> None:
         from proxy.hooks.loader.loading import load
 
         text = b"import os\\nAPI_VERSION = 1\\nchild = os.fork()\\ndef pre_create_container(event): pass\\n"
-        loaded = load("10-x", Path(folder, "10-x.py"), text, HooksConfig())
+        loaded = load("10-x", Path(directory, "10-x.py"), text, HooksConfig())
         children.append(loaded.module.child)
         print(json.dumps(ends()))
         """

@@ -19,7 +19,7 @@ from tests.testkit.changed_copy import changed_copy
 
 HOOK = Path(__file__).resolve().parents[2] / "hooks/30-cpus-file.py"
 POD = testing.pod(uid="uid-1")
-FOLDER = "uid-1/main.0"
+DIRECTORY = "uid-1/main.0"
 
 
 def cpus(text: str) -> CpuSet:
@@ -45,7 +45,7 @@ class Node:
         self.hear("post_create_container", pod=pod, container=existing(container, one), decision=decision)
         return answer
 
-    def file(self, directory: str = FOLDER) -> dict[str, str]:
+    def file(self, directory: str = DIRECTORY) -> dict[str, str]:
         lines = (self.root / directory / "cpus").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines)
 
@@ -60,7 +60,7 @@ def test_an_owner_gets_its_cpus_in_both_ways(node: Callable[..., Node]) -> None:
     answer = one.create(pool="own", cpus="2-5", mems="0")
     reported = {"EXCLUSIVE_CPUS": "2-5", "SHARED_CPUS": "", "MEMORY_NODES": "0"}
     assert answer.envs == reported == one.file()
-    host = str(one.root / FOLDER)
+    host = str(one.root / DIRECTORY)
     assert answer.mounts == {"/run/topoproxy": Mount("/run/topoproxy", host, readonly=True)}
 
 
@@ -79,7 +79,7 @@ def test_the_file_is_readable_for_every_program_and_a_shell(node: Callable[..., 
         one.create(pool="own", cpus="2-5")
     finally:
         os.umask(before)
-    file = one.root / FOLDER / "cpus"
+    file = one.root / DIRECTORY / "cpus"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o644, 0o755)
     script = f". {file}; echo $EXCLUSIVE_CPUS"
     assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == "2-5\n"
@@ -139,7 +139,7 @@ def test_the_file_follows_the_pools(node: Callable[..., Node]) -> None:
 def test_a_reader_never_sees_half_of_it(node: Callable[..., Node]) -> None:
     one = node()
     one.create(pool="own", cpus="2-5")
-    directory = one.root / FOLDER
+    directory = one.root / DIRECTORY
     with (directory / "cpus").open() as opened:
         one.hear(
             "post_start_container",
@@ -164,8 +164,8 @@ def test_a_link_in_the_directory_is_not_followed(node: Callable[..., Node], tmp_
     victim = tmp_path / "victim"
     victim.write_text("whole")
     for name in ("cpus", ".cpus.new"):
-        (one.root / FOLDER / name).unlink(missing_ok=True)
-        (one.root / FOLDER / name).symlink_to(victim)
+        (one.root / DIRECTORY / name).unlink(missing_ok=True)
+        (one.root / DIRECTORY / name).symlink_to(victim)
     changed = {"container": existing(testing.container(), "c1"), "decision": testing.decision("own", "7")}
     one.hear("post_start_container", pod=POD, **changed)
     assert victim.read_text() == "whole"
@@ -206,12 +206,12 @@ def test_at_the_start_leftovers_go_and_files_are_made_true(node: Callable[..., N
         (one.root / name).mkdir(parents=True)
         os.utime(one.root / name, (0, 0))
     os.utime(one.root / "gone/fresh.0")
-    os.utime(one.root / FOLDER, (0, 0))
+    os.utime(one.root / DIRECTORY, (0, 0))
     again = node()
     there = testing.running("c1", pod=POD, container=existing(), decision=testing.decision("own", "4-5"))
     again.hear("synchronize", containers=(there,))
     found = sorted(str(path.relative_to(one.root)) for path in one.root.glob("*/*"))
-    assert found == ["gone/fresh.0", FOLDER], "what is new may belong to a create on its way"
+    assert found == ["gone/fresh.0", DIRECTORY], "what is new may belong to a create on its way"
     assert again.file()["EXCLUSIVE_CPUS"] == "4-5"
 
 

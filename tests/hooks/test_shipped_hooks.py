@@ -19,8 +19,8 @@ from proxy.hooks.loader.schema import keys_of
 from proxy.model.idset import CpuSet, Mask
 from tests.testkit.changed_copy import changed_copy
 
-FOLDER = Path(__file__).resolve().parents[2] / "hooks"
-FILES = sorted(FOLDER.glob("*.py"))
+DIRECTORY = Path(__file__).resolve().parents[2] / "hooks"
+FILES = sorted(DIRECTORY.glob("*.py"))
 HOOKS = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 DECISIONS = (
@@ -160,7 +160,7 @@ def in_folder(path: Path, directory: Path) -> testing.Loaded:
 
 def test_there_are_hooks_and_no_package() -> None:
     assert len(FILES) > 5
-    assert {path.name for path in FOLDER.iterdir()} - {"__pycache__"} == {path.name for path in FILES}
+    assert {path.name for path in DIRECTORY.iterdir()} - {"__pycache__"} == {path.name for path in FILES}
 
 
 @HOOKS

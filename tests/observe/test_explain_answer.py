@@ -50,7 +50,7 @@ def test_records_that_a_query_finds(history: History) -> None:
     }
 
 
-@pytest.mark.parametrize("params", [{}, {"query": ""}, {"query": "nobody"}])
+@pytest.mark.parametrize("params", [{}, {"query": ""}, {"query": "missing"}])
 def test_without_a_find_the_pods_are_listed(history: History, params: dict[str, str]) -> None:
     page = history_page(history, params)
     assert page["records"] == []

@@ -32,13 +32,13 @@ def read(path):
     open(path).close()
 def write(path):
     open(path, "a").close()
-folder = sys.argv[2]
+directory = sys.argv[2]
 for what, name in (
     (connect, "cri.sock"), (connect, "admin.sock"), (connect, "hooks.sock"), (os.listdir, "state"),
     (read, "state/ledger.jsonl"), (write, "cri.sock.lock"), (os.unlink, "cri.sock"), (write, "new"),
 ):
     try:
-        what(os.path.join(folder, name))
+        what(os.path.join(directory, name))
     except PermissionError:
         continue
     except OSError as error:

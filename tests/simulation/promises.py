@@ -198,49 +198,51 @@ class Promises:
                 self.written(child)
             return
         self.checks += 1
-        who, kernel = group.container_id, self.node.kernel
+        container_id, kernel = group.container_id, self.node.kernel
         trusted, has = kernel.is_trusted(group), kernel.effective(group)
-        if who in self._owned:
-            own = self._own(who)
-            self._owned[who] = has & own if trusted else self._owned[who] & kernel.online
-            self._owner_alone(who)
-        if trusted and (who in self._sharing or who in self._owned):
-            self._off_owners(who, has)
+        if container_id in self._owned:
+            own = self._own(container_id)
+            self._owned[container_id] = has & own if trusted else self._owned[container_id] & kernel.online
+            self._owner_alone(container_id)
+        if trusted and (container_id in self._sharing or container_id in self._owned):
+            self._off_owners(container_id, has)
 
-    def _own(self, who: str) -> int:
+    def _own(self, container_id: str) -> int:
         """Return the CPUs that an owner was given, with those that stand in for CPUs that are offline."""
-        role, daemon = self.roles[who], self.node.daemon
-        container = daemon.executor.state.containers.get(who) if daemon is not None else None
+        role, daemon = self.roles[container_id], self.node.daemon
+        container = daemon.executor.state.containers.get(container_id) if daemon is not None else None
         if container is not None:
             role.replacement = container.placement.replacement.bits
         return union(role.given) | role.replacement
 
-    def _off_owners(self, who: str, has: int) -> None:
+    def _off_owners(self, container_id: str, has: int) -> None:
         """Check that a container is not on the CPUs of another owner."""
         if self.suspended:
             return
-        role = self.roles[who]
+        role = self.roles[container_id]
         batch = role.pool is Pool.BE
         for owner, cpus in self._owned.items():
             other = self.roles[owner]
             if has & cpus and (not batch or other.hard) and (not role.owner or other.owner != role.owner):
-                self.broken(f"{who} ({role.pool}) runs on {text_of(has)}, and {owner} owns {text_of(cpus)}")
+                self.broken(
+                    f"{container_id} ({role.pool}) runs on {text_of(has)}, and {owner} owns {text_of(cpus)}"
+                )
 
-    def _owner_alone(self, who: str) -> None:
+    def _owner_alone(self, container_id: str) -> None:
         """Check that no other container is on the CPUs of an owner."""
-        if self.suspended or not self._owned[who]:
+        if self.suspended or not self._owned[container_id]:
             return
         kernel, runtime = self.node.kernel, self.node.runtime
         for other in (*self._owned, *self._sharing):
             group = kernel.groups[runtime.containers[other].path]
-            if other != who and kernel.is_trusted(group):
+            if other != container_id and kernel.is_trusted(group):
                 self._off_owners(other, kernel.effective(group))
 
     def resume(self) -> None:
         """The node is placed again: check everything."""
         self.suspended = False
-        for who in self._owned:
-            self._owner_alone(who)
+        for container_id in self._owned:
+            self._owner_alone(container_id)
 
     # -- the ledger and the state -------------------------------------------------------------------------
 
@@ -289,14 +291,18 @@ class Promises:
         daemon = self.node.daemon
         assert daemon is not None
         there = daemon.executor.state.containers
-        for who in self._owned:
-            container, role = there.get(who), self.roles[who]
+        for container_id in self._owned:
+            container, role = there.get(container_id), self.roles[container_id]
             given = role.given
             is_over = role.mover is not daemon and not self.moves_under_way
             if container is not None and len(given) > 1 and is_over:
                 given &= {container.placement.exclusive.bits}  # the daemon that moved it has crashed
             if container is None:
-                self.broken(f"{who} owns {' or '.join(map(text_of, given))}, and the daemon does not know it")
+                self.broken(
+                    f"{container_id} owns {' or '.join(map(text_of, given))}, and the daemon does not know it"
+                )
             elif container.placement.exclusive.bits not in given:
                 has = container.placement.exclusive
-                self.broken(f"{who} was given {' or '.join(map(text_of, given))}, and has {has or 'nothing'}")
+                self.broken(
+                    f"{container_id} was given {' or '.join(map(text_of, given))}, and has {has or 'nothing'}"
+                )

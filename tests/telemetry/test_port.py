@@ -133,7 +133,7 @@ def test_a_resolved_problem_is_gone_and_may_come_again() -> None:
     for worker in ("kernel", "ledger"):
         port.problem("a worker is stuck", worker=worker, seconds=10)
     port.resolved("a worker is stuck", worker="kernel")
-    port.resolved("a worker is stuck", worker="nobody")
+    port.resolved("a worker is stuck", worker="missing")
     assert [p["keys"] for p in port.problems()] == [{"worker": "ledger", "seconds": 10}]
     assert lines[2:] == ['resolved problem="a worker is stuck" worker=kernel seconds=10']
     port.problem("a worker is stuck", worker="kernel", seconds=10)

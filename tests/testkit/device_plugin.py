@@ -36,7 +36,7 @@ class PlayedPlugin:
     """A plug-in of one resource.
 
     Attributes:
-        devices: What it lists to whoever begins to listen.
+        devices: What it lists to each client that begins to listen.
         allocate: Answers Allocate; gets the ids, and may raise, wait, or return bytes.
         prefer: Answers GetPreferredAllocation; gets the request for the container.
         options: Answers GetDevicePluginOptions.

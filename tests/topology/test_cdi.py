@@ -187,7 +187,7 @@ def test_a_file_of_the_largest_size_is_read(directories: Directories) -> None:
 def test_other_files_are_not_opened(directories: Directories) -> None:
     (directories.static / "a.yml").write_text("{")
     (directories.static / "b.json.bak").write_text("{")
-    (directories.static / "folder.json").mkdir()
+    (directories.static / "directory.json").mkdir()
     (directories.static / "link.json").symlink_to("gone")
     os.mkfifo(directories.static / "pipe.json")
     assert directories.paths("a.com/b=x") is None

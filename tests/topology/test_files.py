@@ -61,12 +61,12 @@ def test_the_mask_wins_over_the_list_and_garbage_falls_back_to_it(tmp_path) -> N
 def test_unreadable_things_are_none_and_never_block(tmp_path) -> None:
     tree = SysfsTree(tmp_path)
     os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "directory").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "empty").write_text("")
     (tmp_path / "nul").write_bytes(b"\0\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name in ("missing", "folder", "loop", "folder/x", "bad\0name"):
+    for name in ("missing", "directory", "loop", "directory/x", "bad\0name"):
         assert tree.text(name) is None
     assert tree.text("fifo") in (None, "")
     assert [tree.text("empty"), tree.text("nul")] == ["", ""]

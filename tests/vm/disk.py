@@ -1,6 +1,6 @@
 """Build the disk that virtual machines of the tests start from: Debian, containerd, Python, our images.
 
-    python tests/vm/disk.py FOLDER
+    python tests/vm/disk.py DIRECTORY
 
 Needs root and Debian: packages come from where this machine's apt has its own. Nothing is installed and
 nothing is mounted here: the kernel is only unpacked, and ``mke2fs`` fills the disk from a directory. The disk

@@ -1,6 +1,7 @@
 """The condition ``TopologyPlacement`` of a Node object: whether its pods get the CPUs that they are due.
 
-It changes when the answer does, not with each pod: each write of a Node object goes to all who watch nodes.
+It changes when the answer does, not with each pod: each write of a Node object goes to every client that
+watches nodes.
 """
 
 from __future__ import annotations

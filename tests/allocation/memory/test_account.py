@@ -158,4 +158,4 @@ def test_kubelets_table_of_reusable_memory_is_what_init_containers_hold() -> Non
         charged.append(state.nodes[0].tables["memory"].reserved // KI)
     assert charged == [7, 7, 9, 9, 11]
     with pytest.raises(KeyError):
-        allocate(state, pod, "nobody", OPEN)
+        allocate(state, pod, "missing", OPEN)

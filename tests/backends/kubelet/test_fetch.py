@@ -62,7 +62,7 @@ def test_the_token_is_read_for_each_exchange(
         (lambda path: path.write_text("x" * (1 << 16) + "x"), "it is larger than 64 KiB"),
         (lambda path: path.write_bytes(b"\xff"), "'ascii' codec can't decode"),
     ],
-    ids=["none", "folder", "pipe", "device", "large", "binary"],
+    ids=["none", "directory", "pipe", "device", "large", "binary"],
 )
 def test_a_token_that_cannot_be_read_costs_no_time(
     tls_server: Any, tmp_path: Path, make: Callable[[Path], object], cause: str

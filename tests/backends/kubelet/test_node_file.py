@@ -70,7 +70,7 @@ def test_the_last_valid_file_stays_in_effect(tmp_path: Path) -> None:
 
 
 def test_invalid_files(tmp_path: Path) -> None:
-    fifo, directory, binary, huge = (tmp_path / name for name in ("fifo", "folder", "binary", "huge"))
+    fifo, directory, binary, huge = (tmp_path / name for name in ("fifo", "directory", "binary", "huge"))
     os.mkfifo(fifo)
     directory.mkdir()
     binary.write_bytes(b'{"a": "\xff"}')

@@ -104,7 +104,7 @@ def test_an_unfinished_end_is_cut_and_writing_continues(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["middle", "machine", "format", "folder", "symlink", "dangling", "fifo", "empty"]
+    "damage", ["middle", "machine", "format", "directory", "symlink", "dangling", "fifo", "empty"]
 )
 def test_what_is_not_ours_is_put_aside_and_kept(home: Path, damage: str) -> None:
     ledger = fresh(home, "m2" if damage == "machine" else "m1")
@@ -122,7 +122,7 @@ def test_what_is_not_ours_is_put_aside_and_kept(home: Path, damage: str) -> None
     elif damage != "machine":
         file.unlink()
         {
-            "folder": lambda: file.mkdir(),
+            "directory": lambda: file.mkdir(),
             "symlink": lambda: (home / "target").write_bytes(data) and file.symlink_to(home / "target"),
             "dangling": lambda: file.symlink_to(home / "nowhere"),
             "fifo": lambda: os.mkfifo(file),

@@ -12,7 +12,7 @@ from pathlib import Path
 from bed import end_process, wait_for
 from cri import Cri
 
-FOLDER = os.environ.get("TOPOPROXY_KOORDINATOR") or ""
+DIRECTORY = os.environ.get("TOPOPROXY_KOORDINATOR") or ""
 PROGRAMS = ("koord-runtime-proxy", "hookserver")
 
 INSIDE = """
@@ -24,10 +24,10 @@ mount -t tmpfs none /etc && mkdir -p /etc/runtime/hookserver.d &&
 
 def why_not_koordinator() -> str:
     """Give the reason why nothing of Koordinator's can be run here, or an empty string."""
-    if not FOLDER:
+    if not DIRECTORY:
         return "Koordinator's programs are not named: make test-koordinator"
-    missing = [name for name in PROGRAMS if not os.access(Path(FOLDER, name), os.X_OK)]
-    return f"no {', '.join(missing)} in {FOLDER} (TOPOPROXY_KOORDINATOR)" if missing else ""
+    missing = [name for name in PROGRAMS if not os.access(Path(DIRECTORY, name), os.X_OK)]
+    return f"no {', '.join(missing)} in {DIRECTORY} (TOPOPROXY_KOORDINATOR)" if missing else ""
 
 
 class Program:
@@ -77,7 +77,7 @@ class RuntimeProxy(Program):
 
     def start(self, cgroup: str) -> None:
         """Start it and wait until it hands on a call."""
-        program = str(Path(FOLDER, "koord-runtime-proxy"))
+        program = str(Path(DIRECTORY, "koord-runtime-proxy"))
         ends = [f"--koord-runtimeproxy-endpoint={self.socket}"]
         ends += [f"--remote-runtime-service-endpoint={self._runtime}"]
         space = ["unshare", "--mount", "--propagation", "private"]
@@ -111,7 +111,7 @@ class HookServer(Program):
             policy: What it registers.
             manager: Kubelet's CPU manager policy, as koordlet would read it.
         """
-        program = str(Path(FOLDER, "hookserver"))
+        program = str(Path(DIRECTORY, "hookserver"))
         said = [f"--shared={shared}", f"--policy={policy}", f"--manager={manager}"]
         self._run([program, f"--socket={self.socket}", f"--folder={self._servers}", *said, "-v=5"])
 
