@@ -105,6 +105,9 @@ def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
     again = on(gone, pod("d", **shy), 8).container
     assert again is not None
     assert len(again.placement.exclusive) == 8
+    few = on(gone, pod("e", **shy), 2).container
+    assert few is not None
+    assert str(few.placement.exclusive) == "0-1", "a container that has ended needs no distance"
 
 
 def test_numa_nodes_that_were_decided_on_come_first() -> None:
