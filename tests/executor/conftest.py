@@ -23,6 +23,7 @@ from proxy.executor.runtime_ports import Limits, RuntimeContainer, RuntimeDetail
 from proxy.executor.runtime_sync import Settler
 from proxy.frontends.cri.call import InterceptedCall
 from proxy.frontends.cri.interceptors import Interceptors
+from proxy.frontends.cri.rewrite import create_suffix, update_suffix
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.telemetry.port import Telemetry
@@ -305,6 +306,10 @@ class PlayedCall(InterceptedCall):
 
     def change(self, body: bytes) -> None:
         self.body = body
+
+    def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
+        suffix = create_suffix if self.method == "CreateContainer" else update_suffix
+        self.release(self.body + suffix(cpus, mems, quota))
 
     def release(self, body: bytes | None = None) -> None:
         self._once()
