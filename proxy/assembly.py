@@ -403,6 +403,7 @@ def _other_managers(
     from proxy.backends.kubelet.managed_elsewhere import OtherManagersReader
     from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
     from proxy.executor.device_claims import OtherManagers
+    from proxy.sockets.unix_socket import is_in_use
 
     sysfs = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root)
     reader = OtherManagersReader(
@@ -410,7 +411,7 @@ def _other_managers(
         lambda name: sysfs.located(name).functions,
         executor.telemetry,
     )
-    return OtherManagers(executor, reader.read, plugins.withdraw)
+    return OtherManagers(executor, reader.read, plugins.withdraw, is_in_use)
 
 
 def _kubelet_settings(config: Config) -> KubeletSettings:

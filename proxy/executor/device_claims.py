@@ -6,6 +6,9 @@ driver has prepared one of its devices for a claim. Both are looked at when a pl
 ``PERIOD_S`` afterwards: then the resource is withdrawn, and the plug-in is refused until the other manager
 has given it up. Containers keep the devices that they have.
 
+A refusal is shown until the other manager has given the resource up, or its plug-in is gone: nothing has
+listened on the plug-in's socket for ``GONE_S``.
+
 What kubelet has assigned and can no longer assign, as after its plug-in has ended, is not a conflict: that is
 how a resource moves from kubelet to topoproxy. Where kubelet is not asked (``kubelet.podResources``), no
 conflict is known; while it does not answer, what is known stays.
@@ -16,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, field
@@ -26,6 +30,8 @@ PERIOD_S: Final = 30.0
 """Seconds between two looks at what the other managers have."""
 LISTED_S: Final = 1.0
 """Seconds within which the first list of a resource is noticed."""
+GONE_S: Final = 600.0
+"""Seconds after which a refused plug-in is gone. kubelet starts one that ends again after at most 300 s."""
 PROBLEM: Final = "cannot manage a resource that has another manager"
 
 
@@ -56,7 +62,8 @@ def conflict_of(resource: str, ids: Collection[str], elsewhere: ManagedElsewhere
     if resource in elsewhere.plugged:
         return (
             f"cannot manage {resource}: kubelet's device manager manages it too "
-            f"({len(elsewhere.plugged[resource])} devices); let its plug-in register with one of the two"
+            f"({len(elsewhere.plugged[resource])} devices); "
+            "let its plug-in register with kubelet or with topoproxy"
         )
     for name in sorted(ids):
         if claim := elsewhere.claimed.get(name.lower()):
@@ -68,7 +75,11 @@ class OtherManagers:
     """Finds resources that have another manager, for the event loop."""
 
     def __init__(
-        self, node: NodeContext, read: Read, withdraw: Callable[[str, str], Awaitable[None]]
+        self,
+        node: NodeContext,
+        read: Read,
+        withdraw: Callable[[str, str], Awaitable[None]],
+        listens: Callable[[Path], bool],
     ) -> None:
         """Ask nothing yet.
 
@@ -76,6 +87,7 @@ class OtherManagers:
             node: The node, with the resources that are managed here.
             read: Asks the other managers; runs in a thread.
             withdraw: Ends the management of a resource here, for a reason.
+            listens: Whether a process listens on a socket; may block.
         """
         self._node = node
         self._read = read
@@ -83,14 +95,19 @@ class OtherManagers:
         self._refused: dict[str, str] = {}
         self._ids: dict[str, Collection[str]] = {}  # devices of what is refused: no plug-in lists them now
         self._compared: set[str] = set()
+        self._listens = listens
+        self._sockets: dict[str, Path] = {}  # of the plug-ins that registered last
+        self._seen: dict[str, float] = {}  # when a refused plug-in was there last
 
     def page(self) -> list[dict[str, object]]:
         """Return the resources that are refused, with the reasons."""
         return [{"resource": name, "reason": reason} for name, reason in sorted(self._refused.items())]
 
-    async def conflict(self, resource: str) -> str:
-        """Say why a plug-in that registers a resource is refused; empty where it is not."""
+    async def conflict(self, resource: str, socket: Path) -> str:
+        """Say why a plug-in that registers a resource at a socket is refused; empty where it is not."""
         elsewhere = await asyncio.to_thread(self._read)
+        self._sockets[resource] = socket
+        self._seen.pop(resource, None)
         return self._refused.get(resource, "") if elsewhere is None else self._said(resource, elsewhere)
 
     async def run(self) -> None:
@@ -120,14 +137,28 @@ class OtherManagers:
             reason = self._said(resource, elsewhere)
             if reason and resource in registered:
                 await self._withdraw(resource, reason)
+            elif reason:
+                await self._forget_if_gone(resource)
+
+    async def _forget_if_gone(self, resource: str) -> None:
+        """End the refusal of a resource whose plug-in has not been there for long."""
+        now, socket = self._node.clock(), self._sockets.get(resource)
+        if socket is not None and await asyncio.to_thread(self._listens, socket):
+            self._seen[resource] = now
+        elif now - self._seen.setdefault(resource, now) >= GONE_S:
+            self._end(resource)
+            del self._seen[resource]
+            self._sockets.pop(resource, None)
+
+    def _end(self, resource: str) -> None:
+        del self._refused[resource], self._ids[resource]
+        self._node.telemetry.resolved(PROBLEM, resource=resource)
 
     def _said(self, resource: str, elsewhere: ManagedElsewhere) -> str:
-        telemetry = self._node.telemetry
         ids = self._node.store.state.devices.registered.get(resource) or self._ids.get(resource, ())
         if reason := conflict_of(resource, ids, elsewhere):
-            telemetry.problem(PROBLEM, resource=resource, err=reason)
+            self._node.telemetry.problem(PROBLEM, resource=resource, err=reason)
             self._refused[resource], self._ids[resource] = reason, tuple(ids)
-        elif self._refused.pop(resource, ""):
-            del self._ids[resource]
-            telemetry.resolved(PROBLEM, resource=resource)
+        elif resource in self._refused:
+            self._end(resource)
         return reason

@@ -258,6 +258,15 @@ def refuse_living(path: Path) -> None:
     )
 
 
+def is_in_use(path: Path) -> bool:
+    """Return whether a process may listen on a socket, or something else stands at the path."""
+    try:
+        refuse_living(path)
+    except CannotCreateError:
+        return True
+    return False
+
+
 def _beside(path: Path) -> Path:
     """Give the name under which the socket is made; never longer than what a unix socket can have."""
     plain = path.with_name(path.name + ".new")

@@ -24,6 +24,7 @@ from bed import Bed, end_process, wait_for
 from cri import EXITED, UNTIL_TOLD, cgroup_of, code
 from daemon import Daemon, Node
 from kubelet import Kubelet
+from sample_plugin import built_sample_plugin
 
 from proxy.admin.client import ask
 
@@ -371,11 +372,7 @@ def test_the_daemon_is_killed_when_a_pod_is_going(devices: DeviceNodes) -> None:
 @pytest.fixture(scope="module")
 def sample(bed: Bed) -> Path:
     """The program of Kubernetes."""
-    script = str(Path(__file__).with_name("build_sample_plugin.sh"))
-    done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=1200)
-    if done.returncode:
-        pytest.skip(done.stderr.strip().splitlines()[-1])
-    return Path(done.stdout.strip().splitlines()[-1])
+    return built_sample_plugin()
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ import images
 from crio import FOLDER as CRIO
 from crio import why_not_crio
 from machine import NETFILTER, Machine, import_images, run
+from sample_plugin import built_sample_plugin
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
@@ -45,6 +46,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 DISKS = Path(os.environ.get("TOPOPROXY_VM_DIR") or CACHE / "topoproxy-vm")
 KUBELET = Path(os.environ.get("TOPOPROXY_KUBELET") or "absent")
+NO_KUBELET = "no kubelet: name the program in TOPOPROXY_KUBELET"
 LIMIT_S = 1200
 FOUR_NODES = Machine(distances=True)
 """2 sockets with 2 NUMA nodes of 8 CPUs each."""
@@ -290,7 +292,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def beside_kubelet(story: Story, kind: str, job: str, **carried: Path) -> None:
     """Run a story that wants a real kubelet."""
     if not KUBELET.is_file():
-        pytest.skip("no kubelet: name the program in TOPOPROXY_KUBELET")
+        pytest.skip(NO_KUBELET)
     machine = replace(FOUR_NODES, modules=NETFILTER)
     story.ends_well(kind, job, machine, {"kubelet": KUBELET, **carried}, "the story ends well")
 
@@ -308,3 +310,16 @@ def test_takeover(story: Story, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v1-cgroupfs", "v2-systemd"])
 def test_beside_kubelet(story: Story, kind: str) -> None:
     beside_kubelet(story, kind, "vm_beside.py")
+
+
+@pytest.fixture
+def plugins() -> list[Path]:
+    """The programs of device plug-ins."""
+    if not KUBELET.is_file():
+        pytest.skip(NO_KUBELET)
+    return [built_sample_plugin(), HERE / "file_plugin.py", REPO / "examples/network_vfs.py"]
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
+def test_devices_beside_kubelet(story: Story, plugins: list[Path], kind: str) -> None:
+    beside_kubelet(story, kind, "vm_beside_devices.py", **{path.name: path for path in plugins})

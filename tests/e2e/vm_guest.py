@@ -184,7 +184,7 @@ class Daemon:
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of topoproxy's about this daemon."""
         command = [sys.executable, "-m", "proxy", *words]
-        if words[0] in ("status", "explain"):
+        if words[0] in ("status", "explain", "devices"):
             command += ["--timeout", "60", "--admin", f"unix://{FOLDER / 'admin.sock'}"]
         return subprocess.run(
             command,

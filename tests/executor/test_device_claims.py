@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
@@ -11,13 +12,14 @@ from hypothesis import strategies as st
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.node_events import DevicesChanged
 from proxy.executor import device_claims
-from proxy.executor.device_claims import PROBLEM, ManagedElsewhere, OtherManagers, conflict_of
+from proxy.executor.device_claims import GONE_S, PROBLEM, ManagedElsewhere, OtherManagers, conflict_of
 
 if TYPE_CHECKING:
     import pytest
 
 VF, GPU = "example.com/vf", "example.com/gpu"
 FUNCTION = "0000:5e:00.2"
+SOCKET = Path("/var/lib/topoproxy/device-plugins/vf.sock")
 CLAIM = "claim ml/train, driver gpu.example.com"
 
 
@@ -25,7 +27,7 @@ def test_a_resource_of_kubelet_is_refused_with_the_cause_and_what_to_do() -> Non
     words = conflict_of(VF, (), ManagedElsewhere({VF: {"a", "b"}}))
     assert words == (
         f"cannot manage {VF}: kubelet's device manager manages it too (2 devices); "
-        "let its plug-in register with one of the two"
+        "let its plug-in register with kubelet or with topoproxy"
     )
 
 
@@ -55,7 +57,10 @@ class Others:
         self.withdrawn: list[tuple[str, str]] = []
         self.telemetry = w.executor.telemetry
         self._store = w.executor.store
-        self.managers = OtherManagers(w.executor, lambda: self.elsewhere, self._withdraw)
+        self.listens = True
+        self.managers = OtherManagers(
+            w.executor, lambda: self.elsewhere, self._withdraw, lambda socket: self.listens
+        )
 
     def register(self, resource: str, *devices: str) -> None:
         self._store.handle(DevicesChanged(resource, {name: RegisteredDevice(name) for name in devices}))
@@ -71,13 +76,13 @@ class Others:
 def test_a_registration_is_refused_until_the_other_manager_has_given_the_resource_up(live: Any) -> None:
     async def day(w: Any) -> None:
         others = Others(w)
-        assert await others.managers.conflict(VF) == ""
+        assert await others.managers.conflict(VF, SOCKET) == ""
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
-        assert "kubelet's device manager" in await others.managers.conflict(VF)
-        assert await others.managers.conflict(GPU) == ""
+        assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
+        assert await others.managers.conflict(GPU, SOCKET) == ""
         assert [each["resource"] for each in others.problems()] == [VF]
         others.elsewhere = ManagedElsewhere()
-        assert await others.managers.conflict(VF) == ""
+        assert await others.managers.conflict(VF, SOCKET) == ""
         assert others.problems() == []
 
     live(day)
@@ -108,13 +113,13 @@ def test_a_device_of_a_claim_keeps_its_resource_refused_after_the_withdrawal(liv
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
         await others.managers.look()
         await others.managers.look()
-        assert CLAIM in await others.managers.conflict(VF)
+        assert CLAIM in await others.managers.conflict(VF, SOCKET)
         assert [each["resource"] for each in others.problems()] == [VF]
         assert len(others.withdrawn) == 1
         others.elsewhere = ManagedElsewhere()
-        assert await others.managers.conflict(VF) == ""
+        assert await others.managers.conflict(VF, SOCKET) == ""
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
-        assert await others.managers.conflict(VF) == "", "its plug-in may list others"
+        assert await others.managers.conflict(VF, SOCKET) == "", "its plug-in may list others"
 
     live(day)
 
@@ -124,12 +129,12 @@ def test_other_managers_that_do_not_answer_end_no_refusal(live: Any) -> None:
         others = Others(w)
         others.register(VF, "a")
         others.elsewhere = None
-        assert await others.managers.conflict(VF) == ""
+        assert await others.managers.conflict(VF, SOCKET) == ""
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
         await others.managers.look()
         others.elsewhere = None
         await others.managers.look()
-        assert "kubelet's device manager" in await others.managers.conflict(VF)
+        assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
         assert [each["resource"] for each in others.problems()] == [VF]
 
     live(day)
@@ -162,5 +167,45 @@ def test_a_problem_ends_without_another_registration(live: Any) -> None:
         others.elsewhere = ManagedElsewhere()
         await others.managers.look()
         assert others.problems() == []
+
+    live(day)
+
+
+def test_a_refusal_ends_when_its_plugin_has_been_gone_for_long(live: Any) -> None:
+    async def day(w: Any) -> None:
+        others = Others(w)
+        others.elsewhere = ManagedElsewhere({VF: {"a"}})
+        assert await others.managers.conflict(VF, SOCKET)
+        others.listens = False
+        await others.managers.look()
+        w.now += GONE_S - 1
+        await others.managers.look()
+        assert await others.managers.conflict(VF, SOCKET), "it has come again, so it is not gone"
+        for listens in (True, False):
+            others.listens = listens
+            await others.managers.look()
+            w.now += GONE_S - 1
+            await others.managers.look()
+            assert [each["resource"] for each in others.managers.page()] == [VF]
+        w.now += 1
+        await others.managers.look()
+        assert (others.managers.page(), others.problems()) == ([], [])
+        await others.managers.look()
+        assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
+
+    live(day)
+
+
+def test_a_plugin_of_an_earlier_run_that_does_not_return_is_gone(live: Any) -> None:
+    async def day(w: Any) -> None:
+        others = Others(w)
+        others.register(VF, "a")
+        others.elsewhere = ManagedElsewhere({VF: {"a"}})
+        await others.managers.look()
+        await others.managers.look()
+        assert len(others.problems()) == 1
+        w.now += GONE_S
+        await others.managers.look()
+        assert (others.managers.page(), others.problems()) == ([], [])
 
     live(day)

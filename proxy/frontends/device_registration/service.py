@@ -144,7 +144,7 @@ class DevicePluginService:
         return [] if self._others is None else self._others.page()
 
     async def _register(self, resource: str, path: Path) -> None:
-        if self._others is not None and (conflict := await self._others.conflict(resource)):
+        if self._others is not None and (conflict := await self._others.conflict(resource, path)):
             raise DevicePluginError(resource, conflict)
         if self._executor.device_grants is not None:
             await self._executor.device_grants.take_over(resource)

@@ -1,0 +1,287 @@
+"""The story of devices beside a real kubelet that has device plug-ins too, in a machine of 4 NUMA nodes.
+
+kubelet's CPU, memory and topology managers are off; its device manager goes on. Two plug-ins register with
+it: virtual functions, two on each node, and the sample of Kubernetes, which reports no nodes. One plug-in
+registers with topoproxy. Under ``single-numa-node`` a pod's CPUs, memory and devices of ours are on the node
+of the devices that kubelet gave. Each resource is then offered to both managers. Daemon and kubelet are
+started again. kubelet's sockets and its checkpoint stay as kubelet made them.
+
+    python3 vm_beside_devices.py cgroupfs|systemd
+
+Needs /in/kubelet (1.34 or later), /in/sample-device-plugin and /in/network_vfs.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vm_devices import DEVICES, PLUGIN, RESOURCE, SOCKETS, Plugin, healthy, holders
+from vm_guest import ALL, FOLDER, LONG_S, Daemon, group_of, step, wait
+from vm_kubelet import MANIFESTS, POD_RESOURCES, READ_ONLY, ROOT, Bed, container, nodes_of
+from vm_takeover import LOG, TakenBed
+from vm_topology import SETTINGS
+
+from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
+from proxy.model.idset import Mask
+
+VF, SAMPLE = "example.com/vf", "example.com/resource"
+KUBELETS = ROOT / "device-plugins"
+CHECKPOINT = KUBELETS / "kubelet_internal_checkpoint"
+PCI = FOLDER / "sys/bus/pci/devices"
+VFS = {f"0000:4{card}:00.{number}": 3 - card for card in range(4) for number in (1, 2)}
+"""The NUMA node of each virtual function: the plug-in prefers them in another order than CPUs are given."""
+OURS: dict[str, object] = {
+    **SETTINGS,
+    "topologyManagerPolicy": "single-numa-node",
+    "kubelet": {
+        "stateDir": str(ROOT),
+        "pods": READ_ONLY,
+        "podResources": f"unix://{POD_RESOURCES}",
+        "timeout": "5s",
+    },
+    "devicePlugins": {"enabled": True, "socketDirectory": str(SOCKETS), "timeout": "60s"},
+}
+REGISTERED = "Got registration request from device plugin with resource"
+"""kubelet's log (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go)."""
+LISTS = SharedPodResources(str(POD_RESOURCES))
+
+
+def plug_in_cards() -> None:
+    """Make a PCI bus with a network card on each node, which has two virtual functions."""
+    for card in range(4):
+        net = PCI / f"0000:4{card}:00.0/net/eth{card}"
+        net.mkdir(parents=True)
+        (net / "operstate").write_text("up")
+        (net.parents[1] / "class").write_text("0x020000")
+    for name, node in VFS.items():
+        function = PCI / name
+        function.mkdir()
+        (function / "numa_node").write_text(str(node))
+        (function / "driver").symlink_to("../../drivers/iavf")
+        (function / "physfn").symlink_to(f"../{name[:-1]}0")
+
+
+def vfs_plugin(directory: Path) -> list[str]:
+    """Give the command of the plug-in for virtual functions."""
+    place = ["--sysfs-root", str(PCI.parents[2]), "--directory", str(directory)]
+    return [sys.executable, "network_vfs.py", "--resource", VF, *place]
+
+
+@contextmanager
+def running(name: str, *command: str) -> Iterator[Path]:
+    """Run a program; gives the file with its log."""
+    log = Path(f"/out/{name}.log")
+    with log.open("ab") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        yield log
+        assert process.poll() is None, f"{name} ended: {log.read_text()[-2000:]}"
+    finally:
+        process.terminate()
+        process.wait(LONG_S)
+
+
+def kubelet_lists() -> dict[str, set[str]]:
+    """The devices that kubelet can give out, by resource."""
+    found: dict[str, set[str]] = {}
+    for group in LISTS.devices().devices:
+        found.setdefault(group.resource_name, set()).update(group.device_ids)
+    return {resource: ids for resource, ids in found.items() if ids}
+
+
+def kubelet_gave() -> dict[str, dict[str, set[str]]]:
+    """The devices of each pod by resource, by kubelet's own account."""
+    return {
+        pod.name.removesuffix("-bed"): {
+            resource: {
+                name for each in main.devices if each.resource_name == resource for name in each.device_ids
+            }
+            for resource in {each.resource_name for each in main.devices}
+        }
+        for pod in LISTS.pods().pod_resources
+        for main in pod.containers
+    }
+
+
+def kubelets_files() -> dict[str, object]:
+    """What kubelet and its plug-ins have in kubelet's directory, and how often plug-ins registered there."""
+    files = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in KUBELETS.iterdir()}
+    return {**files, "checkpoint": CHECKPOINT.read_bytes(), "registered": LOG.read_text().count(REGISTERED)}
+
+
+def environment(bed: Bed, pod: str, name: str) -> set[str]:
+    """The devices in a variable of the container's process."""
+    procs, found = group_of(bed.ids()[f"{pod}/main"]) / "cgroup.procs", set[str]()
+
+    def is_there() -> bool:
+        """True once the process is that of the container and no longer the runtime's."""
+        environ = Path(f"/proc/{procs.read_text().split()[0]}/environ").read_text()
+        for entry in environ.split("\0"):
+            if entry.startswith(f"{name}="):
+                found.update(entry.partition("=")[2].split(","))
+        return bool(found)
+
+    wait(f"the environment of {pod}", is_there)
+    return found
+
+
+def add(bed: Bed, pod: str, cpus: int, **devices: int) -> None:
+    """Give kubelet a pod that asks for devices: ``vf``, ``card``, ``resource``."""
+    limits = {"cpu": str(cpus), "memory": "32Mi", **{f"example.com/{n}": str(k) for n, k in devices.items()}}
+    bed.add(pod, container("main", str(cpus)) | {"resources": {"requests": limits, "limits": limits}})
+
+
+def aligned(bed: Bed, pod: str) -> Mask:
+    """See that CPUs, memory and devices of a pod are on one node, which kubelet's devices decide."""
+    place = bed.place(f"{pod}/main", 2 * LONG_S)
+    vfs = environment(bed, pod, "PCIDEVICE_EXAMPLE_COM_VF")
+    assert kubelet_gave()[pod] == {VF: vfs}, (pod, kubelet_gave(), vfs)
+    home = Mask({VFS[name] for name in vfs})
+    assert len(home) == 1, f"kubelet asks the plug-in, which prefers functions of one card: {vfs}"
+    assert (nodes_of(place.cpus), place.mems) == (home, home), f"{pod}: {place}, {vfs}"
+    cards = {card for card, containers in holders().items() if containers == [f"default/{pod}-bed/main"]}
+    assert {DEVICES[card] for card in cards} <= set(home), f"{pod}: {cards}, {vfs}"
+    words = " ".join(sorted(vfs | cards))
+    step(f"{pod}: CPUs {place.cpus}, memory of {place.mems}, {words}")
+    return home
+
+
+def shown(bed: Bed) -> dict[str, dict[str, Any]]:
+    """What ``topoproxy devices`` shows, by resource and id."""
+    page = json.loads(bed.daemon.ask("devices", "--json").stdout)
+    assert page["kubelet"] == {"asked": True, "problem": ""}, page
+    return {
+        f"{plug['resource']}={plug['id']}": each for each in page["devices"] for plug in each["resources"]
+    }
+
+
+def all_are_seen(bed: Bed) -> None:
+    """Each device is shown with its manager, its node, its health and the container that has it."""
+    print(bed.daemon.ask("devices").stdout, flush=True)
+    found, gave, ours = shown(bed), kubelet_gave(), holders()
+    names = {VF: VFS, SAMPLE: {"Dev-1": None, "Dev-2": None}}
+    for resource, nodes in names.items():
+        for name, node in nodes.items():
+            has = [f"default/{pod}-bed/main" for pod, has in gave.items() if name in has.get(resource, ())]
+            each = found[f"{resource}={name}"]
+            assert (each["managers"], each["containers"]) == (["kubelet"], has), each
+            assert (each["numa"], each["health"]) == (None if node is None else [node], "healthy"), each
+    for name, node in DEVICES.items():
+        each = found[f"{RESOURCE}={name}"]
+        assert (each["managers"], each["containers"]) == (["topoproxy"], ours[name]), each
+        assert (each["numa"], each["health"]) == ([node], "healthy"), each
+
+
+def refusals(bed: Bed) -> dict[str, str]:
+    """The resources that the daemon refuses, with the reasons; each is a problem of its status too."""
+    status = bed.daemon.status()
+    found = {each["resource"]: each["reason"] for each in status["devicePlugins"]["refused"]}
+    reported = " ".join(problem["what"] for problem in status["problems"])
+    assert all(reason in reported for reason in found.values()), (found, reported)
+    return found
+
+
+def offered_to_both(bed: Bed) -> None:
+    """A resource of kubelet's is refused here; one of ours is withdrawn here while kubelet has it too."""
+    before, gave = kubelets_files(), kubelet_gave()
+    words = f"cannot manage {VF}: kubelet's device manager manages it too ({len(VFS)} devices)"
+    with running("vfs-here", *vfs_plugin(SOCKETS)) as log:
+        wait("the plug-in to be refused", lambda: words in log.read_text())
+        assert refusals(bed)[VF].startswith(words), refusals(bed)
+        assert "register with kubelet or with topoproxy" in refusals(bed)[VF]
+        assert words in bed.daemon.ask("devices").stdout
+        all_are_seen(bed)
+    assert (kubelets_files(), kubelet_gave()) == (before, gave)
+    step(f"refused: {refusals(bed)[VF]}")
+
+    ours = holders()
+    words = f"cannot manage {RESOURCE}: kubelet's device manager manages it too ({len(DEVICES)} devices)"
+    with running("cards-there", sys.executable, "file_plugin.py", str(PLUGIN), str(KUBELETS), RESOURCE):
+        wait("our resource to be withdrawn", lambda: RESOURCE in refusals(bed))
+        assert refusals(bed)[RESOURCE].startswith(words), refusals(bed)
+        assert healthy() == 0
+        step(f"withdrawn: {refusals(bed)[RESOURCE]}")
+    wait("our resource to be served again", lambda: healthy() == len(DEVICES))
+    assert RESOURCE not in refusals(bed)
+    assert (holders(), kubelet_gave()) == (ours, gave)
+    step("kubelet has given our resource up: it is served here again, and its containers kept it")
+
+
+def main() -> None:
+    version = subprocess.check_output(["/in/kubelet", "--version"], text=True).strip()
+    step(f"{version}, CPUs {ALL}")
+    plug_in_cards()
+    (PLUGIN / "devices").mkdir(parents=True)
+    (PLUGIN / "library").mkdir()
+    ours = Plugin()
+    for name in DEVICES:
+        ours.device(name, "healthy")
+    bed = TakenBed(sys.argv[1], Daemon(**OURS))
+    bed.start_under("none")
+    os.environ["GOMAXPROCS"] = "2"
+    with running("vfs", *vfs_plugin(KUBELETS)), running("sample", "/in/sample-device-plugin"):
+        kubelets = {VF: set(VFS), SAMPLE: {"Dev-1", "Dev-2"}}
+        wait("kubelet's plug-ins", lambda: kubelet_lists() == kubelets)
+        before = kubelets_files()
+        ours.start()
+        wait("our plug-in", lambda: healthy() == len(DEVICES))
+        assert kubelets_files() == before
+        step("kubelet has two plug-ins, topoproxy has one")
+
+        homes = Mask()
+        for pod in ("a", "b", "c"):
+            add(bed, pod, 4, vf=2)
+            homes |= aligned(bed, pod)
+        add(bed, "both", 4, vf=2, card=2)
+        homes |= aligned(bed, "both")
+        assert homes == Mask(range(4)), "kubelet has given the functions of every node"
+        assert len(environment(bed, "both", "DEVICES")) == 2
+        print(bed.daemon.explain("default/both-bed"), flush=True)
+        add(bed, "plain", 1, resource=1)
+        bed.place("plain/main")
+        all_are_seen(bed)
+        offered_to_both(bed)
+
+        everyone, gave, had, files = bed.snapshot(), kubelet_gave(), holders(), kubelets_files()
+        bed.daemon.kill9()
+        bed.daemon.start()
+        wait("our plug-in to register again", lambda: healthy() == len(DEVICES))
+        assert (bed.snapshot(), kubelet_gave(), holders()) == (everyone, gave, had)
+        assert kubelets_files() == files
+        step("the daemon was killed: kubelet's sockets, checkpoint and registrations are as they were")
+        bed.stop_kubelet()
+        assert CHECKPOINT.read_bytes() == files["checkpoint"]
+        bed.start_under("none")
+        wait("kubelet's plug-ins to register again", lambda: kubelet_lists() == kubelets)
+        assert (bed.snapshot(), kubelet_gave(), holders()) == (everyone, gave, had)
+        assert healthy() == len(DEVICES)
+        assert refusals(bed) == {}
+        all_are_seen(bed)
+        step("kubelet was started again: the same containers with the same devices")
+
+        (freed,) = {VFS[name] for name in gave["both"][VF]}
+        (MANIFESTS / "both.yaml").unlink()
+        wait(
+            "the devices to be free",
+            lambda: "both" not in kubelet_gave() and not any(holders().values()),
+            2 * LONG_S,
+        )
+        add(bed, "next", 4, vf=2, card=2)
+        assert aligned(bed, "next") == Mask([freed])
+        all_are_seen(bed)
+        assert bed.daemon.status()["violations"] == []
+        ours.kill9()
+    bed.stop_kubelet()
+    assert bed.daemon.stop() == 0
+    step("the story ends well")
+
+
+if __name__ == "__main__":
+    main()
