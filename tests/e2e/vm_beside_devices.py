@@ -28,7 +28,8 @@ from vm_kubelet import MANIFESTS, POD_RESOURCES, READ_ONLY, ROOT, Bed, container
 from vm_takeover import LOG, TakenBed
 from vm_topology import SETTINGS
 
-from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
+from proxy.backends.kubelet.channel import UnixChannel
+from proxy.backends.kubelet.pod_resources import PodResources
 from proxy.model.idset import Mask
 
 VF, SAMPLE = "example.com/vf", "example.com/resource"
@@ -50,7 +51,7 @@ OURS: dict[str, object] = {
 }
 REGISTERED = "Got registration request from device plugin with resource"
 """kubelet's log (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go)."""
-LISTS = SharedPodResources(str(POD_RESOURCES))
+LISTS = PodResources(UnixChannel(str(POD_RESOURCES), 60.0))
 
 
 def plug_in_cards() -> None:
@@ -138,6 +139,11 @@ def add(bed: Bed, pod: str, cpus: int, **devices: int) -> None:
     bed.add(pod, container("main", str(cpus)) | {"resources": {"requests": limits, "limits": limits}})
 
 
+def phase_of(bed: Bed, pod: str) -> str:
+    """The phase of a pod, by kubelet; empty where kubelet does not list it yet."""
+    return str(bed.pods().get(pod, {}).get("status", {}).get("phase", ""))
+
+
 def aligned(bed: Bed, pod: str) -> Mask:
     """See that CPUs, memory and devices of a pod are on one node, which kubelet's devices decide."""
     place = bed.place(f"{pod}/main", 2 * LONG_S)
@@ -188,8 +194,8 @@ def refusals(bed: Bed) -> dict[str, str]:
     return found
 
 
-def offered_to_both(bed: Bed) -> None:
-    """A resource of kubelet's is refused here; one of ours is withdrawn here while kubelet has it too."""
+def offered_to_us(bed: Bed) -> None:
+    """A resource of kubelet's is refused here."""
     before, gave = kubelets_files(), kubelet_gave()
     words = f"cannot manage {VF}: kubelet's device manager manages it too ({len(VFS)} devices)"
     with running("vfs-here", *vfs_plugin(SOCKETS)) as log:
@@ -201,7 +207,10 @@ def offered_to_both(bed: Bed) -> None:
     assert (kubelets_files(), kubelet_gave()) == (before, gave)
     step(f"refused: {refusals(bed)[VF]}")
 
-    ours = holders()
+
+def offered_to_kubelet(bed: Bed) -> None:
+    """A resource of ours is withdrawn while kubelet has it too; its containers keep their devices."""
+    ours, gave, everyone = holders(), kubelet_gave(), bed.snapshot()
     words = f"cannot manage {RESOURCE}: kubelet's device manager manages it too ({len(DEVICES)} devices)"
     with running("cards-there", sys.executable, "file_plugin.py", str(PLUGIN), str(KUBELETS), RESOURCE):
         wait("our resource to be withdrawn", lambda: RESOURCE in refusals(bed))
@@ -210,8 +219,14 @@ def offered_to_both(bed: Bed) -> None:
         step(f"withdrawn: {refusals(bed)[RESOURCE]}")
     wait("our resource to be served again", lambda: healthy() == len(DEVICES))
     assert RESOURCE not in refusals(bed)
-    assert (holders(), kubelet_gave()) == (ours, gave)
-    step("kubelet has given our resource up: it is served here again, and its containers kept it")
+    assert (holders(), kubelet_gave(), bed.snapshot()) == (ours, gave, everyone)
+    step("kubelet has lost our resource: it is served here again, and its containers kept it")
+
+    add(bed, "early", 1, card=1)
+    wait("kubelet to refuse a pod", lambda: phase_of(bed, "early") == "Failed")
+    status = bed.pods()["early"]["status"]
+    assert RESOURCE in status["message"], status
+    step(f"for five minutes kubelet refuses what asks for it: {status['reason']}: {status['message']}")
 
 
 def main() -> None:
@@ -247,7 +262,7 @@ def main() -> None:
         add(bed, "plain", 1, resource=1)
         bed.place("plain/main")
         all_are_seen(bed)
-        offered_to_both(bed)
+        offered_to_us(bed)
 
         everyone, gave, had, files = bed.snapshot(), kubelet_gave(), holders(), kubelets_files()
         bed.daemon.kill9()
@@ -276,6 +291,7 @@ def main() -> None:
         add(bed, "next", 4, vf=2, card=2)
         assert aligned(bed, "next") == Mask([freed])
         all_are_seen(bed)
+        offered_to_kubelet(bed)
         assert bed.daemon.status()["violations"] == []
         ours.kill9()
     bed.stop_kubelet()

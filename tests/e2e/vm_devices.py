@@ -49,7 +49,8 @@ class Plugin:
 
     def start(self) -> None:
         line = [sys.executable, "file_plugin.py", str(PLUGIN), str(SOCKETS), RESOURCE]
-        self.process = subprocess.Popen(line)
+        with Path("/out/plugin.log").open("ab") as log:  # a story that fails does not wait for its output
+            self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill9(self) -> None:
         assert self.process is not None
