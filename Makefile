@@ -36,9 +36,11 @@ DEVICES_ARGS ?=
 CRIO ?=
 KOORDINATOR ?=
 KUBERNETES ?=
+ARCH ?=
+KINDS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster bench-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster bench-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -238,6 +240,12 @@ lock: ## renew the files requirements*.lock from pyproject.toml (needs uv)
 	@$(COMPILE) -c requirements.lock --extra cluster -o requirements-cluster.lock pyproject.toml
 	@$(COMPILE) -c requirements.lock --group build -o requirements-build.lock
 	@! grep -nE '^(-|--)|://' $(LOCKS) || { echo "make lock: an address got into a lock file" >&2; exit 1; }
+
+# As root on Debian, installs rpmbuild where it is missing. ARCH=amd64 builds for one architecture, KINDS="deb image" some
+# of python, deb, rpm, image, helm. SOURCE_DATE_EPOCH, by default the time of the last commit, is the time of all files.
+package: venv ## build wheel, sdist, deb, RPM, OCI image, charts, SBOM and checksums in dist/: ARCH=amd64 KINDS="deb"
+	@sh tests/e2e/install.sh rpm
+	@$(BIN)/python packages/build.py $(addprefix --arch ,$(ARCH)) $(KINDS)
 
 wheel: venv ## build the wheel in dist/
 	@$(BIN)/python -m hatchling build -t wheel

@@ -95,6 +95,7 @@ class Pages:
             "/devices": self.devices,
             "/devices/capacity": self.device_capacity,
             "/hooks": self.hooks,
+            "/interface": self.interface,
             "/metrics": self.metrics,
         }
 
@@ -185,6 +186,12 @@ class Pages:
         if self._hooking is not None and (hooks := self._hooking.page()):
             page["hooks"] = hooks
         return page
+
+    def interface(self) -> dict[str, object]:
+        """Give what ``topoproxy upgrade --check`` of another version compares."""
+        from proxy.interface import interface
+
+        return interface(self._config if self._reload is None else self._reload.config)
 
     def hooks(self) -> dict[str, object]:
         """Give what ``topoproxy hooks list`` shows."""

@@ -55,7 +55,7 @@ def doctor(
     if as_json:
         click.echo(json.dumps(_page(findings, failed), indent=1, ensure_ascii=False))
     else:
-        click.echo("\n".join(_lines(findings, failed)))
+        click.echo("\n".join(finding_lines(findings, failed)))
     if failed:
         click.get_current_context().exit(BROKEN)
 
@@ -79,7 +79,8 @@ def _page(findings: Sequence[Finding], failed: int) -> dict[str, object]:
     }
 
 
-def _lines(findings: Sequence[Finding], failed: int) -> Iterable[str]:
+def finding_lines(findings: Sequence[Finding], failed: int) -> Iterable[str]:
+    """Write findings: a line for each, its advice below it, and their number."""
     from proxy.doctor.checks import CheckResult
     from proxy.observe.json_access import one_line
 

@@ -51,7 +51,7 @@ EXIT_CODES = (
         65,
         "Data are not what they should be: a machine (a description or a sysfs tree), a manifest, a hook, an"
         " event; or the daemon does not take the request (EX_DATAERR)",
-        (*_ASKING, "hooks run", "hooks validate", "topology", "devices", "simulate", "serve"),
+        (*_ASKING, "hooks run", "hooks validate", "topology", "devices", "simulate", "serve", "upgrade"),
     ),
     ExitCode(
         69,

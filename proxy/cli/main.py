@@ -41,6 +41,7 @@ COMMANDS = {
     "simulate": "Rehearse pods on machines, without a node: what is placed where, what is refused.",
     "check-config": "Check a configuration and print what is in effect.",
     "doctor": "Check this node: what keeps topoproxy from working, and what to do.",
+    "upgrade": "Say what another version would change on this node.",
     "bundle": "Collect what a bug report needs: one file, without secrets.",
     "demo": "Show the whole thing at work, without root and without a runtime.",
     "version": "Print the version.",

@@ -171,6 +171,8 @@ def _ask(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) ->
     answers.page(node, "/changes")
     answers.command("devices", *at)
     answers.command("doctor", *at)
+    answers.command("upgrade", "--check", *at)
+    answers.page(node, "/interface")
     for route in ("/explain", "/memory", "/observe/report"):
         answers.page(node, route)
     answers.page(node, "/explain", query="nothing")

@@ -1,0 +1,148 @@
+#!/bin/sh
+# Bring the node on which this pod runs to a state: node.sh attached|installed|absent.
+#
+# It waits for its turn, changes the node, and gives the turn on. Each step is repeatable. A step that fails is undone
+# as far as it was done here; then the script ends with 1, kubelet restarts the container later, and the turn stays with
+# this node: no other node is changed until it is repaired or the release is changed.
+set -eu
+
+state=$1
+packages=${PACKAGES:-/packages}
+scripts=${SCRIPTS:-/scripts}
+ready=${READY:-/tmp/ready}
+python=${PYTHON:-/usr/lib/topoproxy/bin/python}
+keep=/var/lib/topoproxy-installer
+drop_in=/etc/topoproxy/config.d/90-helm.yaml
+
+host() { ${HOST-nsenter --target 1 --mount --uts --ipc --net --pid --} "$@"; }
+say() { echo "node $NODE_NAME: $*"; }
+turn() { "$python" "$scripts/turn.py" "$1" "$TURN" "$NODE_NAME" "$TURN_SECONDS"; }
+
+# The commands of the node's package manager.
+if host sh -c 'command -v dpkg >/dev/null'; then
+    kind=deb
+    case $(host uname -m) in x86_64) arch=amd64 ;; aarch64) arch=arm64 ;; *) arch=unknown ;; esac
+    file="$packages/topoproxy_*_$arch.deb"
+    # Dependencies are the node's: nothing is downloaded.
+    install_file() { host dpkg --force-downgrade --install "$1"; }
+    purge() { host dpkg --purge topoproxy; }
+    is_installed() { host dpkg-query -W -f '${Status}' topoproxy 2>/dev/null | grep -q ' installed$'; }
+elif host sh -c 'command -v rpm >/dev/null'; then
+    kind=rpm
+    file="$packages/topoproxy-*.$(host uname -m).rpm"
+    install_file() { host rpm --upgrade --oldpackage --replacepkgs "$1"; }
+    purge() { host rpm --erase topoproxy && host rm -rf /etc/topoproxy /var/lib/topoproxy; }
+    is_installed() { host rpm --quiet -q topoproxy; }
+else
+    say "has neither dpkg nor rpm: install topoproxy from the wheel" >&2
+    exit 1
+fi
+
+attached() { host topoproxy detach --dry-run 2>/dev/null | grep -q .; }
+
+# Put a file onto the node: name, content from standard input.
+put() { host sh -c 'umask 022; mkdir -p "$(dirname "$1")" && cat >"$1.new" && mv "$1.new" "$1"' sh "$1"; }
+
+install_package() {
+    # shellcheck disable=SC2086  # the pattern is to be expanded
+    set -- $file
+    [ -f "$1" ] || { say "the image has no package $file" >&2; return 1; }
+    sum=$(cksum <"$1")
+    if is_installed && [ "$(host cat $keep/sum 2>/dev/null)" = "$sum" ]; then
+        say "the package is installed"
+        return 0
+    fi
+    put "$keep/next.$kind" <"$1" || return 1
+    if install_file "$keep/next.$kind"; then
+        changed=yes
+        return 0
+    fi
+    say "the package cannot be installed" >&2
+    changed=yes
+    return 1
+}
+
+revert_package() {
+    [ "${changed:-no}" = yes ] || return 0
+    if host test -f "$keep/current.$kind"; then
+        say "the package before is installed again"
+        install_file "$keep/current.$kind" || say "it cannot be installed" >&2
+    else
+        say "the package is removed again"
+        purge || say "it cannot be removed" >&2
+    fi
+}
+
+keep_package() {
+    [ "${changed:-no}" = yes ] || return 0
+    host mv "$keep/next.$kind" "$keep/current.$kind"
+    echo "$sum" | put "$keep/sum"
+}
+
+# set -e is not in effect in functions whose result is looked at: each step says what happens if it fails.
+configure() {
+    if host test -f $drop_in; then host cp -p $drop_in $keep/drop-in || return 1; else host rm -f $keep/drop-in; fi
+    if [ -s "$scripts/config.yaml" ]; then
+        put $drop_in <"$scripts/config.yaml" || return 1
+    else
+        host rm -f $drop_in || return 1
+    fi
+    host topoproxy check-config >/dev/null
+}
+
+revert_configuration() {
+    if host test -f $keep/drop-in; then host cp -p $keep/drop-in $drop_in; else host rm -f $drop_in; fi
+}
+
+attach() {
+    if attached; then
+        host topoproxy reload || return 1
+    else
+        # It undoes itself where kubelet's calls do not arrive.
+        host topoproxy attach --yes --timeout "${ATTACH_TIMEOUT}s" || return 1
+    fi
+    host topoproxy status --wait-ready="${ATTACH_TIMEOUT}s" >/dev/null
+}
+
+failed() {
+    say "$1 failed, the node is reverted" >&2
+    if [ "${before:-}" = detached ] && attached; then host topoproxy detach --yes || :; fi
+    [ "${configured:-no}" = no ] || revert_configuration
+    revert_package
+    if [ "${before:-}" = attached ]; then host topoproxy reload >/dev/null 2>&1 || :; fi
+    exit 1
+}
+
+rm -f "$ready"
+trap 'say "was asked to stop"; exit 143' TERM INT
+turn take
+before=detached
+if is_installed && attached; then before=attached; fi
+case $state in
+absent)
+    if is_installed; then
+        if [ $before = attached ]; then host topoproxy detach --yes; fi
+        purge
+    fi
+    host rm -rf $keep
+    ;;
+installed | attached)
+    install_package || failed "the installation"
+    configured=yes
+    configure || failed "the check of the configuration"
+    if [ "$state" = attached ]; then attach || failed "attaching"; fi
+    keep_package
+    ;;
+*)
+    say "there is no state $state" >&2
+    exit 2
+    ;;
+esac
+turn release
+touch "$ready"
+say "is $state"
+[ "${ONCE:-no}" = no ] || exit 0
+while :; do
+    sleep 3600 &
+    wait $!
+done

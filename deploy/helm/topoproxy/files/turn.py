@@ -1,0 +1,104 @@
+"""The turn of a node: python turn.py take|release NAMESPACE/NAME NODE SECONDS.
+
+One Lease says which node is being changed. take waits until no other node holds it, or its holder has not
+renewed it for SECONDS. Only the standard library is needed.
+"""
+
+import datetime
+import json
+import os
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+POLL_S = float(os.environ.get("TURN_POLL", "5"))
+
+
+def call(method, path, body=None):
+    """Make a request; return status and decoded answer."""
+    base = os.environ.get("TURN_API") or "https://{}:{}".format(
+        os.environ["KUBERNETES_SERVICE_HOST"].join("[]")
+        if ":" in os.environ["KUBERNETES_SERVICE_HOST"]
+        else os.environ["KUBERNETES_SERVICE_HOST"],
+        os.environ["KUBERNETES_SERVICE_PORT"],
+    )
+    headers = {"Content-Type": "application/json"}
+    context = None
+    if base.startswith("https:"):
+        context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
+        headers["Authorization"] = f"Bearer {(ACCOUNT / 'token').read_text()}"
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(base + path, data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, {}
+
+
+def spec(holder, seconds):
+    """Return what the Lease says."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {"holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": now}
+
+
+def expired(lease):
+    """Return whether the holder has not renewed its Lease in time."""
+    held = lease.get("spec", {})
+    text = (held.get("renewTime") or "1970-01-01T00:00:00.000000Z").replace("Z", "+00:00")
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(text)
+    return age.total_seconds() > (held.get("leaseDurationSeconds") or 0)
+
+
+def attempt(action, namespace, name, node, seconds):
+    """Take or release once; return whether it was done, and what is in the way."""
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+    status, lease = call("GET", f"{path}/{name}")
+    if status == 404:
+        if action == "release":
+            return True, ""
+        meta = {"name": name, "namespace": namespace}
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": meta,
+            "spec": spec(node, seconds),
+        }
+        status, _ = call("POST", path, body)
+        return status in (200, 201), f"the API server answers {status}"
+    if status != 200:
+        return False, f"the API server answers {status}"
+    holder = lease.get("spec", {}).get("holderIdentity") or ""
+    if action == "release" and holder != node:
+        return True, ""
+    if action == "take" and holder not in ("", node) and not expired(lease):
+        return False, f"node {holder} is being changed"
+    lease["spec"] = spec(node if action == "take" else "", seconds)
+    status, _ = call("PUT", f"{path}/{name}", lease)  # 409 where another node was faster
+    return status == 200, f"the API server answers {status}"
+
+
+def main():
+    """Take or release a turn; waits as long as is needed."""
+    action, where, node, seconds = sys.argv[1:5]
+    namespace, name = where.split("/")
+    said = ""
+    while True:
+        try:
+            done, why = attempt(action, namespace, name, node, int(seconds))
+        except OSError as error:
+            done, why = False, f"the API server does not answer: {error}"
+        if done:
+            return
+        if why != said:
+            print(f"node {node}: waits: {why}", flush=True)
+            said = why
+        time.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Completions for shells: click's, which ask the installed command, so that they always match it."""
+
+from __future__ import annotations
+
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from proxy.cli.main import cli
+
+VARIABLE = "_TOPOPROXY_COMPLETE"
+
+
+def scripts() -> dict[str, str]:
+    """Return the script of each shell."""
+    kinds: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+    # The method of the base class: that of bash asks the bash of this machine for its version.
+    return {
+        name: ShellComplete.source(kind(cli, {}, "topoproxy", VARIABLE)).strip() + "\n"
+        for name, kind in kinds.items()
+    }

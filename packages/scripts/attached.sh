@@ -1,0 +1,20 @@
+# A node whose kubelet still connects to topoproxy would lose its runtime with the package.
+attached() {
+    for place in "$root"/var/lib/kubelet/*.yaml "$root"/var/lib/kubelet/*.env "$root"/var/lib/kubelet/*.conf \
+        "$root"/etc/default/kubelet "$root"/etc/sysconfig/kubelet "$root"/etc/kubernetes/kubelet.conf.d/*.conf \
+        "$root"/etc/systemd/system/kubelet.service "$root"/etc/systemd/system/kubelet.service.d/*.conf \
+        "$root"/usr/lib/systemd/system/kubelet.service.d/*.conf "$root"/etc/rancher/*/config.yaml; do
+        if [ -f "$place" ] && grep -v '^[[:space:]]*#' "$place" | grep -Eqi 'endpoint.*topoproxy/cri\.sock'; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+refuse_if_attached() {
+    if attached; then
+        echo "topoproxy: cannot be removed: $place names it as kubelet's runtime endpoint." >&2
+        echo "topoproxy: run topoproxy detach (or rescue-detach) first; TOPOPROXY_REMOVE_ATTACHED=yes removes it all the same." >&2
+        [ "${TOPOPROXY_REMOVE_ATTACHED:-no}" = yes ] || exit 1
+    fi
+}

@@ -1,0 +1,24 @@
+booted() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
+
+forget_bytecode() {
+    if [ -d "$root/usr/lib/topoproxy" ]; then
+        find "$root/usr/lib/topoproxy" -name __pycache__ -type d -prune -exec rm -rf {} +
+    fi
+}
+
+# Without it, the first start after each installation would compile some hundred modules. The daemon itself may not
+# write there.
+compile() {
+    forget_bytecode
+    if [ -x "$root/usr/lib/topoproxy/bin/python" ]; then
+        "$root/usr/lib/topoproxy/bin/python" -I -m compileall -q ${root:+-s "$root" -p /} \
+            "$root/usr/lib/topoproxy/lib/python3/site-packages" >/dev/null 2>&1 || :
+    fi
+}
+
+leave() {
+    if booted; then
+        systemctl --no-reload disable --now topoproxy.service topoproxy.socket >/dev/null 2>&1 || :
+    fi
+    forget_bytecode
+}

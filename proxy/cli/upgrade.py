@@ -1,0 +1,89 @@
+"""``topoproxy upgrade``: what another version would change on this node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from proxy.cli.admin_query import asking_options, config_for
+from proxy.config import Config
+from proxy.model import schema_ids
+from proxy.model.errors import ConfigError, InputError, PermissionDeniedError, UsageError
+
+HINDERED = 1
+
+
+@click.command("upgrade")
+@click.option("--check", "compare", is_flag=True, help="Compare the running version with this one.")
+@click.option("--describe", is_flag=True, help="Print what this version promises, as JSON, for --from.")
+@click.option(
+    "--from",
+    "described",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Compare with what upgrade --describe of another version printed; the daemon is not asked.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@asking_options()
+def upgrade(
+    compare: bool,
+    describe: bool,
+    described: Path | None,
+    as_json: bool,
+    file: Path | None,
+    admin: str | None,
+    timeout: float,
+) -> None:
+    """Say what would change if this version ran in place of the running one: upgrade --check.
+
+    Run the new version's program before it is installed over the old one, or before the service is restarted.
+    It changes nothing. Compared are the keys of the configuration and their values, the format of the ledger
+    both ways, files of hooks, units, JSON answers and metrics.
+
+    Ends with 0 when nothing hinders the upgrade (warnings do not count), and with 1 when something does.
+    """
+    from proxy.cli.doctor import finding_lines
+    from proxy.doctor.checks import CheckResult
+    from proxy.interface import interface
+    from proxy.upgrade.checks import examine
+    from proxy.upgrade.gather import gather
+
+    if compare == describe:
+        raise UsageError("cannot upgrade: say --check or --describe; packages do the upgrade itself")
+    config, refused = _config(file, admin)
+    if describe:
+        click.echo(json.dumps(interface(config), indent=1, ensure_ascii=False))
+        return
+    findings = examine(gather(config, refused, timeout, None if described is None else _read(described)))
+    failed = sum(each.result is CheckResult.FAIL for each in findings)
+    if as_json:
+        rows = [
+            {"id": each.id, "result": each.result.value, "text": each.text, "advice": each.advice}
+            for each in findings
+        ]
+        page = {"schema": schema_ids.UPGRADE, "ok": not failed, "checks": rows}
+        click.echo(json.dumps(page, indent=1, ensure_ascii=False))
+    else:
+        click.echo("\n".join(finding_lines(findings, failed)))
+    if failed:
+        click.get_current_context().exit(HINDERED)
+
+
+def _config(file: Path | None, admin: str | None) -> tuple[Config, str]:
+    """Read the configuration; that it is refused is a finding."""
+    try:
+        return config_for(file, admin), ""
+    except (ConfigError, PermissionDeniedError) as error:
+        return Config(), str(error)
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    if not isinstance(found, dict) or found.get("schema") != schema_ids.INTERFACE:
+        raise InputError(f"cannot use {path}: it is not what topoproxy upgrade --describe prints")
+    return found

@@ -1,0 +1,60 @@
+"""What others rely on, as data: the admin page ``/interface``, which ``topoproxy upgrade --check`` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from proxy import __version__
+from proxy.backends.ledger.format import FORMAT
+from proxy.config.schema import API_VERSION, Config, keys
+from proxy.hooks.api import SUPPORTED
+from proxy.model import schema_ids
+from proxy.telemetry import metrics
+from proxy.telemetry.kinds import Metric
+
+
+def interface(config: Config) -> dict[str, object]:
+    """Return what this version promises, and its configuration in effect.
+
+    Args:
+        config: The configuration.
+    """
+    return {
+        "schema": schema_ids.INTERFACE,
+        "version": __version__,
+        "configuration": {
+            "apiVersion": API_VERSION,
+            "defaults": dict(settings(Config())),
+            "effective": dict(settings(config)),
+        },
+        "ledger": {"writes": FORMAT, "reads": [FORMAT]},
+        "hooks": list(SUPPORTED),
+        "answers": sorted(value for name, value in vars(schema_ids).items() if name.isupper()),
+        "metrics": sorted(name for metric in metrics.ALL for name in metric_names(metric)),
+    }
+
+
+def settings(part: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Give each key with its section, and its value as the file would say it."""
+    for item, key, setting in keys(part):
+        value = getattr(part, item.name)
+        if setting is None:
+            yield from settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(setting.kind.show(value))
+
+
+def metric_names(metric: Metric) -> Iterator[str]:
+    """Give the exported name of a metric, and the former one that it still has."""
+    yield metric.full_name()
+    if metric.former:
+        yield metric.full_name(metric.former)
+
+
+def shipped_unit(name: str) -> Path:
+    """Return the unit file that comes with this version."""
+    package = Path(__file__).resolve().parent
+    installed = package / "units" / name
+    return installed if installed.is_file() else package.parent / "systemd" / name

@@ -1,0 +1,1 @@
+"""What ``topoproxy upgrade --check`` compares before another version takes a node over."""

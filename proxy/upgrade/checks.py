@@ -1,0 +1,198 @@
+"""Checks before an upgrade or a downgrade: pure functions on what the two versions say about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from proxy.doctor.checks import CheckResult, Finding
+from proxy.observe.json_access import as_list, as_map
+
+NAMED = 8
+"""How many keys, names or lines a finding shows."""
+OK, WARN, FAIL, SKIP = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL, CheckResult.SKIP
+
+
+class UpgradeFacts(Struct, frozen=True):
+    """What is compared.
+
+    Attributes:
+        running: What the running daemon says about itself (``/interface``); empty where it does not.
+        silent: Why it does not.
+        ours: The same of this version, with the configuration as this version reads it.
+        refused: Why this version refuses the configuration; empty if it does not.
+        ledger: Why this version does not use the ledger; empty if it does. None where there is no ledger.
+        hooks: Files of hooks that this version cannot use, with the reason.
+        units: Lines in which each installed unit differs from the one of this version, by name.
+    """
+
+    running: Mapping[str, object]
+    silent: str
+    ours: Mapping[str, object]
+    refused: str = ""
+    ledger: str | None = ""
+    hooks: Sequence[str] = ()
+    units: Mapping[str, Sequence[str]] = {}
+
+
+def examine(facts: UpgradeFacts) -> list[Finding]:
+    """Make all checks, in their order."""
+    return [finding(facts) for finding in CHECKS.values()]
+
+
+def _version(facts: UpgradeFacts) -> Finding:
+    ours = facts.ours["version"]
+    if not facts.running:
+        return Finding(
+            "version",
+            WARN,
+            f"the running version is not known: {facts.silent}",
+            "start the daemon, and repeat",
+        )
+    theirs = facts.running["version"]
+    return Finding(
+        "version", OK, f"{theirs} runs, this is {ours}" if theirs != ours else f"{ours} runs already"
+    )
+
+
+def _configuration(facts: UpgradeFacts) -> Finding:
+    if facts.refused:
+        return Finding(
+            "configuration", FAIL, facts.refused, "change the configuration before this version starts"
+        )
+    return Finding("configuration", OK, "this version accepts the configuration")
+
+
+def _keys(facts: UpgradeFacts) -> Finding:
+    before, after = (_part(each, "defaults") for each in (facts.running, facts.ours))
+    if not before:
+        return Finding("configuration-keys", SKIP, "the running version does not say its keys")
+    gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
+    parts = [f"{words} {_named(names)}" for words, names in (("gone:", gone), ("new:", new)) if names]
+    if gone:
+        return Finding(
+            "configuration-keys",
+            WARN,
+            "; ".join(parts),
+            "the changelog says what replaces a key that is gone",
+        )
+    return Finding("configuration-keys", OK, "; ".join(parts) or "the keys are the same")
+
+
+def _values(facts: UpgradeFacts) -> Finding:
+    before, after = (_part(each, "effective") for each in (facts.running, facts.ours))
+    if not before or facts.refused:
+        return Finding("configuration-values", SKIP, "the values cannot be compared")
+    changed = [
+        f"{key} {before[key] or 'empty'} -> {after[key] or 'empty'}"
+        for key in sorted(before.keys() & after.keys())
+        if before[key] != after[key]
+    ]
+    if changed:
+        advice = "set these keys if they are to stay; a change that is not reloaded yet shows here, too"
+        return Finding("configuration-values", WARN, f"will change: {_named(changed)}", advice)
+    return Finding("configuration-values", OK, "every setting keeps its value")
+
+
+def _ledger(facts: UpgradeFacts) -> Finding:
+    theirs, ours = as_map(facts.running.get("ledger")), as_map(facts.ours.get("ledger"))
+    if facts.ledger:
+        return Finding(
+            "ledger", FAIL, facts.ledger, "containers would be placed again from what the runtime says"
+        )
+    if not theirs:
+        return Finding(
+            "ledger", SKIP if facts.ledger is None else OK, "this version reads the ledger that is there"
+        )
+    if theirs.get("writes") not in as_list(ours.get("reads")):
+        text = f"it has format {theirs.get('writes')}, and this version reads {_formats(ours)}"
+        return Finding("ledger", FAIL, text, "upgrade one release after the other")
+    return Finding("ledger", OK, f"this version reads format {theirs.get('writes')}")
+
+
+def _way_back(facts: UpgradeFacts) -> Finding:
+    theirs, ours = as_map(facts.running.get("ledger")), as_map(facts.ours.get("ledger"))
+    if not theirs:
+        return Finding("way-back", SKIP, "the running version does not say which ledgers it reads")
+    if ours.get("writes") not in as_list(theirs.get("reads")):
+        text = (
+            f"this version writes format {ours.get('writes')}, and the running one reads {_formats(theirs)}"
+        )
+        return Finding(
+            "way-back", WARN, text, "after the upgrade there is no way back to the running version"
+        )
+    return Finding(
+        "way-back", OK, f"the running version reads format {ours.get('writes')}, which this one writes"
+    )
+
+
+def _hooks(facts: UpgradeFacts) -> Finding:
+    if facts.hooks:
+        return Finding("hooks", FAIL, _named(list(facts.hooks)), "topoproxy hooks validate says more")
+    gone = {*as_list(facts.running.get("hooks"))} - {*as_list(facts.ours.get("hooks"))}
+    if gone:
+        return Finding(
+            "hooks", OK, f"API version {_named(sorted(map(str, gone)))} is gone, and no file uses it"
+        )
+    return Finding("hooks", OK, "this version can use all files of hooks")
+
+
+def _units(facts: UpgradeFacts) -> Finding:
+    lines = [f"{name}: {line}" for name, changed in facts.units.items() for line in changed]
+    if lines:
+        advice = "install the units of this version; changes of your own belong into a drop-in"
+        return Finding("units", WARN, _named(lines), advice)
+    return Finding("units", OK, "the installed units are those of this version, or there are none")
+
+
+def _outputs(facts: UpgradeFacts) -> Finding:
+    gone = [
+        str(name)
+        for kind in ("answers", "metrics")
+        for name in as_list(facts.running.get(kind))
+        if name not in as_list(facts.ours.get(kind))
+    ]
+    if gone:
+        return Finding("outputs", WARN, f"gone: {_named(gone)}", "change what reads them")
+    return Finding("outputs", OK if facts.running else SKIP, "no JSON answer and no metric goes away")
+
+
+CHECKS: dict[str, Callable[[UpgradeFacts], Finding]] = {
+    "version": _version,
+    "configuration": _configuration,
+    "configuration-keys": _keys,
+    "configuration-values": _values,
+    "ledger": _ledger,
+    "way-back": _way_back,
+    "hooks": _hooks,
+    "units": _units,
+    "outputs": _outputs,
+}
+"""The checks by id, in their order. Ids stay."""
+
+
+def unit_changes(installed: str, shipped: str) -> Iterator[str]:
+    """Give the directives in which an installed unit differs: without comments, empty lines and order."""
+    before, after = (set(_directives(text)) for text in (installed, shipped))
+    yield from (f"+{line}" for line in sorted(after - before))
+    yield from (f"-{line}" for line in sorted(before - after))
+
+
+def _directives(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith(("#", ";", "[")):
+            yield line.strip()
+
+
+def _part(whole: Mapping[str, object], name: str) -> Mapping[str, object]:
+    return as_map(as_map(whole.get("configuration")).get(name))
+
+
+def _formats(ledger: Mapping[str, object]) -> str:
+    return ", ".join(map(str, as_list(ledger.get("reads"))))
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -1,0 +1,74 @@
+"""Reading a node for ``topoproxy upgrade --check``. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from proxy.admin.client import ask
+from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.ledger.format import recover
+from proxy.backends.ledger.journal import NAME, SIZE_LIMIT
+from proxy.config import Config
+from proxy.hooks.loader.directories import survey
+from proxy.interface import interface, shipped_unit
+from proxy.model.errors import TopologyError, TopoproxyError
+from proxy.observe.json_access import as_map
+from proxy.topology.reader import read_machine
+from proxy.upgrade.checks import UpgradeFacts, unit_changes
+
+UNITS = ("topoproxy.service", "topoproxy.socket")
+UNIT_DIRECTORIES = tuple(map(Path, ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")))
+
+
+def gather(
+    config: Config,
+    refused: str,
+    timeout: float,
+    running: Mapping[str, object] | None = None,
+    directories: tuple[Path, ...] = UNIT_DIRECTORIES,
+) -> UpgradeFacts:
+    """Read everything.
+
+    Args:
+        config: The configuration as this version reads it; the defaults where it refuses it.
+        refused: Why it refuses it; empty if it does not.
+        timeout: Seconds for the answer of the daemon.
+        running: What the running version says about itself; the daemon is asked if None.
+        directories: Where units are installed, the one that wins first.
+    """
+    silent = ""
+    if running is None:
+        try:
+            running = as_map(ask(config.admin_path, "/interface", timeout))
+        except TopoproxyError as error:
+            running, silent = {}, str(error)
+    found = survey(config.hooks)
+    hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.lack or c.cause)]
+    return UpgradeFacts(
+        running, silent, interface(config), refused, _ledger(config), hooks, _units(directories)
+    )
+
+
+def _ledger(config: Config) -> str | None:
+    path = config.state_dir / NAME
+    try:
+        machine = read_machine(config.sysfs_root, config.procfs_root)
+        refused = recover(read_small(str(path), SIZE_LIMIT)[0], machine.fingerprint).refused
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot read {path}: {error.strerror}"
+    except (ValueError, TopologyError) as error:
+        return f"cannot read {path}: {error}"
+    return f"{path} would not be used: {refused}" if refused else ""
+
+
+def _units(directories: tuple[Path, ...]) -> dict[str, list[str]]:
+    changed = {}
+    for name in UNITS:
+        path = next((each / name for each in directories if (each / name).is_file()), None)
+        if path is not None:
+            text = path.read_text("utf-8", "replace")
+            changed[str(path)] = list(unit_changes(text, shipped_unit(name).read_text("utf-8")))
+    return {name: lines for name, lines in changed.items() if lines}

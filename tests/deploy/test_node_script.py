@@ -1,0 +1,303 @@
+"""The installer's script on an imitated node: what it does, in which order, and what it undoes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILES = Path(__file__).parents[2] / "deploy/helm/topoproxy/files"
+PROGRAM = r"""#!/bin/sh
+# Programs of the node: what they are asked is recorded, and files below $NODE say what they answer.
+name=${0##*/}
+case "$name $*" in
+"topoproxy detach --dry-run") [ -e "$NODE/attached" ] && echo diff; exit 0 ;;
+esac
+echo "$name $*" >>"$NODE/calls"
+for fault in "$NODE"/faults/*; do
+    [ -e "$fault" ] || continue
+    case "$name $*" in *"$(cat "$fault")"*) rm "$fault"; exit 1 ;; esac
+done
+case "$name $*" in
+"dpkg-query"*) [ -e "$NODE/installed" ] && echo "install ok installed" || exit 1 ;;
+"dpkg --force-downgrade --install "*) shift 2; cp "$1" "$NODE/installed" ;;
+"dpkg --purge topoproxy") rm -f "$NODE/installed" ;;
+"uname -m") echo x86_64 ;;
+"topoproxy attach"*) touch "$NODE/attached" ;;
+"topoproxy detach --yes") rm -f "$NODE/attached" ;;
+esac
+"""
+HOST = r"""#!/bin/sh
+# Run a command as if on the node: its absolute paths are below $NODE/root.
+for word; do
+    shift
+    case $word in
+    /var/lib/topoproxy-installer* | /etc/topoproxy*) word=$NODE/root$word ;;
+    esac
+    set -- "$@" "$word"
+done
+exec "$@"
+"""
+
+
+class Node:
+    """An imitated node."""
+
+    def __init__(self, directory: Path, api: str) -> None:
+        self.directory = directory
+        self.api = api
+        for name in ("bin", "faults", "packages", "scripts", "root"):
+            (directory / name).mkdir()
+        for name in ("dpkg", "dpkg-query", "uname", "topoproxy"):
+            (directory / "bin" / name).write_text(PROGRAM)
+            (directory / "bin" / name).chmod(0o755)
+        (directory / "host").write_text(HOST)
+        (directory / "host").chmod(0o755)
+        (directory / "scripts/turn.py").write_bytes((FILES / "turn.py").read_bytes())
+        self.package("one")
+        self.configure("mode: observe\n")
+
+    def package(self, content: str) -> None:
+        (self.directory / "packages/topoproxy_0.1.0_amd64.deb").write_text(content)
+
+    def configure(self, text: str) -> None:
+        (self.directory / "scripts/config.yaml").write_text(text)
+
+    def fault(self, words: str) -> None:
+        faults = self.directory / "faults"
+        (faults / str(len(list(faults.iterdir())))).write_text(words)
+
+    def run(self, state: str) -> tuple[int, str]:
+        import sys
+
+        environment = {
+            "PATH": f"{self.directory}/bin:{os.environ['PATH']}",
+            "NODE": str(self.directory),
+            "HOST": str(self.directory / "host"),
+            "PACKAGES": str(self.directory / "packages"),
+            "SCRIPTS": str(self.directory / "scripts"),
+            "READY": str(self.directory / "ready"),
+            "PYTHON": sys.executable,
+            "NODE_NAME": "node-a",
+            "TURN": "kube-system/turn",
+            "TURN_SECONDS": "900",
+            "TURN_API": self.api,
+            "TURN_POLL": "0.05",
+            "ATTACH_TIMEOUT": "30",
+            "ONCE": "yes",
+        }
+        (self.directory / "calls").write_text("")
+        done = subprocess.run(
+            ["sh", FILES / "node.sh", state],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    @property
+    def calls(self) -> list[str]:
+        """What was changed, without questions."""
+        lines = (self.directory / "calls").read_text().replace(str(self.directory), "").splitlines()
+        return [line for line in lines if not line.startswith(("dpkg-query", "uname"))]
+
+    @property
+    def installed(self) -> str:
+        path = self.directory / "installed"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def attached(self) -> bool:
+        return (self.directory / "attached").exists()
+
+    @property
+    def drop_in(self) -> str:
+        path = self.directory / "root/etc/topoproxy/config.d/90-helm.yaml"
+        return path.read_text() if path.exists() else ""
+
+
+class Leases:
+    """One Lease behind HTTP, as the API server has it."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] = {}
+        self.version = 0
+        self.conflicts = 0
+        leases = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer(200 if leases.lease else 404, leases.lease)
+
+            def do_POST(self) -> None:
+                self.store(201)
+
+            def do_PUT(self) -> None:
+                self.store(200)
+
+            def store(self, status: int) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if leases.conflicts:
+                    leases.conflicts -= 1
+                    return self.answer(409, {})
+                leases.version += 1
+                leases.lease = body
+                body["metadata"]["resourceVersion"] = str(leases.version)
+                return self.answer(status, body)
+
+            def answer(self, status: int, body: object) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def holder(self) -> str:
+        return str(self.lease.get("spec", {}).get("holderIdentity", ""))
+
+    def hold(self, node: str, age_s: float) -> None:
+        renewed = datetime.now(UTC) - timedelta(seconds=age_s)
+        spec = {
+            "holderIdentity": node,
+            "leaseDurationSeconds": 900,
+            "renewTime": f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}",
+        }
+        self.lease = {"metadata": {"name": "turn", "resourceVersion": "1"}, "spec": spec}
+
+
+@pytest.fixture
+def leases() -> Iterator[Leases]:
+    made = Leases()
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.02,))
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def node(tmp_path: Path, leases: Leases) -> Node:
+    return Node(tmp_path, f"http://127.0.0.1:{leases.server.server_port}")
+
+
+INSTALL = "dpkg --force-downgrade --install /root/var/lib/topoproxy-installer/next.deb"
+BACK = "dpkg --force-downgrade --install /root/var/lib/topoproxy-installer/current.deb"
+
+
+def test_a_node_is_installed_and_attached_and_the_turn_given_on(node: Node, leases: Leases) -> None:
+    code, said = node.run("attached")
+    assert code == 0, said
+    assert node.calls == [
+        INSTALL,
+        "topoproxy check-config",
+        "topoproxy attach --yes --timeout 30s",
+        "topoproxy status --wait-ready=30s",
+    ]
+    assert (node.installed, node.attached, node.drop_in) == ("one", True, "mode: observe\n")
+    assert leases.holder == ""
+    assert (node.directory / "ready").exists()
+
+
+def test_a_second_run_changes_nothing(node: Node) -> None:
+    node.run("attached")
+    assert node.run("attached")[0] == 0
+    assert node.calls == ["topoproxy check-config", "topoproxy reload", "topoproxy status --wait-ready=30s"]
+
+
+def test_an_update_installs_the_next_package(node: Node) -> None:
+    node.run("attached")
+    node.package("two")
+    assert node.run("attached")[0] == 0
+    assert node.calls[0] == INSTALL
+    assert "topoproxy attach --yes --timeout 30s" not in node.calls
+    assert node.installed == "two"
+
+
+@pytest.mark.parametrize("step", ["--install", "check-config", "attach --yes", "status --wait-ready"])
+def test_a_first_installation_that_fails_leaves_nothing_and_keeps_the_turn(
+    node: Node, leases: Leases, step: str
+) -> None:
+    node.fault(step)
+    code, said = node.run("attached")
+    assert code == 1
+    assert "the node is reverted" in said
+    assert (node.installed, node.attached, node.drop_in) == ("", False, "")
+    assert leases.holder == "node-a"
+    assert not (node.directory / "ready").exists()
+    assert node.run("attached")[0] == 0, "and the next attempt succeeds"
+    assert (node.installed, node.attached, leases.holder) == ("one", True, "")
+
+
+@pytest.mark.parametrize("step", ["--install", "check-config", "reload", "status --wait-ready"])
+def test_an_update_that_fails_brings_back_the_package_and_the_configuration(node: Node, step: str) -> None:
+    node.run("attached")
+    node.package("two")
+    node.configure("mode: enforce\n")
+    node.fault(step)
+    assert node.run("attached")[0] == 1
+    assert BACK in node.calls
+    assert (node.installed, node.attached, node.drop_in) == ("one", True, "mode: observe\n")
+
+
+def test_installed_attaches_nothing(node: Node) -> None:
+    assert node.run("installed")[0] == 0
+    assert (node.installed, node.attached) == ("one", False)
+
+
+def test_absent_detaches_before_it_purges(node: Node, leases: Leases) -> None:
+    node.run("attached")
+    assert node.run("absent")[0] == 0
+    assert node.calls == ["topoproxy detach --yes", "dpkg --purge topoproxy"]
+    assert not (node.directory / "root/var/lib/topoproxy-installer").exists()
+    assert node.run("absent")[0] == 0
+    assert node.calls == []
+    assert leases.holder == ""
+
+
+def test_absent_that_cannot_detach_purges_nothing(node: Node) -> None:
+    node.run("attached")
+    node.fault("detach --yes")
+    assert node.run("absent")[0] == 1
+    assert node.calls == ["topoproxy detach --yes"]
+    assert node.installed == "one"
+
+
+def test_a_node_waits_for_its_turn(node: Node, leases: Leases) -> None:
+    leases.hold("node-b", 10)
+    threading.Timer(0.7, leases.hold, ("", 0)).start()
+    leases.conflicts = 0
+    code, said = node.run("installed")
+    assert code == 0
+    assert "waits: node node-b is being changed" in said
+    assert said.count("waits") == 1
+
+
+def test_a_holder_that_does_not_renew_loses_its_turn_and_a_conflict_is_repeated(
+    node: Node, leases: Leases
+) -> None:
+    leases.hold("node-b", 1000)
+    leases.conflicts = 2
+    assert node.run("installed")[0] == 0
+    assert leases.holder == ""
+
+
+def test_a_state_that_does_not_exist_is_refused(node: Node) -> None:
+    assert node.run("here")[0] == 2
+    assert node.installed == ""

@@ -1,0 +1,93 @@
+"""The RPM, looked at and installed into a directory by rpm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import payload
+import pytest
+import rpm
+
+from proxy import __version__
+from tests.packages.conftest import ARCH, EPOCH, VERSION, Built
+
+
+@pytest.fixture
+def package(built: Built) -> Path:
+    if built.rpm is None:
+        pytest.skip("there is no rpmbuild (Debian: apt-get install rpm)")
+    return built.rpm
+
+
+def ask(package: Path, *words: str) -> str:
+    command = ["rpm", "-qp", "--nosignature", *words, str(package)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_its_files_are_those_of_the_debian_package(built: Built, package: Path) -> None:
+    listed = subprocess.run(["dpkg-deb", "-c", built.deb], capture_output=True, text=True, check=True).stdout
+    ours = {line.split()[5][1:] for line in listed.splitlines() if line[0] != "d"}
+    theirs = set(ask(package, "-l").splitlines())
+    differ = {"/usr/share/zsh/vendor-completions/_topoproxy", "/usr/share/doc/topoproxy/copyright"}
+    assert ours - theirs == differ
+    added = {
+        path
+        for path in theirs - ours
+        if not path.startswith(("/usr/lib/topoproxy", "/usr/share/doc/topoproxy"))
+    }
+    assert added == {
+        *("/usr/share/zsh/site-functions/_topoproxy", "/usr/share/licenses/topoproxy"),
+        "/usr/share/licenses/topoproxy/LICENSE",
+    }
+
+
+def test_its_scripts_are_shell_start_nothing_and_refuse_an_attached_node(package: Path) -> None:
+    text = ask(package, "--scripts")
+    assert "systemctl start" not in text
+    assert "enable" not in text.replace("disable", "")
+    assert "refuse_if_attached" in text
+    parts = list(text.split("scriptlet (using /bin/sh):\n")[1:])
+    assert len(parts) == 3
+    for part in parts:
+        body = "\n".join(line for line in part.splitlines() if "scriptlet (using" not in line)
+        subprocess.run(
+            ["sh", "-n"], input=body.rpartition("\npostuninstall")[0] or body, text=True, check=True
+        )
+
+
+def test_its_fields(package: Path) -> None:
+    assert ask(package, "--queryformat", "%{NAME} %{VERSION} %{ARCH} %{LICENSE}") in (
+        f"topoproxy {VERSION} x86_64 Apache-2.0",
+        f"topoproxy {VERSION} aarch64 Apache-2.0",
+    )
+    assert "python3 >= 3.11" in ask(package, "--requires")
+    assert set(ask(package, "--queryformat", "[%{FILEUSERNAME}:%{FILEGROUPNAME}\n]").split()) == {"root:root"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_it_is_installed_into_a_directory_and_erased(package: Path, tmp_path: Path) -> None:
+    root, database = tmp_path / "root", tmp_path / "root/var/lib/rpm"
+    database.mkdir(parents=True)
+    base = ["rpm", "--root", str(root), "--nodeps", "--noscripts", "--nosignature"]
+    subprocess.run([*base, "--ignorearch", "-i", package], check=True, capture_output=True)
+    words = [
+        root / "usr/lib/topoproxy/bin/python",
+        "-IB",
+        root / "usr/lib/topoproxy/bin/topoproxy",
+        "version",
+    ]
+    assert (
+        subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        == f"topoproxy {__version__}\n"
+    )
+    subprocess.run([*base, "-e", "topoproxy"], check=True, capture_output=True)
+    assert not list(root.rglob("*topoproxy*"))
+
+
+def test_two_builds_have_the_same_files(built: Built, package: Path, tmp_path: Path) -> None:
+    payload.program.cache_clear()
+    again = rpm.build(tmp_path, VERSION, ARCH, EPOCH, built.pythons)
+    assert ask(again, "--dump") == ask(package, "--dump")
+    assert again.read_bytes() == package.read_bytes()

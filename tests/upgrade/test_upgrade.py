@@ -1,0 +1,178 @@
+"""``topoproxy upgrade --check``: what it finds between two versions, and how it ends."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from proxy.backends.ledger import format as fmt
+from proxy.cli.main import cli, command_line
+from proxy.config import Config
+from proxy.doctor.checks import CheckResult
+from proxy.interface import interface, shipped_unit
+from proxy.topology.build import described
+from proxy.topology.reader import read_machine
+from proxy.topology.sysfs_tree import write_sysfs
+from proxy.upgrade.checks import CHECKS, UpgradeFacts, examine, unit_changes
+from proxy.upgrade.gather import UNITS, gather
+from tests.cli.conftest import _serving
+from tests.testkit.answers import check
+
+OURS = interface(Config())
+
+
+def older(**changed: Any) -> dict[str, Any]:
+    page: dict[str, Any] = copy.deepcopy(OURS)
+    return {**page, "version": "0.0.9", **changed}
+
+
+def found(facts: UpgradeFacts) -> dict[str, tuple[CheckResult, str]]:
+    return {each.id: (each.result, each.text) for each in examine(facts)}
+
+
+def test_the_same_version_hinders_nothing() -> None:
+    findings = examine(UpgradeFacts(OURS, "", OURS))
+    assert [each.id for each in findings] == list(CHECKS)
+    assert {each.result for each in findings} == {CheckResult.OK}
+
+
+def test_keys_that_go_come_or_change_their_default() -> None:
+    before = older()
+    defaults, effective = (before["configuration"][name] for name in ("defaults", "effective"))
+    for part in (defaults, effective):
+        part["oldKey"] = "1"
+        del part["explainHistory"]
+        part["reconcilePeriod"] = "30s"
+    results = found(UpgradeFacts(before, "", OURS))
+    assert results["version"] == (CheckResult.OK, f"0.0.9 runs, this is {OURS['version']}")
+    assert results["configuration-keys"] == (CheckResult.WARN, "gone: oldKey; new: explainHistory")
+    assert results["configuration-values"] == (CheckResult.WARN, "will change: reconcilePeriod 30s -> 10s")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "forward", "back"),
+    [
+        ({"writes": 1, "reads": [1]}, {"writes": 1, "reads": [1]}, CheckResult.OK, CheckResult.OK),
+        ({"writes": 1, "reads": [1, 2]}, {"writes": 2, "reads": [1, 2]}, CheckResult.OK, CheckResult.OK),
+        ({"writes": 1, "reads": [1]}, {"writes": 2, "reads": [1, 2]}, CheckResult.OK, CheckResult.WARN),
+        ({"writes": 1, "reads": [1]}, {"writes": 3, "reads": [2, 3]}, CheckResult.FAIL, CheckResult.WARN),
+        ({"writes": 2, "reads": [1, 2]}, {"writes": 1, "reads": [1]}, CheckResult.FAIL, CheckResult.OK),
+    ],
+)
+def test_the_ledger_is_compared_both_ways(
+    theirs: Any, ours: Any, forward: CheckResult, back: CheckResult
+) -> None:
+    results = found(UpgradeFacts(older(ledger=theirs), "", {**OURS, "ledger": ours}))
+    assert (results["ledger"][0], results["way-back"][0]) == (forward, back)
+
+
+def test_names_that_go_away_are_named() -> None:
+    before = older(metrics=[*OURS["metrics"], "topoproxy_gone_total"], answers=["topoproxy-old/1"])  # type: ignore[misc]
+    assert found(UpgradeFacts(before, "", OURS))["outputs"] == (
+        CheckResult.WARN,
+        "gone: topoproxy-old/1, topoproxy_gone_total",
+    )
+
+
+def test_hooks_of_an_api_that_is_gone_hinder_only_if_a_file_uses_it() -> None:
+    assert found(UpgradeFacts(older(hooks=[0, 1]), "", OURS))["hooks"][0] is CheckResult.OK
+    why = "50-a.py: its API_VERSION is 0"
+    assert found(UpgradeFacts(older(), "", OURS, hooks=[why]))["hooks"] == (CheckResult.FAIL, why)
+
+
+def test_a_silent_daemon_leaves_what_files_say() -> None:
+    results = found(UpgradeFacts({}, "no process listens there", OURS, refused="line 3: unknown key"))
+    assert results["version"][0] is CheckResult.WARN
+    assert results["configuration"] == (CheckResult.FAIL, "line 3: unknown key")
+    for name in ("configuration-keys", "configuration-values", "way-back", "outputs"):
+        assert results[name][0] is CheckResult.SKIP
+    assert results["ledger"][0] is CheckResult.OK
+
+
+def test_units_are_compared_without_comments_and_order() -> None:
+    assert list(unit_changes("# a\n[Service]\nA=1\nB=2\n", "[Service]\nB=2\n; x\n\nA=1\n")) == []
+    assert list(unit_changes("A=1\nB=2\n", "A=1\nB=3\n")) == ["+B=3", "-B=2"]
+
+
+def test_a_unit_in_etc_that_hides_the_new_one_is_found(tmp_path: Path) -> None:
+    for name in UNITS:
+        text = shipped_unit(name).read_text()
+        for directory in ("etc", "usr"):
+            (tmp_path / directory).mkdir(exist_ok=True)
+            (tmp_path / directory / name).write_text(text)
+    places = (tmp_path / "etc", tmp_path / "usr")
+    assert gather(Config(), "", 1, OURS, places).units == {}
+    unit = tmp_path / "etc/topoproxy.service"
+    unit.write_text(unit.read_text().replace("WatchdogSec=30", "WatchdogSec=90"))
+    assert gather(Config(), "", 1, OURS, places).units == {str(unit): ["+WatchdogSec=30", "-WatchdogSec=90"]}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    write_sysfs(described(2, 1, 4, 2), tmp_path / "machine")
+    for name in ("proc", "state", "hooks"):
+        (tmp_path / name).mkdir()
+    file = tmp_path / "c.yaml"
+    none = tmp_path / "none"
+    file.write_text(
+        f"listen: unix://{tmp_path}/cri.sock\nstateDir: {tmp_path}/state\n"
+        f"sysfsRoot: {tmp_path}/machine/sys\nprocfsRoot: {tmp_path}/proc\n"
+        f"hooks: {{folder: {tmp_path}/hooks, vendorFolder: {none}, serverFolder: {none}}}\n"
+    )
+    file.chmod(0o600)
+    return file
+
+
+def upgrade(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["upgrade", *map(str, words)])
+
+
+def test_the_running_daemon_is_asked(config: Path, tmp_path: Path) -> None:
+    running = json.loads(upgrade("--describe", "--config", config).stdout)
+    check(running)
+    running["version"] = "0.0.9"
+    machine = read_machine(tmp_path / "machine/sys", tmp_path / "proc")
+    (tmp_path / "state/ledger.jsonl").write_bytes(fmt.header(machine.fingerprint))
+    with _serving(tmp_path / "admin.sock", {"/interface": lambda: running}):
+        done = upgrade("--check", "--config", config)
+    assert done.exit_code == 0, done.output
+    assert "0.0.9 runs, this is" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"{len(CHECKS)} checks: ")
+    assert "FAIL" not in done.stdout
+
+
+def test_a_refused_configuration_a_bad_hook_and_a_strange_ledger_hinder(config: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "before.json"
+    saved.write_text(upgrade("--describe", "--config", config).stdout)
+    assert upgrade("--check", "--config", config, "--from", saved).exit_code == 0
+    (tmp_path / "hooks/50-a.py").write_text("API_VERSION = 99\n")
+    (tmp_path / "hooks/50-a.py").chmod(0o644)
+    (tmp_path / "state/ledger.jsonl").write_bytes(fmt._line(b'{"n": 0, "format": 2, "machine": "x"}'))
+    done = upgrade("--check", "--config", config, "--from", saved, "--json")
+    answer = json.loads(done.stdout)
+    check(answer)
+    assert (done.exit_code, answer["ok"]) == (1, False)
+    texts = {each["id"]: each["text"] for each in answer["checks"] if each["result"] == "fail"}
+    assert set(texts) >= {"ledger"}
+    assert "it has format 2, and this version reads 1" in texts["ledger"]
+    config.write_text(f"{config.read_text()}nextKey: 1\n")
+    done = upgrade("--check", "--config", config, "--from", saved)
+    assert done.exit_code == 1
+    assert "nextKey: unknown key" in done.stdout
+
+
+def test_wrong_words_and_wrong_files(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line(["upgrade", "--config", str(config)]) == 2
+    assert command_line(["upgrade", "--check", "--describe", "--config", str(config)]) == 2
+    (tmp_path / "x.json").write_text("{}")
+    for name in ("x.json", "none.json"):
+        words = ["upgrade", "--check", "--config", str(config), "--from", str(tmp_path / name)]
+        assert command_line(words) == 65
+    assert "it is not what topoproxy upgrade --describe prints" in capsys.readouterr().err
