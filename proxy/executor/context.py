@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from operator import attrgetter
+from typing import cast
 
 from msgspec import structs
 
@@ -114,10 +116,11 @@ class NodeContext(BackgroundTasks):
         self._tokens = 0
         self._boot = f"{int(clock() * 1000):x}"
 
-    @property
-    def state(self) -> NodeState:
-        """The node as it is now; ``store.handle`` replaces it."""
-        return self.store.state
+    # A property without a function in Python, as in the store.
+    state = cast(
+        "NodeState",
+        property(attrgetter("store.state"), doc="The node as it is now; ``store.handle`` replaces it."),
+    )
 
     def change_options(self, options: ExecutorOptions) -> None:
         """Replace the options; what waits for as long as an option says goes by the new one."""

@@ -72,10 +72,6 @@ _NOTICES: dict[type[Notice], Callable[..., None]] = {
 """The methods of observers, by the effect; the fields of the effect are the arguments."""
 
 
-def _answer(effect: NodeEffect) -> None:
-    """Do nothing: the sender of the event takes this effect from the result."""
-
-
 class NodeStore:
     """Holds the state of the node. For the event loop; ``state`` may be read from any thread.
 
@@ -117,20 +113,21 @@ class NodeStore:
         self.synced = asyncio.Event()
         self.attention = asyncio.Event()
         self.to_settle = asyncio.Event()
-        self._perform: dict[type[NodeEffect], Callable[[Any], None]] = {
+        # None: the sender of the event takes the effect from the result.
+        self._perform: dict[type[NodeEffect], Callable[[Any], None] | None] = {
             **dict.fromkeys(_NOTICES, self._notify),
             PutRecord: self._put_record,
             RequestReconcile: lambda effect: self.attention.set(),
             to_do.SettleSoon: lambda effect: self.to_settle.set(),
             to_do.CallOver: self.calls.over,
-            to_do.StrayOver: _answer,
-            PlanDecided: _answer,
-            PodDecided: _answer,
-            **dict.fromkeys(get_args(CallAnswer), _answer),
-            to_do.EnforcementStep: _answer,
-            to_do.LossesChanged: _answer,
-            **dict.fromkeys(get_args(DriftEffect), _answer),
-            **dict.fromkeys(get_args(QuotaEffect), _answer),
+            to_do.StrayOver: None,
+            PlanDecided: None,
+            PodDecided: None,
+            **dict.fromkeys(get_args(CallAnswer)),
+            to_do.EnforcementStep: None,
+            to_do.LossesChanged: None,
+            **dict.fromkeys(get_args(DriftEffect)),
+            **dict.fromkeys(get_args(QuotaEffect)),
         }
 
     @property
@@ -142,7 +139,9 @@ class NodeStore:
         """Apply an event to the state, and perform the effects; returns the effects."""
         self._state, effects = handle(self._state, event)
         for effect in effects:
-            self._perform[type(effect)](effect)
+            perform = self._perform[type(effect)]
+            if perform is not None:
+                perform(effect)
         return effects
 
     def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> PlanDecided | None:

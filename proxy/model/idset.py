@@ -16,7 +16,7 @@ import functools
 import itertools
 import operator
 import re
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 from proxy.model.quoting import printable, quoted
 
@@ -122,10 +122,11 @@ class IdSet:
             raise ValueError(f"{quoted(text)} is not a list of ids such as '0-3,8'")
         return int(part)
 
-    @property
-    def bits(self) -> int:
-        """The set as an integer whose bit i stands for id i."""
-        return self._bits
+    # A property without a function in Python: each decision reads it many times.
+    bits = cast(
+        "int",
+        property(operator.attrgetter("_bits"), doc="The set as an integer whose bit i stands for id i."),
+    )
 
     def __str__(self) -> str:
         parts: list[str] = []

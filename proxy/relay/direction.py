@@ -26,7 +26,7 @@ class Direction(Walker):
     def __init__(self, greeting: bytes = b"") -> None:
         super().__init__(greeting)
         self.handlers = {
-            frames.DATA: self._data,
+            frames.DATA: self.on_data,
             frames.HEADERS: self._headers,
             frames.RST_STREAM: self._rst_stream,
             frames.SETTINGS: self._settings,
@@ -37,11 +37,6 @@ class Direction(Walker):
         }
 
     # Complete frames that do not simply pass; ``start`` and ``end`` limit the payload.
-
-    def _data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
-        if not stream:
-            raise RelayError("cannot read DATA: it belongs to no stream")
-        return self.on_data(flags, stream, data, start, end)
 
     def _window_update(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         if end - start != 4:
@@ -122,7 +117,7 @@ class Direction(Walker):
     # What the frames of this direction mean. Each returns KEEP, CUT or LAST where it returns something.
 
     def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
-        """Handle a complete DATA frame."""
+        """Handle a complete DATA frame of which ``passes`` has said that it does not only pass."""
         raise NotImplementedError
 
     def on_promise(self) -> None:

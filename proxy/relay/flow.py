@@ -19,9 +19,10 @@ follows, without further state, what is easily done wrong:
 * a body that is rewritten, refused, reset or cancelled needs no correction: only what really left was booked;
 * DATA that only passes lowers both, and the runtime's update for it passes unchanged.
 
-From the first body on that comes in more than one frame, the client has ``ahead`` bytes of window more than
-the rule gives. With 65,535 bytes a body of 200 kB would take four round trips to the client, with a frame of
-ours and a read for each.
+From the first body on that is longer than a stream's window, the client has ``ahead`` bytes of window more
+than the rule gives. With 65,535 bytes a body of 200 kB would take four round trips to the client, with a
+frame of ours and a read for each. Smaller bodies get no more than the runtime gives: they would only wait
+here.
 
 While there is a debt the client may have more window than the runtime gave. DATA of a passing stream that
 finds no window therefore waits in ``queue``; it counts as not granted back (``waiting``), which bounds it by
@@ -163,9 +164,9 @@ class FlowControl:
 
     def advance(self, size: int) -> int:
         """Let the client send a message of ``size`` bytes at once; returns the window for its stream."""
-        self.ahead = AHEAD_BYTES
         if size <= self.initial or max(initial for initial, _ in self._limits) > _WIDE_WINDOW:
             return 0
+        self.ahead = AHEAD_BYTES
         return min(size, STREAM_AHEAD_BYTES)
 
     def matches(self, increment: int) -> bool:

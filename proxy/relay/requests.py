@@ -89,6 +89,8 @@ class Requests(Direction):
                 self.empty()
             if not flags & frames.END_STREAM and not streams.dead[stream]:
                 books.credit(stream, length)
+        elif not stream:
+            raise RelayError("cannot read DATA: it belongs to no stream")
         else:
             self._queue(flags, stream, data[start:end], length)
         return CUT

@@ -67,7 +67,8 @@ class Responses(Direction):
             if end > start:
                 self._requests.inject(frames.window_update(0, end - start))
             return CUT
-        start, end = frames.unpad(flags, data, start, end)
+        if flags & frames.PADDED:
+            start, end = frames.unpad(flags, data, start, end)
         tracked.answered = True
         if tracked.tee is not None and tracked.asked:
             self._read(tracked, data[start:end])

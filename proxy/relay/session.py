@@ -32,9 +32,10 @@ class Session:
 
     Attributes:
         to_client, to_server: Call to take what must leave, in order; empty where there is nothing.
+        release: Call to let a waiting request go to the runtime; see ``Streams.release``.
     """
 
-    __slots__ = ("_requests", "_responses", "_streams", "to_client", "to_server")
+    __slots__ = ("_requests", "_responses", "_streams", "release", "to_client", "to_server")
 
     def __init__(self, handler: Handler, intercepts: Callable[[str], bool], room: Room | None = None) -> None:
         """Begin at the start of a connection.
@@ -53,6 +54,7 @@ class Session:
         responses.join(streams)
         self.to_client: Callable[[], list[bytes | memoryview]] = responses.drain
         self.to_server: Callable[[], list[bytes | memoryview]] = requests.drain
+        self.release = streams.release
 
     @property
     def open_streams(self) -> int:
@@ -91,17 +93,6 @@ class Session:
             RelayError: The runtime broke the protocol; this connection must end.
         """
         self._responses.feed(data)
-
-    def release(self, stream: int, message: bytes | None = None, suffix: bytes = b"") -> None:
-        """Let a waiting request go to the runtime; nothing happens where it waits no more.
-
-        Args:
-            stream: HTTP/2 stream id.
-            message: The message instead of the original one, without prefix; None: the original, byte for
-                byte.
-            suffix: What the message ends with besides.
-        """
-        self._streams.release(stream, message, suffix)
 
     def refuse(self, stream: int, code: int, message: str) -> None:
         """End a waiting call with a gRPC status; nothing happens where it waits no more."""

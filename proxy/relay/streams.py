@@ -196,8 +196,15 @@ class Streams:
             self._send(stream, (body,))
         return None
 
-    def release(self, stream_id: int, message: bytes | None, suffix: bytes) -> None:
-        """Send a waiting request to the runtime, rewritten or (None) as it came, and with a suffix."""
+    def release(self, stream_id: int, message: bytes | None = None, suffix: bytes = b"") -> None:
+        """Let a waiting request go to the runtime; nothing happens where it waits no more.
+
+        Args:
+            stream_id: HTTP/2 stream id.
+            message: The message instead of the original one, without prefix; None: the original, byte for
+                byte.
+            suffix: What the message ends with besides.
+        """
         stream = self.tracked.get(stream_id)
         if stream is None or stream.phase != WAITING or stream.closing:
             return
@@ -271,7 +278,9 @@ class Streams:
         body, stream.body = stream.body, []
         came = stream.size
         stream.chunks.clear()
-        self._uncount(stream)
+        stream.message = None
+        if came:
+            self._uncount(stream)
         if stream.asked:
             self.handler.finished(stream.id, status)
         elif body and _kind(_head(body), came) not in _INCOMPLETE:
@@ -313,7 +322,9 @@ class Streams:
         stream.window -= size
         stream.phase = SENDING
         stream.sent = True
-        self._uncount(stream)
+        stream.message = None
+        if stream.size:
+            self._uncount(stream)
         self.to_server(frames.whole(stream.id, message, suffix))
         return True
 

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from proxy.relay.flow import AHEAD_BYTES, FlowControl
+from proxy.relay.flow import FlowControl
 from tests.relay.strict_peer import CREATE, VERSION, WINDOW, Net, Peer, frame, grpc, keep, rewrite, turn_down
 
 LARGE = 205_000
@@ -286,8 +286,7 @@ def test_a_waiting_upload_that_ends_gives_its_window_back(how):
     assert net.session._streams.books.waiting == 0
     server.grant(0, 60_005 + 5530)
     net.run()
-    assert server.recv == 65535
-    assert net.client.send == 65535 + AHEAD_BYTES
+    assert net.client.send == server.recv == 65535
 
 
 def test_padding_counts_in_both_windows():
@@ -328,7 +327,7 @@ def test_padding_of_an_upload_that_waits_is_given_back():
     server.grant(0, 65_005)
     net.run()
     assert len(server.streams[upload].body) == 1000
-    assert net.client.send == server.recv + AHEAD_BYTES
+    assert net.client.send == server.recv
 
 
 def test_updates_pass_as_the_same_bytes_while_nothing_is_held():
