@@ -40,7 +40,7 @@ ARCH ?=
 KINDS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster bench-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-readers bench-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,13 @@ CLUSTER_PROGRAMS = kube-apiserver kube-scheduler kube-controller-manager kubelet
 test-cluster: venv e2e-tools ## test in a real cluster: API server, scheduler, controllers, kubelet: needs go, etcd (Debian: etcd-server)
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh $(CLUSTER_PROGRAMS) | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m pytest tests/cluster tests/e2e/cluster $(PYTEST_ARGS)
+
+# Go builds each reader once, in some minutes.
+test-readers: venv ## test with schedulers of other projects that read what the cluster agent publishes: needs go, etcd
+	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
+	readers=$$(sh tests/cluster/build_readers.sh | tail -n 1) || exit 1; \
+	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin TOPOPROXY_READERS=$$readers \
+	  $(BIN)/python -m pytest tests/cluster/test_readers.py -v -s $(PYTEST_ARGS)
 
 bench-cluster: venv ## measure the cluster agent at a real kube-apiserver: latency, writes, memory, sizes
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \

@@ -51,9 +51,10 @@ def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
     return CpuSet() if any(key.startswith(f"{pod.key}/") for key in state.owners) else state.kept_for(owner)
 
 
-def spare_shared_cpus(state: NodeState, pod: Pod) -> CpuSet:
-    """Return the part of the shared pool to which no other pod has a claim."""
-    ended = union(c.placement.exclusive.bits for c in state.ended_owners() if c.pod.key != pod.key)
+def spare_shared_cpus(state: NodeState, pod: Pod | None) -> CpuSet:
+    """Return the part of the shared pool to which no other pod has a claim; None stands for a new pod."""
+    key = "" if pod is None else pod.key
+    ended = union(c.placement.exclusive.bits for c in state.ended_owners() if c.pod.key != key)
     return CpuSet.from_bits((state.pools.shared.bits | _unmovable(state)) & ~(state.aside().bits | ended))
 
 
@@ -65,6 +66,12 @@ def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
     pool = spare_shared_cpus(state, pod)
     others = state.pools.shared - pool - state.aside()
     return node.floors.kept(pool, node.machine, node.cpu.reserved) | others
+
+
+def kept_shared(state: NodeState) -> CpuSet:
+    """Return CPUs of the shared pool that no new pod may own: what the floors need."""
+    node = state.node
+    return node.floors.kept(spare_shared_cpus(state, None), node.machine, node.cpu.reserved)
 
 
 def union_of(sets: Iterable[CpuSet]) -> CpuSet:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from proxy.engine.node_policy import node_reservation
 from proxy.model.idset import CpuSet
@@ -41,7 +41,15 @@ from proxy.pools.node_keys import (
     system_qos,
     with_ratios,
 )
-from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, STATIC, NodeRule, write_pools
+from proxy.pools.node_rule import (
+    BE_POOLS,
+    MANAGER_POLICY,
+    SHARED_POOLS,
+    STATIC,
+    ManagerPolicy,
+    NodeRule,
+    write_pools,
+)
 from proxy.pools.shared import AnnotatedCpus, Withheld, node_pools
 
 API_VERSION = "topology.node.k8s.io/v1alpha1"
@@ -63,6 +71,7 @@ class NodeFacts(Struct, frozen=True):
         kubelet: Its settings and checkpoint.
         pods: Live pods.
         chosen: CPUs that were chosen on the node itself, without a scheduler.
+        kept: CPUs that stay in the shared pool; a scheduler knows them as kubelet's reserve.
         basic: What is known of the processor, by the keys of ``cpu-basic-info``.
     """
 
@@ -75,6 +84,7 @@ class NodeFacts(Struct, frozen=True):
     kubelet: KubeletFacts = field(default_factory=KubeletFacts)
     pods: tuple[PodRow, ...] = ()
     chosen: tuple[Alloc, ...] = ()
+    kept: CpuSet = field(default_factory=CpuSet)
     basic: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -117,7 +127,7 @@ def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> NodeAnnotations:
         CPU_TOPOLOGY: _json({"detail": [_seat(seat) for seat in there]}),
         SHARED_POOLS: write_pools(pools.shared),
         BE_POOLS: write_pools(pools.be),
-        MANAGER_POLICY: _json(policy.data()),
+        MANAGER_POLICY: _json(_reserving(policy, facts.kept).data()),
         POD_ALLOCS: _json([alloc.data() for alloc in allocs] or None),
         RESERVATION: _json(reserved.data()),
         SYSTEM_QOS: _json(system.data()),
@@ -156,6 +166,11 @@ def node_resource_topology(machine: Machine, facts: NodeFacts) -> dict[str, obje
         "topologyPolicies": [topology_policy(facts.kubelet.topology_policy, facts.kubelet.topology_scope)],
         "zones": [zone.data() for zone in zones(machine, facts)],
     }
+
+
+def _reserving(policy: ManagerPolicy, kept: CpuSet) -> ManagerPolicy:
+    """Return the policy with more CPUs in reserve."""
+    return structs.replace(policy, reserved=str(CpuSet.parse(policy.reserved) | kept)) if kept else policy
 
 
 def _copied(labels: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from proxy.allocation.koordinator.resource_status import status_text
 from proxy.engine.enforcement import applies_to
+from proxy.engine.limits import kept_shared
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model import schema_ids
@@ -74,10 +75,11 @@ def _koordinator(
 
 
 def _free(state: NodeState) -> CpuSet:
-    """Return the CPUs that a new owner may get: those that no container owns and that are not in reserve."""
+    """Return the CPUs that a new owner may get: those without an owner that are in no reserve or floor."""
     applied = applies_to(state, None)
     owned = [owner.cpus for owner in state.owners.values()] if applied else _pinned(state)
     free = state.node.machine.online - state.node.reserved - state.node.withheld
+    free -= kept_shared(state) if applied else CpuSet()
     return free - CpuSet.from_bits(union(each.bits for each in owned))
 
 

@@ -16,6 +16,7 @@ import json
 from proxy.engine.admission import assigned_cpus, permitted_claim
 from proxy.engine.adoption import parse_cpus
 from proxy.engine.enforcement import applies_to
+from proxy.engine.limits import kept_shared
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
@@ -71,6 +72,7 @@ def node_facts(
         kubelet=_kubelet(node, manager or CpuManager(), ours=applied),
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_coming(state)),
+        kept=kept_shared(state) if applied else CpuSet(),
     )
 
 

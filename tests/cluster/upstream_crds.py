@@ -23,12 +23,14 @@ FILES = {
         "github.com/volcano-sh/volcano@v1.15.0",
         "config/crd/volcano/bases/nodeinfo.volcano.sh_numatopologies.yaml",
     ),
+    "all of volcano": ("volcano.sh/volcano@v1.10.0", "config/crd/volcano/bases"),
+    "all of koordinator": ("github.com/koordinator-sh/koordinator@v1.8.0", "config/crd/bases"),
 }
 
 
 @cache
 def crd(name: str) -> Path:
-    """Return a file with a CRD; skips the test where it cannot be had."""
+    """Return a file with a CRD, or a directory of them; skips the test where it cannot be had."""
     module, file = FILES[name]
     if shutil.which("go") is None:
         pytest.skip(f"needs go, which downloads {module}")

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.limits import kept_shared
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.kubelet import CpuManager, NodeMeta
@@ -15,8 +18,10 @@ from proxy.model.mode import NodeMode
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.observe.koordinator import POD_ALLOCS, node_resource_topology
+from proxy.observe.node_description import describe_node
 from proxy.observe.node_facts import node_facts
 from proxy.pools.node_keys import AMPLIFICATION, NUMA_RESERVATION, RAW_ALLOCATABLE, RESERVATION
+from proxy.pools.node_rule import MANAGER_POLICY
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)
@@ -64,6 +69,19 @@ def test_the_picture_of_a_running_node() -> None:
     assert read["system-qos-resource"] == {"cpuset": "8", "cpusetExclusive": True}
     pools = state.pools
     assert str(pools.shared) == "1,3,6-7,9,11,13-15", "the picture says what the pools are"
+
+
+def test_the_floor_of_the_shared_pool_is_not_free_and_schedulers_know_it_as_reserve() -> None:
+    node = replace(NODE, admission=AdmissionRules(floor=0, numa_floor=2))
+    state = NodeState.of(node, [LSR], [owner("a", LSR, "2,10")])
+    assert str(kept_shared(state)) == "3,7,11,15"
+    assert describe_node(state, "n1")["freeCPUs"] == "1,4-6,9,12-14"
+    reported = node_resource_topology(MACHINE, node_facts(state, "n1", CpuManager("static")))
+    metadata = reported["metadata"]
+    assert isinstance(metadata, dict)
+    assert json.loads(metadata["annotations"][MANAGER_POLICY])["reservedCPUs"] == "3,7,11,15"
+    observed = structs.replace(state, mode=NodeMode.OBSERVE)
+    assert describe_node(observed, "n1")["freeCPUs"] == "1-7,9-15"
 
 
 @pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.RELEASED])

@@ -6,8 +6,10 @@ leaves reserved CPUs out of it, and shows in ``available`` what pods have not ta
 writes all CPUs of the zone in all three amounts, and its scheduler takes away reserved and owned CPUs by
 annotations. So the form is a setting; the default is that of the scheduler whose API the cluster has.
 
-Resources are those that the node promises by NUMA node: CPUs always, memory and huge pages where
-``memoryManagerPolicy`` is Static, and the devices that topoproxy assigns itself.
+Resources are CPUs, memory, huge pages, and the devices that topoproxy assigns itself. Memory that no pod is
+promised (``memoryManagerPolicy`` None) is available as a whole: NodeResourceTopologyMatch rejects Guaranteed
+pods where no zone has memory (scheduler-plugins v0.34.7 pkg/noderesourcetopology/filter.go,
+resourcesAvailableInAnyNUMANodes).
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ def _zone(page: NodePage, numa: PublishedNumaNode, devices: PublishedZone | None
     reserved, free = all_cpus([page.reserved]), all_cpus([page.free])
     resources = [_amounts("cpu", len(cpus), len(cpus - reserved), len(cpus & free))]
     total = {"memory": numa.memory, **numa.hugepages}
-    for name, table in sorted(page.memory.get(str(numa.id), {}).items()):
+    whole = {name: {"allocatable": amount, "free": amount} for name, amount in total.items() if amount}
+    promised = page.memory.get(str(numa.id), {}) if page.memory else whole
+    for name, table in sorted(promised.items()):
         resources.append(
             _amounts(name, max(total.get(name, 0), table["allocatable"]), table["allocatable"], table["free"])
         )

@@ -130,6 +130,16 @@ def test_nfds_form() -> None:
     )
 
 
+def test_memory_that_no_pod_is_promised_is_available_as_a_whole() -> None:
+    first, second = nfd_topology(page(memory={}, devices=[]))["zones"]
+    amount, pages = str(4 << 30), str(1 << 30)
+    assert first["resources"][1:] == [
+        {"name": "hugepages-2Mi", "capacity": pages, "allocatable": pages, "available": pages},
+        {"name": "memory", "capacity": amount, "allocatable": amount, "available": amount},
+    ]
+    assert [each["name"] for each in second["resources"]] == ["cpu", "memory"]
+
+
 def test_a_node_without_pods_has_no_fingerprint() -> None:
     assert [each["name"] for each in nfd_topology(page(pods=[]))["attributes"]] == [
         "topologyManagerPolicy",

@@ -1,0 +1,231 @@
+"""Schedulers of other projects read our objects: their pods fit on the nodes, and placed pods count.
+
+Three nodes have two NUMA nodes each with 8 CPUs, of which 2 stay in the shared pool. By the 15 CPUs that are
+allocatable, a node has room for three pods of 4 CPUs; with those of a pod on one NUMA node, for two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.demo.client import NAMESPACE, QOS_LABEL
+from tests.cluster.agent_process import wait_until
+from tests.cluster.conftest import DEPLOY
+from tests.cluster.control_plane import ControlPlane, Json
+from tests.cluster.reader_nodes import NAMES, Nodes, Reader, missing_reader, on_nodes
+from tests.cluster.upstream_crds import crd
+
+KUBE_CONFIG = ("--config={config}", "--bind-address=127.0.0.1", "--secure-port={port}", "-v=4")
+SETTLED_S = 4.0
+Create = Callable[[str, int], None]
+
+
+@contextmanager
+def control_plane(directory: Path, crds: str, program: str) -> Iterator[ControlPlane]:
+    """Start a control plane with the CRDs of a reader; skips the test where the reader cannot be run."""
+    if reason := missing_reader(program):
+        pytest.skip(reason)
+    found = crd(crds)
+    plane = ControlPlane(directory)
+    try:
+        plane.start_api()
+        for manifest in sorted(found.glob("*.yaml")) if found.is_dir() else (found,):
+            plane.install(manifest)
+        for name in ("rbac.yaml", "node-restriction.yaml"):
+            plane.install(DEPLOY / name)
+        plane.create(
+            "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        )
+        yield plane
+    finally:
+        plane.close()
+
+
+def scheduler_config(plane: ControlPlane, name: str, profile: Json) -> Json:
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(plane.kubeconfig())},
+        "leaderElection": {"leaderElect": False},
+        "profiles": [{"schedulerName": name, **profile}],
+    }
+
+
+def published(plane: ControlPlane, collection: str) -> bool:
+    """Return whether each node has an object."""
+    return all(plane.get(f"{collection}/{name}") for name in NAMES)
+
+
+def without_objects(nodes: Nodes, create: Create) -> None:
+    """The scheduler counts CPUs alone: it binds pods that their nodes must reject."""
+    names = [f"a{number}" for number in range(9)]
+    for name in names:
+        create(name, 4)
+    nodes.until_placed(*names)
+    print(f"without objects: {nodes.figures()}")
+    assert sum(bool(each.rejected) for each in nodes.placed.values()) == 3
+
+
+def two_bursts(nodes: Nodes, create: Create) -> None:
+    """Bind what fits, then what fits beside it, and then what takes the place of a pod that has ended."""
+    for number in range(9):
+        create(f"a{number}", 4)
+    first = nodes.until(lambda: len(nodes.placed) >= 6)
+    nodes.for_seconds(SETTLED_S)
+    print(f"first burst: {nodes.figures()} of 9, {first:.1f} s")
+    check(nodes, 6)
+    create("wide", 3)
+    names = [f"b{number}" for number in range(6)]
+    for name in names:
+        create(name, 2)
+    second = nodes.until_placed(*names)
+    nodes.for_seconds(SETTLED_S)
+    print(f"second burst: {nodes.figures()}, {second:.1f} s")
+    check(nodes, 12)
+    assert "wide" not in nodes.placed
+    nodes.plane.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/wide?gracePeriodSeconds=0")
+    ended = next(name for name in nodes.placed if name.startswith("a"))
+    freed = nodes.end(ended)
+    before = set(nodes.placed)
+    seconds = nodes.until(lambda: set(nodes.placed) - before)
+    (name,) = set(nodes.placed) - before
+    print(f"{name} took the place of {ended} after {seconds:.1f} s")
+    assert nodes.placed[name].node == freed
+    check(nodes, 12)
+
+
+def check(nodes: Nodes, count: int) -> None:
+    """No pod is rejected; each is on one NUMA node, and on the CPUs that the scheduler chose if it did."""
+    assert [each.rejected for each in nodes.placed.values() if each.rejected] == []
+    assert len(nodes.placed) == count
+    for name, each in nodes.placed.items():
+        assert each.aligned, (name, str(each.cpus))
+        assert each.annotated in ("", str(each.cpus)), name
+
+
+def test_node_resource_topology_match_with_its_cache(tmp_path: Path) -> None:
+    with control_plane(tmp_path, "topology", "nrt-scheduler") as plane:
+        cache = {
+            "foreignPodsDetect": "OnlyExclusiveResources",
+            "resyncMethod": "Autodetect",
+            "informerMode": "Dedicated",
+        }
+        arguments = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "NodeResourceTopologyMatchArgs",
+            "scoringStrategy": {"type": "LeastAllocated"},
+            "cacheResyncPeriodSeconds": 1,
+            "cache": cache,
+        }
+        profile = {
+            "plugins": {"multiPoint": {"enabled": [{"name": "NodeResourceTopologyMatch"}]}},
+            "pluginConfig": [{"name": "NodeResourceTopologyMatch", "args": arguments}],
+        }
+        config = scheduler_config(plane, "nrt", profile)
+        more = "--pod-max-in-unschedulable-pods-duration=5s"
+        reader = Reader(plane, "nrt-scheduler", config, *KUBE_CONFIG, more)
+
+        def test(nodes: Nodes, bursts: Callable[[Nodes, Create], None]) -> None:
+            with reader.running():
+                bursts(nodes, lambda name, cpus: nodes.pod(name, cpus, "nrt"))
+
+        def with_objects(nodes: Nodes) -> None:
+            wait_until(
+                lambda: published(plane, "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"), 60
+            )
+            test(nodes, two_bursts)
+            log = reader.log.read_text()
+            assert log.count('"overriding cached info"') >= 3, "the fingerprint of each node was recognised"
+
+        on_nodes(plane, lambda nodes: test(nodes, without_objects), agents=False)
+        on_nodes(plane, with_objects)
+
+
+def test_volcano_with_numa_aware(tmp_path: Path) -> None:
+    with control_plane(tmp_path, "all of volcano", "volcano-scheduler") as plane:
+        numa = {"name": "numa-aware", "arguments": {"weight": 10}}
+        tiers = [
+            {"plugins": [{"name": "priority"}, {"name": "gang"}]},
+            {"plugins": [{"name": "predicates"}, {"name": "proportion"}, {"name": "nodeorder"}, numa]},
+        ]
+        reader = Reader(
+            plane, "volcano-scheduler", {"actions": "enqueue, allocate", "tiers": tiers},
+            "--kubeconfig={kubeconfig}", "--scheduler-conf={config}", "--leader-elect=false",
+            "--cache-dumper=false", "--schedule-period=500ms", "--logtostderr", "-v=4",
+        )  # fmt: skip
+
+        def create(nodes: Nodes, name: str, cpus: int, **annotations: str) -> None:
+            group = {
+                "apiVersion": "scheduling.volcano.sh/v1beta1",
+                "kind": "PodGroup",
+                "metadata": {"name": name},
+                "spec": {"minMember": 1, "queue": "default"},
+            }
+            groups = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups"
+            if plane.get(f"{groups}/{name}"):
+                plane.delete(f"{groups}/{name}")
+            plane.create(groups, group)
+            annotations["scheduling.k8s.io/group-name"] = name
+            nodes.pod(name, cpus, "volcano", annotations=annotations)
+
+        def without(nodes: Nodes) -> None:
+            with reader.running():
+                without_objects(nodes, lambda name, cpus: create(nodes, name, cpus))
+
+        def with_objects(nodes: Nodes) -> None:
+            wait_until(lambda: published(plane, "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"), 60)
+            policy = {"volcano.sh/numa-topology-policy": "single-numa-node"}
+            with reader.running():
+                two_bursts(nodes, lambda name, cpus: create(nodes, name, cpus, **policy))
+
+        on_nodes(plane, without, agents=False)
+        on_nodes(plane, with_objects)
+
+
+def test_koord_scheduler(tmp_path: Path) -> None:
+    with control_plane(tmp_path, "all of koordinator", "koord-scheduler") as plane:
+        plugins = [{"name": "NodeNUMAResource"}, {"name": "DefaultPreBind"}]
+        config = scheduler_config(plane, "koord-scheduler", {"plugins": {"multiPoint": {"enabled": plugins}}})
+        reader = Reader(
+            plane, "koord-scheduler", config, *KUBE_CONFIG, "--port=0", "--authentication-skip-lookup=true"
+        )
+        plane.create(
+            "/apis/scheduling.k8s.io/v1/priorityclasses",
+            {
+                "apiVersion": "scheduling.k8s.io/v1",
+                "kind": "PriorityClass",
+                "metadata": {"name": "koord-prod"},
+                "value": 9500,
+            },
+        )
+
+        def bound(nodes: Nodes, name: str, cpus: int) -> None:
+            """Create a pod whose CPUs the scheduler chooses."""
+            number = int(name[1:]) if name[1:].isdigit() else 0
+            metadata: dict[str, Any] = {
+                "labels": {QOS_LABEL: "LSE" if number % 2 else "LSR"},
+                "annotations": {
+                    "scheduling.koordinator.sh/resource-spec": '{"preferredCPUBindPolicy":"FullPCPUs"}'
+                },
+            }
+            nodes.pod(name, cpus, "koord-scheduler", priority="koord-prod", **metadata)
+
+        def without(nodes: Nodes) -> None:
+            with reader.running():
+                without_objects(nodes, lambda name, cpus: nodes.pod(name, cpus, "koord-scheduler"))
+
+        def with_objects(nodes: Nodes) -> None:
+            wait_until(
+                lambda: published(plane, "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"), 60
+            )
+            with reader.running():
+                two_bursts(nodes, lambda name, cpus: bound(nodes, name, cpus))
+                assert all(each.annotated for each in nodes.placed.values())
+
+        on_nodes(plane, without, agents=False)
+        on_nodes(plane, with_objects)
