@@ -23,6 +23,8 @@ from tests.cluster.upstream_crds import crd
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 STATIC = "cpuManagerPolicy: static\nreservedSystemCPUs: '0'\nreconcilePeriod: 1h\n"
+FREE = "1-6,9-14"
+"""CPUs that owners may have: CPU 0 is reserved, and of each NUMA node two stay in the shared pool."""
 
 
 def owner(name: str = "owner", cpus: int = 2) -> DemoPod:

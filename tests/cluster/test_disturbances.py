@@ -24,7 +24,7 @@ from tests.cluster.agent_process import (
     writes,
 )
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.imitated_node import Bed, fresh_cluster, on_bed, owner
+from tests.cluster.imitated_node import FREE, Bed, fresh_cluster, on_bed, owner
 from tests.cluster.silent_relay import SilentRelay
 from tests.cluster.wrong_clock import WrongClock
 
@@ -63,7 +63,7 @@ def test_fields_that_another_manager_takes_by_force_are_taken_back(cluster: Cont
         time.sleep(1.2)
         for _ in range(2):
             foreign_apply(cluster, NUMATOPOLOGY, numatopology("0-99", theirs="stays"))
-            wait_until(lambda: bed.free() == "1-15", 15)
+            wait_until(lambda: bed.free() == FREE, 15)
         found = cluster.get(NUMATOPOLOGY) or {}
         assert found["metadata"]["labels"] == {"theirs": "stays"}
         before = writes(cluster)
@@ -110,10 +110,10 @@ def test_a_watch_that_is_too_old_is_replaced_by_a_list(cluster: ControlPlane) ->
         path = f"{collection}?watch=1&timeoutSeconds=1&resourceVersion={seen}"
         assert "too old resource version" in cluster.request("GET", path, raw=True)
         bed.agent.process.send_signal(signal.SIGCONT)
-        seconds = wait_until(lambda: bed.free() == "1-15", 20)
+        seconds = wait_until(lambda: bed.free() == FREE, 20)
         print(f"right {seconds:.1f} s after a watch was too old")
         container = bed.launch(owner())
-        left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(container)))
+        left = str(CpuSet.parse(FREE) - CpuSet.parse(bed.node.cpus(container)))
         wait_until(lambda: bed.free() == left, 10)
 
     on_bed(cluster, test)
@@ -128,7 +128,7 @@ def test_connections_that_carry_nothing_more_are_given_up(cluster: ControlPlane)
         silent = time.monotonic()
         container = bed.launch(owner())
         assert time.monotonic() - silent < 2, "no call waits for the API server"
-        left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(container)))
+        left = str(CpuSet.parse(FREE) - CpuSet.parse(bed.node.cpus(container)))
         seconds = wait_until(lambda: bed.free() == left, 20)
         print(f"current {seconds:.1f} s after the connections had gone silent")
         time.sleep(2)
@@ -156,10 +156,10 @@ def test_a_clock_that_is_wrong_and_steps(cluster: ControlPlane, tmp_path: Path, 
         for offset in (ahead, -ahead, 0):
             clock.set(offset)
             container = bed.launch(owner(f"o{offset % 7}"))
-            left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(container)))
+            left = str(CpuSet.parse(FREE) - CpuSet.parse(bed.node.cpus(container)))
             wait_until(lambda left=left: bed.free() == left, 5)
             end(bed, container)
-            wait_until(lambda: bed.free() == "1-15", 5)
+            wait_until(lambda: bed.free() == FREE, 5)
         wait_until(lambda: len(events(cluster)) == 3)
         for each, offset in zip(
             sorted(events(cluster), key=lambda e: e["metadata"]["creationTimestamp"]),
@@ -185,7 +185,7 @@ def test_two_agents_under_churn_agree(cluster: ControlPlane) -> None:
                 time.sleep(0.6)
                 if number < 7:
                     end(bed, held)
-            left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(held)))
+            left = str(CpuSet.parse(FREE) - CpuSet.parse(bed.node.cpus(held)))
             wait_until(lambda: bed.free() == left, 10)
             lasted = time.monotonic() - began
             events_written = 2 * 8
@@ -218,9 +218,9 @@ def test_a_token_file_that_is_wrong_for_a_while(cluster: ControlPlane, tmp_path:
         container = bed.launch(owner())
         wait_until(lambda: "Unauthorized" in bed.agent.log.read_text(), 30)
         time.sleep(5)
-        assert bed.free() == "1-15"
+        assert bed.free() == FREE
         token.write_text(bound_token(cluster))
-        left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(container)))
+        left = str(CpuSet.parse(FREE) - CpuSet.parse(bed.node.cpus(container)))
         seconds = wait_until(lambda: bed.free() == left, 30)
         print(f"current {seconds:.1f} s after the token was good again")
 

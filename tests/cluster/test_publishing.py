@@ -27,10 +27,7 @@ from tests.cluster.agent_process import (
     writes,
 )
 from tests.cluster.control_plane import ApiError, ControlPlane
-from tests.cluster.imitated_node import STATIC, Bed, fresh_cluster, on_bed, owner
-
-FREE = "1-6,9-14"
-"""CPUs that owners may have: CPU 0 is reserved, and of each NUMA node two stay in the shared pool."""
+from tests.cluster.imitated_node import FREE, STATIC, Bed, fresh_cluster, on_bed, owner
 
 
 @pytest.fixture

@@ -56,7 +56,9 @@ def node_with_kubelet(
     directory.chmod(0o755)
     facts = directory / "proxy/cluster"
     facts.mkdir(parents=True)
-    daemon = Daemon(directory / "proxy", bed, {"clusterFacts": {"directory": str(facts)}})
+    floor = {"sharedFloor": 1, "sharedFloorPerNUMANode": 0}
+    settings = {"clusterFacts": {"directory": str(facts)}, "admission": floor}
+    daemon = Daemon(directory / "proxy", bed, settings)
     kubelet = RealKubelet(directory / "kubelet", bed, plane, daemon.socket, "n1")
     try:
         daemon.start()
