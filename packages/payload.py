@@ -17,6 +17,8 @@ from wheels import PYTHONS, ROOT, site_packages, unpacked
 
 HOME = "usr/lib/topoproxy"
 SITE = f"{HOME}/lib/python3/site-packages"
+RESCUE = ROOT / "systemd/rescue-detach"
+ELF_MACHINES = {"amd64": 62, "arm64": 183}
 DOC = "usr/share/doc/topoproxy"
 ZSH = {"deb": "usr/share/zsh/vendor-completions", "rpm": "usr/share/zsh/site-functions"}
 
@@ -49,6 +51,7 @@ def program(
         site = {**site_packages(arch, pythons, ROOT / lock), **unpacked(wheel)}
     settings = "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3\n"
     start = "#!/usr/lib/topoproxy/bin/python -I\nfrom proxy.__main__ import main\n\nmain()\n"
+    _check_machine(site, arch)
     tree = {f"{SITE}/{name}": entry for name, entry in site.items()}
     tree |= {f"{HOME}/lib/python{python}": Entry(link="python3") for python in pythons}
     return tree | {
@@ -57,6 +60,20 @@ def program(
         f"{HOME}/bin/topoproxy": Entry(start.encode(), mode=0o755),
         "usr/bin/topoproxy": Entry(link="../lib/topoproxy/bin/topoproxy"),
     }
+
+
+def _check_machine(site: Tree, arch: str) -> None:
+    """Check that all compiled modules are for a machine (e_machine of elf(5)).
+
+    Raises:
+        ValueError: One is for another machine, or there is none.
+    """
+    libraries = {name: entry.data for name, entry in site.items() if name.endswith(".so") and entry.data}
+    wrong = [
+        name for name, data in libraries.items() if data[18:20] != ELF_MACHINES[arch].to_bytes(2, "little")
+    ]
+    if wrong or not libraries:
+        raise ValueError(f"cannot package for {arch}: {wrong or 'no compiled module'} is for another machine")
 
 
 def node_files(kind: str, epoch: int) -> Tree:
@@ -78,6 +95,8 @@ def node_files(kind: str, epoch: int) -> Tree:
     tree[f"{ZSH[kind]}/_topoproxy"] = Entry(shells["zsh"].encode())
     tree["usr/share/fish/vendor_completions.d/topoproxy.fish"] = Entry(shells["fish"].encode())
     tree[f"{HOME}/hooks.d"] = DIRECTORY
+    if RESCUE.is_file():
+        tree[f"{HOME}/rescue-detach"] = Entry(RESCUE.read_bytes(), mode=0o755)
     return tree | _documents(kind)
 
 

@@ -26,7 +26,7 @@ COUNT = 40
 SECRETS = [f"Zx{number:02d}qK9vTrW{number:02d}" for number in range(COUNT)]
 MEMBERS = {
     *("manifest.json", "versions.json", "configuration.json", "topology.json", "doctor.json", "ledger.json"),
-    *(*sources.PAGES, "log.txt"),
+    *(*sources.PAGES, "decisions.json", "log.txt"),
 }
 
 
@@ -112,7 +112,10 @@ def pages(secret: Planted) -> dict[str, Any]:
     metrics = f'topoproxy_hook_failures_total{{hook="{secret()}",extra="{secret()}"}} 1\n'
     return {
         "/status": lambda: status,
-        "/explain": lambda: {"records": [{"decision": {"pod": "shop/web-0", "facts": facts}}]},
+        "/explain": lambda params: {
+            "pods": [{"pod": "shop/web-0", "uid": "u1", "when": 1.5}],
+            "records": [{"decision": {"pod": "shop/web-0", "facts": facts}}] if params else [],
+        },
         "/hooks": lambda: hooks,
         "/devices": lambda: {"devices": {secret(): [secret()]}},
         "/enforce": lambda: {"mode": "enforce"},
@@ -163,7 +166,7 @@ def test_it_works_without_daemon_journal_ledger_and_configuration(
     assert done.exit_code == 0, done.output
     members = read(tmp_path / "b.tar.gz")
     manifest = json.loads(members["manifest.json"])
-    assert set(manifest["absent"]) >= {"log.txt", *sources.PAGES}
+    assert set(manifest["absent"]) >= {"log.txt", "decisions.json", *sources.PAGES}
     assert "mod" in manifest["configuration"]
     assert not [each for each in secret.used for text in members.values() if each in text]
     assert "without status.json: cannot ask the daemon" in done.output
