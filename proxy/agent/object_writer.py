@@ -31,6 +31,7 @@ REFUSED = Backoff(2.0, 30.0)
 OVERWRITTEN = Backoff(1.0, 60.0, steady=600.0, tolerated=2, least=1.0)
 """Seconds before fields are taken back from another program."""
 ONCE_LIMIT = 100
+CANNOT_WRITE = "cannot write an object of the cluster"
 _TEMPORARY = (401, 408, 409, 429)
 
 Write = Callable[[], Awaitable[JsonObject | None]]
@@ -170,7 +171,7 @@ class ObjectWriter:
             kept.busy = False
             self._wake.set()
         kept.failures, kept.written, kept.due = 0, wanted, began + LEAST_S
-        self._telemetry.resolved("cannot write an object of the cluster", path=path)
+        self._telemetry.resolved(CANNOT_WRITE, path=_reported(path, kept))
         if wanted == kept.wanted and (wanted is None or kept.once):
             self._objects.pop(path, None)
         elif answer and (version := (answer.get("metadata") or {}).get("resourceVersion")):
@@ -185,7 +186,13 @@ class ObjectWriter:
         refused = isinstance(error, ApiServerError) and error.status < 500 and error.status not in _TEMPORARY
         kept.failures += 1
         kept.due = self._now() + (REFUSED if refused else FAILED).delay(kept.failures)
-        self._telemetry.problem("cannot write an object of the cluster", path=path, err=error)
+        reported = _reported(path, kept)
+        self._telemetry.problem(CANNOT_WRITE, path=reported, err=str(error).replace(path, reported))
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _reported(path: str, kept: _Kept) -> str:
+    """Return the path in reports: many Events that cannot be written are one problem."""
+    return path.rpartition("/")[0] if kept.once else path

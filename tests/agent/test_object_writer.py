@@ -191,3 +191,20 @@ def test_single_writes_are_forgotten_and_bounded() -> None:
         assert ("event 299", 299) in server.writes
 
     write(test)
+
+
+def test_single_writes_that_fail_are_one_problem_of_their_collection() -> None:
+    async def test(server: Server) -> None:
+        server.errors = [
+            ApiUnreachableError(f"cannot PATCH /events/{n} at the API server: down") for n in "abc"
+        ]
+        for name in "abc":
+            server.want(f"/events/{name}", name, once=True)
+        await asyncio.sleep(0.01)
+        (problem,) = server.telemetry.problems()
+        assert problem["keys"] == {"path": "/events", "err": "cannot PATCH /events at the API server: down"}
+        await asyncio.sleep(0.2)
+        assert sorted(server.values) == ["a", "b", "c"]
+        assert server.telemetry.problems() == []
+
+    write(test)

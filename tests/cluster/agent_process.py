@@ -111,6 +111,12 @@ class AgentProcess:
         assert found is not None
         return int(found[1])
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that it has used, in seconds."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 import signal
 import time
@@ -29,6 +30,7 @@ from tests.cluster.silent_relay import SilentRelay
 from tests.cluster.wrong_clock import WrongClock
 
 APPLY = "application/apply-patch+yaml"
+OUTAGE_S = float(os.environ.get("TOPOPROXY_OUTAGE_S") or 10)
 NODE_STATUS = "/api/v1/nodes/n1/status"
 
 
@@ -173,6 +175,46 @@ def test_a_clock_that_is_wrong_and_steps(cluster: ControlPlane, tmp_path: Path, 
         assert writes(cluster) == before, "a wrong clock writes nothing"
 
     on_bed(cluster, test, environment=clock.environment)
+
+
+@pytest.mark.timeout(300 + 2 * OUTAGE_S)
+def test_an_outage_delays_no_call(cluster: ControlPlane) -> None:
+    def churn(bed: Bed, seconds: float) -> list[float]:
+        """Return the seconds that it took to launch each of the owners that come and go."""
+        took, stop = [], time.monotonic() + seconds
+        while time.monotonic() < stop:
+            with bed.node.client() as client:
+                began = time.monotonic()
+                started = client.launch(owner(f"o{len(took)}"))
+                took.append(time.monotonic() - began)
+                time.sleep(0.3)
+                client.end_pod(started)
+        return sorted(took)
+
+    def test(bed: Bed) -> None:
+        before = churn(bed, min(OUTAGE_S, 60))
+        memory, cpu = bed.agent.rss_kb, bed.agent.cpu_s
+        cluster.stop_api()
+        try:
+            during = churn(bed, OUTAGE_S)
+            left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(bed.launch(owner("held")))))
+            cpu = bed.agent.cpu_s - cpu
+        finally:
+            cluster.start_api()
+        seconds = wait_until(lambda: bed.free() == left)
+        print(f"processor time of the agent in it: {cpu:.1f} s")
+        print(f"an outage of {OUTAGE_S:g} s; the object was right {seconds:.2f} s after it")
+        print(f"resident memory of the agent: {memory} kB before it, {bed.agent.rss_kb} kB after it")
+        for word, took in (("with", before), ("without", during)):
+            p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
+            print(
+                f"{word} API server: {len(took)} pods, p50 {p50:.3f} s, p99 {p99:.3f} s, max {took[-1]:.3f} s"
+            )
+        assert during[len(during) // 2] < 2 * before[len(before) // 2] + 0.05, "calls wait for the API server"
+        assert during[-1] < before[-1] + 2, "no call waits for the API server"
+        assert seconds < 5
+
+    on_bed(cluster, test)
 
 
 def test_two_agents_under_churn_agree(cluster: ControlPlane) -> None:

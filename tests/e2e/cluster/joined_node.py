@@ -32,7 +32,7 @@ def until(what: str, holds: Callable[[], Any], limit: float = PATIENCE_S) -> Any
         try:
             if found := holds():
                 return found
-        except (ApiError, OSError, AssertionError, LookupError) as error:
+        except (ApiError, OSError, AssertionError, LookupError, TypeError) as error:
             last = f": {error!r}"
         time.sleep(0.05)
     raise TimeoutError(f"waited {limit:g} s for {what}{last}")
