@@ -18,6 +18,8 @@ SETTLED_S = 0.2
 SOON_S, LATER_S = 0.3, 2.0
 """Seconds between two looks at whether there is something to give back: at first, and later."""
 SOON_LOOKS = 6
+GROWN_BYTES = 8 << 20
+"""How much more than after the last time makes it worth giving memory back."""
 
 
 async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status: Callable[[], str]) -> None:
@@ -49,18 +51,18 @@ async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status
 
 
 async def stay_small(executor: NodeContext) -> None:
-    """Give back what start-up and the first comparison needed; later, what each comparison has mapped."""
+    """Give back what start-up and the first comparison needed; later, what comparisons and messages did."""
     await executor.synced.wait()
     await asyncio.sleep(SETTLED_S)
     memory_trim.freeze()
     from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
 
-    telemetry, seen, begin = executor.telemetry, (-1, -1), SOON_LOOKS
+    telemetry, seen, begin, kept = executor.telemetry, (-1, -1), SOON_LOOKS, 0
     while True:
         now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
-        if now != seen:
+        if now != seen or memory_trim.resident() > kept + GROWN_BYTES:
             await asyncio.to_thread(memory_trim.trim)
             await asyncio.to_thread(memory_trim.drop_clean_pages)
-            seen = now
+            seen, kept = now, memory_trim.resident()
         await asyncio.sleep(SOON_S if begin > 0 else LATER_S)
         begin -= 1

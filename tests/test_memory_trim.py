@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy import memory_trim
@@ -116,3 +117,8 @@ def test_freezing() -> None:
         assert gc.get_freeze_count() > before
     finally:
         gc.unfreeze()
+
+
+def test_what_is_resident_is_what_the_kernel_says() -> None:
+    shown = Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]
+    assert 0.8 < memory_trim.resident() / (int(shown) * 1024) < 1.25

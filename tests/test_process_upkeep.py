@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from proxy import memory_trim, process_upkeep
-from proxy.process_upkeep import ping_watchdog, stay_small
+from proxy.process_upkeep import GROWN_BYTES, ping_watchdog, stay_small
 from proxy.telemetry.metrics import RECONCILES
 from tests.testkit.captured_log import telemetry
 
@@ -71,7 +71,9 @@ def test_no_sign_of_life_is_sent_when_a_restart_is_due() -> None:
     ]
 
 
-def test_memory_is_given_back_after_each_reconcile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_given_back_after_a_reconcile_and_when_it_has_grown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trimmed: list[str] = []
     monkeypatch.setattr(memory_trim, "freeze", lambda: trimmed.append("freeze"))
     monkeypatch.setattr(memory_trim, "trim", lambda: trimmed.append("trim"))
@@ -79,7 +81,11 @@ def test_memory_is_given_back_after_each_reconcile(monkeypatch: pytest.MonkeyPat
     for name in ("SETTLED_S", "SOON_S", "LATER_S"):
         monkeypatch.setattr(process_upkeep, name, 0.0)
 
+    resident = 36 << 20
+    monkeypatch.setattr(memory_trim, "resident", lambda: resident)
+
     async def day() -> None:
+        nonlocal resident
         port, synced = telemetry(), asyncio.Event()
         executor: Any = SimpleNamespace(synced=synced, telemetry=port)
         task = asyncio.create_task(stay_small(executor))
@@ -92,7 +98,16 @@ def test_memory_is_given_back_after_each_reconcile(monkeypatch: pytest.MonkeyPat
         async with asyncio.timeout(20):
             while len(trimmed) < 5:
                 await asyncio.sleep(0.01)
+        assert trimmed == ["freeze", "trim", "pages", "trim", "pages"]
+        resident += GROWN_BYTES
+        await asyncio.sleep(0.2)
+        assert len(trimmed) == 5, "that is not much"
+        resident += 1
+        async with asyncio.timeout(20):
+            while len(trimmed) < 7:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
         task.cancel()
 
     asyncio.run(day())
-    assert trimmed == ["freeze", "trim", "pages", "trim", "pages"]
+    assert trimmed == ["freeze", *["trim", "pages"] * 3], "what stays is not tried again"
