@@ -36,11 +36,12 @@ DEVICES_ARGS ?=
 CRIO ?=
 KOORDINATOR ?=
 KUBERNETES ?=
+OUTAGE ?=
 ARCH ?=
 KINDS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-readers bench-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -148,6 +149,11 @@ test-readers: venv ## test with schedulers of other projects that read what the 
 	readers=$$(sh tests/cluster/build_readers.sh | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin TOPOPROXY_READERS=$$readers \
 	  $(BIN)/python -m pytest tests/cluster/test_readers.py -v -s $(PYTEST_ARGS)
+
+test-outage: venv e2e-tools ## kill the API server for ten minutes under churn, and compare calls with those before: OUTAGE=seconds
+	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh $(CLUSTER_PROGRAMS) | tail -n 1) || exit 1; \
+	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin TOPOPROXY_OUTAGE_S=$(or $(OUTAGE),600) $(BIN)/python -m pytest -s -k outage_delays \
+	  tests/cluster/test_disturbances.py tests/e2e/cluster $(PYTEST_ARGS)
 
 bench-cluster: venv ## measure the cluster agent at a real kube-apiserver: latency, writes, memory, sizes
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \

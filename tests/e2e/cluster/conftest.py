@@ -11,9 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
 
+from cri import online
 from crio import FOLDER as CRIO
 from daemon import Daemon
-from joined_node import Joined, until
+from joined_node import Joined, container, kernel, pod_spec, until
 from real_kubelet import RealKubelet
 
 from tests.cluster.control_plane import ControlPlane, missing
@@ -81,3 +82,13 @@ def joined(node_with_kubelet: Joined) -> Iterator[Joined]:
     """The node, without pods of other tests."""
     yield node_with_kubelet
     node_with_kubelet.clear()
+
+
+@pytest.fixture
+def full(joined: Joined) -> Joined:
+    """The node, with CPUs for no further owner."""
+    many = len(online()) - 1
+    joined.deploy("first", pod_spec(container(str(many))))
+    (first,) = joined.running("first")
+    assert len(kernel(first).cpus) == many
+    return joined

@@ -25,6 +25,23 @@ DEPLOYMENTS = "/apis/apps/v1/namespaces/demo/deployments"
 PATIENCE_S = 60.0
 
 
+PREFERS = {
+    "nodeAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 100,
+                "preference": {
+                    "matchExpressions": [
+                        {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
+                    ]
+                },
+            }
+        ]
+    }
+}
+"""Without a taint, the scheduler takes our node for such a pod whatever else there is."""
+
+
 def until(what: str, holds: Callable[[], Any], limit: float = PATIENCE_S) -> Any:
     """Wait until a check gives something true, and return that; an API server that is away is a "not yet"."""
     end, last = time.monotonic() + limit, ""
@@ -209,3 +226,22 @@ def waiting(pod: Json) -> str:
 def kernel(pod: Json) -> Cpuset:
     """Return the cpuset of a pod's first container, as the kernel has it."""
     return cpuset_of(pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2])
+
+
+def one_cpu() -> Json:
+    return pod_spec(container("1"), affinity=PREFERS)
+
+
+def rejected(node: Joined, app: str) -> Json:
+    """Wait until kubelet shows a pod of a Deployment as rejected."""
+
+    def found() -> Json | None:
+        here = [p for p in node.pods(app) if p["spec"].get("nodeName") == NODE]
+        return next((p for p in here if waiting(p) == "CreateContainerError"), None)
+
+    pod: Json = until(f"a pod of {app} to be rejected", found)
+    return pod
+
+
+def uid(pod: Json) -> str:
+    return str(pod["metadata"]["uid"])

@@ -1,0 +1,82 @@
+"""What becomes of rejected pods, with kubelet, scheduler and controllers as they are (kubernetes#84869).
+
+The machine has few CPUs: one container owns all that may be owned, and the scheduler, which counts CPUs,
+sends another pod that wants one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from joined_node import DEMO, Joined, kernel, one_cpu, rejected, uid, until
+
+from proxy.agent.rejections.node_mark import KEY
+from tests.cluster.control_plane import Json
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+def taints(node: Joined) -> list[Any]:
+    return [each["effect"] for each in node.node()["spec"].get("taints", []) if each["key"] == KEY]
+
+
+def test_a_rejected_pod_is_tried_for_ever_where_nothing_else_is_wanted(full: Joined) -> None:
+    with full.agent("rejectedPods: {policy: retry}\n"):
+        full.deploy("second", one_cpu())
+        pod = rejected(full, "second")
+        until("three tries", lambda: full.rejections(pod) >= 3)
+        (same,) = full.pods("second")
+        assert (uid(same), same["status"]["phase"]) == (uid(pod), "Pending")
+        (said,) = full.said(pod, "PlacementRejected")
+        assert said.startswith("Container main is rejected by topoproxy: "), said
+        assert any("Error" in each["message"] for each in full.described(pod) if each["reason"] == "Failed")
+        assert not taints(full)
+        full.remove("first")
+        (ran,) = full.running("second")
+        assert uid(ran) == uid(pod), "kubelet goes on trying, and there is room now"
+        assert len(kernel(ran).cpus) == 1
+
+
+def test_an_evicted_pod_goes_to_another_node_and_the_mark_comes_off(full: Joined) -> None:
+    with full.second_node(), full.agent("rejectedPods: {policy: evict, afterRejections: 2}\n"):
+        full.deploy("second", one_cpu())
+        pod = rejected(full, "second")
+
+        def elsewhere() -> Json | None:
+            return next((p for p in full.pods("second") if p["spec"].get("nodeName") == "n2"), None)
+
+        until("another node to get it", elsewhere)
+        assert full.rejections(pod) <= 2
+        assert taints(full) == ["PreferNoSchedule"]
+        assert full.said(pod, "RejectedPodEvicted")
+        until("the rejected pod to be gone", lambda: [uid(p) for p in full.pods("second")] != [uid(pod)])
+        full.remove("first")
+        until("the mark to come off", lambda: not taints(full))
+        assert KEY not in full.node()["metadata"].get("annotations", {})
+
+
+def test_without_a_mark_the_pod_comes_back_and_its_controller_waits(full: Joined) -> None:
+    settings = "rejectedPods: {policy: evict, afterRejections: 1, keepAway: none}\n"
+    with full.second_node(), full.agent(settings):
+        full.deploy("second", one_cpu())
+        first = rejected(full, "second")
+
+        def replaced() -> Json | None:
+            return next((p for p in full.pods("second") if uid(p) != uid(first)), None)
+
+        again = until("another pod", replaced)
+        until("its rejection", lambda: full.rejections(again) >= 2)
+        assert {uid(p) for p in full.pods("second")} == {uid(again)}, "once in a minute"
+        assert not taints(full)
+
+
+def test_a_pod_without_a_controller_ends_only_where_that_is_wanted(full: Joined) -> None:
+    path = f"{DEMO}/pods/alone"
+    with full.agent("rejectedPods: {policy: evict, afterRejections: 1}\n") as agent:
+        pod = full.run("alone", one_cpu())
+        until("the pod to be left alone", lambda: "left a rejected pod alone" in agent.log.read_text())
+        until("another try", lambda: full.rejections(pod) >= 2)
+        assert uid(full.plane.get(path) or {}) == uid(pod)
+    with full.agent("rejectedPods: {policy: evict, afterRejections: 1, withoutController: true}\n"):
+        until("the pod to end", lambda: full.plane.get(path) is None)
