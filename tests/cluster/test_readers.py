@@ -108,6 +108,32 @@ def check(nodes: Nodes, count: int) -> None:
         assert each.annotated in ("", str(each.cpus)), name
 
 
+def beside_choices_of_nodes(reader: Reader, nodes: Nodes, bound: Callable[[Nodes, str, int], None]) -> None:
+    """CPUs that nodes have chosen for pods without a class are not chosen by Koordinator's scheduler.
+
+    It counts them twice in their zone, by the pod's NUMA nodes and by our object: each node has room for two
+    more pods of 2 CPUs, and it binds one.
+    """
+    collection = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
+    wait_until(lambda: published(nodes.plane, collection), 60)
+    with reader.running():
+        chosen = [f"n{number}" for number in range(3)]
+        for name in chosen:
+            nodes.pod(name, 4, "koord-scheduler")
+        nodes.until_placed(*chosen)
+        nodes.for_seconds(SETTLED_S)
+        beside = [f"s{number}" for number in range(3)]
+        for name in beside:
+            bound(nodes, name, 4)
+        nodes.until_placed(*beside)
+        check(nodes, 6)
+        for number in range(3, 9):
+            bound(nodes, f"s{number}", 2)
+        nodes.for_seconds(SETTLED_S)
+        print(f"beside choices of the nodes: {nodes.figures()}")
+        check(nodes, 9)
+
+
 def test_node_resource_topology_match_with_its_cache(tmp_path: Path) -> None:
     with control_plane(tmp_path, "topology", "nrt-scheduler") as plane:
         cache = {
@@ -140,7 +166,10 @@ def test_node_resource_topology_match_with_its_cache(tmp_path: Path) -> None:
             )
             test(nodes, two_bursts)
             log = reader.log.read_text()
-            assert log.count('"overriding cached info"') >= 3, "the fingerprint of each node was recognised"
+            resynced = [line for line in log.splitlines() if 'reason="resynced"' in line]
+            assert {f'node="{name}"' for name in NAMES} <= {
+                word for line in resynced for word in line.split()
+            }
 
         on_nodes(plane, lambda nodes: test(nodes, without_objects), agents=False)
         on_nodes(plane, with_objects)
@@ -229,3 +258,4 @@ def test_koord_scheduler(tmp_path: Path) -> None:
 
         on_nodes(plane, without, agents=False)
         on_nodes(plane, with_objects)
+        on_nodes(plane, lambda nodes: beside_choices_of_nodes(reader, nodes, bound))
