@@ -17,7 +17,6 @@ from wheels import PYTHONS, ROOT, site_packages, unpacked
 
 HOME = "usr/lib/topoproxy"
 SITE = f"{HOME}/lib/python3/site-packages"
-RESCUE = ROOT / "systemd/rescue-detach"
 ELF_MACHINES = {"amd64": 62, "arm64": 183}
 DOC = "usr/share/doc/topoproxy"
 ZSH = {"deb": "usr/share/zsh/vendor-completions", "rpm": "usr/share/zsh/site-functions"}
@@ -95,8 +94,6 @@ def node_files(kind: str, epoch: int) -> Tree:
     tree[f"{ZSH[kind]}/_topoproxy"] = Entry(shells["zsh"].encode())
     tree["usr/share/fish/vendor_completions.d/topoproxy.fish"] = Entry(shells["fish"].encode())
     tree[f"{HOME}/hooks.d"] = DIRECTORY
-    if RESCUE.is_file():
-        tree[f"{HOME}/rescue-detach"] = Entry(RESCUE.read_bytes(), mode=0o755)
     return tree | _documents(kind)
 
 

@@ -1,5 +1,7 @@
 # A node whose kubelet still connects to topoproxy would lose its runtime with the package.
 attached() {
+    place=$root/var/lib/topoproxy/attach
+    if [ -e "$place" ]; then return 0; fi
     for place in "$root"/var/lib/kubelet/*.yaml "$root"/var/lib/kubelet/*.env "$root"/var/lib/kubelet/*.conf \
         "$root"/etc/default/kubelet "$root"/etc/sysconfig/kubelet "$root"/etc/kubernetes/kubelet.conf.d/*.conf \
         "$root"/etc/systemd/system/kubelet.service "$root"/etc/systemd/system/kubelet.service.d/*.conf \
@@ -13,7 +15,7 @@ attached() {
 
 refuse_if_attached() {
     if attached; then
-        echo "topoproxy: cannot be removed: $place names it as kubelet's runtime endpoint." >&2
+        echo "topoproxy: cannot be removed while kubelet is attached to it: $place says so." >&2
         echo "topoproxy: run topoproxy detach (or rescue-detach) first; TOPOPROXY_REMOVE_ATTACHED=yes removes it all the same." >&2
         [ "${TOPOPROXY_REMOVE_ATTACHED:-no}" = yes ] || exit 1
     fi

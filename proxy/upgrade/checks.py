@@ -101,10 +101,10 @@ def _ledger(facts: UpgradeFacts) -> Finding:
         return Finding(
             "ledger", FAIL, facts.ledger, "containers would be placed again from what the runtime says"
         )
+    if facts.ledger is None and not theirs:
+        return Finding("ledger", SKIP, "there is no ledger")
     if not theirs:
-        return Finding(
-            "ledger", SKIP if facts.ledger is None else OK, "this version reads the ledger that is there"
-        )
+        return Finding("ledger", OK, "this version reads the ledger that is there")
     if theirs.get("writes") not in as_list(ours.get("reads")):
         text = f"it has format {theirs.get('writes')}, and this version reads {_formats(ours)}"
         return Finding("ledger", FAIL, text, "upgrade one release after the other")
@@ -155,7 +155,9 @@ def _outputs(facts: UpgradeFacts) -> Finding:
     ]
     if gone:
         return Finding("outputs", WARN, f"gone: {_named(gone)}", "change what reads them")
-    return Finding("outputs", OK if facts.running else SKIP, "no JSON answer and no metric goes away")
+    if not facts.running:
+        return Finding("outputs", SKIP, "the running version does not say its answers and metrics")
+    return Finding("outputs", OK, "no JSON answer and no metric goes away")
 
 
 CHECKS: dict[str, Callable[[UpgradeFacts], Finding]] = {

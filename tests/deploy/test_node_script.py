@@ -18,9 +18,6 @@ FILES = Path(__file__).parents[2] / "deploy/helm/topoproxy/files"
 PROGRAM = r"""#!/bin/sh
 # Programs of the node: what they are asked is recorded, and files below $NODE say what they answer.
 name=${0##*/}
-case "$name $*" in
-"topoproxy detach --dry-run") [ -e "$NODE/attached" ] && echo diff; exit 0 ;;
-esac
 echo "$name $*" >>"$NODE/calls"
 for fault in "$NODE"/faults/*; do
     [ -e "$fault" ] || continue
@@ -31,8 +28,8 @@ case "$name $*" in
 "dpkg --force-downgrade --install "*) shift 2; cp "$1" "$NODE/installed" ;;
 "dpkg --purge topoproxy") rm -f "$NODE/installed" ;;
 "uname -m") echo x86_64 ;;
-"topoproxy attach"*) touch "$NODE/attached" ;;
-"topoproxy detach --yes") rm -f "$NODE/attached" ;;
+"topoproxy attach"*) mkdir -p "$NODE/root/var/lib/topoproxy/attach" ;;
+"topoproxy detach --yes") rm -r "$NODE/root/var/lib/topoproxy/attach" ;;
 esac
 """
 HOST = r"""#!/bin/sh
@@ -40,7 +37,7 @@ HOST = r"""#!/bin/sh
 for word; do
     shift
     case $word in
-    /var/lib/topoproxy-installer* | /etc/topoproxy*) word=$NODE/root$word ;;
+    /var/lib/topoproxy* | /etc/topoproxy*) word=$NODE/root$word ;;
     esac
     set -- "$@" "$word"
 done
@@ -118,7 +115,7 @@ class Node:
 
     @property
     def attached(self) -> bool:
-        return (self.directory / "attached").exists()
+        return (self.directory / "root/var/lib/topoproxy/attach").exists()
 
     @property
     def drop_in(self) -> str:
@@ -133,10 +130,14 @@ class Leases:
         self.lease: dict[str, Any] = {}
         self.version = 0
         self.conflicts = 0
+        self.free_after = 0
         leases = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                leases.free_after -= 1
+                if leases.free_after == 0:
+                    leases.hold("", 0)
                 self.answer(200 if leases.lease else 404, leases.lease)
 
             def do_POST(self) -> None:
@@ -207,7 +208,7 @@ def test_a_node_is_installed_and_attached_and_the_turn_given_on(node: Node, leas
     assert node.calls == [
         INSTALL,
         "topoproxy check-config",
-        "topoproxy attach --yes --timeout 30s",
+        "topoproxy attach --yes --timeout 30",
         "topoproxy status --wait-ready=30s",
     ]
     assert (node.installed, node.attached, node.drop_in) == ("one", True, "mode: observe\n")
@@ -218,7 +219,12 @@ def test_a_node_is_installed_and_attached_and_the_turn_given_on(node: Node, leas
 def test_a_second_run_changes_nothing(node: Node) -> None:
     node.run("attached")
     assert node.run("attached")[0] == 0
-    assert node.calls == ["topoproxy check-config", "topoproxy reload", "topoproxy status --wait-ready=30s"]
+    assert node.calls == [
+        "topoproxy check-config",
+        "topoproxy reload",
+        "topoproxy attach --yes --timeout 30",
+        "topoproxy status --wait-ready=30s",
+    ]
 
 
 def test_an_update_installs_the_next_package(node: Node) -> None:
@@ -226,7 +232,7 @@ def test_an_update_installs_the_next_package(node: Node) -> None:
     node.package("two")
     assert node.run("attached")[0] == 0
     assert node.calls[0] == INSTALL
-    assert "topoproxy attach --yes --timeout 30s" not in node.calls
+    assert node.calls.index("topoproxy reload") < node.calls.index("topoproxy attach --yes --timeout 30")
     assert node.installed == "two"
 
 
@@ -245,7 +251,9 @@ def test_a_first_installation_that_fails_leaves_nothing_and_keeps_the_turn(
     assert (node.installed, node.attached, leases.holder) == ("one", True, "")
 
 
-@pytest.mark.parametrize("step", ["--install", "check-config", "reload", "status --wait-ready"])
+@pytest.mark.parametrize(
+    "step", ["--install", "check-config", "reload", "attach --yes", "status --wait-ready"]
+)
 def test_an_update_that_fails_brings_back_the_package_and_the_configuration(node: Node, step: str) -> None:
     node.run("attached")
     node.package("two")
@@ -281,8 +289,7 @@ def test_absent_that_cannot_detach_purges_nothing(node: Node) -> None:
 
 def test_a_node_waits_for_its_turn(node: Node, leases: Leases) -> None:
     leases.hold("node-b", 10)
-    threading.Timer(0.7, leases.hold, ("", 0)).start()
-    leases.conflicts = 0
+    leases.free_after = 3
     code, said = node.run("installed")
     assert code == 0
     assert "waits: node node-b is being changed" in said

@@ -80,17 +80,22 @@ def test_it_is_installed_upgraded_downgraded_and_purged_without_a_trace(built: B
     assert {name: text for name, text in files(root).items() if name in before} == before
 
 
-@pytest.mark.parametrize("place", ["var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet.conf.d/20-x.conf"])
+@pytest.mark.parametrize(
+    "place",
+    ["var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet.conf.d/20-x.conf", "var/lib/topoproxy/attach"],
+)
 def test_it_is_not_removed_while_kubelet_connects_to_it(built: Built, root: Path, place: str) -> None:
     assert dpkg(root, "--install", built.deb).returncode == 0
     (root / place).parent.mkdir(parents=True)
     (root / place).write_text(f"# {ATTACHED}{ATTACHED}")
     done = dpkg(root, "--purge", "topoproxy")
     assert done.returncode != 0
-    assert f"{place} names it as kubelet's runtime endpoint" in done.stderr
+    assert f"{place} says so" in done.stderr
     assert installed(root)
     assert dpkg(root, "--install", built.next).returncode == 0, "an upgrade is possible"
     (root / place).write_text(f"# {ATTACHED}")
+    if place.endswith("attach"):
+        (root / place).unlink()
     assert dpkg(root, "--purge", "topoproxy").returncode == 0
     assert not (root / "usr/lib/topoproxy").exists()
 

@@ -38,7 +38,8 @@ else
     exit 1
 fi
 
-attached() { host topoproxy detach --dry-run 2>/dev/null | grep -q .; }
+# The journal of topoproxy attach is there as long as kubelet is attached.
+attached() { host test -e /var/lib/topoproxy/attach; }
 
 # Put a file onto the node: name, content from standard input.
 put() { host sh -c 'umask 022; mkdir -p "$(dirname "$1")" && cat >"$1.new" && mv "$1.new" "$1"' sh "$1"; }
@@ -95,12 +96,9 @@ revert_configuration() {
 }
 
 attach() {
-    if attached; then
-        host topoproxy reload || return 1
-    else
-        # It undoes itself where kubelet's calls do not arrive.
-        host topoproxy attach --yes --timeout "${ATTACH_TIMEOUT}s" || return 1
-    fi
+    if attached; then host topoproxy reload || return 1; fi
+    # It undoes itself where kubelet's calls do not arrive. On an attached node it sets an endpoint that was reset.
+    host topoproxy attach --yes --timeout "$ATTACH_TIMEOUT" || return 1
     host topoproxy status --wait-ready="${ATTACH_TIMEOUT}s" >/dev/null
 }
 
