@@ -15,9 +15,10 @@ import pytest
 from proxy import __version__
 from tests.packages.conftest import ARCH, EPOCH, VERSION, Built
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("dpkg-deb") or os.geteuid() != 0, reason="needs root and dpkg"
-)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not shutil.which("dpkg-deb") or os.geteuid() != 0, reason="needs root and dpkg"),
+]
 MAINTAINED = ("postinst", "prerm", "postrm")
 ATTACHED = "containerRuntimeEndpoint: unix:///run/topoproxy/cri.sock\n"
 

@@ -19,6 +19,8 @@ import pytest
 from proxy import __version__
 from tests.packages.conftest import ARCH, EPOCH, VERSION, Built
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def made(built: Built, tmp_path_factory: pytest.TempPathFactory) -> image.Image:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import sbom
 
 import proxy
@@ -34,6 +35,7 @@ def test_the_bill_names_every_package_of_the_lock(tmp_path: Path) -> None:
     assert file["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(b"x").hexdigest()}]
 
 
+@pytest.mark.timeout(300)
 def test_wheel_and_source_are_built_with_checksums_and_a_bill(tmp_path: Path) -> None:
     def build(out: Path) -> dict[str, bytes]:
         command = [sys.executable, "packages/build.py", "--out", str(out), "python", "helm"]

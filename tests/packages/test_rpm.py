@@ -13,6 +13,8 @@ import rpm
 from proxy import __version__
 from tests.packages.conftest import ARCH, EPOCH, VERSION, Built
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture
 def package(built: Built) -> Path:
