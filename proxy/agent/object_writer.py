@@ -31,6 +31,8 @@ REFUSED = Backoff(2.0, 30.0)
 OVERWRITTEN = Backoff(1.0, 60.0, steady=600.0, tolerated=2, least=1.0)
 """Seconds before fields are taken back from another program."""
 ONCE_LIMIT = 100
+ONCE_REFUSALS = 3
+"""Refusals in a row after which an object that is written once is given up: its namespace may be gone."""
 CANNOT_WRITE = "cannot write an object of the cluster"
 _TEMPORARY = (401, 408, 409, 429)
 
@@ -48,10 +50,12 @@ class _Kept:
         written: What was written last; a value that nothing equals before the first write.
         due: The time of the next write at the earliest.
         failures: Failed writes in a row.
+        refusals: Of them the last ones that were refused.
         overwritten: How often another program wrote it in a row.
         repaired: When it was taken back last.
         versions: The resource versions of our own last writes.
         once: It is forgotten once it is written.
+        gives_up: It is forgotten after some refusals.
         busy: A write is in flight.
     """
 
@@ -60,10 +64,12 @@ class _Kept:
     written: object = field(default_factory=object)
     due: float = 0.0
     failures: int = 0
+    refusals: int = 0
     overwritten: int = 0
     repaired: float = 0.0
     versions: deque[str] = field(default_factory=lambda: deque(maxlen=4))
     once: bool = False
+    gives_up: bool = False
     busy: bool = False
 
 
@@ -80,7 +86,9 @@ class ObjectWriter:
         self._objects: dict[str, _Kept] = {}
         self._wake = asyncio.Event()
 
-    def want(self, path: str, wanted: object, write: Write, *, once: bool = False) -> None:
+    def want(
+        self, path: str, wanted: object, write: Write, *, once: bool = False, gives_up: bool = False
+    ) -> None:
         """Have an object written as soon as it may be, unless it was written so already.
 
         Args:
@@ -88,10 +96,11 @@ class ObjectWriter:
             wanted: What is compared with what was written last.
             write: Writes it.
             once: Forget it once it is written; the oldest of more than ``ONCE_LIMIT`` are forgotten before.
+            gives_up: Forget it also after ``ONCE_REFUSALS`` refusals in a row.
         """
         kept = self._objects.get(path)
         if kept is None:
-            self._objects[path] = _Kept(wanted, write, once=once)
+            self._objects[path] = _Kept(wanted, write, once=once, gives_up=gives_up)
             if once:
                 self._bound()
         elif kept.wanted == wanted:
@@ -185,9 +194,12 @@ class ObjectWriter:
     def _failed(self, path: str, kept: _Kept, error: TopoproxyError) -> None:
         refused = isinstance(error, ApiServerError) and error.status < 500 and error.status not in _TEMPORARY
         kept.failures += 1
+        kept.refusals = kept.refusals + 1 if refused else 0
         kept.due = self._now() + (REFUSED if refused else FAILED).delay(kept.failures)
         reported = _reported(path, kept)
         self._telemetry.problem(CANNOT_WRITE, path=reported, err=str(error).replace(path, reported))
+        if kept.gives_up and kept.refusals >= ONCE_REFUSALS and self._objects.get(path) is kept:
+            del self._objects[path]
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -353,7 +353,7 @@ class Publisher:
         at = self._now()
         value = event_object(event, self._session.node, at, at, count)
         path = f"/api/v1/namespaces/{event.namespace}/events/{event.name}"
-        self.writer.want(path, (event, count, at), self._apply(path, value), once=True)
+        self.writer.want(path, (event, count, at), self._apply(path, value), once=True, gives_up=True)
 
     def _now(self) -> str:
         return datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -208,3 +208,24 @@ def test_single_writes_that_fail_are_one_problem_of_their_collection() -> None:
         assert server.telemetry.problems() == []
 
     write(test)
+
+
+def test_only_what_gives_up_is_forgotten_after_some_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REFUSED", Backoff(0.01, 0.01))
+    monkeypatch.setattr(module, "FAILED", Backoff(0.01, 0.01))
+    tries = {"event": 0, "amounts": 0, "unreachable": 0}
+
+    async def test(server: Server) -> None:
+        async def refuse(path: str) -> None:
+            tries[path] += 1
+            raise ApiUnreachableError("down") if path == "unreachable" else ApiServerError("no", 404)
+
+        server.writer.want("event", 1, lambda: refuse("event"), once=True, gives_up=True)
+        server.writer.want("amounts", 1, lambda: refuse("amounts"), once=True)
+        server.writer.want("unreachable", 1, lambda: refuse("unreachable"), once=True, gives_up=True)
+        await asyncio.sleep(0.3)
+        assert tries["event"] == module.ONCE_REFUSALS
+        assert server.writer.paths == ("amounts", "unreachable")
+
+    write(test)
+    assert min(tries["amounts"], tries["unreachable"]) > module.ONCE_REFUSALS
