@@ -275,6 +275,7 @@ def main() -> None:
         assert CHECKPOINT.read_bytes() == files["checkpoint"]
         bed.start_under("none")
         wait("kubelet's plug-ins to register again", lambda: kubelet_lists() == kubelets)
+        wait("kubelet's account of its pods", lambda: kubelet_gave() == gave)
         assert (bed.snapshot(), kubelet_gave(), holders()) == (everyone, gave, had)
         assert healthy() == len(DEVICES)
         assert refusals(bed) == {}
