@@ -14,11 +14,12 @@ import asyncio
 import datetime
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from proxy.agent.api_client import ApiServerError, JsonObject
+from proxy.agent.api_client import FIELD_OWNER, ApiServerError, JsonObject
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
 from proxy.agent.object_writer import ObjectWriter, Write
 from proxy.agent.objects import node_resource_topology as nrt
@@ -56,6 +57,16 @@ Amounts = tuple[dict[str, str], dict[str, str]]
 """Capacity and allocatable of a Node object."""
 NodeFields = tuple[str, Amounts, NodeCondition | None]
 """What is kept of the Node object: its uid, the amounts of extended resources, and our condition."""
+
+
+OwnObject = tuple[str, bool]
+"""The resource version of an object, and whether fields of it are ours."""
+
+
+def own_object(item: JsonObject) -> OwnObject:
+    """Return what is kept of an object that we may have written."""
+    managers = {each.get("manager") for each in item["metadata"].get("managedFields") or ()}
+    return str(item["metadata"]["resourceVersion"]), FIELD_OWNER in managers
 
 
 def node_fields(item: JsonObject) -> NodeFields:
@@ -99,6 +110,7 @@ class Publisher:
         self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
         self._tokens, self._refilled = float(EVENT_BURST), 0.0
         self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._there: set[str] = set()
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -115,12 +127,6 @@ class Publisher:
             raise group.exceptions[0] from group
 
     # -- what the cluster has -----------------------------------------------------------------------------
-
-    def _watcher(
-        self, path: str, digest: Callable[[JsonObject], str], changed: Callable[[Key, str | None], None]
-    ) -> Watcher[str]:
-        """Return a watcher of the one object of a collection that has the name of the node."""
-        return self._session.watcher(path, digest, selectors=self._named, changed=changed, metadata_only=True)
 
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
         """Learn again and again which APIs the cluster has."""
@@ -146,12 +152,25 @@ class Publisher:
             if not collection or collection in self._watchers:
                 continue
             path = f"{collection}/{self._session.node}"
-            watcher = self._watcher(
+            watcher: Watcher[OwnObject] = self._session.watcher(
                 collection,
-                lambda item: str(item["metadata"]["resourceVersion"]),
-                lambda key, version, path=path: self.writer.seen(path, version),  # type: ignore[misc]
+                own_object,
+                selectors=self._named,
+                changed=lambda key, found, path=path: self._own_changed(path, found),  # type: ignore[misc]
+                metadata_only=True,
             )
             self._watchers[collection] = tasks.create_task(watcher.run())
+
+    def _own_changed(self, path: str, found: OwnObject | None) -> None:
+        """Handle a version of an object, or that it is gone; one of an earlier run is withdrawn."""
+        version, ours = found or (None, False)
+        self.writer.seen(path, version)
+        if not ours:
+            self._there.discard(path)
+        elif path not in self._there:
+            self._there.add(path)
+            if (page := self.follower.page) is not None and not page.published:
+                self._publish()
 
     @property
     def _numatopologies(self) -> str:
@@ -255,7 +274,10 @@ class Publisher:
         for collection in (self._numatopologies, self._topologies):
             if collection:
                 path = f"{collection}/{self._session.node}"
-                self.writer.withdraw(path, lambda path=path: self._session.api.delete(path))  # type: ignore[misc]
+                remove = partial(self._session.api.delete, path)
+                if path in self._there:  # it may be of an earlier run
+                    self.writer.want(path, None, remove)
+                self.writer.withdraw(path, remove)
         for path in list(self._annotated):
             self._remove_annotation(path)
 

@@ -211,6 +211,30 @@ def test_a_released_node_withdraws_everything() -> None:
     publish(test)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_node_that_was_released_while_no_agent_ran_withdraws_what_is_ours(late: bool) -> None:
+    async def test(it: Published) -> None:
+        it.daemon.change(published=False, mode="released")
+        ours, theirs = ([{"manager": name, "operation": "Apply"}] for name in ("topoproxy", "nfd"))
+
+        def put() -> None:
+            it.api.put(VOLCANO, "n1", metadata={"managedFields": ours})
+            it.api.put(TOPOLOGY, "n1", metadata={"managedFields": theirs})
+
+        if not late:
+            put()
+        await it.until(lambda: it.publisher.follower.page and it.api.watches >= 3)
+        if late:
+            put()
+        await it.until(lambda: it.get(VOLCANO) is None)
+        await asyncio.sleep(0.1)
+        assert it.get(TOPOLOGY), "another program's object"
+        assert it.api.count("DELETE", TOPOLOGY) == 0
+        assert it.publisher.writer.paths == (f"{NODES}/n1/status",)
+
+    publish(test)
+
+
 def test_a_crd_without_pod_allocations_gets_the_object_without_them() -> None:
     async def test(it: Published) -> None:
         one = it.api._one
