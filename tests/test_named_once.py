@@ -20,6 +20,7 @@ RENAMES = {
     "sockets/socket_path.py": "a socket",
     "backends/ledger/opening.py": "a damaged file is kept under another name",
     "backends/cgroup/fake/cpuset.py": "directories",
+    "attach/journal.py": "directories",
 }
 """Where something is renamed or linked, and why that is no atomic write of a file."""
 

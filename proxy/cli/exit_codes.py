@@ -21,6 +21,7 @@ _ASKING = (
     "enforce pause",
     "enforce resume",
 )
+_ATTACHING = ("attach", "detach")
 _WRITING = ("hooks new", "hooks enable", "hooks disable")
 
 
@@ -51,7 +52,17 @@ EXIT_CODES = (
         65,
         "Data are not what they should be: a machine (a description or a sysfs tree), a manifest, a hook, an"
         " event; or the daemon does not take the request (EX_DATAERR)",
-        (*_ASKING, "hooks run", "hooks validate", "topology", "devices", "simulate", "serve", "upgrade"),
+        (
+            *_ASKING,
+            *_ATTACHING,
+            "hooks run",
+            "hooks validate",
+            "topology",
+            "devices",
+            "simulate",
+            "serve",
+            "upgrade",
+        ),
     ),
     ExitCode(
         69,
@@ -61,7 +72,7 @@ EXIT_CODES = (
     ExitCode(
         73,
         "A socket, the state or a file cannot be created (EX_CANTCREAT)",
-        ("serve", "release", *_WRITING, "bundle"),
+        ("serve", "release", *_ATTACHING, *_WRITING, "bundle"),
     ),
     ExitCode(74, "The output cannot be written: the disk is full (EX_IOERR)"),
     ExitCode(
@@ -76,6 +87,7 @@ EXIT_CODES = (
         (
             "serve",
             *_ASKING,
+            *_ATTACHING,
             *(
                 f"hooks {name}"
                 for name in ("list", "validate", "new", "run", "enable", "disable", "registration")

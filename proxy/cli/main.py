@@ -34,6 +34,8 @@ COMMANDS = {
     "explain": "Show why a container is on its CPUs, or why it was refused.",
     "hooks": "Look at hooks, write them, try them, and switch them on and off.",
     "enforce": "Show and pause how the plan is applied to running pods.",
+    "attach": "Point kubelet at topoproxy; undone if its calls do not arrive.",
+    "detach": "Point kubelet back at the runtime: every file as before.",
     "takeover": "Take a node over from kubelet's static CPU manager, without a drain.",
     "release": "Give every container back what it would have had without topoproxy.",
     "topology": "Show the machine as a picture, or as JSON.",
@@ -127,7 +129,7 @@ def cli() -> None:
       /etc/topoproxy/config.yaml                the configuration, if the defaults do not fit
       systemctl enable --now topoproxy.socket topoproxy.service
       crictl -r unix:///run/topoproxy/cri.sock ps
-      containerRuntimeEndpoint: unix:///run/topoproxy/cri.sock       in kubelet's configuration
+      topoproxy attach                          kubelet's containerRuntimeEndpoint; topoproxy detach undoes it
       topoproxy status
       topoproxy doctor                                               what keeps this node from working
       topoproxy agent                                                publish the node in the cluster

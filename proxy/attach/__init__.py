@@ -1,0 +1,1 @@
+"""Pointing kubelet at topoproxy and back, with a journal of every change."""

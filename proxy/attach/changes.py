@@ -1,0 +1,174 @@
+"""The files that an attach changes: pure functions from what was found to their new content.
+
+A file of the operator's or kubelet's (below ``/etc``, ``/run``, ``/var``) is changed in place. The unit files
+of a package are not: a drop-in repeats the one setting of the unit with the new endpoint.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from proxy.backends.kubelet.cri_endpoint import DEFAULT, KubeletFiles
+from proxy.backends.kubelet.unit_files import Span
+from proxy.model.errors import TopoproxyError
+from proxy.topology.yaml_events import read_yaml
+
+OWN_DROP_IN = "zz-topoproxy.conf"
+_KEY = "containerRuntimeEndpoint"
+_CHANGEABLE = ("etc", "run", "var")
+
+
+class FileChange(Struct, frozen=True):
+    """A file that is changed.
+
+    Attributes:
+        path: The file on the node: without the directory that stands for ``/``.
+        before: Its bytes; None where there is none.
+        after: Its bytes afterwards.
+    """
+
+    path: Path
+    before: bytes | None
+    after: bytes
+
+    def diff(self) -> str:
+        """Return the change as a unified diff."""
+        old = (self.before or b"").decode("utf-8", "replace").splitlines(keepends=True)
+        new = self.after.decode("utf-8", "replace").splitlines(keepends=True)
+        name = str(self.path)
+        lines = difflib.unified_diff(old, new, "/dev/null" if self.before is None else name, name)
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        )
+
+
+def plan(found: KubeletFiles, root: Path, ours: str) -> list[FileChange]:
+    """Return the changes that point kubelet at an endpoint: the file in effect, and kubeadm's copy of it.
+
+    Args:
+        found: What decides on kubelet's endpoint.
+        root: What stands for ``/``.
+        ours: The endpoint, as ``unix:///run/topoproxy/cri.sock``.
+
+    Raises:
+        TopoproxyError: A file cannot be changed as it is.
+    """
+    return list(_plan(found, root, ours))
+
+
+def _plan(found: KubeletFiles, root: Path, ours: str) -> Iterator[FileChange]:
+    value = found.effective
+    if value is None:
+        yield _with_key(found.config_file, root, ours)
+    elif value.text != ours:
+        yield _changed(value, found, root, ours)
+    instance = found.instance
+    if instance is not None and instance.text != ours:
+        yield _checked(instance, root, ours)
+
+
+def _changed(value: Span, found: KubeletFiles, root: Path, ours: str) -> FileChange:
+    if value is not found.flag:
+        return _checked(value, root, ours)
+    path = value.path.resolve().relative_to(root.resolve())
+    if path.parts[0] in _CHANGEABLE:
+        return replaced(value, root, ours)
+    return _drop_in(value, found.unit, root, ours)
+
+
+def replaced(value: Span, root: Path, new: str) -> FileChange:
+    """Change a value in place.
+
+    Raises:
+        TopoproxyError: The file has changed meanwhile.
+    """
+    path = value.path.resolve()
+    text = path.read_bytes().decode()
+    if text[value.start : value.end] != value.text:
+        raise TopoproxyError(f"cannot change {path}: it changed meanwhile")
+    changed = f"{text[: value.start]}{new}{text[value.end :]}"
+    return FileChange(Path("/") / path.relative_to(root.resolve()), text.encode(), changed.encode())
+
+
+def _checked(value: Span, root: Path, ours: str) -> FileChange:
+    """Change a configuration file, and see that it says the same but for the endpoint."""
+    change = replaced(value, root, ours)
+    _check(change, ours)
+    return change
+
+
+def _check(change: FileChange, ours: str) -> None:
+    assert change.before is not None
+    try:
+        old, new = read_yaml(change.before.decode()), read_yaml(change.after.decode())
+    except ValueError as error:
+        raise TopoproxyError(f"cannot change {change.path}: {error}") from None
+    if not isinstance(new, dict) or new.get(_KEY) != ours or {**(old or {}), _KEY: ours} != new:  # type: ignore[dict-item]
+        raise TopoproxyError(
+            f"cannot change {change.path}: its {_KEY} is written in an unusual way; set it to {ours}"
+        )
+
+
+def _with_key(config: Path, root: Path, ours: str) -> FileChange:
+    """Add the key to the configuration file, which does not have it: kubelet uses its default."""
+    try:
+        path = config.resolve(strict=True)
+        text = path.read_bytes().decode()
+    except (OSError, ValueError):
+        raise TopoproxyError(
+            f"cannot attach kubelet: no file names its runtime endpoint, and there is no {config}:"
+            f" start kubelet with --container-runtime-endpoint={DEFAULT} or with --config"
+        ) from None
+    if text.lstrip().startswith("{"):
+        at = text.index("{") + 1
+        changed = f'{text[:at]}"{_KEY}": "{ours}", {text[at:]}'
+    else:
+        changed = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{_KEY}: {ours}\n"
+    change = FileChange(Path("/") / path.relative_to(root.resolve()), text.encode(), changed.encode())
+    _check(change, ours)
+    return change
+
+
+def _drop_in(value: Span, unit: str, root: Path, ours: str) -> FileChange:
+    """Repeat the setting of a package's unit in a drop-in that is read last."""
+    text = value.path.read_bytes().decode()
+    start = text.rfind("\nExec", 0, value.start), text.rfind("\nEnv", 0, value.start)
+    begin = max(start) + 1
+    end = value.end
+    while (stop := text.find("\n", end)) != -1 and text[stop - 1] == "\\":
+        end = stop + 1
+    setting = f"{text[begin : value.start]}{ours}{text[value.end : stop if stop != -1 else len(text)]}"
+    if not setting.startswith(("ExecStart", "Environment=")):
+        raise TopoproxyError(
+            f"cannot change {value.path}: it belongs to a package; set the endpoint to {ours} there"
+        )
+    clear = "ExecStart=\n" if setting.startswith("ExecStart") else ""
+    words = f"# Made by topoproxy attach; topoproxy detach removes it.\n[Service]\n{clear}{setting}\n"
+    path = Path("/etc/systemd/system") / f"{unit}.d" / OWN_DROP_IN
+    there = root / path.relative_to("/")
+    return FileChange(path, there.read_bytes() if there.is_file() else None, words.encode())
+
+
+def strays(
+    found: KubeletFiles, root: Path, ours: str, previous: str, known: Collection[Path]
+) -> list[FileChange]:
+    """Return the changes of files that name our endpoint although no attach wrote it there.
+
+    kubeadm carries an endpoint over from one file to another when it upgrades a node.
+
+    Args:
+        found: What decides on kubelet's endpoint.
+        root: What stands for ``/``.
+        ours: Our endpoint.
+        previous: The one that they are to name.
+        known: The files that the attach wrote.
+    """
+    values = (found.flag, found.drop_in, found.config, found.instance)
+    changes = [
+        replaced(value, root, previous) for value in values if value is not None and value.text == ours
+    ]
+    return [change for change in changes if change.path not in known]

@@ -1,0 +1,322 @@
+"""The journal of an attach: what each changed file was, durably, before it is changed.
+
+It is a directory of plain files, so that a shell script can undo the attach without anything else:
+
+    state                one word: begun, changing (files, from now on) or attached
+    unit                 the unit that runs kubelet
+    endpoint, previous   the endpoint that was set, and the one before
+    enabled              units that the attach enabled, one a line
+    1/path               the first file that is changed; the next ones are in 2, 3, ...
+    1/before             its bytes with its mode, owner and time; missing where there was no file
+    1/after              its bytes after the change
+    1/made               directories that the attach made for it, the outermost first
+    1/sums               SHA-256 of before and of after; - where there was no file
+    complete             written last
+
+It is written beside its place, synced, and renamed: there is a whole journal or none. Where one takes the
+place of another, the older one is ``attach.old`` for a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from proxy.atomic_write import write_file
+from proxy.attach.changes import FileChange
+from proxy.model.errors import CannotCreateError, InputError, TopoproxyError
+
+NAME = "attach"
+BEGUN, CHANGING, ATTACHED = "begun", "changing", "attached"
+
+
+class AttachJournal(Struct, frozen=True):
+    """What an attach did.
+
+    Attributes:
+        state: ``begun``, ``changing`` or ``attached``.
+        unit: The unit that runs kubelet.
+        endpoint: The endpoint that was set.
+        previous: The one before.
+        enabled: Units that the attach enabled.
+        changes: The files.
+        made: Directories that the attach made, the outermost first.
+    """
+
+    state: str
+    unit: str
+    endpoint: str
+    previous: str
+    enabled: tuple[str, ...]
+    changes: tuple[FileChange, ...]
+    made: tuple[str, ...] = ()
+
+
+def directory_of(state: Path) -> Path:
+    """Return where the journal is, in topoproxy's state directory."""
+    old = state / f"{NAME}.old"
+    return state / NAME if (state / NAME).exists() or not old.exists() else old
+
+
+def load(state: Path) -> AttachJournal | None:
+    """Read the journal; None where there is none.
+
+    Raises:
+        InputError: It cannot be used.
+    """
+    directory = directory_of(state)
+    if not directory.exists():
+        return None
+    try:
+        (directory / "complete").read_bytes()
+        lines = {
+            name: (directory / name).read_text().splitlines()
+            for name in ("state", "unit", "endpoint", "previous", "enabled")
+        }
+        entries = sorted((int(each.name), each) for each in directory.iterdir() if each.name.isdigit())
+        changes = tuple(_entry(each) for _, each in entries)
+        made = [line for _, each in entries for line in (each / "made").read_text().splitlines()]
+        (word,), (unit,), (endpoint,), (previous,) = (
+            lines[k] for k in ("state", "unit", "endpoint", "previous")
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the journal of the attach in {directory}: {error}") from None
+    if word not in (BEGUN, CHANGING, ATTACHED) or not changes:
+        raise InputError(f"cannot read the journal of the attach in {directory}: its state is {word!r}")
+    return AttachJournal(word, unit, endpoint, previous, tuple(lines["enabled"]), changes, tuple(made))
+
+
+def _entry(entry: Path) -> FileChange:
+    path = (entry / "path").read_text().removesuffix("\n")
+    before = (entry / "before").read_bytes() if (entry / "before").exists() else None
+    after = (entry / "after").read_bytes()
+    if (entry / "sums").read_text().split() != [_sum(before), _sum(after)]:
+        raise ValueError(f"the copies of {path} are damaged")
+    if not path.startswith("/") or ".." in Path(path).parts:
+        raise ValueError(f"{path!r} is no absolute path")
+    return FileChange(Path(path), before, after)
+
+
+def _sum(data: bytes | None) -> str:
+    return "-" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def write(state: Path, journal: AttachJournal, root: Path, kept: Path | None = None) -> None:
+    """Write a journal, durably, in the place of the one that is there.
+
+    Args:
+        state: topoproxy's state directory.
+        journal: What will be done.
+        root: What stands for ``/``.
+        kept: The journal before, whose copies of files that are still changed are taken over.
+
+    Raises:
+        CannotCreateError: It cannot be written.
+    """
+    draft = state / f"{NAME}.new"
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(mode=0o700)
+        for number, change in enumerate(journal.changes, 1):
+            _write_entry(draft / str(number), change, root, _kept(kept, change))
+        for name, words in (
+            ("state", [journal.state]),
+            ("unit", [journal.unit]),
+            ("endpoint", [journal.endpoint]),
+            ("previous", [journal.previous]),
+            ("enabled", journal.enabled),
+        ):
+            write_file(draft / name, "".join(f"{word}\n" for word in words).encode())
+        write_file(draft / "complete", b"")
+        _publish(state, draft)
+    except OSError as error:
+        raise CannotCreateError(
+            f"cannot write the journal of the attach in {state}: {error.strerror}"
+        ) from error
+
+
+def _publish(state: Path, draft: Path) -> None:
+    place, old = state / NAME, state / f"{NAME}.old"
+    if place.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        place.rename(old)
+    draft.rename(place)
+    sync_directory(state)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _kept(kept: Path | None, change: FileChange) -> Path | None:
+    """Find the entry of a file in the journal before, if it still has the file's original."""
+    for entry in kept.iterdir() if kept is not None and kept.exists() else ():
+        if entry.name.isdigit() and (entry / "path").read_text() == f"{change.path}\n":
+            copy = entry / "before"
+            if (copy.read_bytes() if copy.exists() else None) == change.before:
+                return entry
+    return None
+
+
+def _write_entry(entry: Path, change: FileChange, root: Path, kept: Path | None) -> None:
+    entry.mkdir(mode=0o700)
+    source = root / change.path.relative_to("/")
+    if kept is not None:
+        made = (kept / "made").read_bytes()
+        if change.before is not None:
+            copy_as_is(kept / "before", entry / "before")
+    else:
+        missing = [str(p) for p in reversed(change.path.parents) if not (root / p.relative_to("/")).exists()]
+        made = "".join(f"{line}\n" for line in missing).encode()
+        if change.before is not None:
+            copy_as_is(source, entry / "before")
+    if change.before is not None and (entry / "before").read_bytes() != change.before:
+        raise TopoproxyError(f"cannot change {change.path}: it changed meanwhile")
+    for name, data in (
+        ("path", f"{change.path}\n".encode()),
+        ("after", change.after),
+        ("made", made),
+        ("sums", f"{_sum(change.before)} {_sum(change.after)}\n".encode()),
+    ):
+        write_file(entry / name, data)
+
+
+def copy_as_is(source: Path, to: Path) -> None:
+    """Copy a file with its mode, owner, time and security label; the copy replaces what is there at once."""
+    status = source.stat()
+    write_file(to, source.read_bytes(), mode=status.st_mode & 0o7777, keep_owner=True)
+    with contextlib.suppress(OSError):
+        os.setxattr(to, "security.selinux", os.getxattr(source, "security.selinux"))
+    os.chown(to, status.st_uid, status.st_gid)
+    os.utime(to, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def mark(state: Path, word: str) -> None:
+    """Set the state of the journal.
+
+    Raises:
+        CannotCreateError: It cannot be written.
+    """
+    try:
+        write_file(directory_of(state) / "state", f"{word}\n".encode())
+    except OSError as error:
+        raise CannotCreateError(
+            f"cannot write the journal of the attach in {state}: {error.strerror}"
+        ) from error
+
+
+def remove(state: Path) -> None:
+    """Remove the journal: from its ``complete`` on it counts no more."""
+    for name in (f"{NAME}.new", f"{NAME}.old", NAME):
+        directory = state / name
+        if directory.exists():
+            directory.rename(state / f"{NAME}.gone")
+            sync_directory(state)
+            shutil.rmtree(state / f"{NAME}.gone", ignore_errors=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the entries of a directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def apply(change: FileChange, root: Path) -> None:
+    """Write a file as it is after the attach.
+
+    Raises:
+        CannotCreateError: It cannot be written.
+    """
+    path = root / change.path.relative_to("/")
+    try:
+        if change.before is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        mode = path.stat().st_mode & 0o7777 if path.exists() else 0o644
+        write_file(path, change.after, mode=mode, keep_owner=True)
+    except OSError as error:
+        raise CannotCreateError(f"cannot write {path}: {error.strerror}") from error
+
+
+def foreign(journal: AttachJournal, root: Path) -> list[Path]:
+    """Return the files that are neither as before the attach nor as after it."""
+    return [c.path for c in journal.changes if _now(c, root) not in (c.before, c.after)]
+
+
+def _now(change: FileChange, root: Path) -> bytes | None:
+    try:
+        return (root / change.path.relative_to("/")).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TopoproxyError(f"cannot read {change.path}: {error.strerror}") from error
+
+
+def restore(state: Path, journal: AttachJournal, root: Path) -> None:
+    """Put every file back as it was; in one that another program changed only the endpoint goes back.
+
+    Raises:
+        CannotCreateError: A file cannot be written.
+    """
+    for change, target in pending(journal, root):
+        path = root / change.path.relative_to("/")
+        try:
+            if change.before is None:
+                path.unlink(missing_ok=True)
+            elif target == change.before:
+                copy_as_is(_original(state, change), path)
+            else:
+                assert target is not None
+                write_file(path, target, mode=path.stat().st_mode & 0o7777, keep_owner=True)
+        except OSError as error:
+            raise CannotCreateError(f"cannot restore {path}: {error.strerror}") from error
+    for made in reversed(journal.made):
+        with contextlib.suppress(OSError):
+            (root / made.lstrip("/")).rmdir()
+
+
+def pending(journal: AttachJournal, root: Path) -> list[tuple[FileChange, bytes | None]]:
+    """Return the files that a detach changes, and what each will hold; None where it is removed."""
+    found = []
+    for change in journal.changes:
+        now = _now(change, root)
+        if now == change.before:
+            continue
+        target = change.before
+        if now is not None and change.before is not None and now != change.after:
+            target = now.replace(journal.endpoint.encode(), journal.previous.encode())
+        if target != now:
+            found.append((change, target))
+    return found
+
+
+def _original(state: Path, change: FileChange) -> Path:
+    for entry in directory_of(state).iterdir():
+        if entry.name.isdigit() and (entry / "path").read_text() == f"{change.path}\n":
+            return entry / "before"
+    raise InputError(f"cannot restore {change.path}: the journal has no copy of it")
+
+
+def merged(old: AttachJournal | None, changes: Sequence[FileChange], root: Path) -> tuple[FileChange, ...]:
+    """Combine the changes of a journal with further ones.
+
+    A file that is as the journal left it keeps its original. One that another program has written since
+    counts as it is now: that is what a detach has to bring back.
+    """
+    rest = {change.path: change for change in changes}
+    kept = []
+    for change in old.changes if old is not None else ():
+        more = rest.pop(change.path, None)
+        if more is None:
+            kept.append(change)
+        elif more.before == change.after:
+            kept.append(FileChange(change.path, change.before, more.after))
+        else:
+            kept.append(more)
+    return (*kept, *rest.values())

@@ -1,0 +1,342 @@
+"""Attaching kubelet to topoproxy and detaching it.
+
+The order of an attach: journal -> topoproxy runs and reaches the runtime of kubelet -> files -> restart of
+kubelet -> its calls arrive -> the journal says so. What fails before the end is undone, from the journal;
+what is cut off (a kill, a power loss) is undone by the next attach, by detach or by the script rescue-detach.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.attach import journal as journals
+from proxy.attach.changes import FileChange, plan, strays
+from proxy.attach.journal import AttachJournal
+from proxy.attach.systemctl import enabled_state, systemctl, unit_state
+from proxy.backends.kubelet.cri_endpoint import DEFAULT, KubeletFiles, kubelet_files, running_flags
+from proxy.model.errors import TopoproxyError, UnavailableError
+
+OUR_UNITS = ("topoproxy.socket", "topoproxy.service")
+RESCUE = "rescue-detach"
+LOOK_S = 0.2
+UNDO_SHARE = 0.25
+"""Part of the deadline that is kept for undoing."""
+RELEASE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttachNode:
+    """The node.
+
+    Attributes:
+        root: What stands for ``/`` where kubelet and systemd have files.
+        state: topoproxy's state directory.
+        directory: kubelet's directory, without ``root``.
+        procfs: What stands for /proc.
+        listen: The socket that kubelet is to use.
+        ask: Asks the daemon: the route, and whether it is an action.
+        say: Takes messages.
+        reached: Called after each step, with its name.
+    """
+
+    root: Path
+    state: Path
+    directory: Path
+    procfs: Path
+    listen: Path
+    ask: Callable[[str, bool], Mapping[str, object]]
+    say: Callable[[str], None]
+    reached: Callable[[str], None] = lambda step: None
+
+    @property
+    def ours(self) -> str:
+        """The endpoint that kubelet is to use."""
+        return f"unix://{self.listen}"
+
+    def files(self) -> KubeletFiles:
+        """Find the files that decide on kubelet's endpoint."""
+        directory = self.root / self.directory.relative_to("/")
+        return kubelet_files(directory, running_flags(self.procfs), self.root)
+
+
+def planned(node: AttachNode) -> list[FileChange]:
+    """Return what an attach would change now."""
+    return plan(node.files(), node.root, node.ours)
+
+
+def attach(node: AttachNode, timeout: float) -> str:
+    """Point kubelet at topoproxy.
+
+    Args:
+        node: The node.
+        timeout: Seconds until kubelet's calls have arrived or everything is undone.
+
+    Returns:
+        A message.
+
+    Raises:
+        TopoproxyError: It cannot be done. Nothing has changed, or what had is undone.
+    """
+    end = time.monotonic() + timeout * (1 - UNDO_SHARE)
+    old = journals.load(node.state)
+    if old is not None and old.state != journals.ATTACHED:
+        _undo(node, old, timeout * UNDO_SHARE)
+        node.say("an attach that was cut off is undone")
+        old = None
+    found = node.files()
+    changes = plan(found, node.root, node.ours)
+    if not changes:
+        if old is None:
+            return (
+                f"kubelet is configured to use {node.ours} already, and not by an attach: nothing is changed"
+            )
+        _wait_for_calls(node, old.unit, end, float("inf"))
+        return f"kubelet is attached already, and uses {node.ours}"
+    previous = old.previous if old is not None else _previous(found)
+    if not found.unit:
+        raise TopoproxyError(
+            "cannot attach kubelet: no systemd unit of it was found (k3s and RKE2 have kubelet inside):"
+            f" set its container-runtime-endpoint to {node.ours} as its documentation says"
+        )
+    enabled = old.enabled if old is not None else _to_enable()
+    journal = AttachJournal(
+        journals.BEGUN, found.unit, node.ours, previous, enabled, journals.merged(old, changes, node.root)
+    )
+    install_rescue(node.state)
+    journals.write(node.state, journal, node.root, journals.directory_of(node.state) if old else None)
+    node.reached("journal")
+    try:
+        _carry_out(node, journal, changes, end)
+    except TopoproxyError as error:
+        try:
+            _undo(node, journals.load(node.state), timeout * UNDO_SHARE)
+        except TopoproxyError as second:
+            raise TopoproxyError(f"{error}; undoing it failed: {second}; repeat topoproxy detach") from error
+        raise TopoproxyError(f"{error}; everything is undone: kubelet uses {previous}") from error
+    journals.mark(node.state, journals.ATTACHED)
+    node.reached("attached")
+    _place_again(node)
+    return f"attached: kubelet uses {node.ours}, and its calls arrive"
+
+
+def _previous(found: KubeletFiles) -> str:
+    return found.effective.text if found.effective is not None else DEFAULT
+
+
+def _to_enable() -> tuple[str, ...]:
+    states = {unit: enabled_state(unit) for unit in OUR_UNITS}
+    for unit, state in states.items():
+        if state in ("", "not-found", "masked", "masked-runtime"):
+            raise TopoproxyError(
+                f"cannot attach kubelet: {unit} is {state or 'not installed'}, so after a restart of the node"
+                " kubelet would have no runtime"
+            )
+    return tuple(unit for unit, state in states.items() if state == "disabled")
+
+
+def _carry_out(node: AttachNode, journal: AttachJournal, changes: list[FileChange], end: float) -> None:
+    if journal.enabled:
+        systemctl(["enable", *journal.enabled], _left(end))
+        node.reached("enabled")
+    systemctl(["start", *OUR_UNITS], _left(end))
+    node.reached("started")
+    _wait_ready(node, journal.previous, end)
+    journals.mark(node.state, journals.CHANGING)
+    node.reached("changing")
+    for number, change in enumerate(changes, 1):
+        journals.apply(change, node.root)
+        node.reached(f"file {number}")
+    systemctl(["daemon-reload"], _left(end))
+    node.reached("reloaded")
+    began = time.monotonic()
+    systemctl(["restart", journal.unit], _left(end))
+    node.reached("restarted")
+    _wait_for_calls(node, journal.unit, end, began)
+
+
+def _left(end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TopoproxyError("cannot attach kubelet: the time is over (--timeout)")
+    return left
+
+
+def _status(node: AttachNode) -> Mapping[str, object]:
+    return node.ask("/status", False)
+
+
+def _wait_ready(node: AttachNode, previous: str, end: float) -> None:
+    """Wait until the daemon reaches the runtime that kubelet uses now; another one has other containers."""
+    why = ""
+    while True:
+        try:
+            status = _status(node)
+            runtime = status.get("runtime")
+            facts = runtime if isinstance(runtime, dict) else {}
+            endpoint = str(facts.get("endpoint", ""))
+            if not _same(endpoint, previous):
+                raise TopoproxyError(
+                    f"cannot attach kubelet: it uses {previous}, and topoproxy forwards to {endpoint}:"
+                    " set runtime in topoproxy's configuration to kubelet's endpoint"
+                )
+            if status.get("ready") is True and facts.get("connected") is not False:
+                return
+            why = f"topoproxy is not ready: {facts.get('reason') or 'topoproxy status shows why'}"
+        except UnavailableError as error:
+            why = str(error)
+        if time.monotonic() >= end:
+            raise TopoproxyError(f"cannot attach kubelet: {why}")
+        time.sleep(LOOK_S)
+
+
+def _same(one: str, other: str) -> bool:
+    """Return whether two endpoints are one socket."""
+    other = other.replace("${SNAP_COMMON}", "/var/snap/microk8s/common")
+    return Path(one.removeprefix("unix://")).resolve() == Path(other.removeprefix("unix://")).resolve()
+
+
+def _wait_for_calls(node: AttachNode, unit: str, end: float, began: float) -> None:
+    """Wait until a call came after kubelet's restart; with ``began`` in the future any recent call counts."""
+    recent = 60.0
+    while True:
+        try:
+            status = _status(node)
+            calls = status.get("calls")
+            last = calls.get("last_s") if isinstance(calls, dict) else None
+            since = recent if began == float("inf") else time.monotonic() - began
+            if status.get("clients") and isinstance(last, int | float) and last < since:
+                return
+            why = f"{status.get('clients', 0)} clients are connected"
+        except UnavailableError as error:
+            why = str(error)
+        state = unit_state(unit)
+        if time.monotonic() >= end or state.get("ActiveState") == "failed":
+            raise TopoproxyError(
+                f"cannot attach kubelet: its calls do not arrive: {why}; {unit} is"
+                f" {state.get('ActiveState', 'unknown')} ({state.get('SubState', '?')}, result"
+                f" {state.get('Result', '?')}, {state.get('NRestarts', '?')} restarts): journalctl -u {unit}"
+            )
+        time.sleep(LOOK_S)
+
+
+def _undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None:
+    """Undo an attach: files, kubelet, our units; then the journal goes."""
+    if journal is None:
+        return
+    journals.restore(node.state, journal, node.root)
+    node.reached("restored")
+    if journal.state != journals.BEGUN:
+        systemctl(["daemon-reload"], max(limit, 10.0))
+        systemctl(["restart", journal.unit], max(limit, 10.0))
+        node.reached("restarted again")
+    if journal.enabled:
+        systemctl(["disable", "--now", *journal.enabled], max(limit, 10.0))
+        node.reached("disabled")
+    journals.remove(node.state)
+    (node.state / RESCUE).unlink(missing_ok=True)
+
+
+def _place_again(node: AttachNode) -> None:
+    """After a detach the daemon only relays; an attach takes over again."""
+    try:
+        released = node.ask("/release", False).get("stage") in ("releasing", "released")
+        if released:
+            node.ask("/release/undo", True)
+    except TopoproxyError as error:
+        node.say(f"the release of the last detach is not undone: {error}; later: topoproxy release --undo")
+        return
+    if released:
+        node.say("containers are placed again: the release of the last detach is undone")
+
+
+def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> str:
+    """Point kubelet back at what it used before the attach.
+
+    Args:
+        node: The node.
+        timeout: Seconds for systemd and kubelet.
+        force: Also where another program changed a file: there only the endpoint goes back.
+        release: Give containers back first.
+
+    Raises:
+        TopoproxyError: It cannot be done.
+    """
+    journal = journals.load(node.state)
+    if journal is None:
+        value = node.files().effective
+        if value is not None and value.text == node.ours:
+            raise TopoproxyError(
+                f"cannot detach kubelet: {value.path} names {node.ours}, and no attach has set it:"
+                " change the endpoint there by hand, and restart kubelet"
+            )
+        return "kubelet is not attached: there is nothing to undo"
+    refuse_foreign(node, journal, force=force)
+    others = strays_of(node, journal)
+    if release and journal.state == journals.ATTACHED:
+        _release(node)
+    for change in others:
+        journals.apply(change, node.root)
+    _undo(node, journal, timeout)
+    end = time.monotonic() + timeout
+    while (state := unit_state(journal.unit)).get("ActiveState") != "active":
+        if time.monotonic() >= end or state.get("ActiveState") == "failed":
+            raise TopoproxyError(
+                f"all files are restored, but {journal.unit} is {state.get('ActiveState', 'unknown')}:"
+                f" journalctl -u {journal.unit}"
+            )
+        time.sleep(LOOK_S)
+    return f"detached: kubelet uses {journal.previous}"
+
+
+def refuse_foreign(node: AttachNode, journal: AttachJournal, *, force: bool) -> None:
+    """Refuse to undo changes of another program.
+
+    Raises:
+        TopoproxyError: A file was changed since the attach, and this is not forced.
+    """
+    changed = [*journals.foreign(journal, node.root), *(c.path for c in strays_of(node, journal))]
+    if changed and not force:
+        names = ", ".join(map(str, changed))
+        raise TopoproxyError(
+            f"cannot detach kubelet: another program changed {names} since the attach;"
+            " --force changes only the endpoint there, --dry-run shows it"
+        )
+
+
+def strays_of(node: AttachNode, journal: AttachJournal) -> list[FileChange]:
+    """Return the changes of files to which another program has copied our endpoint since the attach."""
+    known = {change.path for change in journal.changes}
+    return strays(node.files(), node.root, journal.endpoint, journal.previous, known)
+
+
+def _release(node: AttachNode) -> None:
+    """Let the daemon give containers back; without a daemon they keep what they have."""
+    try:
+        answer = node.ask("/release/start", True)
+        end = time.monotonic() + RELEASE_S
+        while answer.get("stage") == "releasing" and time.monotonic() < end:
+            time.sleep(LOOK_S)
+            answer = node.ask("/release", False)
+    except UnavailableError as error:
+        node.say(f"containers keep their cpusets: {error}; later: topoproxy release --offline")
+        return
+    if answer.get("stage") == "releasing":
+        raise TopoproxyError(
+            f"cannot release the containers in {RELEASE_S:g} s: topoproxy status shows what is left;"
+            " --no-release detaches without"
+        )
+
+
+def install_rescue(state: Path) -> None:
+    """Copy the script that undoes an attach without Python to the state directory, where it stays."""
+    from proxy.atomic_write import write_file
+
+    source = Path(__file__).with_name("rescue-detach.sh")
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(state / RESCUE, source.read_bytes(), mode=0o700)
+    except OSError as error:
+        raise TopoproxyError(f"cannot install {state / RESCUE}: {error.strerror}") from error

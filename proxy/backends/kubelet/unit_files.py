@@ -1,0 +1,176 @@
+"""The command line that systemd gives to kubelet, by its unit, drop-ins and environment files.
+
+Theory (systemd.unit(5), systemd.exec(5)). Of several unit files of one name, the one in the first directory
+counts; drop-ins of all directories are read in the order of their names. ``ExecStart=``, ``Environment=`` and
+``EnvironmentFile=`` add to what came before, and an empty value clears it. Variables of environment files win
+over those of ``Environment=``; of two files the later one wins. pflag takes the last one of a flag that is
+given twice, and kubelet takes ``_`` in a flag's name for ``-`` (k8s.io/component-base v0.36
+cli/flag/flags.go, WordSepNormalizeFunc).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from proxy.backends.kubelet.small_file import read_small
+
+DIRECTORIES = (
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
+)
+LARGEST = 256 << 10
+FLAG = re.compile(r"--container[-_]runtime[-_]endpoint(?:=|\s+)[\"']?([^\s\"'\\]+)")
+_SETTING = re.compile(
+    r"^[ \t]*(ExecStart|Environment|EnvironmentFile)[ \t]*=[ \t]*((?:.*\\\n)*.*)$", re.MULTILINE
+)
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+
+
+class Span(Struct, frozen=True):
+    """A part of a file.
+
+    Attributes:
+        path: The file.
+        start, end: Where it is in the file's text.
+        text: What stands there.
+    """
+
+    path: Path
+    start: int
+    end: int
+    text: str
+
+    def part(self, start: int, end: int) -> Span:
+        """Return a part of this part."""
+        return Span(self.path, self.start + start, self.start + end, self.text[start:end])
+
+
+class UnitCommand(Struct, frozen=True):
+    """What a unit starts.
+
+    Attributes:
+        exec_start: The command as the unit has it.
+        variables: Where the value of each variable is.
+    """
+
+    exec_start: Span
+    variables: dict[str, Span]
+
+    def flags(self) -> dict[str, str]:
+        """Return the flags by their names, without dashes."""
+        text = _VARIABLE.sub(lambda m: self._value(m[1]), self.exec_start.text.replace("\\\n", " "))
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            words = text.split()
+        return dict(flags_of(words[1:]))
+
+    def _value(self, name: str) -> str:
+        return self.variables[name].text if name in self.variables else ""
+
+    def endpoint(self) -> Span | None:
+        """Return where the last ``--container-runtime-endpoint`` has its value; None where there is none."""
+        last = None
+        for match in re.finditer(f"{FLAG.pattern}|{_VARIABLE.pattern}", self.exec_start.text):
+            if match[1] is not None:
+                value = self.exec_start.part(*match.span(1))
+                name = _VARIABLE.fullmatch(value.text)
+                last = self.variables.get(name[1], value) if name else value
+            elif match[2] in self.variables:
+                last = last_flag(self.variables[match[2]]) or last
+        return last
+
+
+def last_flag(span: Span) -> Span | None:
+    """Return where the endpoint is that a part of a command line names; None where it names none."""
+    found = None
+    for match in FLAG.finditer(span.text):
+        found = span.part(*match.span(1))
+    return found
+
+
+def flags_of(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield ``--name=value`` and ``--name value``; of a flag that is given twice, the last one counts."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        name, has_value, value = word.partition("=")
+        if name.startswith("--"):
+            yield name[2:].replace("_", "-"), value if has_value else after
+
+
+def read_span(path: Path) -> Span | None:
+    """Read a whole file; None where that is not possible."""
+    try:
+        text = read_small(str(path), LARGEST)[0].decode()
+    except (OSError, ValueError):
+        return None
+    return Span(path, 0, len(text), text)
+
+
+def unit_sources(root: Path, unit: str) -> list[Path]:
+    """Return the file of a unit and its drop-ins in the order in which systemd reads them."""
+    main = next((path for place in DIRECTORIES if (path := root / place / unit).is_file()), None)
+    if main is None:
+        return []
+    drop_ins: dict[str, Path] = {}
+    for place in DIRECTORIES:
+        for path in (root / place / f"{unit}.d").glob("*.conf"):
+            drop_ins.setdefault(path.name, path)
+    return [main, *(drop_ins[name] for name in sorted(drop_ins))]
+
+
+def unit_command(root: Path, unit: str) -> UnitCommand | None:
+    """Return what a unit starts; None where there is no such unit or it starts nothing; blocks on the disk.
+
+    Args:
+        root: What stands for ``/``.
+        unit: The unit's name.
+    """
+    settings: dict[str, list[Span]] = {"ExecStart": [], "Environment": [], "EnvironmentFile": []}
+    for path in unit_sources(root, unit):
+        whole = read_span(path)
+        for match in _SETTING.finditer(whole.text if whole else ""):
+            assert whole is not None
+            if match[2].strip():
+                settings[match[1]].append(whole.part(*match.span(2)))
+            else:
+                settings[match[1]].clear()
+    if not settings["ExecStart"]:
+        return None
+    variables: dict[str, Span] = {}
+    for span in settings["Environment"]:
+        variables |= _assigned(span)
+    for span in settings["EnvironmentFile"]:
+        file = read_span(root / span.text.strip().lstrip("-").lstrip("/"))
+        if file is not None:
+            variables |= _env_file(file)
+    return UnitCommand(settings["ExecStart"][-1], variables)
+
+
+_ASSIGNED = re.compile(r"\"(\w+)=([^\"]*)\"|'(\w+)=([^']*)'|(?<!\S)(\w+)=(?:\"([^\"]*)\"|(\S*))")
+_LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)=(?:\"([^\"]*)\"|'([^']*)'|(.*))[ \t]*$", re.MULTILINE)
+
+
+def _assigned(span: Span) -> dict[str, Span]:
+    """Return the variables of a value of ``Environment=``."""
+    found = {}
+    for match in _ASSIGNED.finditer(span.text):
+        name = match[1] or match[3] or match[5]
+        group = next(number for number in (2, 4, 6, 7) if match[number] is not None)
+        found[name] = span.part(*match.span(group))
+    return found
+
+
+def _env_file(file: Span) -> dict[str, Span]:
+    found = {}
+    for match in _LINE.finditer(file.text):
+        group = next(number for number in (2, 3, 4) if match[number] is not None)
+        found[match[1]] = file.part(*match.span(group))
+    return found

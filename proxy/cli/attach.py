@@ -1,0 +1,106 @@
+"""``topoproxy attach``: kubelet uses topoproxy, or everything is as before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from proxy.cli.admin_query import ask_daemon
+from proxy.cli.settings import config_option, read_config
+from proxy.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from proxy.attach.service import AttachNode
+
+F = TypeVar("F", bound=Callable[..., Any])
+ASK_S = 10.0
+
+
+def attach_options(command: F) -> F:
+    """Add what ``attach`` and ``detach`` have in common."""
+    for option in (
+        click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(1, 3600),
+            default=120.0,
+            show_default=True,
+            help="Seconds until it is done, or undone.",
+        ),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--dry-run", is_flag=True, help="Print the changes as a diff, and change nothing."),
+        config_option,
+    ):
+        command = option(command)
+    return command
+
+
+def node_for(file: Path | None, root: Path) -> AttachNode:
+    """Describe the node by the configuration."""
+    from proxy.attach.service import AttachNode
+
+    config = read_config(file, {}, trusted=True)
+
+    def ask(route: str, act: bool) -> Mapping[str, object]:
+        answer = ask_daemon(config, route, ASK_S, act=act)
+        return answer if isinstance(answer, dict) else {}
+
+    directory = config.kubelet.state_dir
+    listen = config.listen
+    return AttachNode(
+        root,
+        config.state_dir,
+        directory,
+        config.procfs_root,
+        listen,
+        ask,
+        lambda words: click.echo(words, err=True),
+    )
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before a change.
+
+    Raises:
+        UsageError: There is no terminal to ask at.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("cannot ask before the change: standard input is no terminal (--yes)")
+    click.confirm(question, abort=True)
+
+
+@click.command("attach")
+@attach_options
+def attach(file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Path) -> None:
+    """Point kubelet at topoproxy, and undo that if its calls do not arrive.
+
+    Finds the endpoint that kubelet uses (its flag, drop-ins of --config-dir, its configuration file), writes
+    down what is going to be changed, starts topoproxy, changes the file that is in effect, restarts kubelet
+    and waits until its calls arrive. If they do not in time, every file and unit is as before, and the
+    message says why. After an upgrade of kubeadm that has reset the endpoint, it sets it again.
+
+    topoproxy detach undoes it; without Python, the script rescue-detach in the state directory does.
+    docs/attach.md says more.
+
+    Ends with 0 when kubelet is attached, 1 when it cannot be (nothing has changed then), 65 when the journal
+    of an earlier attach cannot be read, 73 when a file cannot be written.
+    """
+    from proxy.attach.service import attach as carry_out
+    from proxy.attach.service import planned
+
+    node = node_for(file, root)
+    changes = planned(node)
+    for change in changes:
+        click.echo(change.diff(), nl=False)
+    if dry_run:
+        click.echo("nothing is changed" if changes else "there is nothing to change")
+        return
+    if changes:
+        confirm("Make this change and restart kubelet?", yes=yes)
+    click.echo(carry_out(node, timeout))

@@ -1,0 +1,51 @@
+"""``topoproxy detach``: kubelet uses the runtime itself, and every file is as before the attach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from proxy.cli.attach import attach_options, confirm, node_for
+
+
+@click.command("detach")
+@attach_options
+@click.option(
+    "--force", is_flag=True, help="Where another program changed a file since, change only the endpoint."
+)
+@click.option("--no-release", is_flag=True, help="Leave containers on the CPUs that they have.")
+def detach(
+    file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Path, force: bool, no_release: bool
+) -> None:
+    """Undo topoproxy attach: every file gets its bytes, mode, owner and time back.
+
+    Containers are released first (topoproxy release): they get what they would have without topoproxy. Then
+    the files are restored from the journal, kubelet is restarted, and units that the attach enabled are
+    disabled.
+
+    Ends with 0 when kubelet is detached, or was not attached; 1 when it cannot be detached, 65 when the
+    journal cannot be read, 73 when a file cannot be written.
+    """
+    from proxy.attach import journal as journals
+    from proxy.attach.changes import FileChange
+    from proxy.attach.service import detach as carry_out
+    from proxy.attach.service import refuse_foreign, strays_of
+
+    node = node_for(file, root)
+    journal = journals.load(node.state)
+    if journal is not None:
+        for change, target in journals.pending(journal, node.root):
+            path = node.root / change.path.relative_to("/")
+            now = path.read_bytes() if path.is_file() else None
+            removed = "" if target is not None else f"{change.path} is removed\n"
+            click.echo(removed or FileChange(change.path, now, target or b"").diff(), nl=False)
+        for change in strays_of(node, journal):
+            click.echo(change.diff(), nl=False)
+        if not dry_run:
+            refuse_foreign(node, journal, force=force)
+            confirm("Restore this and restart kubelet?", yes=yes)
+    if dry_run:
+        click.echo("nothing is changed" if journal is not None else "kubelet is not attached")
+        return
+    click.echo(carry_out(node, timeout, force=force, release=not no_release))

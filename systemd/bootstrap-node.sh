@@ -1,0 +1,20 @@
+#!/bin/sh
+# Attach kubelet to topoproxy on a new node: from cloud-init (runcmd) or after "kubeadm join". It can be repeated.
+#
+#   bootstrap-node.sh [SECONDS]
+#
+# It waits until the runtime and kubelet run (kubelet does not before kubeadm has configured it), at most for SECONDS
+# (600). The order at later starts of the node is in topoproxy.service: after containerd, before kubelet.
+set -eu
+left=${1:-600}
+for unit in ${TOPOPROXY_RUNTIME_UNIT:-containerd.service} kubelet.service; do
+    until systemctl is-active --quiet "$unit"; do
+        if [ "$left" -le 0 ]; then
+            echo "bootstrap-node: $unit is not active: nothing is changed" >&2
+            exit 1
+        fi
+        sleep 1
+        left=$((left - 1))
+    done
+done
+exec topoproxy attach --yes

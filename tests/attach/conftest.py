@@ -1,0 +1,207 @@
+"""A node under a directory: kubelet's files in one of the layouts, and a systemctl that plays systemd."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from proxy.attach.service import AttachNode
+from proxy.model.errors import UnavailableError
+
+OURS = "unix:///run/topoproxy/cri.sock"
+RUNTIME = "unix:///run/containerd/containerd.sock"
+KUBEADM = """# made by the package
+[Service]
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+EnvironmentFile=-/etc/default/kubelet
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+"""
+BARE = "[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\n"
+HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+UNIT, DROP_IN = (
+    "usr/lib/systemd/system/kubelet.service",
+    "usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf",
+)
+CONFIG = "var/lib/kubelet/config.yaml"
+WITH_ENDPOINT = f"{HEAD}containerRuntimeEndpoint: {RUNTIME} # as joined\nmaxPods: 110\n"
+LAYOUTS: Mapping[str, Mapping[str, str]] = {
+    "kubeadm-flags": {
+        UNIT: BARE,
+        DROP_IN: KUBEADM,
+        CONFIG: f'{HEAD}containerRuntimeEndpoint: ""\n',
+        "var/lib/kubelet/kubeadm-flags.env": (
+            f'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint={RUNTIME} --v=2"\n'
+        ),
+    },
+    "instance-config": {
+        UNIT: BARE,
+        DROP_IN: KUBEADM,
+        CONFIG: WITH_ENDPOINT,
+        "var/lib/kubelet/instance-config.yaml": f'containerRuntimeEndpoint: "{RUNTIME}"\n',
+        "var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--v=2"\n',
+    },
+    "config-file": {
+        UNIT: "[Service]\nExecStart=/usr/bin/kubelet \\\n  --config=/etc/kubelet.json \\\n  --v=2\n",
+        "etc/kubelet.json": (
+            f'{{\n  "kind": "KubeletConfiguration",\n  "containerRuntimeEndpoint": "{RUNTIME}"\n}}'
+        ),
+    },
+    "drop-in-directory": {
+        UNIT: f"[Service]\nExecStart=/usr/bin/kubelet --config /{CONFIG} --config-dir=/etc/kubelet.conf.d\n",
+        CONFIG: WITH_ENDPOINT,
+        "etc/kubelet.conf.d/10-base.conf": f"{HEAD}containerRuntimeEndpoint: unix:///nowhere\n",
+        "etc/kubelet.conf.d/20-more.d/10-cri.conf": f"{HEAD}containerRuntimeEndpoint: '{RUNTIME}'\n",
+        "etc/kubelet.conf.d/30-other.conf": f"{HEAD}maxPods: 9\n",
+    },
+    "unit": {
+        UNIT: f"[Unit]\nDescription=x\n[Service]\nExecStart=/usr/bin/kubelet --v=2 \\\n"
+        f"  --container-runtime-endpoint={RUNTIME} \\\n  --config=/{CONFIG}\nRestart=always\n",
+        CONFIG: f"{HEAD}maxPods: 9\n",
+    },
+}
+CHANGED = {
+    "kubeadm-flags": ["/var/lib/kubelet/kubeadm-flags.env"],
+    "instance-config": [f"/{CONFIG}", "/var/lib/kubelet/instance-config.yaml"],
+    "config-file": ["/etc/kubelet.json"],
+    "drop-in-directory": ["/etc/kubelet.conf.d/20-more.d/10-cri.conf"],
+    "unit": ["/etc/systemd/system/kubelet.service.d/zz-topoproxy.conf"],
+}
+SYSTEMCTL = """#!/bin/sh
+# state: one file for each unit that is enabled; log: what was asked for.
+echo "$*" >>"$FAKE_SYSTEMD/log"
+[ "${FAKE_KILL:-}" != "$1" ] || kill -9 "$PPID"
+case $1 in
+    is-enabled) [ -e "$FAKE_SYSTEMD/on.$2" ] && echo enabled || { echo disabled; exit 1; } ;;
+    enable) shift; for unit; do touch "$FAKE_SYSTEMD/on.$unit"; done ;;
+    disable) shift 2; for unit; do rm -f "$FAKE_SYSTEMD/on.$unit"; done ;;
+    start) [ ! -e "$FAKE_SYSTEMD/no-start" ] || { echo "Job for $2 failed." >&2; exit 1; } ;;
+    show)
+        if [ -e "$FAKE_SYSTEMD/refuses" ]; then
+            printf 'ActiveState=activating\\nSubState=auto-restart\\nResult=exit-code\\nNRestarts=3\\n'
+        else
+            printf 'ActiveState=active\\nSubState=running\\nResult=success\\nNRestarts=0\\n'
+        fi ;;
+esac
+"""
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@dataclass
+class FakeNode:
+    """A node.
+
+    Attributes:
+        layout: How kubelet is configured.
+        root: What stands for ``/``.
+        state: topoproxy's state directory.
+        systemd: What the systemctl keeps.
+        calls: kubelet's calls arrive where its configuration leads them to us.
+        runtime: What the daemon forwards to.
+        released: The daemon only relays.
+        die_at: The step at which the process ends.
+    """
+
+    layout: str
+    root: Path
+    state: Path
+    systemd: Path
+    calls: bool = True
+    answers: bool = True
+    ready: bool = True
+    runtime: str = RUNTIME.removeprefix("unix://")
+    released: bool = False
+    die_at: str = ""
+    steps: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def log(self) -> list[str]:
+        return (self.systemd / "log").read_text().splitlines() if (self.systemd / "log").exists() else []
+
+    def node(self) -> AttachNode:
+        proc = self.root / "proc"
+        proc.mkdir(exist_ok=True)
+        return AttachNode(
+            self.root,
+            self.state,
+            Path("/var/lib/kubelet"),
+            proc,
+            Path("/run/topoproxy/cri.sock"),
+            self.ask,
+            self.said.append,
+            self.reach,
+        )
+
+    def reach(self, step: str) -> None:
+        self.steps.append(step)
+        if step == self.die_at:
+            raise Killed
+
+    def ask(self, route: str, act: bool) -> Mapping[str, object]:
+        if not self.answers:
+            raise UnavailableError("cannot ask the daemon: no process listens there")
+        if route.startswith("/release"):
+            self.released = {"/release/start": True, "/release/undo": False}.get(route, self.released)
+            return {"stage": "released" if self.released else ""}
+        uses = self.uses_us() and "restart kubelet.service" in self.log and self.calls
+        return {
+            "ready": self.ready,
+            "runtime": {"endpoint": self.runtime, "connected": self.ready, "reason": "no socket"},
+            "clients": int(uses),
+            "calls": {"last_s": 0.0 if uses else 900.0},
+        }
+
+    def uses_us(self) -> bool:
+        """Whether kubelet's configuration leads it to us, by what the layout is made of."""
+        path = self.root / CHANGED[self.layout][0].lstrip("/")
+        return path.is_file() and OURS in path.read_text()
+
+    def hashes(self) -> dict[str, tuple[object, ...]]:
+        """All files, with content, mode, owner and time."""
+        found: dict[str, tuple[object, ...]] = {}
+        for directory, _, names in os.walk(self.root):
+            found[directory] = ()
+            for name in names:
+                path = Path(directory, name)
+                status = path.lstat()
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+                owner = (status.st_uid, status.st_gid, status.st_mtime_ns)
+                found[str(path)] = (content, oct(status.st_mode), *owner)
+        return found
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], FakeNode]:
+    """Make a node of a layout."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "systemctl").write_text(SYSTEMCTL)
+    (programs / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SYSTEMD", str(tmp_path / "systemd"))
+    (tmp_path / "systemd").mkdir()
+
+    def make(layout: str) -> FakeNode:
+        root = tmp_path / "root"
+        (root / "proc").mkdir(parents=True)
+        (root / "etc/systemd/system").mkdir(parents=True)
+        for number, (name, text) in enumerate(LAYOUTS[layout].items()):
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o640 if number % 2 else 0o604)
+            # Whole seconds: cp of busybox keeps no more.
+            os.utime(path, (1_700_000_000 + number, 1_700_001_000 + number))
+        return FakeNode(layout, root, tmp_path / "state", tmp_path / "systemd")
+
+    return make

@@ -1,0 +1,277 @@
+"""Attach and detach: five layouts of kubelet, what goes wrong, what is cut off, and the script."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.attach import journal as journals
+from proxy.attach.service import RESCUE, attach, detach, planned
+from proxy.model.errors import InputError, TopoproxyError
+from tests.attach.conftest import CHANGED, CONFIG, LAYOUTS, OURS, RUNTIME, FakeNode, Killed
+
+Fake = Callable[[str], FakeNode]
+STEPS = (
+    *("journal", "enabled", "started", "changing", "file 1", "file 2", "reloaded", "restarted", "attached"),
+    *("restored", "restarted again", "disabled"),
+)
+SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
+
+
+def nothing_is_left(fake: FakeNode, before: object) -> None:
+    assert fake.hashes() == before
+    assert list(fake.state.iterdir()) == []
+    assert sorted(fake.systemd.glob("on.*")) == []
+
+
+def rescue(fake: FakeNode, *words: str, shell: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    script = [*(shell or ["sh"]), str(fake.state / RESCUE), "--root", str(fake.root), *words]
+    return subprocess.run(script, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_is_attached_and_restored(fake: Fake, layout: str) -> None:
+    node = fake(layout)
+    before = node.hashes()
+    assert attach(node.node(), 20) == f"attached: kubelet uses {OURS}, and its calls arrive"
+    changed = {path for path, facts in node.hashes().items() if facts and facts != before.get(path)}
+    assert changed == {f"{node.root}{path}" for path in CHANGED[layout]}
+    effective = node.node().files().effective
+    assert effective is not None
+    assert effective.text == OURS
+    order = [line for line in node.log if not line.startswith(("show", "is-enabled"))]
+    units = "topoproxy.socket topoproxy.service"
+    assert order == [f"enable {units}", f"start {units}", "daemon-reload", "restart kubelet.service"]
+    assert detach(node.node(), 20, force=False, release=True) == f"detached: kubelet uses {RUNTIME}"
+    assert node.released
+    nothing_is_left(node, before)
+    assert "restart kubelet.service" in node.log[len(order) :]
+    assert detach(node.node(), 20, force=False, release=True).startswith("kubelet is not attached")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
+def test_the_script_undoes_each_layout(fake: Fake, layout: str, shell: list[str]) -> None:
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"not installed: {shell[0]}")
+    node = fake(layout)
+    before = node.hashes()
+    attach(node.node(), 20)
+    done = rescue(node, shell=shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    nothing_is_left(node, before)
+
+
+@pytest.mark.parametrize("way", ["detach", "attach", "rescue"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("layout", ["instance-config", "unit"])
+def test_what_is_cut_off_at_any_step_is_put_right(fake: Fake, layout: str, step: str, way: str) -> None:
+    node = fake(layout)
+    before = node.hashes()
+    node.die_at = step
+    try:
+        attach(node.node(), 20)
+        detach(node.node(), 20, force=False, release=True)
+    except Killed:
+        pass
+    else:
+        assert step == "file 2"
+        assert layout == "unit"
+    node.die_at = ""
+    if way == "attach":
+        assert attach(node.node(), 20).startswith(("attached", "kubelet is attached already"))
+        assert node.uses_us()
+        way = "detach"
+    if way == "detach":
+        detach(node.node(), 20, force=False, release=False)
+    elif (node.state / RESCUE).exists():
+        done = rescue(node)
+        assert (done.returncode, done.stderr) == (0, "")
+    nothing_is_left(node, before)
+
+
+WRONG = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from proxy.attach.service import attach
+from tests.attach.conftest import FakeNode
+attach(FakeNode({layout!r}, Path({root!r}), Path({state!r}), Path({systemd!r})).node(), 20)
+"""
+
+
+@pytest.mark.parametrize("command", ["is-enabled", "enable", "start", "daemon-reload", "restart"])
+def test_a_killed_process_leaves_a_journal_that_is_enough(
+    fake: Fake, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = fake("kubeadm-flags")
+    before = node.hashes()
+    monkeypatch.setenv("FAKE_KILL", command)
+    words = {"root": str(node.root), "state": str(node.state), "systemd": str(node.systemd)}
+    code = WRONG.format(tests=str(Path(__file__).parents[2]), layout=node.layout, **words)
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    monkeypatch.delenv("FAKE_KILL")
+    if (node.state / RESCUE).exists():
+        assert rescue(node).returncode == 0
+    assert node.hashes() == before
+    assert not node.uses_us()
+
+
+def test_a_wrong_attach_is_undone_in_time_and_says_why(fake: Fake) -> None:
+    node = fake("instance-config")
+    before = node.hashes()
+
+    def refused(words: str, timeout: float = 3) -> None:
+        begin = time.monotonic()
+        with pytest.raises(TopoproxyError) as error:
+            attach(node.node(), timeout)
+        assert words in str(error.value)
+        assert f"everything is undone: kubelet uses {RUNTIME}" in str(error.value)
+        assert time.monotonic() - begin < timeout + 2
+        nothing_is_left(node, before)
+
+    node.ready = False
+    refused("topoproxy is not ready: no socket")
+    assert "restart kubelet.service" not in node.log, "kubelet is left alone where nothing of it was changed"
+    node.ready, node.answers = True, False
+    refused("no process listens there")
+    node.answers, node.runtime = True, "/run/crio/crio.sock"
+    refused("topoproxy forwards to /run/crio/crio.sock")
+    node.runtime = RUNTIME.removeprefix("unix://")
+    (node.systemd / "no-start").touch()
+    refused("Job for topoproxy.socket failed.")
+    (node.systemd / "no-start").unlink()
+    node.calls = False
+    refused("its calls do not arrive: 0 clients are connected; kubelet.service is active")
+    (node.systemd / "refuses").touch()
+    refused("kubelet.service is activating (auto-restart, result exit-code, 3 restarts)")
+
+
+def test_an_upgrade_that_resets_the_endpoint_is_mended(fake: Fake) -> None:
+    node = fake("instance-config")
+    attach(node.node(), 20)
+    config = node.root / CONFIG
+    config.write_text(LAYOUTS["instance-config"][CONFIG].replace("110", "250"))
+    reset = config.read_bytes()
+    assert not node.uses_us()
+    assert [str(change.path) for change in planned(node.node())] == [f"/{CONFIG}"]
+    assert attach(node.node(), 20).startswith("attached")
+    assert node.uses_us()
+    assert detach(node.node(), 20, force=False, release=True).startswith("detached")
+    assert config.read_bytes() == reset
+    instance = node.root / "var/lib/kubelet/instance-config.yaml"
+    assert instance.read_text() == LAYOUTS["instance-config"]["var/lib/kubelet/instance-config.yaml"]
+
+
+@pytest.mark.parametrize("way", ["detach", "rescue"])
+def test_a_file_that_another_program_changed_needs_force(fake: Fake, way: str) -> None:
+    node = fake("config-file")
+    attach(node.node(), 20)
+    file = node.root / "etc/kubelet.json"
+    file.write_text(file.read_text().replace("{", '{"maxPods": 7,', 1))
+    wanted = file.read_text().replace(OURS, RUNTIME)
+    if way == "detach":
+        with pytest.raises(
+            TopoproxyError, match=r"another program changed /etc/kubelet.json since the attach"
+        ):
+            detach(node.node(), 20, force=False, release=True)
+        assert not node.released, "nothing is done before the refusal"
+        detach(node.node(), 20, force=True, release=True)
+    else:
+        done = rescue(node)
+        assert done.returncode == 1
+        assert "another program changed /etc/kubelet.json since the attach" in done.stderr
+        assert rescue(node, "--force").returncode == 0
+    assert file.read_text() == wanted
+    assert list(node.state.iterdir()) == []
+
+
+def test_an_endpoint_that_kubeadm_carried_to_another_file_is_found(fake: Fake) -> None:
+    node = fake("kubeadm-flags")
+    attach(node.node(), 20)
+    (node.root / "var/lib/kubelet/kubeadm-flags.env").write_text('KUBELET_KUBEADM_ARGS="--v=2"\n')
+    (node.root / "var/lib/kubelet/instance-config.yaml").write_text(f'containerRuntimeEndpoint: "{OURS}"\n')
+    (node.root / CONFIG).write_text(f"containerRuntimeEndpoint: {OURS}\n")
+    with pytest.raises(TopoproxyError, match=r"kubeadm-flags.env, .*config.yaml"):
+        detach(node.node(), 20, force=False, release=True)
+    detach(node.node(), 20, force=True, release=True)
+    assert (node.root / CONFIG).read_text() == f"containerRuntimeEndpoint: {RUNTIME}\n"
+    effective = node.node().files().effective
+    assert effective is not None
+    assert effective.text == RUNTIME
+
+
+@pytest.mark.parametrize("name", ["state", "unit", "complete", "1/path", "1/before", "1/sums", "1/after"])
+@pytest.mark.parametrize("content", [b"\xff\x00garbage\n", None])
+def test_a_damaged_journal_changes_nothing(fake: Fake, name: str, content: bytes | None) -> None:
+    node = fake("kubeadm-flags")
+    attach(node.node(), 20)
+    file = node.state / "attach" / name
+    file.unlink()
+    if content is not None:
+        if name == "complete":
+            pytest.skip("its content says nothing")
+        file.write_bytes(content)
+    before = node.hashes()
+    if (name, content is None) != ("unit", False):
+        with pytest.raises(InputError, match="cannot read the journal of the attach"):
+            detach(node.node(), 20, force=False, release=True)
+        with pytest.raises(InputError):
+            attach(node.node(), 20)
+    if name != "state":  # the script needs no state: it restarts kubelet then
+        done = rescue(node)
+        assert (done.returncode, "rescue-detach: cannot" in done.stderr) == (1, True), done
+        assert node.hashes() == before
+
+
+def test_the_script_needs_no_python(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = fake("unit")
+    before = node.hashes()
+    attach(node.node(), 20)
+    few = tmp_path / "few"
+    few.mkdir()
+    for name in ("sh", "cat", "dirname", "sha256sum", "cp", "mv", "rm", "rmdir", "sed", "sync", "touch"):
+        (few / name).symlink_to(shutil.which(name) or name)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{few}")
+    done = subprocess.run(
+        [str(few / "sh"), str(node.state / RESCUE), "--root", str(node.root)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": f"{tmp_path}/bin:{few}", "FAKE_SYSTEMD": os.environ["FAKE_SYSTEMD"]},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    nothing_is_left(node, before)
+
+
+def test_a_configuration_that_names_no_endpoint_gets_one(fake: Fake) -> None:
+    node = fake("kubeadm-flags")
+    (node.root / "var/lib/kubelet/kubeadm-flags.env").unlink()
+    (node.root / CONFIG).write_text("kind: KubeletConfiguration\nmaxPods: 9")
+    (change,) = planned(node.node())
+    assert change.after.endswith(f"maxPods: 9\ncontainerRuntimeEndpoint: {OURS}\n".encode())
+    assert f"+containerRuntimeEndpoint: {OURS}\n" in change.diff()
+    (node.root / CONFIG).unlink()
+    with pytest.raises(TopoproxyError, match="no file names its runtime endpoint"):
+        planned(node.node())
+
+
+def test_the_last_flag_of_the_command_line_counts(fake: Fake) -> None:
+    node = fake("kubeadm-flags")
+    (node.root / "etc/default").mkdir()
+    extra = node.root / "etc/default/kubelet"
+    extra.write_text("KUBELET_EXTRA_ARGS='--container_runtime_endpoint unix:///run/last.sock'\n")
+    effective = node.node().files().effective
+    assert effective is not None
+    assert (effective.path, effective.text) == (extra, "unix:///run/last.sock")
+    assert journals.load(node.state) is None
