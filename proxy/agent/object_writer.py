@@ -195,7 +195,9 @@ class ObjectWriter:
         refused = isinstance(error, ApiServerError) and error.status < 500 and error.status not in _TEMPORARY
         kept.failures += 1
         kept.refusals = kept.refusals + 1 if refused else 0
-        kept.due = self._now() + (REFUSED if refused else FAILED).delay(kept.failures)
+        # A starting API server refuses for a moment: attempts of the outage before do not count.
+        pause = REFUSED.delay(kept.refusals) if refused else FAILED.delay(kept.failures)
+        kept.due = self._now() + pause
         reported = _reported(path, kept)
         self._telemetry.problem(CANNOT_WRITE, path=reported, err=str(error).replace(path, reported))
         if kept.gives_up and kept.refusals >= ONCE_REFUSALS and self._objects.get(path) is kept:

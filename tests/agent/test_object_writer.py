@@ -229,3 +229,19 @@ def test_only_what_gives_up_is_forgotten_after_some_refusals(monkeypatch: pytest
 
     write(test)
     assert min(tries["amounts"], tries["unreachable"]) > module.ONCE_REFUSALS
+
+
+def test_a_refusal_after_an_outage_waits_as_the_first_one_does() -> None:
+    async def test(server: Server) -> None:
+        server.errors = [ApiUnreachableError("down") for _ in range(6)] + [ApiServerError("forbidden", 403)]
+        server.want("a", 1)
+        async with asyncio.timeout(3):
+            while server.errors:
+                await asyncio.sleep(0.005)
+        refused = asyncio.get_running_loop().time()
+        async with asyncio.timeout(3):
+            while not server.values:
+                await asyncio.sleep(0.005)
+        assert asyncio.get_running_loop().time() - refused < 0.35, "the longest pause is 0.4 s"
+
+    write(test)
