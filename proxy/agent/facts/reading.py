@@ -29,6 +29,8 @@ from proxy.model.errors import TopoproxyError
 
 TOGETHER_S = 0.05
 """Seconds in which changes become one write."""
+NAMESPACES_S = 1.0
+"""Seconds between two writes of the namespaces: there may be thousands, and any of them may change."""
 CONFIRM_S = CURRENT_S / 3
 RETRY_S = 0.5
 """Seconds before a file that could not be written is tried again."""
@@ -95,14 +97,16 @@ class WatchedFile:
     async def run(self) -> None:
         """Write the file whenever the copy changes, and confirm it while it does not."""
         await self.watcher.listed.wait()
-        due = True
+        loop, due, next_write = asyncio.get_running_loop(), True, 0.0
         while True:
             if due:
-                await asyncio.sleep(TOGETHER_S)
+                await asyncio.sleep(max(TOGETHER_S, next_write - loop.time()))
                 self._changed.clear()
             if not self._current():
                 due = due or self._changed.is_set()
             elif due:
+                if self._kind is FactsKind.NAMESPACES:
+                    next_write = loop.time() + NAMESPACES_S
                 due = not await self._write()
             else:
                 due = not await asyncio.to_thread(self._confirm)

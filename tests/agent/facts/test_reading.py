@@ -84,6 +84,7 @@ async def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     tmp_path.chmod(0o700)
     monkeypatch.setattr(reading, "CONFIRM_S", 0.2)
+    monkeypatch.setattr(reading, "NAMESPACES_S", 0.4)
     w = World(tmp_path)
     w.api.put(NODES, "n1", metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}})
     w.api.put(NAMESPACES, "team", metadata={"labels": {"a": "b"}})
@@ -233,3 +234,17 @@ def test_without_a_directory_nothing_is_done(tmp_path: Path) -> None:
     done: Awaitable[None] = read_facts(session)
     asyncio.run(asyncio.wait_for(done, 5))
     assert not api.requests
+
+
+def test_namespaces_that_change_often_are_written_seldom(world: World) -> None:
+    async def day() -> None:
+        loop = asyncio.get_running_loop()
+        began, before = loop.time(), len(world.daemon.asked)
+        while loop.time() - began < 1.2:
+            world.api.put(NAMESPACES, "team", metadata={"labels": {"a": str(loop.time())}})
+            await asyncio.sleep(0.02)
+        assert 2 <= len(world.daemon.asked) - before <= 4
+        world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "last"}})
+        await until(lambda: world.files.namespaces.read() == {"team": {"a": "last"}}, 2.0)
+
+    live(world, day)
