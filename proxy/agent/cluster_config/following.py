@@ -32,6 +32,8 @@ from proxy.observe.json_access import as_list, as_map
 
 PAUSES = Backoff(1.0, 30.0)
 RELOAD_S = 60.0
+RECHECK_S = 60.0
+"""Seconds after which the rules of the node's own file are tried again: the operator may have changed it."""
 _LONGEST = 500
 """Characters of a reason."""
 
@@ -71,6 +73,9 @@ class ConfigFollowing:
         self._answer: ConfigAnswer | None = None
         self._written: ConfigAnswer | None = None
         self._reported = False
+        self._unsettled = False
+        self._before: bytes | None = None
+        self._broken_rule = ""
         self.objects = session.watcher(
             COLLECTION, config_object, changed=lambda key, value: self._changed.set()
         )
@@ -91,7 +96,9 @@ class ConfigFollowing:
             self._changed.clear()
             if await self.step():
                 pauses.reset()
-                await self._changed.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RECHECK_S):
+                        await self._changed.wait()
             else:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pauses.next()):
@@ -104,32 +111,39 @@ class ConfigFollowing:
             return True  # without the node, or permission to read, what was read last stays in effect
         found = select(self.objects.values.values(), dict(labels))
         wanted = ("", 0, "") if found is None else (found.name, found.generation, found.text)
-        if wanted != self._seen:
+        broken = "" if found is None else await asyncio.to_thread(self._fault, found.text)
+        if (wanted, broken) != (self._seen, self._broken_rule):
             try:
-                self._answer = await self._follow(found)
+                self._answer = await self._follow(found, broken)
             except (OSError, TopoproxyError) as error:
                 self._session.telemetry.problem("cannot take the settings of the cluster", err=error)
                 return False
-            self._seen = wanted
+            self._seen, self._broken_rule = wanted, broken
             self._session.telemetry.resolved("cannot take the settings of the cluster")
-        return await self._report(found)
+        return await self._report(found) and await self._leave(found)
 
-    async def _follow(self, found: ConfigObject | None) -> ConfigAnswer | None:
+    async def _follow(self, found: ConfigObject | None, reason: str) -> ConfigAnswer | None:
         """Have the daemon take the settings of an object, or None; returns what the node says of them.
+
+        Args:
+            found: The object.
+            reason: Why the node's own file does not permit its settings; empty if it does.
 
         Raises:
             OSError: The file cannot be written.
             UnavailableError: The daemon does not answer; it reads the file when it starts.
         """
-        before = _content(self._path)
-        after = None if found is None else found.text.encode()
-        reason = "" if found is None else await asyncio.to_thread(self._fault, found.text)
-        if not reason and before != after:
-            await asyncio.to_thread(_put, self._path, after)
+        if not self._unsettled:  # else the daemon has not said yet whether it takes what is there
+            self._before = _content(self._path)
         if not reason:
+            after = None if found is None else found.text.encode()
+            if _content(self._path) != after:
+                self._unsettled = True
+                await asyncio.to_thread(_put, self._path, after)
             reason = await self._reload()
-            if reason and before != after:
-                await asyncio.to_thread(_put, self._path, before)
+        if reason and _content(self._path) != self._before:
+            await asyncio.to_thread(_put, self._path, self._before)
+        self._unsettled = False
         if found is None:
             return None
         if reason:
@@ -169,12 +183,27 @@ class ConfigFollowing:
             await session.api.merge(f"/api/v1/nodes/{session.node}", annotations)
             if answer is not None and found is not None and has_room(found, session.node):
                 path, owner = f"{COLLECTION}/{answer.name}/status", f"topoproxy-{session.node}"
-                await session.api.apply(path, object_status(answer, session.node), owner=owner)
+                await session.api.apply(path, object_status(answer.name, answer, session.node), owner=owner)
         except TopoproxyError as error:
             session.telemetry.problem("cannot report which settings of the cluster are in effect", err=error)
             return False
         session.telemetry.resolved("cannot report which settings of the cluster are in effect")
         self._written, self._reported = answer, True
+        return True
+
+    async def _leave(self, found: ConfigObject | None) -> bool:
+        """Remove this node from the status of objects that it does not use; returns whether that worked."""
+        session = self._session
+        for each in tuple(self.objects.values.values()):
+            if session.node not in each.nodes or (found is not None and each.name == found.name):
+                continue
+            path, owner = f"{COLLECTION}/{each.name}/status", f"topoproxy-{session.node}"
+            try:
+                await session.api.apply(path, object_status(each.name), owner=owner)
+            except TopoproxyError as error:
+                session.telemetry.problem("cannot leave the status of an object", path=path, err=error)
+                return False
+            session.telemetry.resolved("cannot leave the status of an object", path=path)
         return True
 
 

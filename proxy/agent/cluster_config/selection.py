@@ -109,16 +109,19 @@ def node_annotation(answer: ConfigAnswer | None) -> dict[str, str | None]:
     return {ANNOTATION: json.dumps(said, ensure_ascii=False)}
 
 
-def object_status(answer: ConfigAnswer, node: str) -> dict[str, Any]:
-    """Return the status that a node applies to an object: its own entry of a list by name."""
-    entry: dict[str, Any] = {"name": node, "generation": answer.generation, "accepted": answer.accepted}
-    if answer.reason:
-        entry["reason"] = answer.reason
+def object_status(name: str, answer: ConfigAnswer | None = None, node: str = "") -> dict[str, Any]:
+    """Return the status that a node applies to an object: its own entry of a list by name, or without one."""
+    status: dict[str, Any] = {}
+    if answer is not None:
+        entry: dict[str, Any] = {"name": node, "generation": answer.generation, "accepted": answer.accepted}
+        if answer.reason:
+            entry["reason"] = answer.reason
+        status = {"nodes": [entry]}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "TopoproxyConfig",
-        "metadata": {"name": answer.name},
-        "status": {"nodes": [entry]},
+        "metadata": {"name": name},
+        "status": status,
     }
 
 

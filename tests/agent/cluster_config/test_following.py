@@ -208,6 +208,63 @@ def test_an_api_server_without_the_crd_or_out_of_reach_leaves_what_is_there(worl
     live(world, day)
 
 
+def test_a_node_leaves_the_status_of_an_object_that_it_no_longer_uses(world: World) -> None:
+    async def day() -> None:
+        world.put("gold", nodeSelector={"matchLabels": {"tier": "gold"}})
+        await until(lambda: world.status("gold"))
+        world.api.put(NODES, "n1", metadata={"labels": {}})
+
+        def applied() -> list[Any]:
+            return [r for r in world.api.seen if r.url.path == f"{COLLECTION}/gold/status"]
+
+        await until(lambda: len(applied()) == 2)
+        assert world.said is None
+        assert json.loads(applied()[1].content)["status"] == {}, "an apply without what its owner had before"
+        assert {r.url.params["fieldManager"] for r in applied()} == {"topoproxy-n1"}, "only its own entry"
+
+    live(world, day)
+
+
+def test_a_key_that_the_operator_permits_no_more_is_said(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "RECHECK_S", 0.05)
+
+    async def day() -> None:
+        world.put("base")
+        await until(lambda: world.said)
+        assert world.said["accepted"]
+        file = world.path.parent.with_name("config.yaml")
+        text = file.read_text()
+        file.write_text(text.replace("[log, admission]", "[admission]"))
+        await until(lambda: not world.said["accepted"])
+        assert "log.level: this node does not permit it" in world.said["reason"]
+        await until(lambda: world.status("base")[0]["accepted"] is False)
+        file.write_text(text)
+        await until(lambda: world.said["accepted"])
+        reloads = world.daemon.reloads
+        await asyncio.sleep(0.3)
+        assert world.daemon.reloads == reloads, "the daemon is not asked without a change"
+
+    live(world, day)
+
+
+def test_settings_that_are_refused_after_an_outage_of_the_daemon_are_put_back(world: World) -> None:
+    async def day() -> None:
+        world.put("good")
+        await until(lambda: world.said)
+        world.daemon.down = True
+        world.put("good", 2, {"log": {"level": "error"}})
+        await until(lambda: world.content == {"log": {"level": "error"}})
+        world.daemon.refusal = "there is no CPU 9"
+        world.daemon.down = False
+        await until(lambda: world.said["generation"] == 2)
+        assert not world.said["accepted"]
+        assert world.content == {"log": {"level": "debug"}}
+
+    live(world, day)
+
+
 def test_an_odd_object_is_ignored_with_a_reason(world: World) -> None:
     async def day() -> None:
         world.api.put(COLLECTION, "odd", spec={"config": 5, "priority": 100})

@@ -93,7 +93,7 @@ def test_what_a_node_says() -> None:
         "accepted": True,
     }
     for answer in (accepted, refused):
-        status = object_status(answer, "n1")
+        status = object_status(answer.name, answer, "n1")
         jsonschema.validate({**item(), **status}, SCHEMA)
         (entry,) = status["status"]["nodes"]
         assert (entry["name"], entry["accepted"], entry.get("reason", "")) == (
