@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proxy.admin.server import Reply, Route
+    from proxy.attach.endpoint_watch import EndpointWatch
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.change_feed import ChangeFeed
     from proxy.executor.decision_log import RememberedDecision
@@ -69,6 +70,7 @@ class Pages:
         self._reload = reload
         self._staging = staging
         self._device_plugins = device_plugins
+        self._endpoint: EndpointWatch | None = None
         self._started = time.time()
         self._feed: ChangeFeed | None = None
 
@@ -80,6 +82,10 @@ class Pages:
     def show_hooks(self, hooking: Hooking) -> None:
         """Show hooks from now on: a daemon that starts in mode observe has them later."""
         self._hooking = hooking
+
+    def show_endpoint(self, endpoint: EndpointWatch) -> None:
+        """Show from now on whether kubelet is attached, and still configured so."""
+        self._endpoint = endpoint
 
     def routes(self) -> dict[str, Route]:
         """Give the pages by path."""
@@ -153,6 +159,8 @@ class Pages:
             "uptime_s": round(time.time() - self._started, 1),
             "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
         }
+        if self._endpoint is not None and (attached := self._endpoint.page()):
+            page["attach"] = attached
         if self._reload is not None:
             page["config"] = self._reload.page()
         if self._executor is None:

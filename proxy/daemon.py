@@ -162,6 +162,7 @@ class Daemon:
         health = None if self.executor is None else self.executor.health
         self._task(lambda: ping_watchdog(self._notifier, health, self._status))
         self._task(self._reloads)
+        self._task(self._watch_endpoint)
         if self.executor is not None:
             self._task(self._client_watch(self.executor, self._front).run)
             self._task(self.executor.health.run)
@@ -279,6 +280,18 @@ class Daemon:
             lambda: other_endpoints(directory, ours),
             executor.clock,
         )
+
+    async def _watch_endpoint(self) -> None:
+        """Watch over kubelet's endpoint where ``topoproxy attach`` set it."""
+        from proxy.attach.endpoint_watch import EndpointWatch, attached_kubelet
+
+        assert self._telemetry is not None
+        assert self.pages is not None
+        watch = EndpointWatch(
+            self._telemetry, lambda: attached_kubelet(self.config.state_dir, self.config.kubelet.state_dir)
+        )
+        self.pages.show_endpoint(watch)
+        await watch.run()
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
         """Open the ledger; return its entries, and what has to be reported of it."""

@@ -75,6 +75,7 @@ def _head(data: Mapping[str, object]) -> list[tuple[str, str]]:
     rows = [
         ("listens on", one_line(data.get("listen"))),
         ("clients", _clients(data)),
+        ("kubelet", _attached(as_map(data.get("attach")))),
         *_runtime(as_map(data.get("runtime"))),
         *_cgroups(as_map(data.get("cgroups"))),
         ("cpusets", _reading(as_map(data.get("kernel")))),
@@ -101,6 +102,12 @@ def _clients(data: Mapping[str, object]) -> str:
         if isinstance(s, int | float)
     ]
     return ", ".join(words) + (f" ({', '.join(methods)})" if methods else "")
+
+
+def _attached(found: Mapping[str, object]) -> str:
+    if reset := one_line(found.get("reset")):
+        return f"ENDPOINT RESET: {reset} (topoproxy attach sets it again)"
+    return "attached" if found else ""
 
 
 def _runtime(runtime: Mapping[str, object]) -> Iterable[tuple[str, str]]:

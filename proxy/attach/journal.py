@@ -30,10 +30,8 @@ from msgspec import Struct
 
 from proxy.atomic_write import write_file
 from proxy.attach.changes import FileChange
+from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, NAME, directory_of
 from proxy.model.errors import CannotCreateError, InputError, TopoproxyError
-
-NAME = "attach"
-BEGUN, CHANGING, ATTACHED = "begun", "changing", "attached"
 
 
 class AttachJournal(Struct, frozen=True):
@@ -56,12 +54,6 @@ class AttachJournal(Struct, frozen=True):
     enabled: tuple[str, ...]
     changes: tuple[FileChange, ...]
     made: tuple[str, ...] = ()
-
-
-def directory_of(state: Path) -> Path:
-    """Return where the journal is, in topoproxy's state directory."""
-    old = state / f"{NAME}.old"
-    return state / NAME if (state / NAME).exists() or not old.exists() else old
 
 
 def load(state: Path) -> AttachJournal | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from proxy.attach import journal as journals
 from proxy.attach.changes import FileChange, plan, strays
 from proxy.attach.journal import AttachJournal
+from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, directory_of
 from proxy.attach.systemctl import enabled_state, systemctl, unit_state
 from proxy.backends.kubelet.cri_endpoint import DEFAULT, KubeletFiles, kubelet_files, running_flags
 from proxy.model.errors import TopoproxyError, UnavailableError
@@ -82,7 +83,7 @@ def attach(node: AttachNode, timeout: float) -> str:
     """
     end = time.monotonic() + timeout * (1 - UNDO_SHARE)
     old = journals.load(node.state)
-    if old is not None and old.state != journals.ATTACHED:
+    if old is not None and old.state != ATTACHED:
         _undo(node, old, timeout * UNDO_SHARE)
         node.say("an attach that was cut off is undone")
         old = None
@@ -103,10 +104,10 @@ def attach(node: AttachNode, timeout: float) -> str:
         )
     enabled = old.enabled if old is not None else _to_enable()
     journal = AttachJournal(
-        journals.BEGUN, found.unit, node.ours, previous, enabled, journals.merged(old, changes, node.root)
+        BEGUN, found.unit, node.ours, previous, enabled, journals.merged(old, changes, node.root)
     )
     install_rescue(node.state)
-    journals.write(node.state, journal, node.root, journals.directory_of(node.state) if old else None)
+    journals.write(node.state, journal, node.root, directory_of(node.state) if old else None)
     node.reached("journal")
     try:
         _carry_out(node, journal, changes, end)
@@ -116,7 +117,7 @@ def attach(node: AttachNode, timeout: float) -> str:
         except TopoproxyError as second:
             raise TopoproxyError(f"{error}; undoing it failed: {second}; repeat topoproxy detach") from error
         raise TopoproxyError(f"{error}; everything is undone: kubelet uses {previous}") from error
-    journals.mark(node.state, journals.ATTACHED)
+    journals.mark(node.state, ATTACHED)
     node.reached("attached")
     _place_again(node)
     return f"attached: kubelet uses {node.ours}, and its calls arrive"
@@ -144,7 +145,7 @@ def _carry_out(node: AttachNode, journal: AttachJournal, changes: list[FileChang
     systemctl(["start", *OUR_UNITS], _left(end))
     node.reached("started")
     _wait_ready(node, journal.previous, end)
-    journals.mark(node.state, journals.CHANGING)
+    journals.mark(node.state, CHANGING)
     node.reached("changing")
     for number, change in enumerate(changes, 1):
         journals.apply(change, node.root)
@@ -228,7 +229,7 @@ def _undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None
         return
     journals.restore(node.state, journal, node.root)
     node.reached("restored")
-    if journal.state != journals.BEGUN:
+    if journal.state != BEGUN:
         systemctl(["daemon-reload"], max(limit, 10.0))
         systemctl(["restart", journal.unit], max(limit, 10.0))
         node.reached("restarted again")
@@ -275,7 +276,7 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
         return "kubelet is not attached: there is nothing to undo"
     refuse_foreign(node, journal, force=force)
     others = strays_of(node, journal)
-    if release and journal.state == journals.ATTACHED:
+    if release and journal.state == ATTACHED:
         _release(node)
     for change in others:
         journals.apply(change, node.root)

@@ -166,6 +166,8 @@ def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
     if not kubelet.directory and kubelet.running is None:
         return SKIP, NO_KUBELET, ""
     advice = f"set containerRuntimeEndpoint: unix://{ours} there, and restart kubelet"
+    if facts.attach.directory:
+        advice = "topoproxy attach sets it again, and restarts kubelet"
     if kubelet.running is not None and not _is(kubelet.running, ours):
         return FAIL, f"{kubelet.running.place} names {kubelet.running.endpoint}", advice
     named = kubelet.endpoints
@@ -178,6 +180,24 @@ def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
     if others[0].place.endswith("instance-config.yaml") and len(others) < len(named):
         return WARN, f"{words}: kubeadm upgrade writes it to config.yaml", advice
     return FAIL, words, advice
+
+
+def _attach_journal(facts: DoctorFacts) -> Outcome:
+    found = facts.attach
+    if found.problem:
+        return FAIL, found.problem, "detach by hand: kubelet's endpoint is in the check kubelet-endpoint"
+    if not found.directory:
+        return OK, "kubelet is not attached by topoproxy attach: there is no journal", ""
+    if found.unfinished:
+        words = f"the journal in {found.directory} is of an attach that was cut off, or is at work now"
+        return FAIL, words, "topoproxy attach undoes it and attaches again; topoproxy detach undoes it"
+    if found.foreign:
+        words = f"another program changed {', '.join(found.foreign)} since topoproxy attach"
+        return WARN, words, "topoproxy detach --dry-run shows what --force would change there"
+    if not found.rescue:
+        words = f"the script rescue-detach is missing beside {found.directory}"
+        return WARN, words, "rescue-detach.sh of the package undoes an attach without Python: copy it there"
+    return OK, f"the journal of the attach in {found.directory} is complete", ""
 
 
 def _is(setting: EndpointSetting, ours: str) -> bool:
@@ -355,6 +375,7 @@ CHECKS: dict[str, Callable[[DoctorFacts], Outcome]] = {
     "runtime-version": _runtime_version,
     "cgroup-driver": _cgroup_driver,
     "kubelet-endpoint": _kubelet_endpoint,
+    "attach-journal": _attach_journal,
     "kubelet-managers": _cpu_manager,
     "daemon": _daemon,
     "kubelet-calls": _kubelet_calls,

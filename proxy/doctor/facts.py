@@ -86,6 +86,24 @@ class KubeletSetup(Struct, frozen=True):
     memory_policy: str = ""
 
 
+class AttachFacts(Struct, frozen=True):
+    """The journal of ``topoproxy attach``.
+
+    Attributes:
+        directory: Where it is; empty where kubelet is not attached.
+        problem: Why it cannot be used; empty if it can.
+        unfinished: The attach was cut off, or is at work now.
+        foreign: Files that another program has changed since.
+        rescue: The script that undoes the attach without Python is there.
+    """
+
+    directory: str = ""
+    problem: str = ""
+    unfinished: bool = False
+    foreign: tuple[str, ...] = ()
+    rescue: bool = True
+
+
 class DaemonFacts(Struct, frozen=True):
     """The daemon, by its admin socket.
 
@@ -171,6 +189,7 @@ class DoctorFacts(Struct, frozen=True):
     cgroups: CgroupFacts = CgroupFacts()
     runtime: RuntimeFacts = RuntimeFacts()
     kubelet: KubeletSetup = KubeletSetup()
+    attach: AttachFacts = AttachFacts()
     daemon: DaemonFacts = DaemonFacts()
     state: StateFacts = StateFacts()
     sockets: tuple[SocketFacts, ...] = ()

@@ -16,6 +16,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from proxy.admin.client import ask
+from proxy.attach import journal as journals
+from proxy.attach.service import RESCUE
+from proxy.attach.state_file import ATTACHED, directory_of
 from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.kubelet.cri_endpoint import named_endpoints, running_flags
 from proxy.backends.kubelet.small_file import read_small
@@ -26,6 +29,7 @@ from proxy.config import Config, check_against
 from proxy.config.files import exposed
 from proxy.doctor.certificate import expiry
 from proxy.doctor.facts import (
+    AttachFacts,
     CertificateFacts,
     CgroupFacts,
     ConfigurationFacts,
@@ -107,6 +111,7 @@ def gather(config: Config, refused: str, timeout: float, places: Places | None =
         cgroups=_cgroups(config),
         runtime=_runtime(config, places),
         kubelet=_kubelet(config),
+        attach=_attach(config.state_dir),
         daemon=_daemon(config, timeout),
         state=_state(config, machine),
         sockets=tuple(_sockets(config)),
@@ -201,6 +206,18 @@ def _kubelet(config: Config) -> KubeletSetup:
 def _policy(path: Path) -> str:
     found = _POLICY.search(_text(path) or "")
     return found[1] if found else ""
+
+
+def _attach(state: Path) -> AttachFacts:
+    directory = str(directory_of(state))
+    try:
+        journal = journals.load(state)
+        foreign = () if journal is None else tuple(map(str, journals.foreign(journal, Path("/"))))
+    except (TopoproxyError, OSError) as error:
+        return AttachFacts(directory, str(error))
+    if journal is None:
+        return AttachFacts()
+    return AttachFacts(directory, "", journal.state != ATTACHED, foreign, (state / RESCUE).is_file())
 
 
 def _daemon(config: Config, timeout: float) -> DaemonFacts:

@@ -37,6 +37,7 @@ def _process(status: Mapping[str, object]) -> Iterator[str]:
     labels = {"version": status.get("version", ""), "mode": status.get("mode", "")}
     yield family(named.INFO, [(labels, 1)])
     runtime = as_map(status.get("runtime"))
+    attached = as_map(status.get("attach"))
     systemd = as_map(as_map(status.get("cgroups")).get("systemd")).get("connected")
     yield from _plain(
         (
@@ -46,6 +47,7 @@ def _process(status: Mapping[str, object]) -> Iterator[str]:
             (named.SYSTEMD_CONNECTED, systemd),
             (named.RUNTIME_EVENTS, _hears(runtime.get("events"))),
             (named.CLIENTS, status.get("clients")),
+            (named.KUBELET_ENDPOINT_RESET, bool(attached.get("reset")) if attached else None),
         )
     )
 

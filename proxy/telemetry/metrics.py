@@ -349,6 +349,11 @@ RUNTIME_CONNECTED = Gauge("runtime_connected", "Whether the runtime answers.")
 SYSTEMD_CONNECTED = Gauge("systemd_connected", "Whether systemd answers, where containers are its scopes.")
 RUNTIME_EVENTS = Gauge("runtime_events", "Whether the runtime's events are received.")
 CLIENTS = Gauge("clients", "Open connections of clients.")
+KUBELET_ENDPOINT_RESET = Gauge(
+    "kubelet_endpoint_reset",
+    "Whether kubelet's files name another endpoint than the one that topoproxy attach set; only on an"
+    " attached node.",
+)
 WORKER_STUCK_SECONDS = Gauge(
     "worker_stuck_seconds",
     "Seconds that a worker thread has been at one job, once that is too long; else 0.",

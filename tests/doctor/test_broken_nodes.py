@@ -141,6 +141,11 @@ BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
         ),
     ),
     "drop-in-elsewhere": ("kubelet-endpoint", "fail", lambda node: node.use_drop_ins(THEIRS)),
+    "damaged-journal": (
+        "attach-journal",
+        "fail",
+        lambda node: node.write("state/attach/state", "attached\n"),
+    ),
     "old-runc": ("runtime-version", "warn", lambda node: node.use_runc("1.1.5")),
     "denied": (
         "denials",

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from proxy.doctor.checks import CHECKS, EARLIEST, EXPIRES_S, LITTLE_ROOM, QUIET_S, ROOM, CheckResult, examine
 from proxy.doctor.facts import (
+    AttachFacts,
     CertificateFacts,
     CgroupFacts,
     ConfigurationFacts,
@@ -105,6 +106,11 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (kubelet(running=EndpointSetting("the running kubelet", THEIRS)), {"kubelet-endpoint": "fail"}),
         (kubelet(endpoints=(), running=EndpointSetting("the running kubelet", OURS)), {}),
         (kubelet(directory=""), {"kubelet-endpoint": "skip", "kubelet-managers": "skip"}),
+        (having(attach=AttachFacts("/s/attach")), {}),
+        (having(attach=AttachFacts("/s/attach", "cannot read it")), {"attach-journal": "fail"}),
+        (having(attach=AttachFacts("/s/attach", unfinished=True)), {"attach-journal": "fail"}),
+        (having(attach=AttachFacts("/s/attach", foreign=("/etc/k",))), {"attach-journal": "warn"}),
+        (having(attach=AttachFacts("/s/attach", rescue=False)), {"attach-journal": "warn"}),
         (kubelet(cpu_policy="static"), {"kubelet-managers": "warn"}),
         (kubelet(memory_policy="Static"), {"kubelet-managers": "warn"}),
         (daemon(problem="no process listens", clients=0, open_files=None), DOWN),

@@ -1,0 +1,89 @@
+"""Notices that kubelet's files name another endpoint than the one that ``topoproxy attach`` set.
+
+An upgrade of kubeadm writes kubelet's files again. The running kubelet keeps its connections; its next start
+goes past topoproxy. On a node without the journal of an attach nothing is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from proxy.attach.state_file import attached_endpoint
+from proxy.backends.kubelet.cri_endpoint import DEFAULT, kubelet_files
+from proxy.telemetry.port import Telemetry
+
+RESET = "kubelet will bypass topoproxy after its next start (topoproxy attach sets its endpoint again)"
+PERIOD_S = 60.0
+
+
+class AttachedKubelet(Struct, frozen=True):
+    """An attach, and what has become of it.
+
+    Attributes:
+        endpoint: The endpoint that was set.
+        reset: What names another one; empty while kubelet's next start uses the endpoint.
+    """
+
+    endpoint: str
+    reset: str
+
+
+def attached_kubelet(state: Path, directory: Path, root: Path = Path("/")) -> AttachedKubelet | None:
+    """Compare kubelet's files with the journal; None on a node that is not attached; blocks on the disk.
+
+    Args:
+        state: topoproxy's state directory.
+        directory: kubelet's directory, usually ``/var/lib/kubelet``; below ``root`` already.
+        root: What stands for ``/``.
+    """
+    endpoint = attached_endpoint(state)
+    if not endpoint:
+        return None
+    value = kubelet_files(directory, None, root).effective
+    if value is None:
+        return AttachedKubelet(endpoint, f"no file names an endpoint, and kubelet's default is {DEFAULT}")
+    return AttachedKubelet(
+        endpoint, "" if value.text == endpoint else f"{value.path} names {value.text or DEFAULT}"
+    )
+
+
+class EndpointWatch:
+    """Looks once a minute, in a worker thread.
+
+    Attributes:
+        found: What the last look found; None where kubelet is not attached.
+    """
+
+    def __init__(self, telemetry: Telemetry, look: Callable[[], AttachedKubelet | None]) -> None:
+        """Know nothing yet.
+
+        Args:
+            telemetry: Where to report.
+            look: ``attached_kubelet`` of the node.
+        """
+        self._telemetry = telemetry
+        self._look = look
+        self.found: AttachedKubelet | None = None
+
+    async def run(self) -> None:
+        """Look periodically, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Report that the endpoint was reset, and the end of that."""
+        before, self.found = self.found, await asyncio.to_thread(self._look)
+        was, reset = (each.reset if each is not None else "" for each in (before, self.found))
+        if was and was != reset:
+            self._telemetry.resolved(RESET)
+        if reset and was != reset:
+            self._telemetry.problem(RESET, reason=reset)
+
+    def page(self) -> dict[str, object]:
+        """Return what the status says."""
+        return {} if self.found is None else {"endpoint": self.found.endpoint, "reset": self.found.reset}

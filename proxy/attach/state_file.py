@@ -1,0 +1,28 @@
+"""What the journal of an attach says in two of its files; the daemon reads no more of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NAME = "attach"
+BEGUN, CHANGING, ATTACHED = "begun", "changing", "attached"
+
+
+def directory_of(state: Path) -> Path:
+    """Return where the journal is, in topoproxy's state directory."""
+    old = state / f"{NAME}.old"
+    return state / NAME if (state / NAME).exists() or not old.exists() else old
+
+
+def attached_endpoint(state: Path) -> str:
+    """Return the endpoint that an attach has set; empty where none is complete; blocks on the disk.
+
+    Args:
+        state: topoproxy's state directory.
+    """
+    directory = directory_of(state)
+    try:
+        word, endpoint = ((directory / name).read_text().strip() for name in ("state", "endpoint"))
+    except (OSError, ValueError):
+        return ""
+    return endpoint if word == ATTACHED else ""
