@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from proxy import __version__
@@ -130,7 +131,12 @@ class Pages:
         if self._front is None:
             return {}
         now, times = time.monotonic(), self._front.times
+        clients = [
+            {"pid": pid, "last_s": None if at is None else round(now - at, 1)}
+            for pid, at in sorted(self._front.clients(), key=itemgetter(0))
+        ]
         return {
+            "clients": clients,
             "last_s": None if times.last is None else round(now - times.last, 1),
             "methods": {p.rpartition("/")[2]: round(now - at, 1) for p, at in sorted(times.by_path.items())},
         }

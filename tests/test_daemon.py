@@ -128,13 +128,17 @@ def test_the_age_of_the_last_call_is_on_the_page(node: DaemonNode) -> None:
     daemon = node.daemon()
 
     async def day() -> None:
-        assert daemon.pages.status()["calls"] == {"last_s": None, "methods": {}}
+        assert daemon.pages.status()["calls"] == {"clients": [], "last_s": None, "methods": {}}
         await node.launch(DemoPod("ls", "LS"))
         calls = daemon.pages.status()["calls"]
         assert 0 <= calls["last_s"] < 30
         assert {"CreateContainer", "RunPodSandbox", "StartContainer"} <= set(calls["methods"])
         assert all(0 <= seconds < 30 for seconds in calls["methods"].values())
         assert ", last call 0s ago (CreateContainer " in render(daemon.pages.status())
+        with node.client() as client:
+            await asyncio.to_thread(client.version)
+            mine = [each for each in daemon.pages.status()["calls"]["clients"] if each["last_s"] is not None]
+            assert os.getpid() in [each["pid"] for each in mine]
 
     run(daemon, day, synced=True)
 

@@ -19,6 +19,8 @@ from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, directory_of
 from proxy.attach.systemctl import enabled_state, systemctl, unit_state
 from proxy.backends.kubelet.cri_endpoint import DEFAULT, KubeletFiles, kubelet_files, running_flags
 from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.model.phrases import counted
+from proxy.observe.json_access import as_list, as_map
 
 OUR_UNITS = ("topoproxy.socket", "topoproxy.service")
 RESCUE = "rescue-detach"
@@ -200,20 +202,23 @@ def _same(one: str, other: str) -> bool:
 
 
 def _wait_for_calls(node: AttachNode, unit: str, end: float, began: float) -> None:
-    """Wait until a call came after kubelet's restart; with ``began`` in the future any recent call counts."""
+    """Wait until kubelet has called since its restart; with ``began`` in the future any recent call counts.
+
+    Calls of other clients, such as crictl and monitoring agents, do not count.
+    """
     recent = 60.0
     while True:
         try:
             status = _status(node)
-            calls = status.get("calls")
-            last = calls.get("last_s") if isinstance(calls, dict) else None
+            state = unit_state(unit)
+            clients = [as_map(each) for each in as_list(as_map(status.get("calls")).get("clients"))]
+            kubelets = [each for each in clients if _is_kubelet(node, each.get("pid"), state)]
             since = recent if began == float("inf") else time.monotonic() - began
-            if status.get("clients") and isinstance(last, int | float) and last < since:
+            if any(isinstance(last := each.get("last_s"), int | float) and last < since for each in kubelets):
                 return
-            why = f"{status.get('clients', 0)} clients are connected"
+            why = f"{counted(len(clients), 'client')} connected, {len(kubelets)} of kubelet"
         except UnavailableError as error:
-            why = str(error)
-        state = unit_state(unit)
+            why, state = str(error), unit_state(unit)
         if time.monotonic() >= end or state.get("ActiveState") == "failed":
             raise TopoproxyError(
                 f"cannot attach kubelet: its calls do not arrive: {why}; {unit} is"
@@ -221,6 +226,20 @@ def _wait_for_calls(node: AttachNode, unit: str, end: float, began: float) -> No
                 f" {state.get('Result', '?')}, {state.get('NRestarts', '?')} restarts): journalctl -u {unit}"
             )
         time.sleep(LOOK_S)
+
+
+def _is_kubelet(node: AttachNode, pid: object, state: Mapping[str, str]) -> bool:
+    """Return whether a process is the main process of kubelet's unit, or in its cgroup."""
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    if str(pid) == state.get("MainPID"):
+        return True
+    try:
+        lines = (node.procfs / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return False
+    group = state.get("ControlGroup")
+    return group in [line.split(":", 2)[-1] for line in lines] if group else False
 
 
 def _undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from proxy.model.errors import TopoproxyError
 
-SHOWN = ("ActiveState", "SubState", "Result", "MainPID", "NRestarts")
+SHOWN = ("ActiveState", "SubState", "Result", "MainPID", "ControlGroup", "NRestarts")
 
 
 def systemctl(words: Sequence[str], limit: float) -> str:

@@ -86,6 +86,7 @@ case $1 in
         if [ -e "$FAKE_SYSTEMD/refuses" ]; then
             printf 'ActiveState=activating\\nSubState=auto-restart\\nResult=exit-code\\nNRestarts=3\\n'
         else
+            printf 'MainPID=4242\\nControlGroup=/system.slice/kubelet.service\\n'
             printf 'ActiveState=active\\nSubState=running\\nResult=success\\nNRestarts=0\\n'
         fi ;;
 esac
@@ -106,6 +107,7 @@ class FakeNode:
         state: topoproxy's state directory.
         systemd: What the systemctl keeps.
         calls: kubelet's calls arrive where its configuration leads them to us.
+        caller: The process that calls.
         runtime: What the daemon forwards to.
         released: The daemon only relays.
         die_at: The step at which the process ends.
@@ -116,6 +118,7 @@ class FakeNode:
     state: Path
     systemd: Path
     calls: bool = True
+    caller: int = 4242
     answers: bool = True
     ready: bool = True
     runtime: str = RUNTIME.removeprefix("unix://")
@@ -158,7 +161,7 @@ class FakeNode:
             "ready": self.ready,
             "runtime": {"endpoint": self.runtime, "connected": self.ready, "reason": "no socket"},
             "clients": int(uses),
-            "calls": {"last_s": 0.0 if uses else 900.0},
+            "calls": {"clients": [{"pid": self.caller, "last_s": 0.0}] if uses else []},
         }
 
     def uses_us(self) -> bool:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -151,9 +152,22 @@ def test_a_wrong_attach_is_undone_in_time_and_says_why(fake: Fake) -> None:
     refused("Job for topoproxy.socket failed.")
     (node.systemd / "no-start").unlink()
     node.calls = False
-    refused("its calls do not arrive: 0 clients are connected; kubelet.service is active")
+    refused("its calls do not arrive: 0 clients connected, 0 of kubelet; kubelet.service is active")
+    node.calls, node.caller = True, 99
+    refused("its calls do not arrive: 1 client connected, 0 of kubelet; kubelet.service is active")
+    node.calls = False
     (node.systemd / "refuses").touch()
     refused("kubelet.service is activating (auto-restart, result exit-code, 3 restarts)")
+
+
+def test_a_call_counts_where_its_process_is_in_the_cgroup_of_kubelets_unit(fake: Fake) -> None:
+    node = fake("unit")
+    node.caller = 99
+    (node.root / "proc/99").mkdir()
+    for group, counts in (("crictl.scope", False), ("kubelet.service", True)):
+        (node.root / "proc/99/cgroup").write_text(f"0::/system.slice/{group}\n")
+        with nullcontext() if counts else pytest.raises(TopoproxyError, match="its calls do not arrive"):
+            attach(node.node(), 3)
 
 
 def test_an_upgrade_that_resets_the_endpoint_is_mended(fake: Fake) -> None:

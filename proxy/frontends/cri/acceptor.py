@@ -90,6 +90,10 @@ class Front:
         """How many clients are connected."""
         return len(self._links)
 
+    def clients(self) -> list[tuple[int, float | None]]:
+        """Return for each client its process, and when its last call came on the monotonic clock."""
+        return [(link.client.peer_pid(), link.last) for link in self._links]
+
     async def start(self, listen_socket: socket.socket) -> None:
         """Begin to accept on a listening socket, which stays the caller's to close."""
         listen_socket.setblocking(False)

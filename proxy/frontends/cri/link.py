@@ -87,11 +87,12 @@ class Link:
     Attributes:
         client, server: The two ends.
         closed: The link is over.
+        last: When its last call came, on the monotonic clock; None before the first one.
     """
 
     __slots__ = (
         "_busy", "_calls", "_ending", "_eof", "_ground", "_interceptor", "_newest", "_news", "_say",
-        "_session", "client", "closed", "server",
+        "_session", "client", "closed", "last", "server",
     )  # fmt: skip
 
     def __init__(self, ground: Ground) -> None:
@@ -110,6 +111,7 @@ class Link:
         self._newest = 0
         self._eof = self._ending = False
         self.closed = False
+        self.last: float | None = None
         from_client, from_server = self._session.from_client, self._session.from_server
         faults = PipeCallbacks(self.failed, ground.room.shed, ground.swollen)
         self.client = Pipe(partial(self.received, from_client), self._client_ended, self.lost, faults)
@@ -138,7 +140,7 @@ class Link:
                 self._pass_on()
             if (newest := self._session.newest) != self._newest:
                 self._newest = newest
-                self._ground.times.last = time.monotonic()
+                self._ground.times.last = self.last = time.monotonic()
         except RelayError as error:
             self._misled(error, client=feed == self._session.from_client)
         except Exception as error:  # noqa: BLE001  whatever it is, no other link may suffer from it

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -110,6 +111,16 @@ class Pipe:
         self.attached = self._reading = True
         if not self._pauses:
             self._loop.add_reader(end, self._readable)
+
+    def peer_pid(self) -> int:
+        """Return the process that connected, by the kernel (SO_PEERCRED); 0 where it is not known."""
+        if not self.attached:
+            return 0
+        try:
+            content = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        except OSError:
+            return 0
+        return int.from_bytes(content[:4], sys.byteorder)
 
     @property
     def waiting(self) -> int:
