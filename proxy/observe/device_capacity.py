@@ -26,6 +26,7 @@ from msgspec import Struct
 from proxy.allocation.devices.state import DeviceState
 from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
+from proxy.model.quantity import parse_quantity
 from proxy.model.schema_ids import DEVICE_CAPACITY
 
 Patch = list[dict[str, object]]
@@ -109,8 +110,16 @@ def node_status_patch(
         {"op": "add", "path": f"/status/{part}/{_escaped(resource)}", "value": str(wanted[resource])}
         for resource in sorted(wanted)
         for part, now in (("capacity", capacity), ("allocatable", allocatable))
-        if now.get(resource) != str(wanted[resource])
+        if not _equals(now.get(resource), wanted[resource])
     ]
+
+
+def _equals(amount: str | None, count: int) -> bool:
+    """Return whether an amount at the API server is a count, in whatever form it is written there."""
+    try:
+        return amount is not None and parse_quantity(amount, milli=True) == 1000 * count
+    except ValueError:
+        return False
 
 
 def healthy_devices(resources: Iterable[Mapping[str, str]]) -> dict[str, int]:

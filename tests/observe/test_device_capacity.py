@@ -97,6 +97,13 @@ def test_only_what_differs_is_written() -> None:
     ]
 
 
+def test_amounts_are_compared_by_value() -> None:
+    for text in ("4", "4000m", "4.0", "4e0"):
+        assert node_status_patch({VF: 4}, {VF: text}, {VF: text}) == []
+    for text in ("3500m", "4k", "4Ki", "x", ""):
+        assert len(node_status_patch({VF: 4}, {VF: text}, {VF: text})) == 2
+
+
 def test_a_resource_that_is_no_longer_served_becomes_zero_and_stays() -> None:
     status = {"capacity": {VF: "4", "cpu": "8"}, "allocatable": {VF: "4", "cpu": "8"}}
     after = applied(status, node_status_patch({}, **status, advertised=[VF]))
