@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import tarfile
+import tempfile
 from pathlib import Path
 
 import images
@@ -54,6 +55,7 @@ class CrioBed(Bed):
     def __init__(self, directory: Path, driver: str = "cgroupfs") -> None:
         super().__init__(directory)
         self.driver = driver
+        self._attach: list[str] = []
 
     def _bring_images(self, archive: Path) -> None:
         """Pull them: a copy into its storage would need another tool."""
@@ -85,14 +87,22 @@ class CrioBed(Bed):
                         os.kill(int(pid), signal.SIGKILL)
         super().clear()
 
+    def stop(self) -> None:
+        """Do the same, and remove the directory for attach sockets."""
+        super().stop()
+        for directory in self._attach:
+            shutil.rmtree(directory, ignore_errors=True)
+
     def _configure(self) -> None:
         self._serve_own_images()
-        for name in ("policies", "exits", "attach", "empty"):
+        for name in ("policies", "exits", "empty"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
         wrapper = self.directory / "runc-here"
         wrapper.write_text(RUNC.format(runc=shutil.which("runc", path=os.pathsep.join([FOLDER, PATH]))))
         wrapper.chmod(0o755)
         own = str(self.directory)
+        # CRI-O connects to DIRECTORY/ID/attach (internal/oci/runtime_oci.go): 71 bytes of the 107 of a path.
+        self._attach.append(tempfile.mkdtemp(prefix="crio-", dir="/tmp"))
         tables: dict[str, dict[str, object]] = {
             "crio": {
                 "root": f"{own}/root",
@@ -110,7 +120,7 @@ class CrioBed(Bed):
                 "seccomp_profile": "",
                 "hooks_dir": [f"{own}/empty"],
                 "container_exits_dir": f"{own}/exits",
-                "container_attach_socket_dir": f"{own}/attach",
+                "container_attach_socket_dir": self._attach[-1],
                 "namespaces_dir": f"{own}/ns",
                 "pinns_path": f"{FOLDER}/pinns",
                 "enable_criu_support": False,
