@@ -68,6 +68,11 @@ def test_what_was_given() -> None:
     assert found.nodes == (3,)
 
 
+def test_what_this_node_has_chosen_and_written_is_not_read_as_a_claim() -> None:
+    assert status(cpuset="0-3", chosenBy="topoproxy") == ResourceStatus()
+    assert status(cpuset="0-3", chosenBy="koord-scheduler").cpus == CpuSet.parse("0-3")
+
+
 def test_nodes_count_once_one_of_them_gives_cpu() -> None:
     memory, cpu = {"node": 0, "resources": {"memory": "1Gi"}}, {"node": 3, "resources": {"cpu": 1}}
     assert status(numaNodeResources=[memory]).nodes == ()

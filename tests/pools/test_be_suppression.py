@@ -41,6 +41,10 @@ def test_what_is_kept_back_counts_where_the_system_uses_less() -> None:
     assert left(18_000, 3_000) == 13_000 - 6_000 - 3_000, "by the reservation"
 
 
+def test_a_node_that_keeps_nothing_back_gives_all_of_the_rest() -> None:
+    assert budget(Usage(20_000, 20_000, 6.0, pods={"x": 6.0})) == 13_000 - 6_000
+
+
 def test_be_in_name_only_counts() -> None:
     assert not HostApp("a", QosClass.BE).is_be, "it runs beside the group that is kept small"
 

@@ -155,3 +155,13 @@ def test_the_pool_of_a_container_that_owns_nothing() -> None:
     assert pool_of(pod(kube=KubeQos.BEST_EFFORT))[0] is Pool.BE
     assert pool_of(pod(QosClass.LSE, cpus="2-3")) == (Pool.SHARED, "LSE pod runs on the shared pool")
     assert pool_of(pod(QosClass.SYSTEM, KubeQos.BEST_EFFORT))[0] is Pool.SYSTEM
+
+
+def test_the_reason_says_where_the_cpus_were_chosen() -> None:
+    named = pod(QosClass.LSR, cpus="0-1")
+    here = changed_copy(named, cpuset_chosen_locally=True)
+    why = [claim(each, WHOLE_TWO, ONLINE, static=True).why for each in (named, here)]
+    assert why == [
+        "LSR pod: its resource-status annotation names CPUs 0-1",
+        "LSR pod: CPUs 0-1 were chosen for it when its sandbox was made",
+    ]

@@ -112,3 +112,9 @@ def test_reserved_cpus_and_parts_of_cores_are_kept_first() -> None:
     assert floors.kept(machine.online, machine, CpuSet([0])) == CpuSet([0, 4])
     assert floors.kept(machine.online - CpuSet([1]), machine, CpuSet()) == CpuSet([5, 7])
     assert floors.kept(machine.online, machine, CpuSet()) == CpuSet([3, 7])
+
+
+def test_cpus_that_are_kept_for_a_numa_node_count_for_the_whole_node() -> None:
+    machine = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+    floors = floors_of(AdmissionRules(floor=3, numa_floor=1), machine, machine.online)
+    assert floors.kept(machine.online, machine, CpuSet()) == CpuSet([7, 11, 15])

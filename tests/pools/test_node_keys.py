@@ -123,6 +123,7 @@ def test_what_was_allocatable() -> None:
     reported = with_raw_allocatable({}, {"memory": "1Gi", "cpu": "8"})
     assert reported == {RAW_ALLOCATABLE: '{"cpu":"8","memory":"1Gi"}'}
     assert raw_allocatable(reported) == ({"cpu": "8", "memory": "1Gi"}, "")
+    assert raw_allocatable({}) == (None, ""), "nothing was amplified"
     assert raw_allocatable({RAW_ALLOCATABLE: "[]"}) == (
         None,
         f"annotation {RAW_ALLOCATABLE}: it is not a JSON object",

@@ -16,6 +16,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
 from proxy.model.explanation import Shortfall
+from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
@@ -188,3 +189,11 @@ def test_a_shortfall_is_explained_where_the_numa_node_could_hold_the_container()
     assert found(6, 0) == (Shortfall("cpu", Mask([0]), 6, 4),)
     assert found(4, 0) == found(8, 1) == ()
     assert found(9, 0) is found(9, 1) is None, "it could never hold that many"
+
+
+def test_a_container_holds_its_cpus_after_others_of_its_pod_are_served() -> None:
+    asks = pod_requests(POD, "a", Request(), 2)
+    request = ProviderRequest(POD, asks, "a", Request(), exclusive=True, cpus=2)
+    serving = provider(build_context(NodeState.of(NODE, [POD], []), request), CpuProvider)
+    had = Grants(cpus=CpuSet([2, 3]))
+    assert serving.holds(request, "i", had) == had

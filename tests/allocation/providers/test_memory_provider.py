@@ -16,7 +16,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -108,3 +108,15 @@ def test_an_init_container_holds_what_later_ones_have_not_taken_over() -> None:
     assert [block.size for block in left.blocks] == [0]
     assert second.provider.holds(request(60), "c", second.grants) == second.grants
     assert second.provider.holds(request(60), "x", first.grants).blocks == ()
+
+
+def test_only_memory_that_is_bound_is_adopted() -> None:
+    pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.GUARANTEED)
+    asked = Request(memory_limit=5 * MIB, huge_pages=(("hugepages-2Mi", 0),))
+
+    def adopted(pod: Pod, mems: int) -> tuple[Block, ...]:
+        return PROVIDER.adopt(pod, asked, Mask.from_bits(mems), Grants(), running=True).blocks
+
+    assert adopted(pod, 0b01) == (Block(Mask([0]), "memory", 5 * MIB),)
+    assert adopted(pod, 0b11) == (), "it may use all nodes"
+    assert adopted(changed_copy(pod, kube_qos=KubeQos.BURSTABLE), 0b01) == ()
