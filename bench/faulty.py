@@ -116,9 +116,9 @@ def install(faults: Faults) -> None:
         write(self, path, name, text)
         faults.step("kernel: after a write")
 
-    def released(self: InterceptedCall, body: bytes | None = None) -> None:
+    def released(self: InterceptedCall, body: bytes | None = None, suffix: bytes = b"") -> None:
         faults.step(f"{self.method}: before it goes on")
-        release(self, body)
+        release(self, body, suffix)
         faults.step(f"{self.method}: after it went on")
 
     def requested(self: Interceptors, call: Any) -> None:

@@ -84,10 +84,10 @@ class Trip:
         if self.over:
             self.daemon.wire.finished(self.call, None)
 
-    def release(self, stream: int, body: bytes | None) -> None:
+    def release(self, stream: int, body: bytes | None, suffix: bytes = b"") -> None:
         """The daemon forwards the call."""
         node = self.kubelet.node
-        self.body = self.call.body if body is None else body
+        self.body = (self.call.body if body is None else body) + suffix
         node.schedule.note(f"forward {self.serial} {self.method}")
         node.promises.forwarded(self)
         node.schedule.after(node.delays.wire(), self.kubelet.carry_out, self)

@@ -111,10 +111,10 @@ def call_forgotten() -> Patches:
     """A call is held for ever now and then."""
     release, released = InterceptedCall.release, [0]
 
-    def forgetful(call: Any, body: bytes | None = None) -> None:
+    def forgetful(call: Any, body: bytes | None = None, suffix: bytes = b"") -> None:
         released[0] += 1
         if released[0] % OFTEN:
-            release(call, body)
+            release(call, body, suffix)
 
     yield InterceptedCall, "release", forgetful
 

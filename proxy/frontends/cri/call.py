@@ -62,18 +62,19 @@ class InterceptedCall:
         """Have another message from now on."""
         self.body, self._changed = body, True
 
-    def release(self, body: bytes | None = None) -> None:
+    def release(self, body: bytes | None = None, suffix: bytes = b"") -> None:
         """Let the call go on to the runtime, from the loop's thread; once decided nothing happens.
 
         Args:
             body: The message instead of the call's own; None: its own, byte for byte the original one unless
                 it was changed.
+            suffix: What the message ends with besides.
         """
         if not self.decided:
             self.decided = True
             if body is None and self._changed:
                 body = self.body
-            self._link.release(self._stream, body)
+            self._link.release(self._stream, body, suffix)
 
     def refuse(self, code: int, message: str) -> None:
         """Answer the call with a gRPC status; from the loop's thread. ``finished`` comes first.
@@ -151,10 +152,8 @@ class InterceptedCall:
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
         """Let a CreateContainer or an UpdateContainerResources go on with a decision."""
         if not self.decided:
-            self.decided = True
             suffix = create_suffix if self.method == "CreateContainer" else update_suffix
-            body = self.body if self._changed else None
-            self._link.release(self._stream, body, suffix(cpus, mems, quota))
+            self.release(None, suffix(cpus, mems, quota))
 
 
 class Interceptor(Protocol):
