@@ -1,12 +1,14 @@
 # A node whose kubelet still connects to topoproxy would lose its runtime with the package.
 attached() {
-    place=$root/var/lib/topoproxy/attach
-    if [ -e "$place" ]; then return 0; fi
+    for place in "$root/var/lib/topoproxy/attach" "$root/var/lib/topoproxy/attach.old"; do
+        if [ -e "$place" ]; then return 0; fi
+    done
     for place in "$root"/var/lib/kubelet/*.yaml "$root"/var/lib/kubelet/*.env "$root"/var/lib/kubelet/*.conf \
         "$root"/etc/default/kubelet "$root"/etc/sysconfig/kubelet "$root"/etc/kubernetes/kubelet.conf.d/*.conf \
         "$root"/etc/systemd/system/kubelet.service "$root"/etc/systemd/system/kubelet.service.d/*.conf \
-        "$root"/usr/lib/systemd/system/kubelet.service.d/*.conf "$root"/etc/rancher/*/config.yaml; do
-        if [ -f "$place" ] && grep -v '^[[:space:]]*#' "$place" | grep -Eqi 'endpoint.*topoproxy/cri\.sock'; then
+        "$root"/usr/lib/systemd/system/kubelet.service.d/*.conf "$root"/etc/rancher/*/config.yaml \
+        "$root"/var/snap/microk8s/current/args/kubelet; do
+        if [ -f "$place" ] && grep -v '^[[:space:]]*#' "$place" | grep -Eqi 'endpoint.*topoproxy/crio?\.sock'; then
             return 0
         fi
     done
@@ -16,7 +18,7 @@ attached() {
 refuse_if_attached() {
     if attached; then
         echo "topoproxy: cannot be removed while kubelet is attached to it: $place says so." >&2
-        echo "topoproxy: run topoproxy detach (or rescue-detach) first; TOPOPROXY_REMOVE_ATTACHED=yes removes it all the same." >&2
+        echo "topoproxy: run topoproxy detach (or /var/lib/topoproxy/rescue-detach) first; TOPOPROXY_REMOVE_ATTACHED=yes removes it all the same." >&2
         [ "${TOPOPROXY_REMOVE_ATTACHED:-no}" = yes ] || exit 1
     fi
 }

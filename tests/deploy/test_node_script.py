@@ -28,7 +28,9 @@ case "$name $*" in
 "dpkg --force-downgrade --install "*) shift 2; cp "$1" "$NODE/installed" ;;
 "dpkg --purge topoproxy") rm -f "$NODE/installed" ;;
 "uname -m") echo x86_64 ;;
-"topoproxy attach"*) mkdir -p "$NODE/root/var/lib/topoproxy/attach" ;;
+"topoproxy attach"*)
+    mkdir -p "$NODE/root/var/lib/topoproxy/attach"
+    echo attached >"$NODE/root/var/lib/topoproxy/attach/state" ;;
 "topoproxy detach --yes") rm -r "$NODE/root/var/lib/topoproxy/attach" ;;
 esac
 """

@@ -101,6 +101,22 @@ def test_it_is_not_removed_while_kubelet_connects_to_it(built: Built, root: Path
     assert not (root / "usr/lib/topoproxy").exists()
 
 
+@pytest.mark.parametrize("name", ["attach", "attach.old"])
+def test_a_purge_keeps_the_way_back_of_an_attached_node(
+    built: Built, root: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dpkg(root, "--install", built.deb).returncode == 0
+    state = root / "var/lib/topoproxy"
+    (state / name).mkdir(parents=True)
+    (state / "rescue-detach").write_text("#!/bin/sh\n")
+    assert dpkg(root, "--purge", "topoproxy").returncode != 0
+    monkeypatch.setenv("TOPOPROXY_REMOVE_ATTACHED", "yes")
+    done = dpkg(root, "--purge", "topoproxy")
+    assert done.returncode == 0
+    assert "rescue-detach there detaches kubelet" in done.stderr
+    assert {path.name for path in state.iterdir()} == {name, "rescue-detach"}
+
+
 def test_two_builds_are_the_same_bytes(built: Built, tmp_path: Path) -> None:
     payload.program.cache_clear()
     assert deb.build(tmp_path, VERSION, ARCH, EPOCH, built.pythons).read_bytes() == built.deb.read_bytes()

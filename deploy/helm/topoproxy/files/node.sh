@@ -96,7 +96,10 @@ revert_configuration() {
 }
 
 attach() {
-    if attached; then host topoproxy reload || return 1; fi
+    # An attach that was cut off may have left no daemon: the next one starts it, which reads the configuration.
+    if [ "$(host cat /var/lib/topoproxy/attach/state 2>/dev/null)" = attached ]; then
+        host topoproxy reload || return 1
+    fi
     # It undoes itself where kubelet's calls do not arrive. On an attached node it sets an endpoint that was reset.
     host topoproxy attach --yes --timeout "$ATTACH_TIMEOUT" || return 1
     host topoproxy status --wait-ready="${ATTACH_TIMEOUT}s" >/dev/null
