@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from cri import IMAGE, RUNNING, Cpuset, cpuset_of
 
 from proxy.agent.rejections.node_mark import KEY
-from tests.cluster.agent_process import AgentProcess, running_agent
+from proxy.model.idset import CpuSet
+from tests.cluster.agent_process import AgentProcess, free_cpus, running_agent
 from tests.cluster.control_plane import ApiError, ControlPlane, Json
 
 if TYPE_CHECKING:
@@ -226,6 +227,13 @@ def waiting(pod: Json) -> str:
 def kernel(pod: Json) -> Cpuset:
     """Return the cpuset of a pod's first container, as the kernel has it."""
     return cpuset_of(pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2])
+
+
+def is_free(node: Joined, left: CpuSet) -> bool:
+    """Return whether the object shows as free what is left without the CPU that the floor needs."""
+    text = free_cpus(node.plane)
+    found = CpuSet.parse(text) if text else CpuSet()
+    return text is not None and found <= left and len(found) == len(left) - 1
 
 
 def one_cpu() -> Json:

@@ -7,10 +7,9 @@ import json
 import pytest
 from cri import STATUS, online
 from daemon import QOS_LABEL
-from joined_node import DEMO, Joined, container, is_running, kernel, pod_spec, until
+from joined_node import DEMO, Joined, container, is_free, is_running, kernel, pod_spec, until
 
-from proxy.model.idset import CpuSet
-from tests.cluster.agent_process import TOPOLOGY, condition, free_cpus
+from tests.cluster.agent_process import TOPOLOGY, condition
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -19,13 +18,6 @@ def available(joined: Joined) -> int:
     found = joined.plane.get(TOPOLOGY) or {}
     amounts = [each for zone in found["zones"] for each in zone["resources"] if each["name"] == "cpu"]
     return sum(int(each["available"]) for each in amounts)
-
-
-def is_free(joined: Joined, left: CpuSet) -> bool:
-    """Return whether the object shows as free what is left without the CPU that the floor needs."""
-    text = free_cpus(joined.plane)
-    found = CpuSet.parse(text) if text else CpuSet()
-    return text is not None and found <= left and len(found) == len(left) - 1
 
 
 def test_a_scheduled_pod_is_pinned_and_the_cluster_sees_it(joined: Joined) -> None:

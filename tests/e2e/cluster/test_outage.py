@@ -1,0 +1,75 @@
+"""The API server is killed under churn: the node goes on, and the objects are right when it is back.
+
+TOPOPROXY_OUTAGE_S is the length of the outage in seconds. It is compared with the time before it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from cri import cpuset_of, online
+from joined_node import NODE, Joined, container, is_free, pod_spec, until
+
+from tests.cluster.agent_process import condition, free_cpus
+
+LASTS_S = float(os.environ.get("TOPOPROXY_OUTAGE_S") or 30)
+RIGHT_S = 5.0
+CALLS = ("run_podsandbox", "create_container", "start_container", "stop_container", "stop_podsandbox")
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300 + 3 * LASTS_S)]
+
+
+def come(node: Joined, name: str) -> str:
+    """Have a static pod own a CPU; returns its container."""
+    node.kubelet.add(name, pod_spec(container("1")))
+    found: str = until(f"{name} to run", lambda: node.by_name(f"{name}-{NODE}"))
+    owned = cpuset_of(found)
+    assert (len(owned.cpus), owned.effective) == (1, owned.cpus)
+    return found
+
+
+def churn(node: Joined, word: str, seconds: float) -> None:
+    """Have owners come and go, one after the other."""
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        name = f"{word}{number}"
+        come(node, name)
+        node.kubelet.drop(name)
+        until(f"{name} to end", lambda name=name: not node.by_name(f"{name}-{NODE}"))
+        number += 1
+
+
+def test_an_outage_delays_no_call_and_the_objects_are_right_soon_after(joined: Joined) -> None:
+    with joined.agent() as agent:
+        idle = until("the free CPUs", lambda: free_cpus(joined.plane))
+        started = joined.kubelet.calls()
+        churn(joined, "before", min(LASTS_S, 60))
+        until("the object to be as at first", lambda: free_cpus(joined.plane) == idle)
+        memory, before = agent.rss_kb, joined.kubelet.calls()
+        joined.plane.stop_api()
+        try:
+            churn(joined, "during", LASTS_S)
+            held = cpuset_of(come(joined, "held")).cpus
+            during = joined.kubelet.calls()
+        finally:
+            joined.plane.start_api()
+        back = time.monotonic()
+        until("the object", lambda: is_free(joined, online() - held))
+        right = time.monotonic() - back
+        print(f"\nan outage of {LASTS_S:g} s; the object was right {right:.2f} s after it")
+        print(f"resident memory of the agent: {memory} kB before it, {agent.rss_kb} kB after it")
+        for kind in CALLS:
+            with_api, without = before.since(started, kind), during.since(before, kind)
+            print(
+                f"{kind}: {with_api[0]} calls, mean {with_api[1]:.3f} s, all within {with_api[2]:g} s; "
+                f"without API server {without[0]}, {without[1]:.3f} s, {without[2]:g} s"
+            )
+            assert without[0] > 0
+            assert without[1] < 2 * with_api[1] + 0.1, f"{kind} waits for the API server"
+            assert during.errors.get(kind, 0) == before.errors.get(kind, 0)
+        assert right < RIGHT_S
+        until("the mirror pod", lambda: joined.plane.get(f"/api/v1/namespaces/demo/pods/held-{NODE}"))
+        assert condition(joined.plane)["reason"] == "Enforcing"
+        joined.kubelet.drop("held")
+        until("the CPU to be free again", lambda: free_cpus(joined.plane) == idle)
