@@ -41,7 +41,7 @@ ARCH ?=
 KINDS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster lint mutate fuzz bench bench-beside bench-go count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster lint mutate fuzz bench bench-beside bench-go help-times count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -188,6 +188,9 @@ bench: venv ## compare with a direct connection and a plain proxy: BENCH_ARGS=".
 bench-beside: venv ## compare every call with another commit, in one run: BASE=commit BENCH_ARGS="..."
 	@[ -n "$(BASE)" ] || { echo "make bench-beside: name a commit or a directory: BASE=main" >&2; exit 2; }
 	@$(BIN)/python bench/beside.py "$(BASE)" $(BENCH_ARGS)
+
+help-times: venv ## print how long --help of each command takes (bound 150 ms)
+	@$(BIN)/python -m bench.help_times
 
 count: venv ## count code, modules, and imports in functions: BASE=commit
 	@$(BIN)/python bench/count.py $(BASE)

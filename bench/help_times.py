@@ -1,0 +1,58 @@
+"""How long ``--help`` of each command takes: the best of some runs of a new process, in milliseconds.
+
+    make help-times
+
+Ends with 1 where one takes longer than the bound. Not a test: a busy machine would fail it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+
+from proxy.cli.main import cli
+
+BOUND_MS = 150.0
+
+
+def commands(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command, groups included."""
+    yield words
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if (each := command.get_command(context, name)) is not None:
+                yield from commands(each, (*words, name))
+
+
+def best_ms(words: tuple[str, ...], runs: int) -> float:
+    """Return the shortest of some runs."""
+    times = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "proxy", *words, "--help"], check=True, stdout=subprocess.DEVNULL
+        )
+        times.append(time.perf_counter() - begin)
+    return min(times) * 1000
+
+
+def main() -> int:
+    """Print the times, the longest first."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--runs", type=int, default=5)
+    runs = options.parse_args().runs
+    rows = sorted(((best_ms(words, runs), " ".join(words)) for words in commands(cli)), reverse=True)
+    for milliseconds, words in rows:
+        print(f"{milliseconds:6.0f} ms  topoproxy {words}".rstrip())
+    print(f"longest {rows[0][0]:.0f} ms, bound {BOUND_MS:.0f} ms, {len(rows)} commands")
+    return int(rows[0][0] > BOUND_MS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
