@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from proxy.backends.kubelet.pod_resources import PodResources
 from proxy.model.idset import Mask
 
 VF, SAMPLE = "example.com/vf", "example.com/resource"
+SAMPLE_PLUGIN = ("sh", "-c", "until /in/sample-device-plugin; do sleep 1; done")
+"""The sample ends where kubelet cannot connect to it within ten seconds; a DaemonSet starts it again."""
 KUBELETS = ROOT / "device-plugins"
 CHECKPOINT = KUBELETS / "kubelet_internal_checkpoint"
 PCI = FOLDER / "sys/bus/pci/devices"
@@ -80,12 +83,15 @@ def running(name: str, *command: str) -> Iterator[Path]:
     """Run a program; gives the file with its log."""
     log = Path(f"/out/{name}.log")
     with log.open("ab") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
     try:
         yield log
         assert process.poll() is None, f"{name} ended: {log.read_text()[-2000:]}"
     finally:
-        process.terminate()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(LONG_S)
 
 
@@ -241,7 +247,7 @@ def main() -> None:
     bed = TakenBed(sys.argv[1], Daemon(**OURS))
     bed.start_under("none")
     os.environ["GOMAXPROCS"] = "2"
-    with running("vfs", *vfs_plugin(KUBELETS)), running("sample", "/in/sample-device-plugin"):
+    with running("vfs", *vfs_plugin(KUBELETS)), running("sample", *SAMPLE_PLUGIN):
         kubelets = {VF: set(VFS), SAMPLE: {"Dev-1", "Dev-2"}}
         wait("kubelet's plug-ins", lambda: kubelet_lists() == kubelets)
         before = kubelets_files()
