@@ -197,7 +197,7 @@ def test_an_outage_delays_no_call(cluster: ControlPlane) -> None:
         cluster.stop_api()
         try:
             during = churn(bed, OUTAGE_S)
-            left = str(CpuSet.parse("1-15") - CpuSet.parse(bed.node.cpus(bed.launch(owner("held")))))
+            left = str(CpuSet.parse(FREE) - CpuSet.parse(bed.node.cpus(bed.launch(owner("held")))))
             cpu = bed.agent.cpu_s - cpu
         finally:
             cluster.start_api()
