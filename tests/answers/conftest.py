@@ -92,7 +92,7 @@ class Answers:
 
 
 class AnsweringNode(DaemonNode):
-    """A node with hooks, counters of CPU time and a kubelet that has given CPUs away."""
+    """A node with hooks, counters of CPU time and an attached kubelet that has given CPUs away."""
 
     def __init__(self, directory: Path, version: int = 1) -> None:
         super().__init__(directory, version=version)
@@ -106,6 +106,12 @@ class AnsweringNode(DaemonNode):
         held = {"0e": {"main": CpuSet([6])}}
         text = static_state(MACHINE.online, held, reserved=CpuSet([0]))
         (directory / "kubelet/cpu_manager_state").write_text(text)
+        endpoint = "unix:///run/topoproxy/cri.sock"
+        (directory / "kubelet/config.yaml").write_text(f"containerRuntimeEndpoint: {endpoint}\n")
+        journal = directory / "state/attach"
+        journal.mkdir(parents=True)
+        (journal / "state").write_text("attached\n")
+        (journal / "endpoint").write_text(f"{endpoint}\n")
         none = directory / "none"
         self.settings = (
             f"procfsRoot: {directory}/proc\n"

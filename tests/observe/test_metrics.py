@@ -187,6 +187,7 @@ def test_every_declared_gauge_of_the_node_is_exported() -> None:
         **STATUS,
         "beSuppress": {"mode": "cpuset", "budget_milli": 5, "quota_us": 9, "cpus": "0-1", "usage": usage},
         "cgroups": {"systemd": {"connected": True}},
+        "attach": {"endpoint": "unix:///run/topoproxy/cri.sock", "reset": ""},
         "shortfalls": [{"missing": 1}],
         "workers": {"kernel": {"stuck_s": 0, "waiting": 0}},
         "config": {"since": 1.5, "restart": [], "reload": {}},
