@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,8 @@ settings.register_profile("here", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 SEED = pytest.StashKey[int]()
+EXIT_S = 120
+"""Seconds for reports and for the end of threads, after the last test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +56,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Print the seed again where the failures are listed."""
     if SEED in config.stash and terminalreporter.stats.get("failed"):
         terminalreporter.write_line(f"random order: repeat it with --shuffle={config.stash[SEED]}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Bound the time to exit: a thread of a test that never ends would keep the process for ever."""
+    threading.Thread(target=_end_process, args=(int(exitstatus),), daemon=True).start()
+
+
+def _end_process(status: int) -> None:
+    """Print which threads are left, and exit."""
+    time.sleep(EXIT_S)
+    print(f"the tests have ended, but not their threads within {EXIT_S} s:", file=sys.__stderr__, flush=True)
+    faulthandler.dump_traceback(sys.__stderr__)
+    os._exit(status)
 
 
 @pytest.fixture

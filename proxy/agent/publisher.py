@@ -156,12 +156,12 @@ class Publisher:
                 collection,
                 own_object,
                 selectors=self._named,
-                changed=lambda key, found, path=path: self._own_changed(path, found),  # type: ignore[misc]
+                changed=partial(self._own_changed, path),
                 metadata_only=True,
             )
             self._watchers[collection] = tasks.create_task(watcher.run())
 
-    def _own_changed(self, path: str, found: OwnObject | None) -> None:
+    def _own_changed(self, path: str, _: Key, found: OwnObject | None) -> None:
         """Handle a version of an object, or that it is gone; one of an earlier run is withdrawn."""
         version, ours = found or (None, False)
         self.writer.seen(path, version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from proxy.agent.api_client import ApiClient, JsonObject
@@ -68,10 +69,7 @@ async def run_parts(session: AgentSession, parts: tuple[Part, ...], end: asyncio
         parts: What to run.
         end: Set when the agent is to stop.
     """
-    tasks = [
-        asyncio.ensure_future(tended(lambda part=part: part(session), session.telemetry.fault))  # type: ignore[misc]
-        for part in parts
-    ]
+    tasks = [asyncio.ensure_future(tended(partial(part, session), session.telemetry.fault)) for part in parts]
     try:
         await end.wait()
     finally:

@@ -107,7 +107,7 @@ def _check(change: FileChange, ours: str) -> None:
         old, new = read_yaml(change.before.decode()), read_yaml(change.after.decode())
     except ValueError as error:
         raise TopoproxyError(f"cannot change {change.path}: {error}") from None
-    if not isinstance(new, dict) or new.get(_KEY) != ours or {**(old or {}), _KEY: ours} != new:  # type: ignore[dict-item]
+    if new != {**(old if isinstance(old, dict) else {}), _KEY: ours}:
         raise TopoproxyError(
             f"cannot change {change.path}: its {_KEY} is written in an unusual way; set it to {ours}"
         )

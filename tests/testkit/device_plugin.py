@@ -128,7 +128,8 @@ class PlayedPlugin:
         stream: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         with self._lock:
             self._streams.append(stream)
-        context.add_callback(lambda: stream.put(None))
+        if not context.add_callback(lambda: stream.put(None)):
+            return  # the client has left already
         yield pb.ListAndWatchResponse(devices=self.devices).SerializeToString()
         while (content := stream.get()) is not None:
             yield content

@@ -5,7 +5,7 @@ a plug-in whose list ends, and waits for it to register again (kubernetes v1.36
 pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient). Here its socket is dialled again, with
 growing pauses, until it registers again or its grace is over. States:
 
-- ``CONNECTING``: it has not listed its devices yet, and may take its time.
+- ``CONNECTING``: it has not listed its devices yet. Calls wait for the list, as long as for an answer.
 - ``SERVING``: its devices can be given out.
 - ``DOWN``: its list has ended, or could not be used.
 - ``ISOLATED``: it lists its devices, but several calls in a row have had no usable answer. It is asked for
@@ -106,6 +106,7 @@ class PluginEndpoint:
         self._channel = PluginChannel(path)
         self._failures = 0
         self._served_since = 0.0
+        self._first_list = asyncio.Event()  # or why there is none
         self._probes = RetryDelays(PROBE)
         self._preferences = RetryTimes[str](PREFER)
         self._tasks: list[asyncio.Task[None]] = []
@@ -137,6 +138,7 @@ class PluginEndpoint:
     def close(self) -> None:
         """End all calls; nothing changes any more."""
         self._changed = lambda endpoint: None
+        self._first_list.set()
         self._cancel_tasks()
         self._channel.close()
 
@@ -181,6 +183,7 @@ class PluginEndpoint:
 
     def _become(self, state: EndpointState, reason: str) -> None:
         self.state, self.reason = state, reason
+        self._first_list.set()
         self._changed(self)
 
     def _cancel_tasks(self) -> None:
@@ -230,6 +233,8 @@ class PluginEndpoint:
         await self._served("PreStartContainer", request, PRE_START_S, lambda content: None)
 
     async def _served(self, method: str, request: bytes, limit: float, read: Callable[[bytes], T]) -> T:
+        # A plug-in that registers again replaces the one before it, whose devices are still given out.
+        await self._first_list.wait()
         if self.state is not EndpointState.SERVING:
             raise PluginCallError(self.reason, answered=False)
         try:

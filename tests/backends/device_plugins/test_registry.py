@@ -15,7 +15,7 @@ import pytest
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.api.kubelet import deviceplugin_pb2 as pb
-from proxy.backends.device_plugins import endpoint, registry
+from proxy.backends.device_plugins import endpoint, messages, registry
 from proxy.backends.device_plugins.registry import DevicePluginRegistry
 from proxy.executor.device_ports import DevicePluginError
 from proxy.model.backoff import Backoff
@@ -472,6 +472,44 @@ def test_the_number_of_resources_is_limited(node: Node, monkeypatch: pytest.Monk
         assert len(node.registry._pauses) <= 2 * registry.RESOURCES_LIMIT + 1
 
     play(node, scenario)
+
+
+def test_a_call_waits_for_the_list_of_a_plugin_that_registers_again(node: Node) -> None:
+    plugin, again = node.plugin(), node.plugin(name="again.sock")
+    gate, lists = threading.Event(), again._list
+    again._list = lambda request, context: gate.wait(30) and lists(request, context)  # type: ignore
+    again.start()
+
+    async def scenario() -> None:
+        await node.serve(plugin)
+        await node.registry.register(NAME, again.path)
+        assert node.healthy == ALL
+        call = asyncio.create_task(node.registry.allocate(NAME, ("a",)))
+        await asyncio.sleep(0.1)
+        assert node.row()["state"] == "connecting"
+        assert not call.done()
+        assert "Allocate" not in again.calls
+        gate.set()
+        assert await call == messages.read_allocation(allocated("a").SerializeToString())
+        assert again.calls[-1] == "Allocate"
+
+    play(node, scenario)
+
+
+def test_a_call_does_not_wait_longer_for_a_list_than_for_an_answer(node: Node) -> None:
+    silent = node.plugin(name="silent.sock")
+    never = threading.Event()
+    silent._list = lambda _, context: iter(lambda: never.wait(30) and None, None)  # type: ignore[method-assign]
+    silent.start()
+
+    async def scenario() -> None:
+        await node.registry.register(NAME, silent.path)
+        words = await node.refused(node.registry.allocate(NAME, ("a",)))
+        never.set()
+        assert "it has listed no devices within 0.3 s" in words
+        assert "Allocate" not in silent.calls
+
+    play(node, scenario, timeout=0.3)
 
 
 def test_a_plugin_that_never_lists_has_no_devices_and_those_before_it_are_unhealthy(node: Node) -> None:

@@ -124,8 +124,13 @@ class Containerd(grpc.GenericRpcHandler):
     def subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         self.asked.append(request)
         reported = self.reported
-        context.add_callback(self.left.set)
-        context.add_callback(lambda: reported.put(None))
+
+        def left() -> None:
+            self.left.set()
+            reported.put(None)
+
+        if not context.add_callback(left):  # the client has left already
+            left()
         while (message := reported.get()) is not None:
             yield message
 
