@@ -164,6 +164,7 @@ lint: venv ## check style, types, and the import layers of packages
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/mypy --no-error-summary hooks/*.py examples/*.py
+	@MYPYPATH=bench:tests/e2e $(BIN)/mypy --no-error-summary --disable-error-code misc bench/*.py
 	@output=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$output"; exit 1; }
 	@echo "lint: clean"
 

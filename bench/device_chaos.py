@@ -168,7 +168,7 @@ class PodsApi:
     def __init__(self, path: Path) -> None:
         self.asked: dict[str, tuple[str, str, int]] = {}
         self._server = grpc.server(ThreadPoolExecutor(4))
-        handlers = {"GetPod": grpc.unary_unary_rpc_method_handler(self._get)}
+        handlers: dict[str, Any] = {"GetPod": grpc.unary_unary_rpc_method_handler(self._get)}
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("v1alpha1.Pods", handlers),)
         )

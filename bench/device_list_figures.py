@@ -50,9 +50,9 @@ def measure(rounds: int = ROUNDS) -> list[float]:
     arrived, took = [0.0], list[float]()
     put = list_feed.ListFeed.put
 
-    def noted(feed: list_feed.ListFeed, message: bytes) -> None:
+    def noted(self: list_feed.ListFeed, message: bytes) -> None:
         arrived[0] = time.perf_counter()
-        put(feed, message)
+        put(self, message)
 
     list_feed.ListFeed.put = noted  # type: ignore[method-assign]
     try:

@@ -32,6 +32,8 @@ from bed import Bed, wait_for, why_not
 from cri import cgroup_of, online
 from table import number, render
 
+from proxy.model.idset import CpuSet
+
 HEAD = ("drift repaired after", "median", "worst", "bar", "times")
 SHARERS, ROUNDS = 12, 5
 SOON_S, CLOCK_S, LIMIT_S = 1.0, 10.0, 60.0
@@ -71,8 +73,8 @@ def node(directory: Path, bed: Bed, program: Path) -> Iterator[tuple[daemon.Node
         there.stop()
 
 
-def last() -> daemon.CpuSet:
-    return daemon.CpuSet([max(online())])
+def last() -> CpuSet:
+    return CpuSet([max(online())])
 
 
 def quiet(there: daemon.Daemon) -> None:

@@ -32,6 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.atomic_write import write_whole
 from proxy.backends.cgroup.fake.cpuset_rules import FakeCgroupFiles
 from proxy.backends.ledger import journal
 from proxy.executor.node_executor import NodeExecutor
@@ -94,12 +95,12 @@ async def move(executor: NodeExecutor, container_id: str) -> None:
     container = executor.state.containers[container_id]
     target = CpuSet(list(executor.state.pools.shared)[-len(container.placement.exclusive) :])
     if why := await executor.owner_moves.move(container.owner, target):
-        executor.problems.note(f"not moved: {why}")
+        executor.telemetry.warning("cannot move the container", container=container_id, reason=why)
 
 
 def install(faults: Faults) -> None:
     """Put the faults between the daemon and what it stands on."""
-    store, write, release = journal.write_whole, FakeCgroupFiles.write, InterceptedCall.release
+    store, write, release = write_whole, FakeCgroupFiles.write, InterceptedCall.release
     request, response = Interceptors.request, Interceptors.response
 
     def stored(fd: int, data: bytes) -> None:
@@ -134,10 +135,10 @@ def install(faults: Faults) -> None:
         response(self, call, message)
         faults.step(f"{call.method}: answered and noted")
 
-    journal.write_whole = stored
+    journal.write_whole = stored  # type: ignore[attr-defined]
     FakeCgroupFiles.write = written  # type: ignore[method-assign]
     InterceptedCall.release = released  # type: ignore[method-assign]
-    Interceptors.request = requested  # type: ignore[method-assign]
+    Interceptors.request = requested  # type: ignore[method-assign, assignment]
     Interceptors.response = answered  # type: ignore[method-assign]
 
 
@@ -151,7 +152,7 @@ def sizes() -> dict[str, int]:
         else:
             name = f"{kind.__module__}.{kind.__qualname__}"
             slots = [slot for base in kind.__mro__ for slot in getattr(base, "__slots__", ())]
-            held = [
+            held = [  # type: ignore[assignment]
                 *getattr(one, "__dict__", {}).items(),
                 *((slot, getattr(one, slot, None)) for slot in slots),
             ]

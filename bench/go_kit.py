@@ -366,12 +366,13 @@ def rows(figures: Figures, names: Sequence[str]) -> list[list[str]]:
         "",
         "",
     )
-    for call, bar in (("Version", 0.35), ("CreateContainer", None)):
+    for call, most in (("Version", 0.35), ("CreateContainer", None)):
         cpu = {name: figures.median(f"cpu {call}", name) for name in names[1:]}
         x = figures.ratio(cpu[OURS], cpu[GO])
         shown = {name: number(value, "ms") for name, value in cpu.items()}
-        line(f"CPU per 1000 {call}", shown, x, f"<= {bar} x" if bar else "", _verdict(x, bar) if bar else "")
-    for text, measure, unit, bar in (
+        judged = ("", "") if most is None else (f"<= {most} x", _verdict(x, most))
+        line(f"CPU per 1000 {call}", shown, x, *judged)
+    for text, measure, unit, limit in (
         ("memory, idle", "idle", "MB", 40.0),
         ("memory, growth over 10,000 calls", "growth", "MB", 3.0),
         ("memory, after 15 MiB messages", "after 15M", "MB", 60.0),
@@ -382,10 +383,12 @@ def rows(figures: Figures, names: Sequence[str]) -> list[list[str]]:
     ):
         values = {name: figures.median(measure, name) for name in names[1:]}
         shown = {name: number(value, unit) for name, value in values.items()}
-        if bar is None:
+        if limit is None:
             line(text, shown, None, "", "")
         else:
-            line(text, shown, None, f"<= {bar:g}{' ' + unit if unit else ''}", _verdict(values[OURS], bar))
+            line(
+                text, shown, None, f"<= {limit:g}{' ' + unit if unit else ''}", _verdict(values[OURS], limit)
+            )
     return out
 
 

@@ -279,7 +279,8 @@ class Play:
         sandbox: str = client.method("RunPodSandbox")(_Raw(on_the_wire(run)), timeout=CALL_S).pod_sandbox_id
         self.pods.append(sandbox)
         client._configs[sandbox] = config
-        create = client.create_request(sandbox, **pod.resources).SerializeToString()
+        resources: dict[str, Any] = dict(pod.resources)
+        create = client.create_request(sandbox, **resources).SerializeToString()
         made = client.method("CreateContainer")(_Raw(on_the_wire(create)), timeout=CALL_S)
         return str(made.container_id)
 
@@ -290,7 +291,7 @@ class Play:
             made = self._pod(pod, pod.name, pod.namespace, client)
             self.containers[pod.name] = made
         except RpcError as error:
-            self.day.honest[pod.name] = f"refused: {error.details()}"  # type: ignore[attr-defined]
+            self.day.honest[pod.name] = f"refused: {error.details()}"
         self.day.calls_ms.append((time.monotonic() - begun) * 1000)
 
     def bad(self, pod: HostilePod, name: str, client: Cri) -> None:
@@ -299,7 +300,7 @@ class Play:
             self._pod(pod, name, NAMESPACE, client)
         except RpcError as error:
             self.day.refused += 1
-            self.day.longest = max(self.day.longest, len(str(error.details())))  # type: ignore[attr-defined]
+            self.day.longest = max(self.day.longest, len(str(error.details())))
 
     def look(self) -> None:
         """Gather what is known at the end."""

@@ -79,7 +79,7 @@ class PlainProxy(grpc.GenericRpcHandler):
         return handler
 
     def _unary(self, path: str, method: str) -> Any:
-        upstream = self.channel.unary_unary(path)
+        upstream: Any = self.channel.unary_unary(path)
 
         async def answer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             call = upstream(
@@ -88,7 +88,7 @@ class PlainProxy(grpc.GenericRpcHandler):
             try:
                 if head := await call.initial_metadata():
                     await context.send_initial_metadata(head)
-                body = await call
+                body: bytes = await call
             except grpc.aio.AioRpcError as error:
                 await context.abort(
                     error.code(), error.details() or "", tuple(error.trailing_metadata() or ())
@@ -103,7 +103,7 @@ class PlainProxy(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(answer)
 
     def _stream(self, path: str) -> Any:
-        upstream = self.channel.unary_stream(path)
+        upstream: Any = self.channel.unary_stream(path)
 
         async def answers(
             request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -168,7 +169,7 @@ def arrived(state: NodeState, pod: Pod, request: Request, name: str = "c") -> tu
 
 def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: float | None = BAR) -> Change:
     """Measure one change, and count what it comes to."""
-    kernel = Kernel(before)
+    kernel: Any = Kernel(before)
     state = after()
     shrink, grow = moves(before, state)
     there = [(c, state.containers.get(c.id)) for c in before.containers.values()]
@@ -207,7 +208,7 @@ def others() -> Iterator[Change]:
     some = state.pools.be & CpuSet(range(200))
     yield change("BE is suppressed to fewer CPUs", state, partial(state.suppressing, some))
     held = {"elsewhere": {"main": CpuSet.parse(owned(61))}}
-    yield change("kubelet's CPU manager gives CPUs away", state, partial(state.beside, held))
+    yield change("kubelet's CPU manager gives CPUs away", state, partial(state.with_kubelet_cpus, held))
     fewer = offline(state.node.machine, CpuSet((101, 357)))
     yield change("two CPUs go offline", state, partial(state.on, fewer), None)
     pods, there = state.pods.values(), state.containers.values()

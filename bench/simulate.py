@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from typing import Any
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.backends.kubelet.pod_spec import pod_spec
@@ -30,7 +31,7 @@ reservedSystemCPUs: 0,64
 reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]
 """
 GPU = "example.com/gpu"
-MIX = (
+MIX: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("web", 8, {"requests": {"cpu": "250m", "memory": "256Mi"}}),
     ("batch", 4, {}),
     ("api", 4, {"limits": {"cpu": "1500m", "memory": "1Gi"}}),
