@@ -85,7 +85,7 @@ stateDir: {directory}/state
         executor = daemon.executor
         assert executor is not None
         async with asyncio.timeout(60):
-            await executor.synced.wait()
+            await executor.reconciled.wait()
         took = time.perf_counter() - begun
         await asyncio.sleep(AFTER_S)
         task.cancel()

@@ -141,14 +141,14 @@ class Hooking:
                     await asyncio.sleep(LOOK_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):
-                    await self._executor.synced.wait()
+                    await self._executor.reconciled.wait()
                     await self._parts.learning.once()
                     await self._parts.library.look_once(FIRST_S)
         finally:
             late.cancel()
             self._let_go()
-        if not self._executor.synced.is_set():
-            self._executor.spawn(self._parts.learning.when_synced())
+        if not self._executor.reconciled.is_set():
+            self._executor.spawn(self._parts.learning.when_reconciled())
         await self._parts.library.run()
 
     def _let_go(self) -> None:
@@ -176,7 +176,7 @@ class Hooking:
         library = HookRegistry(
             config,
             engine,
-            lambda: following.everything() if executor.synced.is_set() else None,
+            lambda: following.everything() if executor.reconciled.is_set() else None,
             executor.telemetry.problem,
             executor.telemetry.event,
             marks=self._marks,

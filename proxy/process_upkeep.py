@@ -52,7 +52,7 @@ async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status
 
 async def stay_small(executor: NodeContext) -> None:
     """Give back what start-up and the first comparison needed; later, what comparisons and messages did."""
-    await executor.synced.wait()
+    await executor.reconciled.wait()
     await asyncio.sleep(SETTLED_S)
     memory_trim.freeze()
     from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS

@@ -68,7 +68,7 @@ def test_another_daemon_finds_everything_again(node: DaemonNode) -> None:
 
     async def after() -> None:
         assert again.executor is not None
-        await asyncio.wait_for(again.executor.synced.wait(), 30)
+        await asyncio.wait_for(again.executor.reconciled.wait(), 30)
         assert {str(o.cpus) for o in again.executor.state.owners.values()} == {"2-3"}
 
     run(again, after)
@@ -140,7 +140,7 @@ def test_the_age_of_the_last_call_is_on_the_page(node: DaemonNode) -> None:
             mine = [each for each in daemon.pages.status()["calls"]["clients"] if each["last_s"] is not None]
             assert os.getpid() in [each["pid"] for each in mine]
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def test_passthrough_only_relays(node: DaemonNode) -> None:

@@ -154,7 +154,7 @@ def test_a_container_made_at_the_runtime_while_the_daemon_runs(node: Node) -> No
         await daemon.start()
         try:
             assert daemon.executor is not None
-            await daemon.executor.synced.wait()
+            await daemon.executor.reconciled.wait()
             sandbox, container = await asyncio.to_thread(node.create, "runtime")
             await asyncio.to_thread(node.use, sandbox, container)
             check(await asked(node, HOOKS))

@@ -279,4 +279,4 @@ def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
         await until(lambda: entry() == "")
         assert await node.placed("without") == "0-15"
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)

@@ -70,7 +70,7 @@ def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
     async def before() -> None:
         await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
 
-    run(node.daemon(), before, synced=True)
+    run(node.daemon(), before, reconciled=True)
     ledger, _ = open_ledger(node.directory / "state", MACHINE.fingerprint)
     ledger.write({"x/known": {"n": 1}})
     ledger.close()
@@ -87,7 +87,7 @@ def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
         with pytest.raises(LockedError, match="cannot use the state directory"):
             await node.daemon(name="other").start()
 
-    run(daemon, after, synced=True)
+    run(daemon, after, reconciled=True)
 
 
 def test_a_released_node_stays_released_on_a_read_only_disk(node: DaemonNode, disk: Disk) -> None:
@@ -104,7 +104,7 @@ def test_a_released_node_stays_released_on_a_read_only_disk(node: DaemonNode, di
         assert daemon.pages is not None
         assert daemon.pages.status()["mode"] == "released"
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EDQUOT])
@@ -123,7 +123,7 @@ def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bo
             for what in reported(daemon)
         )
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def test_a_state_path_that_cannot_be_a_directory_is_refused(node: DaemonNode) -> None:

@@ -36,7 +36,7 @@ class Node(DaemonNode):
 
     async def in_step(self) -> None:
         async with asyncio.timeout(LIMIT_S):
-            await self.running.executor.synced.wait()
+            await self.running.executor.reconciled.wait()
 
     def cpus(self, container_id: str) -> str:
         """The CPUs that the container's cgroup has."""

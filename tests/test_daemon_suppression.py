@@ -202,4 +202,4 @@ def test_a_reload_begins_changes_and_ends_suppression(node: Node) -> None:
         assert daemon.executor.telemetry.registry.page()["be_suppress_rounds"] == rounds
         assert daemon.pages.status()["beSuppress"]["mode"] == "off"
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)

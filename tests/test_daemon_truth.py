@@ -274,7 +274,7 @@ def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: FileNode, mode
             check(kernel, outputs, now)
             written += any(CpuSet.parse(cpus) != MACHINE.online for cpus in kernel.values())
 
-    run(daemon, whole, synced=True)
+    run(daemon, whole, reconciled=True)
     if mode in ("staged", "reloaded"):
         return  # the day decides whether the plan is applied to an owner
     assert (written > 0) == (mode != "observe")

@@ -161,7 +161,7 @@ def test_everything_is_adopted_and_written_forward(name: str) -> None:
             assert (complaints(daemon), violations(daemon)) == ([], [])
             assert node.cpusets() == cpusets
 
-        run(daemon, scenario, synced=True)
+        run(daemon, scenario, reconciled=True)
         after = node.ledger()
         assert {key for key in node.before if not key.startswith((IN_FLIGHT, "b/"))} <= set(after)
         assert [path.name for path in (node.directory / "state").glob("*.bad*")] == []
@@ -170,7 +170,7 @@ def test_everything_is_adopted_and_written_forward(name: str) -> None:
         async def second() -> None:
             assert lost(node, again) == {}
 
-        run(again, second, synced=True)
+        run(again, second, reconciled=True)
 
 
 def test_the_ledger_has_each_kind_of_record() -> None:
@@ -204,7 +204,7 @@ def test_a_create_in_flight_keeps_its_cpus_where_the_runtime_made_the_container(
             await until(lambda: state().pools.shared >= CpuSet.parse("28-29"))
             assert CpuSet.parse("26-27") in {owner.cpus for owner in state().owners.values()}
 
-        run(daemon, scenario, synced=True)
+        run(daemon, scenario, reconciled=True)
         after = node.ledger()
         assert not [key for key in after if key.startswith(IN_FLIGHT)]
         assert "26-27" in [each["placement"]["own"] for key, each in after.items() if key.startswith("c/")]
@@ -226,7 +226,7 @@ def test_quotas_and_partitions_end_with_their_owners() -> None:
             shared = CpuSet.parse((node.directory / "cgroup/cpuset.cpus.effective").read_text())
             assert shared >= CpuSet.parse("6,22")
 
-        run(daemon, scenario, synced=True)
+        run(daemon, scenario, reconciled=True)
 
 
 def test_the_quota_of_be_pods_is_lifted_at_the_end() -> None:
@@ -239,7 +239,7 @@ def test_the_quota_of_be_pods_is_lifted_at_the_end() -> None:
         async def scenario() -> None:
             await until(lambda: int(quota.read_text()) == -1)
 
-        run(daemon, scenario, synced=True)
+        run(daemon, scenario, reconciled=True)
         assert "b/suppress" not in node.ledger()
 
 
@@ -251,7 +251,7 @@ def test_a_released_node_stays_released() -> None:
             assert daemon.pages is not None
             assert daemon.pages.status()["mode"] == "released"
 
-        run(daemon, scenario, synced=True)
+        run(daemon, scenario, reconciled=True)
         assert node.ledger()["r/release"] == node.before["r/release"]
 
 
@@ -273,5 +273,5 @@ def test_a_takeover_goes_on() -> None:
             owned = sorted(str(owner.cpus) for owner in daemon.executor.state.owners.values())
             assert owned == ["1-2", "3,19"]
 
-        run(daemon, scenario, synced=True)
+        run(daemon, scenario, reconciled=True)
         assert missing(node.before["t/takeover"], node.ledger()["t/takeover"]) is None

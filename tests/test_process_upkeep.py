@@ -86,12 +86,12 @@ def test_memory_is_given_back_after_a_reconcile_and_when_it_has_grown(
 
     async def day() -> None:
         nonlocal resident
-        port, synced = telemetry(), asyncio.Event()
-        executor: Any = SimpleNamespace(synced=synced, telemetry=port)
+        port, reconciled = telemetry(), asyncio.Event()
+        executor: Any = SimpleNamespace(reconciled=reconciled, telemetry=port)
         task = asyncio.create_task(stay_small(executor))
         await asyncio.sleep(0.05)
         assert trimmed == [], "the first comparison is not done"
-        synced.set()
+        reconciled.set()
         await asyncio.sleep(0.2)
         assert trimmed == ["freeze", "trim", "pages"]
         port.count(RECONCILES)

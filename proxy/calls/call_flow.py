@@ -65,10 +65,10 @@ class CallFlow:
         """A call is held: decide, and send it on now or later."""
         if self.executor.store.mode.is_leaving:
             call.release()  # the node is released: this is only a relay
-        elif self.awaited is None and self.executor.synced.is_set():
+        elif self.awaited is None and self.executor.reconciled.is_set():
             self._handle(call)
         else:
-            self.hold(call, self._when_synced(call))
+            self.hold(call, self._when_reconciled(call))
 
     def names(self, call: HeldCall) -> bool:
         """Return whether the answer to a call names what was created, and that matters."""
@@ -161,11 +161,11 @@ class CallFlow:
         else:
             call.release()
 
-    async def _when_synced(self, call: HeldCall) -> None:
+    async def _when_reconciled(self, call: HeldCall) -> None:
         executor = self.executor
         try:
             async with asyncio.timeout(executor.options.call_timeout):
-                await executor.synced.wait()
+                await executor.reconciled.wait()
         except TimeoutError:
             executor.telemetry.problem(UNSYNCED, method=call.method)
             executor.attention.set()

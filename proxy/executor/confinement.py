@@ -267,7 +267,9 @@ class Confinement:
         """
         context = self._context
         there, inflight = context.state.containers, context.state.inflight
-        known = inflight.strays() if context.synced.is_set() else [f for i in there for f in inflight.of(i)]
+        known = (
+            inflight.strays() if context.reconciled.is_set() else [f for i in there for f in inflight.of(i)]
+        )
         strays = [f for f in known if f.is_start and not f.confined]
         strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
         strays = [f for f in strays if applies_to(context.state, there[f.container_id].pod)]

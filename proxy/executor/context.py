@@ -41,7 +41,7 @@ class NodeContext(BackgroundTasks):
     """The store of a node, and what works on it.
 
     Attributes:
-        store: The state of the node. ``state``, ``calls``, ``synced``, ``attention``, ``to_settle`` and
+        store: The state of the node. ``state``, ``calls``, ``reconciled``, ``attention``, ``to_settle`` and
             ``journal`` are those of the store.
         to_step: Set when running pods may have to be changed in steps.
         options: The options of the executor.
@@ -96,7 +96,7 @@ class NodeContext(BackgroundTasks):
         empty = structs.replace(NodeState.empty(node), enforcement=plain(Enforcement(options.selection)))
         self.store = store = NodeStore(empty, self.journal, self.broken, options.mode)
         self.calls = store.calls
-        self.synced, self.attention, self.to_settle = store.synced, store.attention, store.to_settle
+        self.reconciled, self.attention, self.to_settle = store.reconciled, store.attention, store.to_settle
         self.to_step = asyncio.Event()
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)

@@ -82,7 +82,7 @@ class DeviceGrants:
         pods = await self._worker.run(self._kubelet.read, resource)
         some = {key: pod for key, pod in pods.items() if any(resource in each for each in pod.values())}
         if some:
-            every = not context.synced.is_set()  # a comparison that follows drops those that are gone
+            every = not context.reconciled.is_set()  # a comparison that follows drops those that are gone
             context.store.handle(DevicesImported(resource, some, every))
             context.telemetry.event("took over devices from kubelet", resource=resource, pods=len(some))
 

@@ -54,14 +54,14 @@ class KernelWrites(Observer):
         context = self._context
         if not applies_to(context.state, None):
             return
-        if context.synced.is_set():
+        if context.reconciled.is_set():
             context.spawn(self.follow(ids))
         else:
             self._put_off.update(ids)
 
     def in_step(self) -> None:
         """Note that all running containers are known: what was put off is written."""
-        self._context.synced.set()
+        self._context.reconciled.set()
         ids, self._put_off = self._put_off, set()
         self.later([i for i in ids if i in self._context.state.containers])
 

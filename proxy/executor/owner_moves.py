@@ -43,7 +43,7 @@ class OwnerMoves:
             Empty once it has them; else why it has the CPUs that it had.
         """
         context = self._context
-        if not applies_to(context.state, None) or not context.synced.is_set():
+        if not applies_to(context.state, None) or not context.reconciled.is_set():
             return "the node is not enforced now"
         if why := why_not_movable(context.state, owner, cpus):
             return why

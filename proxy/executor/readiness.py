@@ -40,7 +40,7 @@ class Check(Struct, frozen=True):
 def required_checks(context: NodeContext, sync: Sync) -> list[Check]:
     """Return the checks that decide whether the node is ready. They cost next to nothing."""
     stuck = context.health.stuck()
-    state = "" if context.synced.is_set() else "the state has not been compared with the runtime yet"
+    state = "" if context.reconciled.is_set() else "the state has not been compared with the runtime yet"
     if state and sync.connected and sync.lack:
         state = f"{state}: {sync.lack}"
     runtime = "" if sync.connected else sync.lack or "the runtime has not answered yet"

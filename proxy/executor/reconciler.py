@@ -209,7 +209,7 @@ class Sync:
         ]
         await self.adoption.adopt(foreign, listing, began)
         await turns.now()
-        if not context.synced.is_set():
+        if not context.reconciled.is_set():
             self._learn_labels(listing)
             await turns.through(self._start_update.suspect())
         await turns.turn()
@@ -222,7 +222,7 @@ class Sync:
         else:
             await self._also(self._parts.quotas.once())  # those of pods that were enforced
         context.telemetry.count(metrics.RECONCILES)
-        if not context.synced.is_set():
+        if not context.reconciled.is_set():
             self._in_step()
             self._settle_all()
             applied = applies_to(context.state, None)
@@ -346,7 +346,7 @@ class Sync:
         sandbox_id = container.pod.sandbox_id
         pod = listing.pods.get(sandbox_id)
         over = listing.lacks_pod(sandbox_id) if pod is None else not pod.ready
-        return not self._context.synced.is_set() and over
+        return not self._context.reconciled.is_set() and over
 
     async def _compare(
         self,

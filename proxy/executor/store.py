@@ -79,7 +79,7 @@ class NodeStore:
         state: The node as it is now; read-only.
         journal: Has changes written to the ledger.
         calls: Registers calls at the runtime that may write a container's cpuset, and waits for them.
-        synced: Set once all running containers are known. Until then, free-looking CPUs may have an owner.
+        reconciled: Set once all running containers are known. Before, CPUs that seem free may be owned.
         attention: Set to have the runtime's lists compared soon.
         to_settle: Set when there are more unsettled containers.
     """
@@ -110,7 +110,7 @@ class NodeStore:
         self._due: deque[Notice] = deque()
         self._notifies = False
         self.calls = CallWaits(lambda: self._state, self.handle)
-        self.synced = asyncio.Event()
+        self.reconciled = asyncio.Event()
         self.attention = asyncio.Event()
         self.to_settle = asyncio.Event()
         # None: the sender of the event takes the effect from the result.

@@ -135,7 +135,7 @@ class Release:
             executor = self._executor
             self._telling.progress = Progress()
             await self._record("")
-            executor.synced.clear()
+            executor.reconciled.clear()
             enter(executor, NodeMode.ENFORCE)
             executor.attention.set()
             executor.telemetry.event("release undone: containers are placed again")

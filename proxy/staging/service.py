@@ -69,7 +69,7 @@ class StagedEnforcement:
         """Make the steps that are due, until cancelled."""
         executor, loop = self._executor, asyncio.get_running_loop()
         while True:
-            await executor.synced.wait()
+            await executor.reconciled.wait()
             now = executor.state.enforcement
             self._forget()
             if executor.state.mode.is_leaving or not (now.moving or (now.lagging and not now.paused)):

@@ -168,7 +168,7 @@ class Takeover:
 
     async def _scene(self) -> TakeoverInputs:
         await self._executor.kubelet_cpus.refresh(self._worker)
-        state, ready = self._executor.state, self._executor.synced.is_set()
+        state, ready = self._executor.state, self._executor.reconciled.is_set()
         scene = TakeoverInputs(
             self._places.kubelet,
             File(),

@@ -115,14 +115,16 @@ def compare(name: str, answer: Any, directory: Path, monkeypatch: pytest.MonkeyP
 def golden(node: GoldenNode, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a scenario with a daemon, and compare the page at its end; the scenario may return the answer."""
 
-    def check(name: str, scenario: Callable[[Daemon], Any], text: str = "", *, synced: bool = True) -> None:
+    def check(
+        name: str, scenario: Callable[[Daemon], Any], text: str = "", *, reconciled: bool = True
+    ) -> None:
         answers: list[Any] = []
 
         async def day() -> None:
             answers.append(await scenario(daemon) or await node.calm())
 
         daemon = node.from_file(SETTINGS + text)
-        run(daemon, day, synced=synced)
+        run(daemon, day, reconciled=reconciled)
         compare(name, answers[0], node.directory, monkeypatch)
 
     return check
@@ -144,7 +146,7 @@ def test_not_connected(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def day(daemon: Daemon) -> None:
         await until(lambda: daemon.sync is not None and daemon.sync.lack)
 
-    golden("not-connected", day, synced=False)
+    golden("not-connected", day, reconciled=False)
 
 
 async def try_launch(node: GoldenNode, spec: DemoPod) -> None:

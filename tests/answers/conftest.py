@@ -150,7 +150,7 @@ def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: b
             await until(lambda: daemon.pages.hooks()["hooks"])
         await node.try_each(PODS)
         if daemon.executor is not None:
-            await asyncio.wait_for(daemon.executor.synced.wait(), 60)
+            await asyncio.wait_for(daemon.executor.reconciled.wait(), 60)
         await asyncio.to_thread(_ask, answers, node, daemon, config)
         if full:
             server: Any = daemon._admin

@@ -161,7 +161,7 @@ def lived(daemon: Any, node: DaemonNode, then: Callable[[], Any]) -> None:
         await node.launch(SERVE)
         await asyncio.to_thread(then)
 
-    run(daemon, scenario, synced=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_without_a_daemon_the_machine_is_shown_and_all_else_is_unknown(node: DaemonNode) -> None:
@@ -217,7 +217,7 @@ def test_the_history_names_containers_that_are_gone(node: DaemonNode, kubelet: K
         assert re.search(r"history     \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  demo/train/main \(gone\)", text)
         assert "container   none" in text
 
-    run(daemon, scenario, synced=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_a_kubelet_that_does_not_answer_makes_nothing_free(node: DaemonNode, kubelet: Kubelet) -> None:

@@ -89,7 +89,7 @@ def on_node(plane: ControlPlane, cores: int, work: Callable[[DaemonNode, AgentPr
                 time.sleep(1.5)
                 work(node, agent)
 
-        run(daemon, lambda: asyncio.to_thread(whole), synced=True)
+        run(daemon, lambda: asyncio.to_thread(whole), reconciled=True)
 
 
 def latency(plane: ControlPlane, node: DaemonNode, gaps: Callable[[], float], count: int) -> list[float]:

@@ -86,4 +86,4 @@ def on_bed(
                     wait_until(lambda: bed.free() is not None and condition(plane), 30)
                 test(bed)
 
-        run(daemon, lambda: asyncio.to_thread(work), synced=True)
+        run(daemon, lambda: asyncio.to_thread(work), reconciled=True)

@@ -206,7 +206,7 @@ def on_nodes(plane: ControlPlane, test: Callable[[Nodes], None], *, agents: bool
                 for daemon in daemons:
                     assert daemon.executor is not None
                     async with asyncio.timeout(60):
-                        await daemon.executor.synced.wait()
+                        await daemon.executor.reconciled.wait()
                 await asyncio.to_thread(work)
             finally:
                 for daemon in daemons:

@@ -93,7 +93,7 @@ def on_bed(plane: ControlPlane, test: Callable[[Bed], None], settings: str = "")
                 wait_until(lambda: bed.file("pods")["read_s"] is not None, 60)
                 test(bed)
 
-        run(daemon, lambda: asyncio.to_thread(work), synced=True)
+        run(daemon, lambda: asyncio.to_thread(work), reconciled=True)
 
 
 def test_the_daemon_follows_the_node_object_and_knows_pods_before_their_calls(cluster: ControlPlane) -> None:

@@ -115,7 +115,7 @@ def examined(
                 break_it(node)
                 found.update(await asyncio.to_thread(node.findings))
 
-        run(node.daemon(), day, synced=True)
+        run(node.daemon(), day, reconciled=True)
     return {name: each for name, each in found.items() if NOT_MADE.get(name) != each}
 
 

@@ -51,7 +51,7 @@ def actions(node: SearchedNode) -> Iterator[Action]:
             yield ("lose", pod)
     if node.may_move:
         yield ("move",)
-    if node.ghosts and may_run(node, node.ghosts[0]) and not (node.hangs and not node.synced):
+    if node.ghosts and may_run(node, node.ghosts[0]) and not (node.hangs and not node.reconciled):
         yield ("late",)
     yield from daemon(node, may_fail=may_fail)
 

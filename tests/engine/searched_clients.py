@@ -170,4 +170,4 @@ def late(node: SearchedNode) -> None:
 
 def may_run(node: SearchedNode, call: object) -> bool:
     """Return whether the runtime may go on: a program waits for the daemon's answers to reports."""
-    return not (isinstance(call, ClientCall) and call.stage == "set") or (not node.jobs and node.synced)
+    return not (isinstance(call, ClientCall) and call.stage == "set") or (not node.jobs and node.reconciled)

@@ -66,11 +66,11 @@ def compared(node: SearchedNode) -> None:
         if is_news(node, container_id, listing):
             entered(node, container_id, phase)
     adopt(node, listing)
-    if not node.synced:
+    if not node.reconciled:
         suspect(node)
     recall(node)
     node.jobs = (*node.jobs, KernelJob("all"))
-    if not node.synced:
+    if not node.reconciled:
         in_step(node)
 
 
@@ -167,7 +167,7 @@ def recall(node: SearchedNode) -> None:
 
 def in_step(node: SearchedNode) -> None:
     """All running containers are known: what was put off is done."""
-    node.synced = True
+    node.reconciled = True
     node.write_later([i for i in sorted(node.put_off) if i in node.state.containers])
     node.put_off = frozenset()
     for token, one in node.restorations()[2]:
@@ -193,7 +193,7 @@ def crashed(before: SearchedNode, *, done: bool) -> SearchedNode:
     node.ghosts = waiting if done else ()
     node.calls, node.tasks, node.jobs, node.queue, node.requests = {}, {}, (), (), ()
     node.left, node.listing, node.put_off, node.silent = {"a": (), "b": ()}, None, frozenset(), frozenset()
-    node.synced = node.may_move = False
+    node.reconciled = node.may_move = False
     node.faults, node.crashes, node.lists, node.passes = 0, before.crashes - 1, 0, PASSES
     node.state = NodeState.empty(NODE)
     holds, containers, _ = node.restorations()

@@ -175,12 +175,12 @@ class SearchedNode:
         "phases",
         "put_off",
         "queue",
+        "reconciled",
         "requests",
         "settles",
         "silent",
         "specs",
         "state",
-        "synced",
         "tasks",
     )
 
@@ -201,7 +201,7 @@ class SearchedNode:
         self.listing: object = None
         self.put_off: frozenset[str] = frozenset()
         self.silent: frozenset[str] = frozenset()
-        self.synced, self.begun = True, False
+        self.reconciled, self.begun = True, False
         self.hangs, self.settles, self.may_move = day == "hang", day == "settle", day == "move"
         self.owner = CpuSet()
         self.faults = self.crashes = self.lists = self.passes = self.number = 0
@@ -232,7 +232,7 @@ class SearchedNode:
 
     def write_later(self, ids: Collection[str]) -> None:
         """Have the kernel worker write some containers, unless a call would undo it."""
-        if not self.synced:
+        if not self.reconciled:
             self.put_off |= frozenset(ids)
             return
         inflight = self.state.inflight
@@ -447,7 +447,7 @@ class SearchedNode:
 
     def settle(self) -> bool:
         """Begin to settle a container that is due; returns whether anything was done."""
-        if not (self.settles and self.synced and "settle" not in self.tasks):
+        if not (self.settles and self.reconciled and "settle" not in self.tasks):
             return False
         target = next(iter(self.state.runtime.unsettled), None)
         if target is None:

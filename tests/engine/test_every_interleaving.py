@@ -165,7 +165,7 @@ def key_of(node: SearchedNode) -> int:
             tuple(sorted((k, type(r) is Container and container_key(r)) for k, r in node.durable.items())),
             (tuple(sorted(node.groups.items(), key=str)), tuple(sorted(node.specs.items(), key=str))),
             (tuple(node.phases.items()), tuple(node.left.items()), node.owner.bits, node.begun),
-            (node.synced, node.faults, node.crashes, node.lists, node.passes),
+            (node.reconciled, node.faults, node.crashes, node.lists, node.passes),
             (node.may_move, node.put_off, node.silent),
             None
             if not isinstance(listing, Listing)
@@ -251,7 +251,7 @@ def search(kind: str, day: str, faults: int, *, crashes: bool) -> Found:
         try:
             check(node, moves=moves)
             choices = list(actions(node))
-            if not choices and node.synced:
+            if not choices and node.reconciled:
                 if node.crashes < crashes:
                     check_end(node, moves=moves)
                 check_rest(node, is_disturbed=node.faults < faults or node.crashes < crashes)

@@ -548,12 +548,12 @@ Day = Callable[[World], Coroutine[Any, Any, None]]
 
 @pytest.fixture
 def live() -> Callable[..., None]:
-    """Run a day in a world; ``synced=False`` leaves the first comparison to the test."""
+    """Run a day in a world; ``reconciled=False`` leaves the first comparison to the test."""
 
     def runner(
         day: Day,
         *,
-        synced: bool = True,
+        reconciled: bool = True,
         static: bool = True,
         entries: Any = None,
         rules: Any = None,
@@ -570,7 +570,7 @@ def live() -> Callable[..., None]:
                 sources=sources,
                 plugins=plugins,
             )
-            if synced:
+            if reconciled:
                 await world.sync.once()
             try:
                 await day(world)

@@ -219,7 +219,7 @@ def test_claims_of_containers_that_are_adopted_are_bounded_too(live: Any) -> Non
         assert world.on("a") == "0-15"
         world.check()
 
-    live(day, synced=False, rules=RULES)
+    live(day, reconciled=False, rules=RULES)
 
 
 def test_answers_name_no_other_pod(live: Any) -> None:

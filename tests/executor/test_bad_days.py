@@ -411,17 +411,17 @@ def test_the_comparison_survives_an_unexpected_error(live, error: Exception) -> 
         task = asyncio.create_task(w.sync.run())
         try:
             async with asyncio.timeout(60):
-                while not (w.executor.synced.is_set() or task.done()):
+                while not (w.executor.reconciled.is_set() or task.done()):
                     await asyncio.sleep(0.05)
                     w.executor.attention.set()
             assert not task.done(), "the loop is dead"
-            assert w.executor.synced.is_set()
+            assert w.executor.reconciled.is_set()
             assert w.executor.telemetry.problems()
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    live(day, synced=False, reconcile_period=0.05)
+    live(day, reconciled=False, reconcile_period=0.05)
 
 
 def test_settling_survives_an_unexpected_error(live) -> None:
@@ -506,7 +506,7 @@ def test_a_runtime_that_is_not_ready_yet_does_not_count_as_compared(live) -> Non
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_one_slow_container_does_not_stop_the_first_comparison(live) -> None:
@@ -533,9 +533,9 @@ def test_one_slow_container_does_not_stop_the_first_comparison(live) -> None:
             except UnavailableError:
                 continue
         assert "good" in w.executor.state.containers
-        assert w.executor.synced.is_set()
+        assert w.executor.reconciled.is_set()
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_drift_repaired_by_a_pass_is_made_lasting(live) -> None:
@@ -576,7 +576,7 @@ def test_observe_never_refuses_because_the_runtime_was_not_compared(live) -> Non
         call = await w.call("CreateContainer", request)
         assert call.refused is None, call.refused
 
-    live(day, synced=False, mode=NodeMode.OBSERVE, call_timeout=0.5)
+    live(day, reconciled=False, mode=NodeMode.OBSERVE, call_timeout=0.5)
 
 
 def test_observe_never_refuses_because_of_a_fault_of_ours(live, monkeypatch) -> None:
@@ -638,7 +638,7 @@ def test_memory_nodes_of_a_running_container_that_is_adopted_stay(live) -> None:
         got = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_mems
         assert got in ("", "0-1"), got
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_a_container_with_an_unknown_cgroup_is_not_guaranteed(live) -> None:
@@ -654,7 +654,7 @@ def test_a_container_with_an_unknown_cgroup_is_not_guaranteed(live) -> None:
         await w.sync.once()
         assert w.executor.state.owners == {}
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 # -- waiting ----------------------------------------------------------------------------------------------

@@ -354,7 +354,7 @@ def test_containers_made_behind_our_back_are_adopted(live) -> None:
         assert "old" not in w.executor.state.containers
         w.check()
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_an_unknown_container_is_looked_up_when_it_is_named(live) -> None:
@@ -391,7 +391,7 @@ def test_calls_wait_for_the_first_reconcile_within_a_limit(live) -> None:
         await w.sync.once()
         assert created_with(await waiting).cpuset_cpus == "0-15"
 
-    live(day, synced=False, call_timeout=2.0)
+    live(day, reconciled=False, call_timeout=2.0)
 
 
 def test_garbage_goes_to_the_runtime_unless_it_may_make_a_container(live) -> None:

@@ -393,7 +393,7 @@ def test_a_takeover_before_the_pods_are_known(live: Any) -> None:
         await w.sync.once()
         assert w.executor.state.devices.held == {}
 
-    live(story, sources=sources(), plugins=PlayedPlugins(), synced=False)
+    live(story, sources=sources(), plugins=PlayedPlugins(), reconciled=False)
 
 
 @pytest.mark.parametrize("name", ["envs", "devices"])
@@ -493,7 +493,7 @@ def test_a_pod_that_holds_devices_is_not_released_before_the_first_comparison(li
         assert call.refused == (14, "cannot place the container: not in step with the runtime yet")
         assert (await w.call("CreateContainer", create_of("b"))).refused is None, "it holds nothing"
 
-    live(story, sources=sources(), plugins=PlayedPlugins(), synced=False, call_timeout=0.2)
+    live(story, sources=sources(), plugins=PlayedPlugins(), reconciled=False, call_timeout=0.2)
 
 
 def test_a_pod_that_holds_devices_is_not_released_by_a_fault_of_ours(

@@ -65,7 +65,7 @@ def test_what_was_put_off_is_done(live: Callable[..., None]) -> None:
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.executor.synced.clear()
+        w.executor.reconciled.clear()
         w.cgroups.sets[ls] = CpuSet.parse("0-3")
         w.executor.writes.later([ls, "gone"])
         await w.quiet()

@@ -180,7 +180,7 @@ def test_hooks_are_synchronized_when_the_runtime_comes_late(
             await w.until(directories.calls)
             assert directories.calls() == ["0"]
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_a_hook_that_does_not_end_is_not_waited_for_long(live, directories: Directories, monkeypatch) -> None:

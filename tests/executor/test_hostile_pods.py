@@ -85,7 +85,7 @@ def test_a_hostile_pod_is_adopted_after_a_restart_as_before(live) -> None:
         assert len(w.executor.state.containers) == 20
         check_little_is_said(w)
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
@@ -119,7 +119,7 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
         assert any("c/own-1" in problem["what"] for problem in w.executor.telemetry.problems())
         assert longest(w.executor.telemetry.problems()) <= 2000
 
-    live(day, synced=False, entries=entries)
+    live(day, reconciled=False, entries=entries)
 
 
 def test_a_record_is_read_as_it_was_written_where_the_machine_has_its_ids() -> None:

@@ -82,7 +82,7 @@ def node(live: Callable[..., None], kubelet: Kubelet) -> Callable[..., None]:
             finally:
                 await asyncio.to_thread(w.executor.kubelet_cpus.close)
 
-        live(whole, synced=False, **{"static": False, **more})
+        live(whole, reconciled=False, **{"static": False, **more})
 
     return run
 
@@ -477,7 +477,7 @@ def test_a_node_without_kubelet_says_nothing_of_it(live, tmp_path) -> None:
         assert "Kubelet" not in render(node_page(w.executor))
         await asyncio.to_thread(w.executor.kubelet_cpus.close)
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_kubelet_that_changes_to_none_gives_everything_back(node, kubelet) -> None:

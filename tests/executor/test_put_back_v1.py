@@ -97,7 +97,7 @@ def test_every_container_keeps_its_set(live: Callable[..., None], base: Path, st
         await w.until(lambda: held() == before)
         assert not w.executor.state.owners
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 async def started(w: Any, container_id: str) -> None:

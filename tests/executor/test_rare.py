@@ -169,7 +169,7 @@ def test_problems_of_an_adopted_container_are_reported(live) -> None:
             "cpuset: CPU 90 is not on this machine (0-15)",
         }
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_unusable_records_are_reported_and_ignored(live) -> None:
@@ -207,10 +207,10 @@ def test_a_fault_beside_the_reconcile_does_not_delay_readiness(live, part: str) 
         getattr(w.executor, part).once = fault
         await w.sync.once()
         await asyncio.sleep(0)
-        assert w.executor.synced.is_set()
+        assert w.executor.reconciled.is_set()
         assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_a_pod_known_only_from_a_create_is_recorded(live) -> None:
@@ -302,7 +302,7 @@ def test_the_answer_to_a_call_that_passed_undecided_passes_too(live) -> None:
         w.wire.finished(call, 0)
         assert dict(w.executor.state.containers) == {}
 
-    live(day, synced=False, call_timeout=0.5)
+    live(day, reconciled=False, call_timeout=0.5)
 
 
 def test_a_missing_runtime_is_reported_once_each_time(live) -> None:
@@ -321,7 +321,7 @@ def test_a_missing_runtime_is_reported_once_each_time(live) -> None:
             await w.sync.once()
             assert w.sync.connected
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_containers_of_a_dead_sandbox_keep_their_cpus_until_they_end(live) -> None:

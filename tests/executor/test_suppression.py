@@ -502,7 +502,7 @@ def test_a_runtime_that_does_not_answer_at_the_start(live: Any, mode: str) -> No
         assert bed.quotas.at == {BE_GROUP: -1 if mode == "cpuset" else 1_040_000}
         assert w.log.count(f"quota {BE_GROUP} -1") == 1
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOENT])

@@ -70,7 +70,7 @@ def test_a_first_pass_over_a_thousand_containers(live: Callable[..., None]) -> N
             assert probe.longest < BOUND_S
             w.check()
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_other_work_continues_while_containers_are_adopted(
@@ -101,7 +101,7 @@ def test_other_work_continues_while_containers_are_adopted(
         assert not w.executor.state.containers.keys() & set(ended)
         assert len(w.executor.state.containers) == MANY - len(ended)
 
-    live(day, synced=False)
+    live(day, reconciled=False)
 
 
 def test_a_turn_is_given_when_the_slice_is_used_up() -> None:

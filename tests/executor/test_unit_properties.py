@@ -203,7 +203,7 @@ def on_systemd(live: Any, day: Day, *, wrong: bool = True, settles: bool = False
             if settles:
                 settler.close()
 
-    live(whole, synced=False, **options)
+    live(whole, reconciled=False, **options)
 
 
 async def join(world: Any) -> None:

@@ -151,7 +151,7 @@ def test_a_first_reconcile_ends_although_the_kernel_does_not_answer(live: Any, h
         gate, read = threading.Event(), w.executor.enforcer.enforce_all
         w.executor.enforcer.enforce_all = lambda *args: gate.wait(60) and read(*args)
         await asyncio.wait_for(w.sync.once(), 60)
-        assert w.executor.synced.is_set(), "creates wait for that"
+        assert w.executor.reconciled.is_set(), "creates wait for that"
         gate.set()
         await w.sync.once()
         assert w.on(ls) == "0-15"

@@ -52,7 +52,7 @@ def test_every_container_gets_everything_back(node: Node) -> None:
     async def after() -> None:
         assert again.pages.status()["mode"] == "released"
         assert again.executor is not None
-        await asyncio.wait_for(again.executor.synced.wait(), 30)
+        await asyncio.wait_for(again.executor.reconciled.wait(), 30)
         assert [node.cpus(i) for i in ids] == [ALL] * 4
         answer = await node.ask("/release/undo", act=True)
         assert answer["stage"] == ""

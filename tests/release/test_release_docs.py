@@ -37,7 +37,7 @@ def test_the_walk(node: Node) -> None:
         await typed("topoproxy release")
         await typed("topoproxy release --undo")
         assert daemon.executor is not None
-        await asyncio.wait_for(daemon.executor.synced.wait(), 30)
+        await asyncio.wait_for(daemon.executor.reconciled.wait(), 30)
         await until(lambda: {"2-3"} <= {node.cpus(i) for i in daemon.executor.state.containers})
 
     daemon = node.daemon()

@@ -45,7 +45,7 @@ def test_observed_pods_are_left_as_they_are() -> None:
                 lambda: daemon._leaving is not None and daemon._leaving.answer()["stage"] == "released"
             )
 
-        run(daemon, day, synced=True)
+        run(daemon, day, reconciled=True)
         later = node.from_file(OBSERVE)
 
         async def observed() -> None:
@@ -54,7 +54,7 @@ def test_observed_pods_are_left_as_they_are() -> None:
             assert "nothing" in later._leaving.answer()  # a mode that was configured is not left by a release
             assert (cpus(node, ids["enforced"]), cpus(node, ids["observed"])) == (ALL, "2,4")
 
-        run(later, observed, synced=True)
+        run(later, observed, reconciled=True)
 
 
 def test_steps_go_on_after_a_release_that_came_between_them() -> None:
@@ -75,4 +75,4 @@ def test_steps_go_on_after_a_release_that_came_between_them() -> None:
             await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
             await until(lambda: world(node, ids) == {**dict.fromkeys(ids, "0-1,6-15"), **OWNERS})
 
-        run(daemon, day, synced=True)
+        run(daemon, day, reconciled=True)

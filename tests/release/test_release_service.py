@@ -271,7 +271,7 @@ def test_a_restart_continues_and_asks_before_it_updates(live: Callable[..., None
         w.log.clear()
         async with Leaving(w) as release:
             release.recover(w.ledger.entries[KEY])
-            await w.until(lambda: w.executor.synced.is_set())
+            await w.until(lambda: w.executor.reconciled.is_set())
             if stage == "released":
                 await w.quiet()
                 assert w.on(lse) == "2-3"
@@ -295,7 +295,7 @@ def test_undone_it_takes_over_as_at_a_start(live: Callable[..., None]) -> None:
             await release.begin()
             await over(w, release)
             await release.undo()
-            assert not w.executor.synced.is_set()
+            assert not w.executor.reconciled.is_set()
             assert KEY not in w.ledger.entries
             assert release.stage == ""
             call = await w.begin("s-ls", "more")  # waits until all are compared

@@ -60,7 +60,7 @@ def test_what_can_change_changes_together(node: FileNode) -> None:
         before = daemon.executor.telemetry.registry.page()["reconciles"]
         await until(lambda: daemon.executor.telemetry.registry.page()["reconciles"] > before + 2, 20)
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 @pytest.mark.parametrize("mode", ["enforce", "passthrough"])
@@ -131,7 +131,7 @@ def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: File
         assert "topoproxy_config_last_reload_successful 1" in text
         assert f"topoproxy_config_last_reload_success_timestamp_seconds {page['since']}" in text
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_one_part_that_cannot_be_applied_keeps_all_others_back(
         assert (node.cpus(lse), node.cpus(ls)) == ("2-3", "0-1,4-15")
         assert changes(daemon.config, Config()) == changes(daemon.reload.config, Config())
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def test_keys_that_need_a_restart_are_named_and_wait(node: FileNode) -> None:
@@ -225,7 +225,7 @@ def test_no_more_containers_move_than_must(node: FileNode) -> None:
         with pytest.raises(Exception, match="maxCPUsPerPod"):
             await node.launch(DemoPod("much", "LSE", cpuset="4-9"))
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def test_a_fault_while_applying_takes_back_what_was_applied(
@@ -250,7 +250,7 @@ def test_a_fault_while_applying_takes_back_what_was_applied(
         assert logs.log.enabled("info")
         assert node.cpus(ls) == "0-15"
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def test_a_daemon_that_only_relays_reloads_what_it_has(node: FileNode) -> None:

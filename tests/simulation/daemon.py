@@ -184,7 +184,7 @@ class Daemon:
     def in_step(self) -> bool:
         """Whether it knows the node, and places containers."""
         executor = self.executor
-        return self.alive and executor.synced.is_set() and executor.store.mode.enforces
+        return self.alive and executor.reconciled.is_set() and executor.store.mode.enforces
 
     def has_followed(self, group: Group, since: float) -> bool:
         """Return whether it has had the time to answer the report of a write, and nothing was in its way."""

@@ -110,7 +110,7 @@ class Promises:
         """The daemon forwards a call."""
         self._in_time(trip)
         trip.undecided = (
-            not trip.daemon.executor.synced.is_set() or trip.daemon.executor.store.mode.is_leaving
+            not trip.daemon.executor.reconciled.is_set() or trip.daemon.executor.store.mode.is_leaving
         )
         if trip.method == "CreateContainer":
             self._create_forwarded(trip)

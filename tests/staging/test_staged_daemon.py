@@ -157,7 +157,7 @@ def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> No
         assert watch.most == 1, "more than podsPerStep pods changed together"
         assert watch.looks > 20
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def test_calls_of_observed_pods_pass_and_nothing_of_them_is_written(node: FileNode) -> None:
@@ -182,7 +182,7 @@ def test_calls_of_observed_pods_pass_and_nothing_of_them_is_written(node: FileNo
         assert cpus(node, watched) == "2,4"  # drift of an observed container is not repaired
         assert page(daemon) == {"enforced": 2, "observed": 3, "toEnforce": 0, "toGiveBack": 0, "inStep": 0}
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def test_a_restart_in_the_middle_goes_on_from_there(node: FileNode) -> None:
@@ -199,7 +199,7 @@ def test_a_restart_in_the_middle_goes_on_from_there(node: FileNode) -> None:
         await until(lambda: not page(first)["inStep"])
         seen.update(world(node, ids))
 
-    run(first, half, synced=True)
+    run(first, half, reconciled=True)
     second = node.from_file(ENFORCE)
 
     async def rest() -> None:
@@ -211,14 +211,14 @@ def test_a_restart_in_the_middle_goes_on_from_there(node: FileNode) -> None:
         await until(lambda: page(second)["enforced"] == len(ids))
         await until(lambda: world(node, ids)["lse-1"] == "4-5")
 
-    run(second, rest, synced=True)
+    run(second, rest, reconciled=True)
     third = node.from_file(OBSERVE)
 
     async def back() -> None:
         await until(lambda: set(world(node, ids).values()) == {ALL})
         assert page(third)["enforced"] == 0
 
-    run(third, back, synced=True)
+    run(third, back, reconciled=True)
 
 
 def test_a_percentage_selects_the_same_pods_again(node: FileNode) -> None:
@@ -238,7 +238,7 @@ def test_a_percentage_selects_the_same_pods_again(node: FileNode) -> None:
             )
             assert {name for name, has in world(node, ids).items() if has != ALL} == wanted
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def refuse_writes(node: FileNode, group: str | None, but: CpuSet | None = None) -> Callable[[], None]:
@@ -289,7 +289,7 @@ def test_a_pod_that_cannot_be_enforced_is_given_back_and_tried_again(
         await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
         assert problems(daemon) == {}
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 @pytest.mark.parametrize("ends", ["another target", "the pod is gone"])
@@ -309,7 +309,7 @@ def test_a_problem_ends_with_its_pod_and_with_the_target(node: FileNode, ends: s
             daemon.executor.lifecycle.removed([ids["ls-0"]])
         await until(lambda: problems(daemon) == {})
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def test_a_pod_that_cannot_be_given_back_does_not_keep_the_others(
@@ -332,7 +332,7 @@ def test_a_pod_that_cannot_be_given_back_does_not_keep_the_others(
         assert problems(daemon) == {}
         assert set(world(node, ids).values()) == {ALL}
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)
 
 
 def test_guaranteed_pods_are_not_needed_to_be_known(node: FileNode) -> None:
@@ -346,4 +346,4 @@ def test_guaranteed_pods_are_not_needed_to_be_known(node: FileNode) -> None:
         assert len(CpuSet.parse(cpus(node, own))) == 2
         assert CpuSet.parse(cpus(node, own)).isdisjoint(CpuSet.parse(cpus(node, other)))
 
-    run(daemon, day, synced=True)
+    run(daemon, day, reconciled=True)

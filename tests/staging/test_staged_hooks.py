@@ -45,4 +45,4 @@ def test_hooks_begin_with_enforcement_and_leave_observed_pods_alone() -> None:
                 await node.launch(DemoPod("bad-third", "LS", labels=CHOSEN))
             assert [cpus(node, each) for each in (first, observed, enforced)] == [ALL, ALL, "0-1"]
 
-        run(daemon, day, synced=True)
+        run(daemon, day, reconciled=True)

@@ -120,7 +120,9 @@ def temporary_node(make: Callable[[Path], AnyNode] = DaemonNode) -> Iterator[Any
             node.runtime.stop()
 
 
-def run(daemon: Any, scenario: Callable[[], Coroutine[Any, Any, object]], *, synced: bool = False) -> None:
+def run(
+    daemon: Any, scenario: Callable[[], Coroutine[Any, Any, object]], *, reconciled: bool = False
+) -> None:
     """Start the daemon, run the scenario, and stop the daemon whatever happened.
 
     At the end of the scenario, the status is what its JSON Schema says.
@@ -128,15 +130,15 @@ def run(daemon: Any, scenario: Callable[[], Coroutine[Any, Any, object]], *, syn
     Args:
         daemon: What :meth:`DaemonNode.daemon` returned.
         scenario: A coroutine function without arguments.
-        synced: Whether to wait for the first reconcile with the runtime before the scenario.
+        reconciled: Whether to wait for the first reconcile with the runtime before the scenario.
     """
 
     async def whole() -> None:
         await daemon.start()
         try:
-            if synced:
+            if reconciled:
                 async with asyncio.timeout(LIMIT_S):
-                    await daemon.executor.synced.wait()
+                    await daemon.executor.reconciled.wait()
             await scenario()
             if daemon.pages is not None:
                 check(json.loads(json.dumps(daemon.pages.status(), default=str)))

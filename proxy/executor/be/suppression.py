@@ -117,7 +117,7 @@ class Suppression:
     async def _run(self, settings: SuppressionSettings) -> None:
         """Suppress until the settings change."""
         self._news.clear()
-        synced = self._context.synced
+        reconciled = self._context.reconciled
         waits, wait = RetryDelays(Backoff(2 * settings.period, LONGEST_WAIT_S)), settings.period
         waited = 0
         while self.settings is settings:
@@ -128,7 +128,7 @@ class Suppression:
                     await self._give_back(why)
                 elif settings.mode is SuppressMode.OFF:
                     wait = waits.next() if self.known.written else math.inf
-                elif synced.is_set():
+                elif reconciled.is_set():
                     waited = 0
                     await self.once()
                 else:

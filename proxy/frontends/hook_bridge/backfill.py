@@ -82,9 +82,9 @@ class Backfill:
         """The node is ours again: hooks have missed what happened meanwhile."""
         self._executor.spawn(self._notify_of_all())
 
-    async def when_synced(self) -> None:
+    async def when_reconciled(self) -> None:
         """The runtime comes late, and hooks are in use that were not notified of what exists."""
-        await self._executor.synced.wait()
+        await self._executor.reconciled.wait()
         await self._notify_of_all()
 
     async def _learned(self) -> bool:

@@ -39,7 +39,7 @@ class PodResourcesService:
         self._server = PodResourcesServer(path, self._state, kubelet, executor.telemetry)
 
     def _state(self) -> NodeState | None:
-        return self._executor.state if self._executor.synced.is_set() else None
+        return self._executor.state if self._executor.reconciled.is_set() else None
 
     async def run(self) -> None:
         """Listen, as soon as the socket can be had; returns when it does."""

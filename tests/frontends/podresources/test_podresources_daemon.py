@@ -153,7 +153,7 @@ def test_an_agent_sees_the_cpus_of_owners_as_long_as_they_own_them(
         assert telemetry.value(metrics.POD_RESOURCES_REQUESTS, method="Get") == 2
         assert telemetry.value(metrics.POD_RESOURCES_REQUESTS_REFUSED, method="Get") == 1
 
-    run(daemon, scenario, synced=True)
+    run(daemon, scenario, reconciled=True)
     assert not socket.exists()
 
 
@@ -177,7 +177,7 @@ def test_in_observe_and_after_a_release_nothing_is_exclusive(
         assert list((await asyncio.to_thread(agent.get, "db")).containers[0].cpu_ids) == []
         assert list((await asyncio.to_thread(agent.allocatable)).cpu_ids) == []
 
-    run(observing, observed, synced=True)
+    run(observing, observed, reconciled=True)
     enforcing: Any = node.daemon(settings(socket))
 
     async def released() -> None:
@@ -186,7 +186,7 @@ def test_in_observe_and_after_a_release_nothing_is_exclusive(
         enforcing.executor.store.handle(ModeChanged(NodeMode.RELEASED))
         assert list((await asyncio.to_thread(agent.get, "late")).containers[0].cpu_ids) == []
 
-    run(enforcing, released, synced=True)
+    run(enforcing, released, reconciled=True)
 
 
 def test_what_kubelet_assigned_is_part_of_the_answer(
@@ -211,7 +211,7 @@ def test_what_kubelet_assigned_is_part_of_the_answer(
         assert code == grpc.StatusCode.UNAVAILABLE
         assert "out of order (UNKNOWN)" in words
 
-    run(daemon, scenario, synced=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_kubelet_is_asked_once_for_what_many_ask(
@@ -228,7 +228,7 @@ def test_kubelet_is_asked_once_for_what_many_ask(
             await asyncio.to_thread(agent.list)
         assert kubelet.calls - before <= 1 + (loop.time() - began) / 0.1
 
-    run(daemon, scenario, synced=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_more_requests_than_kubelet_takes_are_rejected(node: DaemonNode, socket: Path, agent: Agent) -> None:
@@ -251,7 +251,7 @@ def test_more_requests_than_kubelet_takes_are_rejected(node: DaemonNode, socket:
         code, words = await asyncio.to_thread(agent.refused, agent.list)
         assert (code, words) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
-    run(daemon, scenario, synced=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_nonsense_is_refused(node: DaemonNode, socket: Path, agent: Agent) -> None:
@@ -266,7 +266,7 @@ def test_nonsense_is_refused(node: DaemonNode, socket: Path, agent: Agent) -> No
         code, _ = await asyncio.to_thread(agent.refused, agent.ask, *unknown)
         assert code == grpc.StatusCode.UNIMPLEMENTED
 
-    run(node.daemon(settings(socket)), scenario, synced=True)
+    run(node.daemon(settings(socket)), scenario, reconciled=True)
 
 
 def test_as_long_as_the_runtime_was_not_asked_there_is_no_answer(
@@ -276,7 +276,7 @@ def test_as_long_as_the_runtime_was_not_asked_there_is_no_answer(
     daemon: Any = node.daemon(settings(socket))
 
     async def scenario() -> None:
-        assert not daemon.executor.synced.is_set()
+        assert not daemon.executor.reconciled.is_set()
         code, words = await asyncio.to_thread(agent.refused, agent.list)
         assert code == grpc.StatusCode.UNAVAILABLE
         assert words == "cannot list pods: the containers of the runtime are not known yet"
@@ -317,7 +317,7 @@ async def main():
     cgroups = FakeCgroups(Path({str(node.directory / "cg")!r}), machine.online, machine.memory_nodes, 1)
     daemon = Daemon(parse({node.configuration()!r}, "test"), machine=machine, cgroups=cgroups)
     await daemon.start()
-    await asyncio.wait_for(daemon.executor.synced.wait(), 60)
+    await asyncio.wait_for(daemon.executor.reconciled.wait(), 60)
     await daemon.stop()
 
 asyncio.run(main())
