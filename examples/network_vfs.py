@@ -35,7 +35,7 @@ class NetworkVfs(DevicePlugin):
         """Read nothing yet.
 
         Args:
-            sysfs: What stands for ``/sys``.
+            sysfs: Used in place of ``/sys``.
             resource: The resource.
             interface: Only virtual functions of the card with this interface; empty: all cards.
         """

@@ -1,4 +1,4 @@
-"""What this hook does, for people who run nodes: one sentence here.
+"""What this hook does, for node operators: one sentence here.
 
 Then what they must know: which containers, when, what it needs, what it cannot do. This one is a template and
 does nothing useful: pods with an annotation (``example.com/note: ...``) get it as a variable of the

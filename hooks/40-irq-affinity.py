@@ -18,8 +18,8 @@ What it cannot do:
   ``IRQBALANCE_BANNED_CPULIST=2-31``. What it has moved is moved again when an owner comes or goes.
 - If this hook is removed while the daemon is stopped, the affinities remain until the next boot.
 
-Everything happens beside the calls; nothing waits for it. A container is usually rid of interrupts before its
-program starts.
+Everything happens apart from the calls; nothing waits for it. A container is usually rid of interrupts before
+its program starts.
 """
 
 from __future__ import annotations

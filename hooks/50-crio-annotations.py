@@ -1,7 +1,7 @@
 """CRI-O's annotations for low latency, for pods on containerd.
 
 The names and values are those of CRI-O's high-performance hooks (crio.conf(5)); they hold for containers that
-own CPUs, as there, and are said by the pod:
+own CPUs, as there, and are set by the pod:
 
 ``cpu-quota.crio.io: disable``
     No CFS quota for the container and the pod's cgroup.
@@ -65,7 +65,7 @@ from proxy.model.errors import HookError
 from proxy.model.machine import Machine
 
 API_VERSION = 1
-TIMEOUT = 10.0  # a machine may have thousands of interrupts; those are moved beside the calls
+TIMEOUT = 10.0  # a machine may have thousands of interrupts; those are moved apart from the calls
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _State:
         self.quiet = CpuSet()
 
     def wishes(self, pod: PodFacts) -> Wish | None:
-        """Return what a pod wishes; None where nothing is to be done beside the calls."""
+        """Return what a pod wishes; None where nothing is to be done apart from the calls."""
         handlers = self.settings.handlers
         if handlers and pod.runtime_handler not in handlers:
             return None

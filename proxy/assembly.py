@@ -138,7 +138,7 @@ def _ports(
     *,
     reread: bool,
 ) -> Ports:
-    """Make what a node may have beside cpusets, a runtime and a ledger."""
+    """Make what a node may have besides cpusets, a runtime and a ledger."""
     cgroups = context.enforcer.cgroups
     memory = open_memory(root) if root is not None else None
     files = _cluster_files(config)
@@ -228,7 +228,7 @@ def _systemd(cgroups: Cgroups) -> tuple[Units | None, Fences | None]:
 
 
 def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | None, str]:
-    """Find the cpu controller's tree beside that of the cpuset controller; None, and why there is none."""
+    """Find the cpu controller's tree next to that of the cpuset controller; None, and why there is none."""
     root = _root_of(config, cgroups)
     if root is None:
         return None, "the cpu controller's tree is not known"

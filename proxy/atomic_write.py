@@ -1,6 +1,6 @@
 """Files that are replaced as a whole: a reader, and a crash at any moment, finds the old text or the new.
 
-The text goes into a draft beside the file, the draft is synced and takes the file's name, and the directory
+The text goes into a draft next to the file, the draft is synced and takes the file's name, and the directory
 is synced. A file system that cannot sync a directory is no error.
 """
 
@@ -29,7 +29,7 @@ def write_file(
     Args:
         path: The file.
         data: What it is to hold.
-        draft: The file beside it that is written first; one that a crash has left there is removed.
+        draft: The file next to it that is written first; one that a crash has left there is removed.
         mode: Permission bits, whatever the umask.
         sync: Whether it is to survive a loss of power.
         overwrite: Whether it may take the place of another.

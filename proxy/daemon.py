@@ -2,7 +2,7 @@
 
 Start-up is ordered so that the socket is there as early as can be: ``early_socket`` opens it before this
 module is imported. What only some configurations need is imported in functions here. The comparison with the
-runtime runs beside; calls that need a decision wait for it, all others pass at once.
+runtime runs meanwhile; calls that need a decision wait for it, all others pass at once.
 """
 
 from __future__ import annotations

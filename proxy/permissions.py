@@ -25,7 +25,7 @@ class Trust:
         """Begin a look.
 
         Args:
-            owners: Users that are trusted beside root and the user of this process.
+            owners: Users that are trusted besides root and the user of this process.
         """
         self._owners = frozenset((0, os.geteuid(), *owners))
         self._directories: dict[tuple[str, bool], str] = {}

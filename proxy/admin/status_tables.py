@@ -1,6 +1,6 @@
 """The tables of containers and owners, and the list of problems, on the status page.
 
-Columns CPUS and MEMS show what the kernel has. What differs from that stands beside it: DESIRED, where
+Columns CPUS and MEMS show what the kernel has. Columns after them show what differs: DESIRED, where
 topoproxy is to bring it about, or WOULD BE, where it only observes.
 """
 
@@ -34,7 +34,7 @@ def exclusive(data: Mapping[str, object]) -> Iterable[str]:
         name = "/".join(t for t in (one_line(entry.get("pod")), one_line(entry.get("container"))) if t)
         borrow = {True: "no", False: "yes"}.get(bool(entry.get("hard")), "") if "hard" in entry else ""
         others = _users(entry)
-        desired, would = _beside(data, entry, ("",))
+        desired, would = _differing(data, entry, ("",))
         rows.append(
             (cpus(entry.get("cpus")), desired, would, name or one_line(entry.get("owner")), borrow, others)
         )
@@ -71,7 +71,7 @@ def containers(data: Mapping[str, object], width: int) -> Iterable[str]:
 
 def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, ...]:
     pool = one_line(entry.get("pool"))
-    desired, would = _beside(data, entry, (pool,))
+    desired, would = _differing(data, entry, (pool,))
     return (
         one_line(entry.get("ref")),
         one_line(entry.get("qos")),
@@ -91,7 +91,9 @@ def _is_applied(data: Mapping[str, object], entry: Mapping[str, object]) -> bool
     return said if isinstance(said, bool) else data.get("mode") not in ("observe", *_LEAVING)
 
 
-def _beside(data: Mapping[str, object], entry: Mapping[str, object], pool: Sequence[str]) -> tuple[str, str]:
+def _differing(
+    data: Mapping[str, object], entry: Mapping[str, object], pool: Sequence[str]
+) -> tuple[str, str]:
     """Return what is desired where it differs from what the kernel has, and what would be if applied."""
     planned, mems = one_line(entry.get("desired_cpus")), one_line(entry.get("desired_mems"))
     if not planned:

@@ -179,7 +179,7 @@ def fittest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, floo
 
 
 class _Pool:
-    """Nodes to choose from beside those that are chosen already.
+    """Nodes to choose from besides those that are chosen already.
 
     Attributes:
         nodes: Ascending; may be taken out.

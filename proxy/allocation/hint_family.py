@@ -6,7 +6,7 @@ Theory. The hints of CPUs, memory and devices are always made of two parts:
 - an *open* part: every mask over some nodes, of at least ``floor`` nodes, that meets all demands.
 
 n open nodes are up to 2^n masks. While there are at most ``LISTED`` nodes they are listed. Beyond that a
-``Family`` stands for the same hints in the same order, made one by one as they are read, and answers in
+``Family`` represents the same hints in the same order, made one by one as they are read, and answers in
 closed form what would take too long to find by reading. ``proxy.allocation.hint_sampling`` makes lists for a
 merge from that.
 """
@@ -36,7 +36,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 
 _TRIES = 256
-"""How many nodes are tried to find some more hints beside the best."""
+"""How many nodes are tried to find some more hints besides the best."""
 
 
 @functools.lru_cache(maxsize=16384)
@@ -102,8 +102,8 @@ class Family(Sequence[TopologyHint]):
         found = self._fewest(base)
         if self.prefers(found):
             return found
-        beside = self.favourites(self.nodes, self.demands, 1, base)
-        return min((found, *beside) if found else beside, key=self._rank, default=0)
+        others = self.favourites(self.nodes, self.demands, 1, base)
+        return min((found, *others) if found else others, key=self._rank, default=0)
 
     def _fewest(self, base: int = 0) -> int:
         """Return the mask with the fewest nodes, then the smallest integer; 0 where there is none."""

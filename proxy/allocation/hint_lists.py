@@ -19,7 +19,7 @@ class HintList(Struct, frozen=True):
     Attributes:
         resource: Name; empty for a provider that has no preference at all.
         hints: Never empty, except after a policy has filtered them.
-        unsatisfiable: True where the provider said that the resource cannot be given.
+        unsatisfiable: True where the provider reported that the resource cannot be given.
         family: All the hints, where ``hints`` only stand for them (see ``proxy.allocation.hint_sampling``).
     """
 

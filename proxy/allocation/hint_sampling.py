@@ -9,7 +9,7 @@ them.
 of a machine with many memory nodes, the nodes of a device). Then the AND lies inside the window whatever an
 affinity has outside, and only an affinity inside the window can be equal. ``Family.through`` gives one hint
 for each part of the window that affinities can share with it, and one narrowest hint; nothing else can
-matter. Where a preferred hint lies inside the window it stands for the others with the same part: a merge
+matter. Where a preferred hint lies inside the window it represents the others with the same part: a merge
 that one of these brings to a non-preferred mask is brought there by the preferred one too, or else to a
 preferred result, which wins anyway. That is exact, distances included.
 

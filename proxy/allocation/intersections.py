@@ -3,7 +3,7 @@
 Theory. Merging hints asks which node sets are the intersection of one hint from every list. The number of
 combinations is the product of the lists' lengths; the number of different intersections is not. So the lists
 are taken in one after the other, and only the set of different intersections so far is kept. That loses
-nothing: ``(a & b) & c`` depends on ``a & b`` alone, so of combinations with equal intersections one stands
+nothing: ``(a & b) & c`` depends on ``a & b`` alone, so of combinations with equal intersections one counts
 for all. Every step is ``meet(R, A) = {r & a}``, and there are three ways to do it, all giving the same set:
 
 - plain: every pair. For small families.

@@ -2,8 +2,8 @@
 
 A container that is bound to a node cannot use more memory than the node has, and when the node is full, the
 kernel kills processes there, of any container. So the nodes of the CPUs are only enough if they can hold the
-container's limit beside what other owners were promised there; else the next nearest nodes are added. What
-kubelet's memory manager named is kept, because kubelet counts on it.
+container's limit in addition to what other owners were promised there; else the next nearest nodes are added.
+What kubelet's memory manager named is kept, because kubelet counts on it.
 """
 
 from __future__ import annotations

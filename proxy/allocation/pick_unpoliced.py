@@ -3,10 +3,10 @@
 The packed allocator (``proxy.allocation.packed``) keeps sockets, nodes and cores whole, but on its own it may
 split a request over two nodes although one of them could hold it, because it fills the fullest core first. So
 it is called node by node. Of the nodes that can hold the request alone, those come first that have enough
-wholly free cores for it (a thread beside another container's on one core is not worth much to a container
-that wants exclusive CPUs), then those that its devices are near to, then those that have memory, then the one
-with the fewest free CPUs (best fit), then the lowest id. Only when no node can hold it, all free CPUs are
-offered at once. Inside a node the CPU manager's options decide.
+wholly free cores for it (a thread that shares a core with another container's is not worth much to a
+container that wants exclusive CPUs), then those that its devices are near to, then those that have memory,
+then the one with the fewest free CPUs (best fit), then the lowest id. Only when no node can hold it, all free
+CPUs are offered at once. Inside a node the CPU manager's options decide.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def hand_out(left: dict[int, int], order: Sequence[int], rest: int, group: int) 
 
 
 def first_choices(counts: Sequence[int], k: int) -> Iterator[tuple[int, ...]]:
-    """Return the ways to choose k positions in list order, without those that an earlier one stands for.
+    """Return the ways to choose k positions in list order, without those that an earlier one represents.
 
     A run of equal counts is used from its start: of the ways that differ only in which of the run they take,
     the first is given.

@@ -160,7 +160,7 @@ class Redactor:
         return self._spoken(chunk)
 
     def _spoken(self, chunk: str) -> bool:
-        """Return whether a chunk consists of words of the source, with short numbers beside them."""
+        """Return whether a chunk consists of words of the source, with short numbers between them."""
         words = _WORD.findall(chunk)
         if not words or sum(character.isdigit() for character in chunk) > 4:
             return False

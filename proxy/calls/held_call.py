@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from proxy.engine.inflight import InflightCall
 
 NO_DEVICES = DeviceFacts()
-"""Stands for devices that were not looked for, as they could change nothing."""
+"""In place of devices that were not looked for, as they could change nothing."""
 
 
 class CreateRequest(Protocol):

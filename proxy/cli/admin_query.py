@@ -47,8 +47,9 @@ def config_for(file: Path | None, admin: str | None) -> Config:
     """Find out where the daemon is asked.
 
     Args:
-        file: What ``--config`` said.
-        admin: What ``--admin`` said; then a configuration that cannot be read is no reason to say nothing.
+        file: The value of ``--config``.
+        admin: The value of ``--admin``; if it is given, a configuration that cannot be read is no reason to
+            say nothing.
 
     Raises:
         ConfigError, UsageError: What is read is refused.

@@ -33,9 +33,9 @@ _MOST_CONFLICTS = 5
 @click.option(
     "--sysfs-root",
     type=click.Path(path_type=Path),
-    help="What stands for /sys: another machine than that of the daemon, which is not asked then.",
+    help="Used in place of /sys: another machine than that of the daemon, which is not asked then.",
 )
-@click.option("--procfs-root", type=click.Path(path_type=Path), help="What stands for /proc.")
+@click.option("--procfs-root", type=click.Path(path_type=Path), help="Used in place of /proc.")
 @click.option("--all", "everything", is_flag=True, help="Show bridges and other functions of the board too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def devices(

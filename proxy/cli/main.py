@@ -68,9 +68,7 @@ class Commands(click.Group):
         try:
             module = importlib.import_module(f"proxy.cli.{name}")
         except ImportError as error:
-            raise TopoproxyError(
-                f"cannot run {cmd_name}: this installation lacks {error.name or error}"
-            ) from error
+            raise TopoproxyError(f"cannot run {cmd_name}: {error.name or error} is not installed") from error
         command = getattr(module, name)
         assert isinstance(command, click.Command)
         _add_exit_codes(command, cmd_name)
@@ -112,7 +110,7 @@ def _add_exit_codes(command: click.Command, name: str) -> None:
 def cli() -> None:
     """A transparent CRI proxy that places containers on CPUs and memory nodes.
 
-    It stands between kubelet and the container runtime on the CRI socket. Every call passes unchanged, except
+    It sits between kubelet and the container runtime on the CRI socket. Every call passes unchanged, except
     the few that place a container: there it chooses CPUs and memory nodes, and moves the containers that
     share CPUs out of the way first.
 

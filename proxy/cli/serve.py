@@ -20,7 +20,7 @@ def serve(file: Path | None, **words: str | None) -> Config:
     topoproxy.socket has opened.
 
     \b
-    Try it beside a real node, changing nothing:
+    Try it next to a real node, changing nothing:
       topoproxy serve --mode observe --listen unix:///tmp/try.sock --state-dir /tmp/try
       crictl -r unix:///tmp/try.sock ps
       topoproxy status --admin unix:///tmp/admin.sock

@@ -21,9 +21,9 @@ _OPTIONS = (
     ("--listen", "unix://SOCKET", "listen", "Where kubelet connects."),
     ("--runtime", "unix://SOCKET", "runtime", "The container runtime's socket."),
     ("--state-dir", "DIR", "stateDir", "Where placements are kept."),
-    ("--sysfs-root", "DIR", "sysfsRoot", "What stands for /sys."),
-    ("--procfs-root", "DIR", "procfsRoot", "What stands for /proc."),
-    ("--cgroup-root", "DIR", "cgroupRoot", "What stands for /sys/fs/cgroup."),
+    ("--sysfs-root", "DIR", "sysfsRoot", "Used in place of /sys."),
+    ("--procfs-root", "DIR", "procfsRoot", "Used in place of /proc."),
+    ("--cgroup-root", "DIR", "cgroupRoot", "Used in place of /sys/fs/cgroup."),
     ("--admin", "unix://SOCKET", "adminSocket", "Where status is asked for."),
     ("--mode", "enforce|observe|passthrough", "mode", "What is done with a decision."),
     ("--cpu-manager-policy", "none|static", "cpuManagerPolicy", "Whether topoproxy gives exclusive CPUs."),
@@ -76,7 +76,7 @@ def read_config(file: Path | None, words: dict[str, str | None], *, trusted: boo
     """Read the file and let the command line have the last word.
 
     Args:
-        file: What ``--config`` said.
+        file: The value of ``--config``.
         words: The options of ``setting_options``, by parameter name.
         trusted: As for ``load``.
 

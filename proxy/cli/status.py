@@ -57,7 +57,7 @@ def status(
 ) -> None:
     """Show what the running proxy does: pools, owners of exclusive CPUs, containers, problems.
 
-    CPUS and MEMS are what the kernel has. Where topoproxy wants something else it stands beside that:
+    CPUS and MEMS are what the kernel has. Where topoproxy wants something else, further columns show it:
     DESIRED, or WOULD BE where it only observes.
 
     With --memory: where the memory of each container is, by the kernel's account, and how much of it is not
@@ -122,7 +122,7 @@ def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
             f"cannot show {' and '.join(others)} in numbers for Prometheus: leave --metrics or the rest away"
         )
     if memory and cgroups:
-        raise UsageError("cannot show cpusets beside memory: leave --memory or --cgroups away")
+        raise UsageError("cannot show cpusets and memory together: leave --memory or --cgroups away")
     return "/metrics" if metrics else "/memory" if memory else "/status"
 
 

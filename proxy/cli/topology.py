@@ -52,14 +52,14 @@ def _can_draw() -> bool:
     type=click.Path(path_type=Path),
     default=Path("/sys"),
     show_default=True,
-    help="What stands for /sys; a directory that holds sys and proc will do.",
+    help="Used in place of /sys; a directory that holds sys and proc will do.",
 )
 @click.option(
     "--procfs-root",
     type=click.Path(path_type=Path),
     default=None,
-    show_default="proc beside the sysfs root, so /proc",
-    help="What stands for /proc.",
+    show_default="proc next to the sysfs root, so /proc",
+    help="Used in place of /proc.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print facts instead of a picture.")
 @click.option(

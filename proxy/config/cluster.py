@@ -69,8 +69,8 @@ class ClusterConfig:
             "nodeResourceTopology",
             choice(TopologyObject),
             "Publish a NodeResourceTopology: as NFD's topology-updater does, as Koordinator's agent does, or "
-            "not. auto: as Koordinator where the cluster has an API of Koordinator or the CRD lacks version "
-            "v1alpha2, else as NFD.",
+            "not. auto: as Koordinator where the cluster has an API of Koordinator or the CRD does not have "
+            "version v1alpha2, else as NFD.",
         ),
     )
     pod_annotations: bool = field(

@@ -1,8 +1,9 @@
 """Settings that come from the cluster: which the operator of the node permits, and how they are merged.
 
-The cluster agent leaves the settings of the selected ``TopoproxyConfig`` in a file beside its facts. They are
-merged over the node's own file and its drop-ins, and read by the same rules. The node's own file says which
-keys they may have; none by default. Whatever is wrong with them, they are ignored as a whole and that is
+The cluster agent leaves the settings of the selected ``TopoproxyConfig`` in a file next to its facts. They
+are merged over the node's own file and its drop-ins, and read by the same rules. The node's own file says
+which keys they may have; none by default. Whatever is wrong with them, they are ignored as a whole and that
+is
 reported: nothing from the cluster can keep the node from starting, or from taking what its operator changes.
 
 Only keys that a reload changes may be permitted: no paths, sockets or credentials. Nor hooks, which are

@@ -1,4 +1,4 @@
-"""The drop-in directory ``config.d`` beside the configuration file.
+"""The drop-in directory ``config.d`` next to the configuration file.
 
 Drop-ins are merged over the file in the order of their names, key by key: keys with values are merged, at any
 depth, and everything else (words, numbers, lists) is replaced as a whole. So a drop-in can add an entry to

@@ -196,7 +196,7 @@ class HooksConfig:
         metadata=key(
             "serverUsers",
             USERS,
-            "User ids whose processes may answer as hook servers, beside root. The directories of "
+            "User ids whose processes may answer as hook servers, besides root. The directories of "
             "the socket may belong to them, too.",
             live=True,
         ),

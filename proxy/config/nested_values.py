@@ -22,7 +22,7 @@ class SettingError(ValueError):
     """What is wrong with a piece.
 
     Attributes:
-        line: The line where it stands.
+        line: Its line.
         path: Where it is below its key, such as ``[0].limits``; empty for the whole value.
     """
 
@@ -64,7 +64,7 @@ class YamlNode:
         """Iterate over keys and their values.
 
         Raises:
-            SettingError: It has none, or a key is no text or stands there twice.
+            SettingError: It has none, or a key is not a text or occurs twice.
         """
         if self._node.id != "mapping":
             raise self.fault(f"wants {wants}, not {clash(self._node)}")
@@ -89,7 +89,7 @@ class YamlNode:
             yield YamlNode(value, f"{self._path}[{at}]")
 
     def plain(self, depth: int = _DEPTH) -> Any:
-        """Return all that stands here as plain values that cannot change.
+        """Return the whole content as plain values that cannot change.
 
         Returns:
             A text, a number, a truth, a tuple, or a ``Fixed`` with texts as keys. What YAML 1.1 takes for a
@@ -125,7 +125,7 @@ def _scalar(tag: str, text: str) -> str | int | float | bool:
 
 
 def clash(node: Any) -> str:
-    """Say what stands there instead of what was wanted."""
+    """Say what is there instead of what was wanted."""
     if node.id == "scalar":
         tag = node.tag.rpartition(":")[2]
         return f"{_CLASHES.get(tag, tag)} ({node.value[:40]!r})" if tag != "null" else "nothing"

@@ -26,7 +26,7 @@ daemon), and no other user may write them; otherwise the daemon refuses them.
 
 ## Drop-ins
 
-Files `*.yaml` of the directory `config.d` beside the file are merged over it in the order of their names:
+Files `*.yaml` of the directory `config.d` next to the file are merged over it in the order of their names:
 
 - Sections, and other keys with values such as `hooks.settings`, are merged key by key, at any depth.
 - Words, numbers and lists are replaced as a whole.

@@ -234,7 +234,7 @@ class Config:
         metadata=key(
             "adminSocket",
             OPTIONAL_SOCKET,
-            'Where "topoproxy status" asks; empty: admin.sock beside the listen socket.',
+            'Where "topoproxy status" asks; empty: admin.sock next to the listen socket.',
         ),
     )
     state_dir: Path = field(
@@ -351,7 +351,7 @@ class Config:
 
     @property
     def admin_path(self) -> Path:
-        """Where the admin socket is: as configured, or ``admin.sock`` beside the listening socket."""
+        """Where the admin socket is: as configured, or ``admin.sock`` next to the listening socket."""
         return self.admin_socket or self.listen.with_name("admin.sock")
 
     @property

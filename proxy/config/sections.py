@@ -265,7 +265,7 @@ class KoordinatorConfig:
             "nodeObject",
             OPTIONAL_FILE,
             "A JSON file with the Node object, or with its metadata: what its labels and annotations "
-            "prescribe goes before what stands here. Empty: none.",
+            "prescribe goes before this list. Empty: none.",
         ),
     )
 

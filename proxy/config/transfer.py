@@ -43,7 +43,7 @@ class PlainNode:
 
     @property
     def start_mark(self) -> PlainNode:
-        """Itself: it stands in for the place in the file."""
+        """Itself: it takes the place of the position in the file."""
         return self
 
 

@@ -35,7 +35,7 @@ class SnapshotPicture:
         return cell * len(machine.cpus) + len(machine.cores) + len(machine.packages)
 
     def _fold(self, spare: int) -> list[list[list[CpuSet]]]:
-        """Break the machine into bands of sockets (each a list of cores) that fit beside the names."""
+        """Break the machine into bands of sockets (each a list of cores) that fit next to the names."""
         bands: list[list[list[CpuSet]]] = [[]]
         used = 0
         for package in self._machine.packages.values():

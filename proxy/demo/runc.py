@@ -6,7 +6,7 @@ The order matters to other writers of the tree (observed with containerd 1.6 and
 - on cgroup v1 a cpuset holds no task before it has CPUs and memory nodes, so every empty ancestor first takes
   a copy of its parent's, and a container without a cpuset of its own ends with a full copy of the pod's;
 - on v2 a container without a cpuset is left empty, which means "as the parent";
-- an update of anything writes the whole saved cpuset again, whatever stands in the files.
+- an update of anything writes the whole saved cpuset again, whatever is in the files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The registration of a device plug-in: made once, and again whenever the manager may have forgotten it.
 
-Theory. A manager listens on ``kubelet.sock`` in a directory, and the plug-in on a socket beside it.
+Theory. A manager listens on ``kubelet.sock`` in a directory, and the plug-in on a socket next to it.
 ``Register`` names that socket, and the manager connects to it. A manager that starts removes all sockets of
 the directory and makes its own again (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go,
 CleanupPluginDirectory), and does not know the plug-ins of before. Nor does it connect again after its stream
@@ -56,7 +56,7 @@ def register(manager: Path, endpoint: str, resource: str) -> None:
 
     Args:
         manager: The socket of the manager.
-        endpoint: The name of the plug-in's socket, beside it.
+        endpoint: The name of the plug-in's socket, next to it.
         resource: What it serves.
 
     Raises:

@@ -195,7 +195,7 @@ def _attach_journal(facts: DoctorFacts) -> Outcome:
         words = f"another program changed {', '.join(found.foreign)} since topoproxy attach"
         return WARN, words, "topoproxy detach --dry-run shows what --force would change there"
     if not found.rescue:
-        words = f"the script rescue-detach is missing beside {found.directory}"
+        words = f"the script rescue-detach is missing next to {found.directory}"
         return WARN, words, "rescue-detach.sh of the package undoes an attach without Python: copy it there"
     return OK, f"the journal of the attach in {found.directory} is complete", ""
 

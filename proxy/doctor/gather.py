@@ -69,7 +69,7 @@ _SMALL = 1 << 20
 
 
 class Places(Struct, frozen=True):
-    """What is looked at beside the paths of the configuration; a test has others.
+    """What is checked besides the paths of the configuration; a test has others.
 
     Attributes:
         nri: Plug-ins that the runtime starts.

@@ -121,7 +121,8 @@ def requested_cpus(pod: Pod, request: Request) -> int:
 def sum_requests(requests: list[Request]) -> Request:
     """Add up the requests and limits of containers.
 
-    A quota that is off says nothing about the limit, because owners have none: the request stands for it.
+    A quota that is off says nothing about the limit, because owners have none: the request is taken as the
+    limit.
     """
     shares = sum(request.cpu_shares for request in requests if request.cpu_shares > 2)
     quotas = [request.cpu_quota * _PERIOD_US // (request.cpu_period or _PERIOD_US) for request in requests]

@@ -198,7 +198,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
 
     Args:
         state: The node as it is.
-        request: The pod as a whole. Where its containers are not known, one without a name stands for them.
+        request: The pod as a whole. Where its containers are not known, one without a name represents them.
         together: Whether its containers own the CPUs together.
     """
     pod, total = request.pod, request.cri

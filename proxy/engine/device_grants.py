@@ -1,8 +1,8 @@
 """The devices that topoproxy assigns: rules of ``proxy.engine.handle``.
 
 A device plug-in registers a resource and reports its devices, again and again. The state holds the newest
-list (``NodeState.devices``) beside the containers that hold devices. A device that becomes unhealthy or is no
-longer reported is not given out; a container that holds it keeps it.
+list (``NodeState.devices``) apart from the containers that hold devices. A device that becomes unhealthy or
+is no longer reported is not given out; a container that holds it keeps it.
 
 A create reserves devices when it is decided (``proxy.engine.create``). Then the plug-in is asked what the
 container needs to use them (Allocate); its answer is kept with them, since a container that starts again gets

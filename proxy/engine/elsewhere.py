@@ -12,7 +12,7 @@ from proxy.model.phrases import listed
 from proxy.model.workload import Container, Pool
 
 STUCK = "cannot be freed"
-"""Stands for the pod that is on CPUs that cannot be freed, while others are chosen."""
+"""In place of the pod that is on CPUs that cannot be freed, while others are chosen."""
 
 
 def place_elsewhere(state: NodeState, container: Container, reason: AbortReason, token: str) -> Plan | None:

@@ -147,7 +147,7 @@ class PlacedElsewhere(Struct, frozen=True):
 
 
 class NoOtherPlacement(Struct, frozen=True):
-    """There is no other placement; the one that was made still stands."""
+    """There is no other placement; the one that was made stays."""
 
 
 class PlacementWithdrawn(Struct, frozen=True):

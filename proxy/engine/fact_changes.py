@@ -50,6 +50,6 @@ def losses_due(state: NodeState, event: LossesDue) -> tuple[NodeState, NodeEffec
 
 
 def cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
-    """Take in what was found in the kernel, beside what should be there."""
+    """Take in what was found in the kernel, besides what should be there."""
     drift, effects = write_conflicts.step(state.facts.drift, event)
     return structs.replace(state, facts=structs.replace(state.facts, drift=drift)), effects

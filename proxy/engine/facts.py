@@ -1,4 +1,4 @@
-"""What is known about a node beside its pods, its containers and the runtime: one value for each matter."""
+"""What is known about a node besides its pods, its containers and the runtime: one value for each matter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MatterFacts(Struct, frozen=True):
         masks: In which order the runtime sends masks to systemd.
         cpu_manager: What kubelet's CPU manager does, as it was read last.
         policy: The policy of the node that is in effect; None before it was read.
-        node_meta: What the Node object said last; None where there is none, or it could never be read.
+        node_meta: The newest Node object read; None where there is none, or it could never be read.
         kubelet_reserved: CPUs that a takeover keeps back in addition, because kubelet did.
         partitions: Partitions of owners; None where the node has none.
         suppression: BE suppression; None where BE is not suppressed.

@@ -88,7 +88,7 @@ class HardwareLoss(Struct, frozen=True):
 
 
 def loss_of(state: NodeState, container: Container) -> HardwareLoss | None:
-    """Return what a container lacks of what was decided for it; None where that is nothing.
+    """Return what is missing of what was decided for a container; None where nothing is.
 
     A container to which the plan is not applied was promised nothing. Memory nodes matter to containers that
     are bound to some: one that has all nodes has those that exist.

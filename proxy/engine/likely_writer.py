@@ -34,7 +34,7 @@ ALL = ""
 
 
 class Author(StrEnum):
-    """The programs that write cpusets on a node beside us."""
+    """The programs that write cpusets on a node besides us."""
 
     KUBELET = "kubelet"
     SYSTEMD = "systemd"

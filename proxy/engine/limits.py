@@ -4,8 +4,8 @@ A placement is checked against the limits as two states, the one before and the 
 takes in addition count: an owner keeps what it has, and a running owner is never evicted. CPUs to which an
 ended container of another pod may come back, as long as its sandbox lives, are counted as owned; so its
 restart keeps the limits. Ended containers of the same pod are not counted, because one that has ended and an
-init container look alike where only the CRI is known; so the limits hold for a restart beside containers that
-have come since.
+init container look alike where only the CRI is known; so the limits hold for a restart alongside containers
+that have come since.
 
 Where CPUs are chosen here and the best choice breaks a floor, the choice is made again without the CPUs that
 the floors need (``floor_cpus``). Whatever is chosen from the rest keeps all floors, but the choice may be
@@ -52,7 +52,7 @@ def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
 
 
 def spare_shared_cpus(state: NodeState, pod: Pod | None) -> CpuSet:
-    """Return the part of the shared pool to which no other pod has a claim; None stands for a new pod."""
+    """Return the part of the shared pool to which no other pod has a claim; None: a new pod."""
     key = "" if pod is None else pod.key
     ended = union(c.placement.exclusive.bits for c in state.ended_owners() if c.pod.key != key)
     return CpuSet.from_bits((state.pools.shared.bits | _unmovable(state)) & ~(state.aside().bits | ended))

@@ -42,7 +42,7 @@ def owner_memory_nodes(
     if mems == near:
         return mems, ()
     return mems, (
-        f"memory of {words(mems)}: {words(near)} cannot hold its limit beside what is promised there",
+        f"memory of {words(mems)}: {words(near)} cannot hold its limit in addition to what is promised there",
     )
 
 

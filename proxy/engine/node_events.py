@@ -74,7 +74,7 @@ from proxy.model.workload import Container, Pod
 
 
 class CpusHeld(Struct, frozen=True):
-    """A reservation holds CPUs beside placements, or nothing any more.
+    """A reservation holds CPUs besides placements, or nothing any more.
 
     Attributes:
         reservation: Its name.

@@ -9,7 +9,7 @@ label (pkg/scheduler/plugins/nodenumaresource/topology_options.go); its document
 with the configuration of the scheduler, which is for all nodes, last.
 
 ``None`` in a label is an answer: nothing is prescribed, whatever kubelet and the configuration say. An empty
-text is not. A value that cannot be read counts as absent, and its problem is kept beside the value that
+text is not. A value that cannot be read counts as absent, and its problem is kept with the value that
 applies instead. Koordinator knows the scope ``pod`` only; with a label the scope of our configuration is
 kept.
 

@@ -4,7 +4,7 @@ A container's group never has more than the groups above it. A fence lets a pod'
 containers are to have: then a wrong cpuset cannot reach the CPUs of another container. What is outside has no
 effect, and where nothing is left the container has what its pod has.
 
-Calls for several containers of a pod may overlap: the fence stands until the last of them has landed. What
+Calls for several containers of a pod may overlap: the fence stays until the last of them has landed. What
 remains of one where the daemon is killed is as wide as the pod's containers were to be; a container that is
 to have more has it with the next write (groups above are widened). A fence that is removed leaves the group
 as it was, or as wide as the machine: it cannot be without a list again while it has processes.

@@ -47,7 +47,7 @@ class MissingCpus(Struct, frozen=True):
 
     @property
     def missing(self) -> int:
-        """How many CPUs it still lacks."""
+        """How many CPUs are still missing."""
         return max(len(self.away) - len(self.instead), 0)
 
 

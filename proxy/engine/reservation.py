@@ -3,7 +3,7 @@
 Theory of operation. ``step`` takes a reservation and an event, and gives the reservation as it is then and
 the effects to perform, in order. It knows no clock, no kernel and no node; what the effects do is up to the
 executor (``proxy.executor.reservations``), and their results come back as events. An effect that is waited
-for stands last, so one result at most is outstanding.
+for is last, so one result at most is outstanding.
 
     kind         used by                        taken in the state     recorded before the barrier
     CREATE       CreateContainer of an owner    by its decision        yes; a failure aborts

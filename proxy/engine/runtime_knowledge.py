@@ -1,4 +1,4 @@
-"""What is known of the runtime beside its containers, as a value."""
+"""What is known of the runtime besides its containers, as a value."""
 
 from __future__ import annotations
 

@@ -53,11 +53,11 @@ class NodeState(Struct, frozen=True):
         providers: The providers of the topology manager, with what containers hold.
         kubelet: The CPUs that kubelet's CPU manager holds for containers, by its state file.
         be_limit: CPUs to which BE is suppressed; None where it is not.
-        holds: What reservations hold for owners beside their placements, by reservation.
-        runtime: What is known of the runtime beside its containers.
+        holds: What reservations hold for owners besides their placements, by reservation.
+        runtime: What is known of the runtime besides its containers.
         mode: What is done with the node.
         inflight: Calls at the runtime that may write a container's cpuset.
-        facts: What is known beside all that, by matter.
+        facts: What is known besides all that, by matter.
         enforcement: To which pods the plan is applied, where the mode enforces.
         devices: The devices that device plug-ins report, and which containers hold them.
     """

@@ -149,7 +149,7 @@ class Adoption:
         if found:
             await self._kubelet_cpus.look()
         for some in by_pod(found):
-            asked = [*(c.id for c in some), *self._ended_beside(some, listing)]
+            asked = [*(c.id for c in some), *self._ended_siblings(some, listing)]
             details = await worker.run(self._details, asked)
             totals = self._totals(some, listing, details)
             turns = TimeSlices()
@@ -174,7 +174,7 @@ class Adoption:
         """Add up what the containers of each sandbox request, as far as the runtime reports it.
 
         Of the containers that have ended only the largest counts. It may be a container that crashes again
-        and again beside the others, or an init container; for the latter, the scheduler has counted the
+        and again alongside the others, or an init container; for the latter, the scheduler has counted the
         larger of both.
         """
         known = {c.id: c.request for c in self._context.state.containers.values()}
@@ -190,7 +190,7 @@ class Adoption:
             for sandbox_id, requests in live.items()
         }
 
-    def _ended_beside(self, some: list[RuntimeContainer], listing: Listing) -> list[str]:
+    def _ended_siblings(self, some: list[RuntimeContainer], listing: Listing) -> list[str]:
         """Return the ids of the ended containers in sandboxes with an annotation that names CPUs."""
         here = {c.sandbox_id for c in some}
         named = {i for i in here if (pod := listing.pods.get(i)) and RESOURCE_STATUS in pod.annotations}

@@ -6,7 +6,7 @@ changes costs one wake-up, a follower that is slow misses no state, and one that
 state does not show, because it is over when it is read (a repaired cpuset, a failed hook), is kept as notices
 with numbers, the oldest forgotten first.
 
-The number starts anew with the daemon; ``version`` holds a random word beside it, so that a follower notices
+The number starts again with the daemon; ``version`` also holds a random word, so that a follower notices
 a restart. Nothing is subscribed until the first follower asks: a node without one pays nothing.
 """
 

@@ -44,7 +44,7 @@ class KubeletCpus:
         """
         self._context = context
         self._port = port
-        self._worker = Worker("beside", context.broken)
+        self._worker = Worker("kubelet", context.broken)
         context.health.watch(self._worker)
         self._refreshing = asyncio.Lock()
         self._reported: frozenset[str] = frozenset()

@@ -81,7 +81,7 @@ class NodePolicySync:
 
     @property
     def meta(self) -> NodeMeta | None:
-        """What the Node object said last; None where there is none, or it could never be read."""
+        """The newest Node object read; None where there is none, or it could never be read."""
         return self._context.state.facts.node_meta
 
     async def follow(self, worker: Worker) -> None:

@@ -171,7 +171,7 @@ class Sync:
             self.lack = str(error)
             context.telemetry.problem("cannot reconcile with the runtime", err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
-                self._in_step()  # the runtime lacks a method that a pass needs: waiting is of no use
+                self._in_step()  # the runtime does not have a method that a pass needs: waiting is of no use
         else:
             context.broken(error)
 

@@ -20,7 +20,7 @@ class Listed(list[_Entry]):
     """The entries of one of the runtime's lists that could be read.
 
     Attributes:
-        unread: Ids of the other entries; an empty id stands for entries with an unreadable id.
+        unread: Ids of the other entries; an empty id: entries with an unreadable id.
             That these ids are missing from the list says nothing about whether they exist.
     """
 

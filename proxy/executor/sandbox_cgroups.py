@@ -1,8 +1,9 @@
 """The cgroups of sandboxes: the process that holds a pod's namespaces stays off CPUs that are owned.
 
-Theory of operation. The runtime gives a sandbox a cgroup of its own beside those of the pod's containers, and
-sets no CPUs: the sandbox may run wherever its pod may, also on CPUs of owners. Its process only sleeps and,
-in a pod that shares its process namespace, reaps processes. So it is moved with as little effort as possible:
+Theory of operation. The runtime gives a sandbox a cgroup of its own next to those of the pod's containers,
+and sets no CPUs: the sandbox may run wherever its pod may, also on CPUs of owners. Its process only sleeps
+and, in a pod that shares its process namespace, reaps processes. So it is moved with as little effort as
+possible:
 
 * A sandbox belongs to the pool of its pod's class: the BE pool for BE pods, else the shared pool (SYSTEM: the
   CPUs kept for that class). This includes the sandbox of an owner: owned CPUs are for the containers that
@@ -17,7 +18,7 @@ in a pod that shares its process namespace, reaps processes. So it is moved with
   widened for it.
 * A failed write is reported; no container is refused because of a sleeping process.
 
-A runtime may run a monitor for each container, in a cgroup beside the container's (``RuntimeQuirks``). It is
+A runtime may run a monitor for each container, in a cgroup next to the container's (``RuntimeQuirks``). It is
 treated like the sandbox. Monitors are searched for only in pods where the sandbox shows that there are some.
 
 Where requests of BE containers are erased, ``be.groups`` writes the cgroups of BestEffort pods. A runtime may

@@ -13,7 +13,7 @@ A change that an observer causes is notified after the change that it observes, 
 everything in the same order. A fault in one observer is reported and does not keep the others from following:
 the state has changed already.
 
-Beside the state, the store holds the futures of calls in flight, and the events that wake tasks.
+Besides the state, the store holds the futures of calls in flight, and the events that wake tasks.
 """
 
 from __future__ import annotations

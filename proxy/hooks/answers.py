@@ -17,7 +17,7 @@ from proxy.model.idset import CpuSet, Mask
 
 
 class Presence(enum.Enum):
-    """What stands for a value where there is none."""
+    """In place of a value where there is none."""
 
     LEAVE = "leave"
     CLEAR = "clear"

@@ -5,10 +5,10 @@ The class name gives the name of the handler: ``PreCreateContainer`` is handled 
 documentation: docs/hook-points.md is generated from them.
 
 Points *before* a call (``pre_``) hold it until all their hooks have answered or timed out. Most accept an
-adjustment and may be vetoed. Points *after* a call (``post_``) run beside it, and only if the call succeeded;
-Koordinator's runtime proxy ignores the result of its PostStopPodSandbox hooks and runs them also for a
-failed call (Koordinator v1.8.0 pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest). Points
-that *validate* receive what all hooks together want before any of it is applied, and may only veto.
+adjustment and may be vetoed. Points *after* a call (``post_``) run alongside it, and only if the call
+succeeded; Koordinator's runtime proxy ignores the result of its PostStopPodSandbox hooks and runs them also
+for a failed call (Koordinator v1.8.0 pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest).
+Points that *validate* receive what all hooks together want before any of it is applied, and may only veto.
 """
 
 from __future__ import annotations

@@ -72,6 +72,6 @@ class Handover:
     def _everything(self) -> Synchronize | None:
         try:
             return self._synchronize()
-        except Exception as error:  # noqa: BLE001 - a hook that lacks it is better than none
+        except Exception as error:  # noqa: BLE001 - a hook without it is better than none
             self._complain("cannot send hooks the state of the node", err=error)
             return None

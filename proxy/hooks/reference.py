@@ -32,7 +32,7 @@ A hook is a file with functions of these names; each is given one event and answ
 that is named here is imported from `proxy.hooks.api`, the classes of the machine from `proxy.model.machine`.
 
 - Points **before** a call (`pre_...`) hold it until all their hooks have answered or timed out.
-- Points **after** a call (`post_...`) run beside it, and only if the call succeeded.
+- Points **after** a call (`post_...`) run alongside it, and only if the call succeeded.
 - Points that **validate** receive what all hooks together want before any of it is applied, and may only
   veto.
 - Points of the **node** and of the **hook** itself belong to no call.

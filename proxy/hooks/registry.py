@@ -201,7 +201,7 @@ class HookRegistry:
             self._wake.set()  # it may have changed meanwhile
 
     async def _bring_in_turn(self, name: str, candidate: Candidate) -> None:
-        """Bring a file into use: beside others, or alone where it may have ended the daemon."""
+        """Bring a file into use: together with others, or alone where it may have ended the daemon."""
         if await self._worker.run(self._trials.suspected, name):
             async with self._suspects:
                 await self._bring(name, candidate)

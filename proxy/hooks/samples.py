@@ -1,6 +1,6 @@
 """Sample facts and one full event of each point: for examples in documents and for tests of hooks.
 
-A database that owns four CPUs of node 0 stands beside two pods that share, on a machine of two nodes with
+A database that owns four CPUs of node 0 runs alongside two pods that share, on a machine of two nodes with
 eight CPUs each.
 """
 

@@ -1,7 +1,7 @@
 """Events, adjustments and outcomes as plain data that JSON can hold, and back.
 
 The keys are the fields of ``proxy.hooks.events``, ``facts`` and ``answers``; an event has its ``point``
-beside them::
+next to them::
 
     {"point": "pre_create_container",
      "pod": {"namespace": "shop", "name": "db-0", "qos": "LSR"},

@@ -76,7 +76,7 @@ class Namespaces(Struct, frozen=True):
     """Namespaces by name, and by label where a selector is set: both must select a namespace.
 
     Attributes:
-        patterns: Names, in which ``*`` stands for any characters and ``?`` for one.
+        patterns: Names, in which ``*`` matches any characters and ``?`` one.
         selector: Labels that a namespace must have.
         selected: The namespaces whose labels are known and have them.
     """

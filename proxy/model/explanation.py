@@ -33,7 +33,7 @@ class Fact(Struct, frozen=True):
 
 
 class ProviderAnswer(Struct, frozen=True):
-    """What one provider said about one resource.
+    """The answer of one provider about one resource.
 
     Attributes:
         provider: ``cpu``, ``memory`` or ``devices``.
@@ -112,7 +112,7 @@ class CpuHolder(Struct, frozen=True):
 class Shortfall(Struct, frozen=True):
     """What some nodes had too little of for a refused request.
 
-    If one of these sets of nodes had what it lacks, the request would have been admitted.
+    If one of these sets of nodes had what is missing, the request would have been admitted.
 
     Attributes:
         resource: ``cpu``, ``memory``, ``hugepages-*`` or the name of a device's resource.

@@ -1,6 +1,6 @@
 """Sets of small non-negative ids, written and read as Linux lists.
 
-A set is one Python integer (bit i stands for id i), so union, intersection and
+A set is one Python integer (bit i is id i), so union, intersection and
 subset tests cost the same for 8 CPUs and for 8192. The text form is the
 kernel's list format: ascending ids, runs of two or more as ``a-b``, joined by
 commas; the empty set is the empty string.
@@ -43,7 +43,7 @@ class IdSet:
     LIMIT: ClassVar[int] = 65536
     """Ids at or above this are refused: no kernel has them, and a typing error must not cost memory."""
     NOUN: ClassVar[str] = "id"
-    """What one id stands for, in messages."""
+    """What one id is, in messages."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         """Build a set from ids.
@@ -67,7 +67,7 @@ class IdSet:
 
     @classmethod
     def from_bits(cls, bits: int) -> Self:
-        """Build a set from an integer whose bit i stands for id i."""
+        """Build a set from an integer whose bit i is id i."""
         if bits < 0:
             raise ValueError("a bit mask cannot be negative")
         new = cls.__new__(cls)
@@ -125,7 +125,7 @@ class IdSet:
     # A property without a function in Python: each decision reads it many times.
     bits = cast(
         "int",
-        property(operator.attrgetter("_bits"), doc="The set as an integer whose bit i stands for id i."),
+        property(operator.attrgetter("_bits"), doc="The set as an integer whose bit i is id i."),
     )
 
     def __str__(self) -> str:

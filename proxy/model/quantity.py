@@ -76,7 +76,7 @@ def show_quantity(amount: int, *, milli: bool = False) -> str:
 
 
 def _scale(text: str, suffix: str) -> tuple[int, int]:
-    """Return the powers of ten and of two that a suffix stands for."""
+    """Return the powers of ten and of two that a suffix means."""
     if suffix in _TENS:
         return _TENS[suffix], 0
     if suffix in _TWOS:

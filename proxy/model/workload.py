@@ -323,5 +323,5 @@ class Verdict(Struct, frozen=True):
 
     @property
     def admitted(self) -> bool:
-        """True when nothing stands against the request."""
+        """True when nothing prevents the request."""
         return self.code == 0

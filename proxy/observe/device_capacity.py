@@ -12,7 +12,7 @@ a pod that asks for it waits, and is not admitted without its devices. A kubelet
 its device manager sets all extended resources to 0 when it registers the node (kubelet_node_status.go,
 reconcileExtendedResource): the publisher compares again and again, not once.
 
-Zones. Nothing writes these beside the publisher, so ``capacity`` is all devices of the NUMA node,
+Zones. Nothing writes these besides the publisher, so ``capacity`` is all devices of the NUMA node,
 ``allocatable`` the healthy ones, and ``available`` those that no container holds. A device that is near to
 several NUMA nodes is counted in the zone of each, and one without a NUMA node in none.
 """

@@ -23,7 +23,7 @@ class ExplainedDecision(Struct, frozen=True):
     """One remembered decision as the daemon reported it.
 
     Attributes:
-        data: What the daemon said.
+        data: The daemon's answer.
         decision: What it says.
     """
 

@@ -3,7 +3,7 @@
 What is in effect is reported in the Node object's terms, whatever its source: reservation, CPUs of class
 SYSTEM, bind policy and strategy. What a Node object says besides passes as it is: amounts of a reservation
 and what a scheduler is to do with it, amplification ratios, whether NUMA nodes keep kubelet's reserve. What
-kubelet's CPU manager holds for containers that are not here yet stands beside what containers own.
+kubelet's CPU manager holds for containers that are not here yet is apart from what containers own.
 
 What is not applied is not in effect, and a scheduler must not count on it: observed pods own nothing, unless
 their request names the CPUs, as kubelet's CPU manager has it.

@@ -106,7 +106,7 @@ def headline(record: Explanation) -> str:
         where = f" to {_POOLS[record.pool]}{f' ({cpus(record.cpus)} {when})' if record.cpus else ''}"
     elif record.cpus:
         has.append(f"{cpus(record.cpus)} {'of its own' if record.container else 'set aside for it'}")
-    has += _beside(record)
+    has += _besides_cpus(record)
     return sentence(f"{subject} {_was(record)} admitted{where}{f' with {both(has)}' if has else ''}")
 
 
@@ -120,7 +120,7 @@ def _observed(record: Explanation) -> tuple[str, ...]:
 
 
 def _message(record: Explanation) -> str:
-    """Give the message of a refusal, without what stands elsewhere in the text anyway."""
+    """Give the message of a refusal, without what is elsewhere in the text anyway."""
     reason, message = clean(record.verdict.reason), clean(record.verdict.operator_message)
     if reason and message.startswith(f"{reason}: "):
         message = message[len(reason) + 2 :]
@@ -132,8 +132,8 @@ def _message(record: Explanation) -> str:
     return message or reason
 
 
-def _beside(record: Explanation) -> list[str]:
-    """Name what it was given beside CPUs."""
+def _besides_cpus(record: Explanation) -> list[str]:
+    """Name what it was given besides CPUs."""
     has = [] if record.mems is None else [f"memory of {nodes(record.mems)}"]
     if record.devices:
         named = few([clean(device) for device in record.devices])
@@ -215,11 +215,11 @@ def _taken(record: Explanation) -> tuple[str, ...]:
 
 
 def _placed(record: Explanation) -> tuple[str, ...]:
-    beside = _beside(record)
+    others = _besides_cpus(record)
     if record.pool in _POOLS:
         pool = f"{_POOLS[record.pool]}, which was {cpus(record.cpus)} then and may change"
-        return sentences([f"It {_was(record)} put on {pool}{f', with {both(beside)}' if beside else ''}"])
-    has = both([*([cpus(record.cpus)] if record.cpus else []), *beside])
+        return sentences([f"It {_was(record)} put on {pool}{f', with {both(others)}' if others else ''}"])
+    has = both([*([cpus(record.cpus)] if record.cpus else []), *others])
     if not has:
         return ()
     if record.container:

@@ -200,10 +200,10 @@ def _read(
 
 
 def one_of(kind: type[E], text: str, what: str) -> E:
-    """Return the value that a text stands for; ``None`` stands for nothing, as an empty text does.
+    """Return the value that a text means; ``None`` means nothing, as an empty text does.
 
     Raises:
-        UnknownValueError: It stands for none; the message names those that there are.
+        UnknownValueError: It means none; the message names those that there are.
     """
     try:
         return kind("" if text == "None" else text)

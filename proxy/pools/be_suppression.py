@@ -15,7 +15,7 @@ a CFS quota of the group above all BE pods: the same, in a tenth of the machine'
 hundredth are not worth a write.
 
 CPUs are taken from those of LSR pods and from the others in proportion. CPUs of LSE pods, and what is
-withheld from the pools, are never touched. Amounts are milli-CPUs unless said otherwise.
+withheld from the pools, are never touched. Amounts are milli-CPUs unless stated otherwise.
 """
 
 from __future__ import annotations

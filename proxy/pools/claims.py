@@ -1,7 +1,7 @@
 """What a container may claim: exclusive CPUs, or a pool.
 
 Koordinator's decision table (``decision_table``) says which; this is what its rows come to on a node whose
-pools are ours, with Kubernetes' own classes beside it:
+pools are ours, with Kubernetes' own classes next to it:
 
 1. Row 1 gives a pod the CPUs that its resource-status annotation names, whatever its label says. Of the QoS
 classes (``proxy.pools``) only LSE
@@ -14,7 +14,7 @@ classes (``proxy.pools``) only LSE
    kubelet's own CPU manager is static, its shared set still holds CPUs that we gave to owners.
 4. A Guaranteed container that asks for a whole number of CPUs owns that many where the policy is ``static``;
    where it is not and kubelet's own CPU manager pinned the container (the request names exactly that many
-   CPUs), kubelet's choice stands. All others share.
+   CPUs), kubelet's choice stays. All others share.
 
 LSE and LSR pods for which nothing was decided elsewhere are given CPUs as a whole when their sandbox is made
 (``engine.owners``); where that could not be done, their containers are treated as rule 4 says.

@@ -3,9 +3,9 @@
 Koordinator's document asks for more than its code checks
 (https://koordinator.sh/docs/user-manuals/fine-grained-cpu-orchestration):
 
-- A pod without a class of its own stands where Kubernetes put it. A Guaranteed pod whose CPUs kubelet's
-  static policy chose stands as LSR (latency-sensitive reserved): only BE (best effort) pods may share them.
-  Any other Guaranteed or Burstable pod stands as LS, BestEffort as BE.
+- A pod without a class of its own gets one from its Kubernetes QoS class. A Guaranteed pod whose CPUs
+  kubelet's static policy chose counts as LSR (latency-sensitive reserved): only BE (best effort) pods may
+  share them. Any other Guaranteed or Burstable pod counts as LS, BestEffort as BE.
 - LSE and LSR pods ask for whole CPUs, and for exactly what their limits allow. Counted is what runs together:
   app containers and sidecars; init containers come and go before them.
 """

@@ -117,7 +117,7 @@ class Direction(Walker):
     # What the frames of this direction mean. Each returns KEEP, CUT or LAST where it returns something.
 
     def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
-        """Handle a complete DATA frame of which ``passes`` has said that it does not only pass."""
+        """Handle a complete DATA frame for which ``passes`` has returned False."""
         raise NotImplementedError
 
     def on_promise(self) -> None:

@@ -149,7 +149,7 @@ class Walker:
     def _walk(self, data: bytes, mark: int, pos: int) -> tuple[int, int]:
         """Handle all complete frames; returns where the unsent stretch begins and where it ends.
 
-        What stands between ``mark`` and ``pos`` passes.
+        What is between ``mark`` and ``pos`` passes.
         """
         head, passes, handlers = frames.HEAD.unpack_from, self.passes, self.handlers
         size = len(data)
@@ -187,7 +187,7 @@ class Walker:
         return mark, pos
 
     def _part(self, verdict: int, data: bytes, mark: int, pos: int, end: int) -> int:
-        """Send what stands before a frame that does not stay; returns where the next stretch begins."""
+        """Send what is before a frame that does not stay; returns where the next stretch begins."""
         if pos > mark:
             self.out.append(data[mark:pos])
         if verdict == CUT:

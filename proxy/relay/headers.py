@@ -38,7 +38,7 @@ _CACHED_BYTES: Final = 256
 LONGEST_TEXT: Final = 1024
 """Coded bytes of a value that is decoded; paths of methods and results of calls have less than 100."""
 _TEXTS_IN_A_BLOCK: Final = 8  # a valid block has one
-_TOO_LONG: Final = "?"  # stands for a value that is longer: no path and no number
+_TOO_LONG: Final = "?"  # in place of a value that is longer: no path and no number
 
 
 class HpackTracker:

@@ -93,7 +93,7 @@ class LazyRelease:
         return self.answer()
 
     async def _load(self) -> None:
-        """Import what a release needs beside the loop: calls of kubelet must not wait for that."""
+        """Import what a release needs in a thread: calls of kubelet must not wait for that."""
         if self._made is None:
             await asyncio.to_thread(importlib.import_module, "proxy.release.service")
 

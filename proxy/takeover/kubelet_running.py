@@ -23,7 +23,7 @@ def signs(directory: Path, procfs: Path, health: tuple[str, int] = HEALTH) -> tu
 
     Args:
         directory: kubelet's directory.
-        procfs: What stands for /proc.
+        procfs: Used in place of /proc.
         health: Where its health port is.
     """
     return (*_processes(procfs), *_listening(directory), *_healthy(health))

@@ -76,7 +76,7 @@ class LazyTakeover:
         return await self.get().page(params)
 
     async def _loaded(self) -> None:
-        """Import what a takeover needs beside the loop: calls of kubelet must not wait for that."""
+        """Import what a takeover needs in a thread: calls of kubelet must not wait for that."""
         if self._made is None:
             await asyncio.to_thread(importlib.import_module, "proxy.takeover.service")
 

@@ -45,7 +45,7 @@ class TakeoverPaths:
 
     Attributes:
         kubelet: kubelet's directory.
-        procfs: What stands for /proc.
+        procfs: Used in place of /proc.
     """
 
     kubelet: Path

@@ -2,7 +2,7 @@
 
 Everything here may block and runs in one worker thread. The order of a step that writes the file:
 
-    copy of the old file beside our state -> ledger: the write under way -> the file -> read it back, now and
+    copy of the old file next to our state -> ledger: the write under way -> the file -> read it back, now and
     a moment later (a kubelet that runs after all would have written again) -> ledger: the new phase
 
 Whatever is cut off between two of them is found and settled before the next step, and when the daemon starts.

@@ -18,7 +18,7 @@ class Metric:
         labels: Names of its labels.
         former: The name that it had before; it is exported under both for one release.
         status_key: Of a counter, the key in ``counters`` of ``topoproxy status --json`` where it is not the
-            name. A counter with labels has one key for each combination: ``{label}`` stands for a value.
+            name. A counter with labels has one key for each combination: ``{label}`` is replaced by a value.
         buckets: Of a histogram, upper bounds in seconds, ascending; above the last one is ``+Inf``.
     """
 

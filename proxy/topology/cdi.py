@@ -151,7 +151,7 @@ def _content(path: str) -> object:
 
 
 def _devices(spec: object) -> _Devices:
-    """Take from a spec what stands behind each name.
+    """Take from a spec what each name means.
 
     Raises:
         ValueError: It is no spec.

@@ -6,7 +6,7 @@ there is one, is not 0 (cpu0 of many machines has none, as it cannot be taken of
 
 The levels carry two generations of names (``core_cpus``, before Linux 5.3 ``thread_siblings``). Ids are no
 names: a package id can be -1, a core id restarts in every package or die, a die or cluster id of -1 (65535
-for an old cluster) means that the machine has no such level, whatever the set beside it says.
+for an old cluster) means that the machine has no such level, whatever the set next to it says.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def machine_from_json(data: object) -> Machine:
     """Make a machine of its JSON description.
 
     Raises:
-        TopologyError: The description is not one, lacks what is needed, or contradicts itself.
+        TopologyError: The description is not one, is incomplete, or contradicts itself.
     """
     try:
         return _machine(_object(data, "the description"))

@@ -69,8 +69,8 @@ class DeviceLocator:
     """Looks for devices in sysfs.
 
     Args:
-        sysfs_root: What stands for ``/sys``.
-        procfs_root: What stands for ``/proc``.
+        sysfs_root: Used in place of ``/sys``.
+        procfs_root: Used in place of ``/proc``.
     """
 
     def __init__(self, sysfs_root: Path, procfs_root: Path) -> None:

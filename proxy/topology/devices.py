@@ -111,7 +111,7 @@ class SysfsDevices:
         return DeviceLocation(place.nodes, f"{place.source} (by {device.spec})", place.functions)
 
     def _path(self, path: str) -> list[tuple[str, DeviceLocation]]:
-        """Find what a path stands for: name and place of each device."""
+        """Find the devices that a path means: name and place of each device."""
         known = device_file(path)
         if known is None:
             return []

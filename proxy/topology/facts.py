@@ -142,7 +142,7 @@ def _numa(machine: Machine) -> dict[str, object]:
 
 
 def _use(has_cpus: bool, mem_bytes: int | None) -> str:
-    """Name what a node lacks; a node whose memory size is unknown counts as one with memory."""
+    """Name what a node does not have; a node whose memory size is unknown counts as one with memory."""
     if has_cpus:
         return "cpu_only" if mem_bytes == 0 else ""
     return "empty" if mem_bytes == 0 else "memory_only"

@@ -6,7 +6,7 @@ value or with None, never with an exception; what was there but could not be und
 sentence in ``SysfsTree.problems``. Which absences matter is decided by the callers.
 
 Sets come in two spellings, the mask (``ff,00000003``) and the list (``0-1,32-39``). Both become plain
-integers (bit i stands for id i): thousands of them are read, compared and thrown away, and only the few
+integers (bit i is id i): thousands of them are read, compared and thrown away, and only the few
 that survive become ``CpuSet``.
 """
 

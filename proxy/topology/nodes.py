@@ -7,7 +7,7 @@ ascending order of id: it is never indexed by id.
 A CPU is in the one node whose map has it. Where maps overlap (broken firmware), the link ``nodeN/cpuM``
 decides if exactly one node has it, else the node with the fewest CPUs (machine facts, rule 7). ``NumaNode``
 then holds the CPUs that went to it, so that nodes stay disjoint for placement; the maps as they were read
-are kept beside it.
+are kept with it.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def pci_functions(sysfs_root: Path) -> tuple[PciFunction, ...]:
     """Read all PCI functions, by address.
 
     Args:
-        sysfs_root: What stands for ``/sys``.
+        sysfs_root: Used in place of ``/sys``.
     """
     tree, places = SysfsTree(sysfs_root), DeviceLocator(sysfs_root, Path("/proc"))
     return tuple(_function(tree, places, address) for address in sorted(tree.names(_DIRECTORY)))
@@ -95,7 +95,7 @@ def nvidia_addresses(procfs_root: Path) -> dict[str, str]:
     """Return the PCI addresses of NVIDIA's cards by UUID, the id that their device plugin uses.
 
     Args:
-        procfs_root: What stands for ``/proc``.
+        procfs_root: Used in place of ``/proc``.
     """
     tree = SysfsTree(procfs_root)
     texts = {name: tree.text(f"{_GPUS}/{name}/information") or "" for name in tree.names(_GPUS)}

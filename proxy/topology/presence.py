@@ -29,7 +29,7 @@ def is_same(known: Machine, sysfs_root: Path) -> bool:
 
     Args:
         known: The machine as it was read.
-        sysfs_root: What stands for ``/sys``, as for ``read_machine``.
+        sysfs_root: Used in place of ``/sys``, as for ``read_machine``.
     """
     tree = SysfsTree(sysfs_of(sysfs_root))
     if CpuSet.from_bits(read_cpu_lists(tree).online) != known.online:

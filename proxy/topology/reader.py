@@ -5,7 +5,7 @@ caches (which need the cores), the nodes. CPUs can come and go meanwhile, and a 
 middle looks like one without a package; so the online CPUs are read again at the end, and if they changed
 everything is read once more.
 
-A tree that lacks a level is no error: old kernels, mainframes and containers lack many. Without node
+A missing level is no error: many are missing on old kernels, on mainframes and in containers. Without node
 directories all CPUs and all memory are node 0, as the kernel itself sees such a machine. Without an online
 CPU there is nothing to work with.
 """
@@ -35,8 +35,8 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
     """Read a machine.
 
     Args:
-        sysfs_root: What stands for ``/sys``; a directory that holds ``sys`` (and ``proc``) is taken as well.
-        procfs_root: What stands for ``/proc``; None: ``proc`` beside the sysfs directory, if it is there.
+        sysfs_root: Used in place of ``/sys``; a directory that holds ``sys`` (and ``proc``) is taken as well.
+        procfs_root: Used in place of ``/proc``; None: ``proc`` next to the sysfs directory, if it is there.
 
     Raises:
         TopologyError: There is no CPU directory, no online CPU, or a NUMA node's CPUs cannot be understood.
@@ -59,7 +59,7 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
 
 
 def sysfs_of(sysfs_root: Path) -> Path:
-    """Return the directory that stands for ``/sys``, where the one that was named holds it."""
+    """Return the directory used as ``/sys``, where the one that was named holds it."""
     inner = sysfs_root / "sys"
     return inner if not (sysfs_root / CPU_DIR).is_dir() and (inner / CPU_DIR).is_dir() else sysfs_root
 

@@ -59,7 +59,7 @@ class _EventBuilder:
         elif name == "AliasEvent":
             anchor = getattr(event, "anchor", "")
             if anchor not in self._anchors:
-                raise ValueError(f"the alias {anchor!r} stands for nothing")
+                raise ValueError(f"the alias {anchor!r} has no anchor")
             self._put(None, self._anchors[anchor])
         elif name == "DocumentEndEvent":
             self.complete = True

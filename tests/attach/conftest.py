@@ -103,7 +103,7 @@ class FakeNode:
 
     Attributes:
         layout: How kubelet is configured.
-        root: What stands for ``/``.
+        root: Used in place of ``/``.
         state: topoproxy's state directory.
         systemd: What the systemctl keeps.
         calls: kubelet's calls arrive where its configuration leads them to us.

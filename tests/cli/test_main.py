@@ -120,7 +120,7 @@ def test_a_missing_part_breaks_only_its_command(
 ) -> None:
     monkeypatch.setitem(sys.modules, "proxy.cli.demo", None)
     assert run("demo") == 1
-    assert capsys.readouterr().err == "topoproxy: cannot run demo: this installation lacks proxy.cli.demo\n"
+    assert capsys.readouterr().err == "topoproxy: cannot run demo: proxy.cli.demo is not installed\n"
     assert run("version") == 0
 
 

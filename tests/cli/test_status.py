@@ -79,7 +79,7 @@ def test_no_daemon_answers(tmp_path: Path) -> None:
         ("--metrics --json", "cannot show --json in numbers for Prometheus"),
         ("--metrics --cgroups", "cannot show --cgroups in numbers for Prometheus"),
         ("--metrics --memory --json", "cannot show --memory and --json in numbers"),
-        ("--memory --cgroups", "cannot show cpusets beside memory"),
+        ("--memory --cgroups", "cannot show cpusets and memory together"),
     ],
 )
 def test_no_option_is_ignored(daemon: Path, words: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""PCI functions in a directory that stands for ``/sys``, as the kernel lists them."""
+"""PCI functions in a directory used as ``/sys``, as the kernel lists them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ NODE = "devices/system/node"
 
 @pytest.fixture
 def sysfs(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
-    """Write files below a directory that stands for /sys; names ending in / are empty directories."""
+    """Write files below a directory used as /sys; names ending in / are empty directories."""
 
     def write(files: dict[str, str]) -> Path:
         root = tmp_path / "root" / "sys"

@@ -153,7 +153,7 @@ NESTED_YAML = "kind: " + "[" * 300_000
         ("a.yaml", "a: [", "did not find expected|expected the node content"),
         ("a.yaml", "a: b: c", "not allowed"),
         ("a.yaml", NESTED_YAML, "nested deeper than 32 levels"),
-        ("a.yaml", "kind: *gone", "stands for nothing"),
+        ("a.yaml", "kind: *gone", "has no anchor"),
         ("a.yaml", "kind: \x01", "control characters|not allowed"),
         ("a.yaml", f"# {'x' * (1 << 20)}\n{YAML}", "larger than 1 MiB"),
     ],

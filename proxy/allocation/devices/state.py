@@ -5,8 +5,9 @@ their devices: an id, whether it is healthy, and the NUMA nodes it is near to, i
 container until its pod is gone; containers of one pod may hold the same device one after the other: what an
 ordinary init container held can be reused by the containers after it.
 
-kubelet keeps the reusable devices in a table beside the state. Here they are read from the state: those of
-the pod's ordinary init containers, without those that a container that stays has taken. That is the same set.
+kubelet keeps the reusable devices in a table apart from the state. Here they are read from the state: those
+of the pod's ordinary init containers, without those that a container that stays has taken. That is the same
+set.
 """
 
 from __future__ import annotations

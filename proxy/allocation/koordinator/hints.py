@@ -5,7 +5,7 @@ kubelet's: a *score* decides between sets of nodes of equal size, and *unsatisfi
 not enough for the request.
 
 A list of hints is summed up as ``cpu prefer [01] among [01 10]``: masks in binary, lowest node right, padded
-to an even number of digits. Koordinator does not pad where the highest node is even and stands alone (node 2
+to an even number of digits. Koordinator does not pad where the highest node is even and is alone (node 2
 alone is ``100``), and its users read logs, so this module does the same.
 """
 

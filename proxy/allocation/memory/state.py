@@ -9,10 +9,10 @@ Blocks on a group are charged to its nodes in ascending order, as much as each h
 same order, as much as each has reserved. So single nodes of a group may show other amounts after a release
 than before, but their sum over the group is right; only that sum means anything.
 
-kubelet keeps what an app container can take over from init containers in a table beside the state. Here it is
-read from the state: kubelet's table always equals what the ordinary init containers of the pod still hold on
-the same mask, since an allocation shrinks their blocks by what it takes over. Unlike the table it stays right
-when pods are allocated in turns, when an init container has been released, and after a restart.
+kubelet keeps what an app container can take over from init containers in a table apart from the state. Here
+it is read from the state: kubelet's table always equals what the ordinary init containers of the pod still
+hold on the same mask, since an allocation shrinks their blocks by what it takes over. Unlike the table it
+stays right when pods are allocated in turns, when an init container has been released, and after a restart.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class ProviderRequest(Struct, frozen=True):
     Attributes:
         pod: The pod.
         asks: What its containers ask for, in the order of the pod.
-        name: The container; empty for the pod as a whole, or for a container that stands for the pod.
+        name: The container; empty for the pod as a whole, or for a container that represents the pod.
         cri: What the CRI says of the container or the sandbox.
         scope: Whether hints are wanted for the container or for the pod as a whole.
         exclusive: Whether CPUs may be given to it alone.

@@ -139,7 +139,7 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
 
     Args:
         root: The root of ``proxy.backends.cgroup.cpuset.open_cgroups``: usually ``/sys/fs/cgroup``; a v1
-            mount of the cpuset controller, beside which that of the cpu controller lies; a directory that
+            mount of the cpuset controller, next to which that of the cpu controller is; a directory that
             imitates a tree. Where it is at none of its usual places, the mount table is used.
         procfs: Where our own mount table is.
 
@@ -165,8 +165,8 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
 
 
 def _at(root: Path) -> KernelCpuGroups | None:
-    beside = [root.parent / name for name in _V1_NAMES] if (root / "cpuset.cpus").is_file() else []
-    for mount in (*(root / name for name in _V1_NAMES), root, *beside):
+    siblings = [root.parent / name for name in _V1_NAMES] if (root / "cpuset.cpus").is_file() else []
+    for mount in (*(root / name for name in _V1_NAMES), root, *siblings):
         if (mount / _V1_FILE).is_file() and not (mount / "cgroup.controllers").exists():
             return KernelCpuGroups(mount, 1)
     for mount in (root, root / "unified"):

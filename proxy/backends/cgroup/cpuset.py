@@ -118,7 +118,7 @@ class KernelCgroups:
         return Mask.from_bits(self._get(path, self._mems, self._mems.file).bits)
 
     def _get(self, path: str, kind: CpusetList, file: str, missing: IdSet | None = None) -> IdSet:
-        """Read one list; ``missing`` stands in for a file that is not there."""
+        """Read one list; ``missing`` is the content of a file that is not there."""
         try:
             return kind.type.parse(self._files.read(path, file))
         except OSError as error:
@@ -288,7 +288,7 @@ class KernelCgroups:
         if seen != expected:
             raise CgroupError(
                 f"cannot set {kind.words} to {wanted} in cgroup /{path}: {file} reads {str(seen) or 'empty'} "
-                "afterwards (another writer, or a cpuset partition beside it)"
+                "afterwards (another writer, or a sibling cpuset partition)"
             )
 
     @staticmethod

@@ -34,7 +34,7 @@ class KernelDisplaced:
 
         Args:
             root: Where the cpuset controller's v1 hierarchy is mounted.
-            procfs: What stands for ``/proc``.
+            procfs: Used in place of ``/proc``.
         """
         self._root = root
         self._procfs = procfs

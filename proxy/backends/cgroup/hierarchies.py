@@ -3,7 +3,7 @@
 The usual places are directories below ``cgroupRoot``; they need no reading of mounts, and they also make a
 plain directory a tree to try things on. Only where nothing is there, and ``cgroupRoot`` is the machine's own
 (its usual path, or one with a cgroup mount in it), the mounts are looked at: a v1 cpuset mounted elsewhere
-beside v2 at ``/sys/fs/cgroup``, other names of joined controllers, a v2 side under another name than
+next to v2 at ``/sys/fs/cgroup``, other names of joined controllers, a v2 side under another name than
 ``unified``.
 """
 

@@ -146,13 +146,13 @@ def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None
             its usual places, the mount table is used.
         procfs: Where our own mount table is.
     """
-    beside = root.parent if (root / "cpuset.cpus").is_file() else root
+    parent = root.parent if (root / "cpuset.cpus").is_file() else root
     mounts = elsewhere(root, procfs)
-    sets = beside / "cpuset"
+    sets = parent / "cpuset"
     cpusets = sets if (sets / "cpuset.cpus").is_file() else next(mounted_v1(mounts, "cpuset"), None)
-    if (beside / "memory" / _STAT).is_file():
-        huge = beside / "hugetlb"
-        return KernelMemory(beside / "memory", 1, huge if huge.is_dir() else None, cpusets)
+    if (parent / "memory" / _STAT).is_file():
+        huge = parent / "hugetlb"
+        return KernelMemory(parent / "memory", 1, huge if huge.is_dir() else None, cpusets)
     for mount in (root, root / "unified"):
         if has(mount, "memory"):
             return KernelMemory(mount, 2, mount, cpusets)

@@ -70,7 +70,7 @@ def narrow(lists: Lists, path: str, value: IdSet, refusal: CgroupError) -> None:
         lists: Where.
         path: The group.
         value: What it shall hold.
-        refusal: What the kernel said to the write; raised again where nothing below is in the way.
+        refusal: The kernel's answer to the write; raised again where nothing below is in the way.
     """
     work = _Narrowing(lists)
     try:

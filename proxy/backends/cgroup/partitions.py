@@ -169,7 +169,7 @@ class KernelPartitions:
     def _error(what: str, path: str, error: OSError) -> CgroupError:
         number = error.errno or 0
         if number == errno.EINVAL:
-            why = "another group beside it or beside one above names some of these CPUs (EINVAL)"
+            why = "a sibling of it or of a group above names some of these CPUs (EINVAL)"
         else:
             why = explain(number)
         number = errno.ENOENT if number in GONE else number

@@ -64,7 +64,7 @@ class FactsFile(Generic[T]):
         """Why it could not be read the last time, and what is in effect instead; empty if it could."""
         if not self._problem:
             return ""
-        stays = "" if self._facts is None else " (what it said last stays in effect)"
+        stays = "" if self._facts is None else " (its last content stays in effect)"
         return f"cannot read {self.path}: {self._problem}{stays}"
 
     @property

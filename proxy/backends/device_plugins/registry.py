@@ -5,8 +5,8 @@ belongs to the plug-in that registered it last. When a plug-in does not serve, i
 once (markResourceUnhealthy); when it has not served for five minutes, the resource is withdrawn
 (stopGracePeriodExpired). What containers hold is not touched by either.
 
-Unlike there, a plug-in is heard only as fast as is useful: one that registers again and again waits longer
-each time, and a device list that changes nothing is not passed on.
+Unlike there, registrations are answered only as fast as is useful: one that registers again and again waits
+longer each time, and a device list that changes nothing is not passed on.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ kubelet runs is lost with its next write. Its memory manager keeps ``memory_mana
 by its own policy; that file does not know the CPU manager, and stays as it is when the CPU manager's policy
 changes.
 
-A write is atomic: a file beside is written, synced and renamed over the old one, as kubelet does.
+A write is atomic: a file next to it is written, synced and renamed over the old one, as kubelet does.
 """
 
 from __future__ import annotations
@@ -157,15 +157,15 @@ def write_text(directory: Path, text: str) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what a write that was cut off has left beside the file."""
+    """Remove what a write that was cut off has left next to the file."""
     with contextlib.suppress(OSError):
         (directory / _BESIDE).unlink()
 
 
-def replace(path: Path, text: str, beside: Path) -> None:
-    """Replace a file by way of one beside it; see ``write_text``."""
+def replace(path: Path, text: str, draft: Path) -> None:
+    """Replace a file by way of a draft next to it; see ``write_text``."""
     try:
-        write_file(path, text.encode(), draft=beside, keep_owner=True)
+        write_file(path, text.encode(), draft=draft, keep_owner=True)
     except OSError as error:
         kind = PermissionDeniedError if isinstance(error, PermissionError) else CannotCreateError
         raise kind(f"cannot write {path}: {error.strerror or error}") from None

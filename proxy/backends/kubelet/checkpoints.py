@@ -5,7 +5,7 @@ DeepHashObject). The files are compact JSON with a checksum: the 32-bit FNV-1a h
 Go printer (spew) shows the structure with checksum 0. The text names Go types for fields, not for map keys,
 values and list items; it shows pointers in maps as ``<*>``, what is null as ``<nil>`` (the outermost maps are
 null only where the file says so: left out, they are empty), sorts keys, and puts one space between members.
-The same type name stands in every version, so versions differ in the types of entries only:
+The same type name is in every version, so versions differ in the types of entries only:
 
 - CPU 1 has container id to set, CPU 2 pod uid to container name to set, CPU 3 also a set for each pod;
 - memory 2 has also blocks for each pod.

@@ -89,7 +89,7 @@ class KubeletCpuManagerReader:
         return self._manager
 
     def _ask(self) -> None:
-        """Ask the running kubelet; what it said before stands where it does not answer now."""
+        """Ask the running kubelet; where it does not answer now, its last answer stays in effect."""
         from proxy.backends.kubelet.configz import read_configz
 
         try:

@@ -34,7 +34,7 @@ STATIC = "static"
 _DEFAULTS = {"policy": "none", "topology_policy": "none", "topology_scope": "container"}
 _NO_PODS: Held = {}
 REST = "(pod)"
-"""Stands for a container where CPUs are a pod's as a whole; no container can be called so."""
+"""In place of a container's name where CPUs are a pod's as a whole; no container can be called so."""
 
 
 class KubeletSettingsReport(Struct, frozen=True):

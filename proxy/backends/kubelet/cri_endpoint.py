@@ -69,7 +69,7 @@ def kubelet_files(
     Args:
         directory: kubelet's directory, usually ``/var/lib/kubelet``; below ``root`` already.
         flags: The flags of the running kubelet, which count where no unit of it is found.
-        root: What stands for ``/``.
+        root: Used in place of ``/``.
     """
     command = unit_command(root, UNIT)
     unit = UNIT if command else ""

@@ -67,7 +67,7 @@ class NodeFile:
             else:
                 self._problem = ""
                 return self._last
-        stays = "" if self._last is None else " (what it said last stays in effect)"
+        stays = "" if self._last is None else " (its last content stays in effect)"
         self._problem = f"cannot read the Node object in {self._path}: {short(cause)}{stays}"
         return self._last
 

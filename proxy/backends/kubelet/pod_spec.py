@@ -8,8 +8,8 @@ here again; for an object that went through it already nothing changes.
   a request of the same size.
 - Requests of the pod itself that are not written are what its containers need together, else the limits.
 - What containers need together (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go,
-  podGuaranteedCPUs): init containers run one after the other, each beside the
-  sidecars that were started before it; app containers run beside all sidecars.
+  podGuaranteedCPUs): init containers run one after the other, each alongside the
+  sidecars that were started before it; app containers run alongside all sidecars.
 - The QoS class looks at CPU and memory above zero, of the pod itself where it has resources of its own, else
   of all containers: nothing asked is BestEffort; every container with both limits, and all sums of requests
   equal to those of limits, is Guaranteed; the rest is Burstable. Ephemeral containers have no resources.

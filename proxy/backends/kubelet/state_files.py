@@ -110,7 +110,7 @@ class StateFile:
 
     def _failed(self, cause: str) -> None:
         """Return why it cannot be read; the last good content stays in effect."""
-        stands = "; what it said before stands" if self._seen.checkpoint is not None else ""
+        stands = "; its last content stays in effect" if self._seen.checkpoint is not None else ""
         seen = StateFileContents(
             self._seen.checkpoint, f"cannot use kubelet's state file {self.path}: {cause}{stands}"
         )

@@ -40,7 +40,7 @@ class Span(Struct, frozen=True):
     Attributes:
         path: The file.
         start, end: Where it is in the file's text.
-        text: What stands there.
+        text: Its content.
     """
 
     path: Path
@@ -130,7 +130,7 @@ def unit_command(root: Path, unit: str) -> UnitCommand | None:
     """Return what a unit starts; None where there is no such unit or it starts nothing; blocks on the disk.
 
     Args:
-        root: What stands for ``/``.
+        root: Used in place of ``/``.
         unit: The unit's name.
     """
     settings: dict[str, list[Span]] = {"ExecStart": [], "Environment": [], "EnvironmentFile": []}

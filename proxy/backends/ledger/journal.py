@@ -3,7 +3,7 @@
 What it survives. A batch is one append of one line, so a crash of the process at any instruction leaves all
 of it or none (what the kernel has taken, a later process reads). By default nothing is synced: after a loss
 of power no container is left whose placement would matter, and the node starts again from what the runtime
-says; ``sync=True`` syncs each batch, at 0.2 ms and more. Compaction writes the whole state beside the file,
+says; ``sync=True`` syncs each batch, at 0.2 ms and more. Compaction writes the whole state next to the file,
 syncs it and renames it over the file, so that at each moment one complete file has the name.
 
 One process writes at a time; the daemon's lock sees to that.

@@ -23,7 +23,7 @@ TEMPLATE = "00-template"
 
 
 def shipped_directory() -> Path:
-    """Return the directory: in the package where it is installed, beside it in a clone."""
+    """Return the directory: in the package where it is installed, next to it in a clone."""
     package = Path(proxy.hooks.__file__).parent
     installed = package / "shipped"
     return installed if installed.is_dir() else package.parents[1] / "hooks"

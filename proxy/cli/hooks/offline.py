@@ -116,7 +116,7 @@ def _settings(loaded: Loaded) -> list[dict[str, str]]:
 
 
 def _value(value: Any) -> str:
-    """Write a setting as it stands in a configuration."""
+    """Write a setting as in a configuration."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

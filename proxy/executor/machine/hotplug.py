@@ -8,7 +8,7 @@ Then, in this order:
    cgroup v1, tasks that the kernel moved out of a cgroup without CPUs are brought back into it.
 2. An owner that has all of its own CPUs again leaves the replacements. Other containers may use these only
    when the kernel reports that the owner has left them.
-3. An owner that lacks CPUs which topoproxy had chosen is given others in their place
+3. An owner that lost CPUs which topoproxy had chosen is given others in their place
    (``engine.replacement_cpus``), by a reservation.
 4. A container that has less than promised is reported: in the log, ``explain``, ``status`` and metrics.
 

@@ -1,7 +1,7 @@
 """Containers that have less than promised because CPUs or memory are offline (``proxy.engine.hotplug``).
 
 A shortage is logged when it begins, changes and ends. Meanwhile it shows in ``topoproxy status``, in the
-metrics, and beside the decision about the container in ``topoproxy explain``.
+metrics, and with the decision about the container in ``topoproxy explain``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Shortage:
             context.telemetry.warning("more containers have less than promised: see the status", count=more)
 
     def explained(self, container_id: str) -> str:
-        """Return in words what a container lacks now; empty where it lacks nothing."""
+        """Return in words what a container is short of now; empty where it is short of nothing."""
         container = self._context.state.containers.get(container_id)
         loss = None if container is None else loss_of(self._context.state, container)
         return "" if loss is None else loss.words()

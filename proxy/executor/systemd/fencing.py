@@ -146,7 +146,7 @@ class Fencing:
             self._context.spawn(self.take(fence))
 
     def is_fenced(self, flight: InflightCall) -> bool:
-        """Report whether a fence stands for a call."""
+        """Report whether a call has a fence."""
         return flight in self._fenced
 
     async def put(self, container: Container) -> Fence | None:

@@ -12,7 +12,7 @@ from proxy.model.idset import CpuSet, Mask
 
 
 class UnitSets(Struct, frozen=True):
-    """What systemd would write to the cpuset files of a unit; an empty set stands for "nothing"."""
+    """What systemd would write to the cpuset files of a unit; an empty set: nothing."""
 
     cpus: CpuSet
     mems: Mask

@@ -45,7 +45,7 @@ def _nothing(*_: object) -> None:
 
 
 class PipeCallbacks(Struct, frozen=True):
-    """What a pipe reports beside what it reads.
+    """What a pipe reports besides what it reads.
 
     Attributes:
         failed: An unforeseen exception; must end the pipe.

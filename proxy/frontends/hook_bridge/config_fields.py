@@ -111,5 +111,5 @@ def cdi_devices_of(unread: _Container) -> tuple[str, ...]:
 
 
 def image_of(spec: pb.ImageSpec) -> str:
-    """Name an image as users do; kubelet resolves it and says what users wrote beside that."""
+    """Name an image as users do; kubelet resolves it and says what users wrote as well."""
     return spec.user_specified_image or spec.image

@@ -200,7 +200,7 @@ class HookDispatcher:
 
 
 class _NoDecision:
-    """Stands for answers where hooks could not be called."""
+    """In place of answers where hooks could not be called."""
 
     outcome: Outcome | None = AS_IT_IS
 

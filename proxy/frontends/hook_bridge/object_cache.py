@@ -26,7 +26,7 @@ CONTAINER_BYTES = 16 << 10
 POD_BYTES = 64 << 10
 """The most that is kept of a pod's: users annotate pods, and Kubernetes lets them write 256 KiB."""
 _AROUND = 6
-"""The least bytes that an entry of a map takes beside its key and its value."""
+"""The least bytes that an entry of a map takes besides its key and its value."""
 
 
 class RememberedPod(Struct, frozen=True):

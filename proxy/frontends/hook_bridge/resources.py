@@ -1,8 +1,8 @@
 """What is asked for in CPUs and memory: from messages, from the ledger, and over several calls.
 
 A request says nothing about a field by 0 or an empty text; the runtime then leaves what it has. So what a
-container asks for altogether is what its create said, changed by what each update said. Koordinator keeps the
-same account (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go,
+container asks for altogether is the content of its create, changed by that of each update. Koordinator keeps
+the same account (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go,
 updateResourceByUpdateContainerResourceRequest), but takes only values above 0 of an update, so that a limit
 that was set can never be lifted by -1, and takes an ``oom_score_adj`` that was never set for 0
 (updateResource).

@@ -1,4 +1,4 @@
-"""What hooks want of other containers, done beside all calls.
+"""What hooks want of other containers, done apart from all calls.
 
 Updates wait in a bounded place, the newest of each field of each container: a hook that sends too many
 overwrites its own. They are carried out some a second. CPUs narrow the container's placement, and the
@@ -48,7 +48,7 @@ class _Wanted:
     """What is wanted of one container.
 
     Attributes:
-        since: When it was said first.
+        since: When it was requested first.
         fields: Field to value.
         unified: Files of cgroup v2.
         by: Field to hook.
@@ -93,7 +93,7 @@ class Updates:
 
         Args:
             updates: Container's id to what is wanted of it.
-            owners: Field (``updates[id].cpus``) to the hook that has said it.
+            owners: Field (``updates[id].cpus``) to the hook that has set it.
         """
         for container_id, update in updates.items():
             prefix = f"updates[{container_id}]."

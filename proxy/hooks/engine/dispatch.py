@@ -38,7 +38,7 @@ from proxy.hooks.hook import LONGEST_S, HookFailurePolicy, Outcome
 INLINE_S = 0.0003
 """How long the loop blocks for hooks that have been quick lately."""
 SLOW_S = 0.005
-"""From then on the interpreter's switch interval is shortened beside a hook that still runs."""
+"""From then on the interpreter's switch interval is shortened while a hook still runs."""
 SPARE_S = 0.1
 """A server's own deadline equals ours and its error says more, so the call waits this much longer for it."""
 _LAST_S = 2.0

@@ -2,7 +2,7 @@
 
 A hook that spins in Python takes every other turn of the interpreter: a thread that wakes up waits up to the
 switch interval, 5 ms. So the interval is shortened while a hook takes long. Measured on two cores, the event
-loop is late by 5 ms beside one such hook and 15 ms beside three with the default interval; by 0.3 and 0.8 ms
+loop is late by 5 ms with one such hook and 15 ms with three at the default interval; by 0.3 and 0.8 ms
 with the short one.
 
 ``OverdueError`` is raised in a thread that is past its deadline, repeatedly and with growing pauses, until

@@ -119,6 +119,6 @@ def _moved(member: Member, own: CpuSet | None, pool: CpuSet | None, shared: CpuS
         part = member.part & pool if member.part is not None else None
         return replace(member, cpus=part or pool, own=CpuSet())
     if own is not None and own != member.own:
-        beside = member.cpus - member.own if member.own else CpuSet()  # without any it shares meanwhile
-        return replace(member, cpus=beside | own or shared, own=own)
+        shared_now = member.cpus - member.own if member.own else CpuSet()  # without any it shares meanwhile
+        return replace(member, cpus=shared_now | own or shared, own=own)
     return member

@@ -49,7 +49,7 @@ def contract_of(module: ModuleType, given: Mapping[str, Any] | None, where: str)
         where: The path of that, for messages.
 
     Raises:
-        HookError: What it lacks; the cause alone.
+        HookError: What is missing; the cause alone.
     """
     _check_version(vars(module))
     handlers = _handlers(module)

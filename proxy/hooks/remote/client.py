@@ -52,7 +52,7 @@ class Client:
         Args:
             path: Of the socket.
             timeout: Seconds for one answer.
-            users: Users whose processes may answer there, beside root.
+            users: Users whose processes may answer there, besides root.
         """
         self.path = path
         self._peer = Peer(path, users)

@@ -40,7 +40,7 @@ class Peer:
 
         Args:
             path: Of the socket.
-            users: Users that are trusted beside root and the user of this process.
+            users: Users that are trusted besides root and the user of this process.
         """
         self._path = path
         self._users = frozenset(users)

@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_effect(
     for _ in range(2):  # it is not read again, and what is wrong with it is not forgotten
         assert label(file) == "1"
         assert why in file.problem
-        assert file.problem.endswith("(what it said last stays in effect)")
+        assert file.problem.endswith("(its last content stays in effect)")
         assert len(file.problem) < 500
     page = file.page()
     assert (page["problem"], page["resourceVersion"], page["items"]) == (file.problem, "5", 1)
@@ -126,7 +126,7 @@ def test_a_file_that_is_gone_stays_in_effect(file: ClusterNode) -> None:
     assert label(file) == "1"
     file.path.unlink()
     assert label(file) == "1"
-    assert "there is no such file (what it said last stays in effect)" in file.problem
+    assert "there is no such file (its last content stays in effect)" in file.problem
 
 
 def test_a_file_that_others_may_write_is_not_used(file: ClusterNode) -> None:

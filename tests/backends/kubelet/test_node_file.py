@@ -60,7 +60,7 @@ def test_the_last_valid_file_stays_in_effect(tmp_path: Path) -> None:
     for broken in ("", LATER[:20], '{"kind": "Pod", "metadata": {"name": "p"}}'):
         path.write_text(broken)
         assert labels(file) == {"a": "1"}
-        assert file.problem.endswith("(what it said last stays in effect)")
+        assert file.problem.endswith("(its last content stays in effect)")
     path.unlink()
     assert labels(file) == {"a": "1"}
     assert "there is no such file" in file.problem
@@ -108,5 +108,5 @@ def test_a_file_that_has_nothing_to_read_yet(tmp_path: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(os, "read", waits)
         assert labels(file) == {"a": "1"}
-    assert file.problem.endswith("temporarily unavailable (what it said last stays in effect)")
+    assert file.problem.endswith("temporarily unavailable (its last content stays in effect)")
     assert labels(file) == {"a": "2"}

@@ -110,7 +110,7 @@ def test_a_torn_file_is_read_again_for_a_short_while(path: Path, torn: str, caus
     problem = file.look().problem
     assert problem.startswith(f"cannot use kubelet's state file {path}: ")
     assert cause in problem
-    assert problem.endswith("; what it said before stands")
+    assert problem.endswith("; its last content stays in effect")
     assert tuple(pauses.taken[: len(PAUSES_S)]) == PAUSES_S
     write_text(path.parent, content(4))
     assert (held(file), file.look().problem) == (CpuSet([4]), "")

@@ -1,8 +1,8 @@
 """CRI-O: its cgroups, its monitors, and the creates that it finishes after their client has gone.
 
 **Monitors.** CRI-O runs a monitor (conmon) for each container, which copies the container's output as long as
-the container lives. The monitor has a group beside the container's, ``crio-conmon-ID``, unless systemd has
-the monitors elsewhere (``conmon_cgroup`` in crio.conf(5)).
+the container lives. The monitor has a sibling of the container's group, ``crio-conmon-ID``, unless systemd
+has the monitors elsewhere (``conmon_cgroup`` in crio.conf(5)).
 
 **A group that is left behind.** With the systemd driver, the group of a sandbox without a process is no
 scope, and only CRI-O knows of it. When the pod's last container has ended, systemd removes the controllers
@@ -35,7 +35,7 @@ def is_group_of_crio(path: str) -> bool:
 
 
 def monitor(container_id: str) -> str:
-    """Return the name that stands for the container's id in the name of its monitor's group."""
+    """Return the part of the name of a monitor's group in place of the container's id."""
     return _MONITOR + container_id
 
 
