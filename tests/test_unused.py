@@ -31,7 +31,18 @@ ENTRIES = (
 """What pyproject.toml, the command line, a reload and ``make`` name, and what authors import."""
 CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
 """What is called by a name that is put together: the method of an RPC."""
-UNDER_WAY: tuple[str, ...] = ()
+UNDER_WAY: tuple[str, ...] = (
+    "proxy.scheduler",
+    "proxy.scheduler.decision",
+    "proxy.scheduler.node_facts",
+    "proxy.scheduler.node_table",
+    "proxy.scheduler.numatopology",
+    "proxy.scheduler.pod_demand",
+    "proxy.scheduler.promises",
+    "proxy.scheduler.resource_topology",
+    "proxy.scheduler.scores",
+    "proxy.engine.node.Node.reserving",
+)
 """Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")
 """Classes of others that call no method by a name that only they know."""

@@ -162,6 +162,10 @@ class Node:
         topology = CpuTopology.of(machine)
         return dataclasses.replace(self, machine=machine, topology=topology, alike=dict[object, Placement]())
 
+    def reserving(self, reserved: CpuSet) -> Node:
+        """Return the node with other CPUs in reserve."""
+        return dataclasses.replace(self, reserved=reserved, alike=dict[object, Placement]())
+
     def for_running(self, running: Node) -> Node:
         """Return these rules for a running node: on its machine, and static as it is, also by a takeover."""
         return dataclasses.replace(self, static=running.static).on(running.machine)

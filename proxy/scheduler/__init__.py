@@ -1,0 +1,1 @@
+"""The decisions of the scheduler extender: pure, on the engine's own code."""

@@ -1,0 +1,189 @@
+"""Deciding for one node: would it admit the pod, and where would it put it.
+
+Theory. The engine that runs on the nodes decides here too (``proxy.engine.pod_dry_run``): the node as its
+object shows it becomes a state of the engine, in which everything that is not free is held; the pods that
+were promised to the node and that the object does not show yet arrive in their order; then the pod arrives.
+
+kubelet does not keep that order. It handles pods of one watch event by their creation, and pods of several
+events as they were bound. With a strict topology policy the order can decide: a small pod that comes first
+takes the lowest NUMA node, where the large one fitted. So where pods are pending, the other orders that are
+likely are tried too, and the pod fits only if all pods are admitted in each: as bound, as created, with the
+new pod first, and by size. Pods with equal demands need no such trial.
+
+Volcano's predicate (Volcano v1.12 pkg/scheduler/plugins/numaaware ``predicateFn``) comes first: a pod with
+the annotation ``volcano.sh/numa-topology-policy`` needs a node with that policy and a static CPU manager.
+What Volcano's plugin then computes with its own allocator is computed here by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from proxy.allocation.devices.state import DeviceState, RegisteredDevice
+from proxy.engine.node import Node
+from proxy.engine.owners import CpuHold
+from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.requests import ContainerKind
+from proxy.scheduler.node_facts import SchedulableNode
+from proxy.scheduler.pod_demand import PodDemand
+
+SHOWN = "shown"
+"""The owner of what the object of the node shows as taken."""
+NOT_STATIC = "CPUManagerNotStatic"
+OTHER_POLICY = "TopologyPolicyDiffers"
+TOO_FEW = "InsufficientCPUs"
+REORDERED = "PendingPodsConflict"
+
+
+class NodeVerdict(Struct, frozen=True):
+    """The decision for a pod and a node.
+
+    Attributes:
+        fits: Whether the node would admit the pod.
+        reason: A short CamelCase reason such as ``TopologyAffinityError``; empty where it fits.
+        message: The reason in words.
+        numa_nodes: NUMA nodes of the CPUs, memory and devices that it would get.
+        cpus: The CPUs that its containers would own together.
+        containers: The CPUs of each container that would own some, as Linux lists.
+    """
+
+    fits: bool
+    reason: str = ""
+    message: str = ""
+    numa_nodes: Mask = field(default_factory=Mask)
+    cpus: CpuSet = field(default_factory=CpuSet)
+    containers: tuple[tuple[str, str], ...] = ()
+
+
+FITS = NodeVerdict(fits=True)
+
+
+def judge(node: SchedulableNode, demand: PodDemand, pending: Sequence[PodDemand] = ()) -> NodeVerdict:
+    """Decide for a pod and a node.
+
+    Args:
+        node: The node as its objects show it.
+        demand: The pod.
+        pending: Pods that are promised to the node and that it does not show, in the order of the promises.
+    """
+    if refused := _volcano_mismatch(node.rules, demand):
+        return refused
+    state = shown_state(node)
+    before, lost = _arrive(state, pending)
+    outcome = dry_run(before, demand.arrival())
+    if not outcome.verdict.admitted:
+        reason = outcome.verdict.reason or "Rejected"
+        return NodeVerdict(fits=False, reason=reason, message=outcome.verdict.operator_message)
+    verdict = _placed(node.rules, outcome)
+    if not pending:
+        return verdict
+    for order in _orders(pending, demand):
+        # A pending pod that is refused in any case has no place to lose.
+        refusals = [each for each in _arrive(state, order)[1] if each not in lost]
+        if refusals:
+            words = f"{refusals[0].ref} would be refused if the pods came to the node in another order"
+            return NodeVerdict(fits=False, reason=REORDERED, message=words)
+    return verdict
+
+
+def shown_state(node: SchedulableNode) -> NodeState:
+    """Return the state of the engine that a node's objects show."""
+    rules = node.rules
+    taken = rules.machine.online - node.free
+    held = taken - node.reserved
+    if node.reserved or taken:
+        # Something has to be left for the shared pool, as there is on the node itself.
+        kept = node.reserved or CpuSet([held.first()])
+        rules = _reserving(rules, kept)
+        held -= kept
+    state = NodeState.empty(rules)
+    if held:
+        state = state.holding(SHOWN, CpuHold(SHOWN, held))
+    return replace(state, devices=_devices(node)) if node.devices else state
+
+
+def _reserving(rules: Node, reserved: CpuSet) -> Node:
+    """Return a node with other CPUs in reserve; the same ones are made once."""
+    known = _RESERVING.get((id(rules), reserved.bits))
+    if known is not None and known[0] is rules:
+        return known[1]
+    if len(_RESERVING) >= _MOST_RESERVING:
+        _RESERVING.clear()
+    made = rules.reserving(reserved)
+    _RESERVING[id(rules), reserved.bits] = rules, made
+    return made
+
+
+_RESERVING: dict[tuple[int, int], tuple[Node, Node]] = {}
+_MOST_RESERVING = 1024
+
+
+def _devices(node: SchedulableNode) -> DeviceState:
+    registered: dict[str, dict[str, RegisteredDevice]] = {}
+    held: dict[str, frozenset[str]] = {}
+    for resource, zones in node.devices.items():
+        names = {numa: [f"{numa}/{number}" for number in range(total)] for numa, (total, _) in zones.items()}
+        registered[resource] = {
+            name: RegisteredDevice(name, Mask([numa])) for numa, each in names.items() for name in each
+        }
+        held[resource] = frozenset(name for numa, each in names.items() for name in each[zones[numa][1] :])
+    return DeviceState(registered, {SHOWN: {SHOWN: held}})
+
+
+def _volcano_mismatch(rules: Node, demand: PodDemand) -> NodeVerdict | None:
+    policy = demand.volcano_policy
+    if policy is None:
+        return None
+    if not rules.static:
+        words = f"the pod demands topology policy {policy}, and the node's CPU manager is not static"
+        return NodeVerdict(fits=False, reason=NOT_STATIC, message=words)
+    if rules.policy is not policy:
+        words = f"the pod demands topology policy {policy}, and the node has {rules.policy}"
+        return NodeVerdict(fits=False, reason=OTHER_POLICY, message=words)
+    return None
+
+
+def _arrive(state: NodeState, pods: Iterable[PodDemand]) -> tuple[NodeState, list[PodDemand]]:
+    """Let pods arrive one after the other; returns the state, and the pods that were refused."""
+    refused = []
+    for demand in pods:
+        outcome = dry_run(state, demand.arrival())
+        state = outcome.state
+        if not outcome.verdict.admitted:
+            refused.append(demand)
+    return state, refused
+
+
+def _orders(pending: Sequence[PodDemand], demand: PodDemand) -> list[tuple[PodDemand, ...]]:
+    """Return the orders in which the pods may arrive besides that of the promises, each demand order once."""
+    bound = (*pending, demand)
+    known = {tuple(each.signature for each in bound)}
+    found = []
+    by_size = sorted(bound, key=lambda each: each.exclusive)
+    for order in ((demand, *pending), tuple(by_size), tuple(reversed(by_size))):
+        signatures = tuple(each.signature for each in order)
+        if signatures not in known:
+            known.add(signatures)
+            found.append(order)
+    return found
+
+
+def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
+    containers = [each for each in outcome.containers if each.placement.exclusive]
+    pod = outcome.containers[0].pod if outcome.containers else None
+    kinds = {ask.name: ask.kind for ask in pod.asks.containers} if pod and pod.asks else {}
+    staying = [each for each in containers if kinds.get(each.name) is not ContainerKind.INIT] or containers
+    cpus = CpuSet.from_bits(union(each.placement.exclusive.bits for each in staying))
+    nodes = rules.machine.nodes_of(cpus)
+    for each in outcome.containers:
+        for block in each.placement.blocks:
+            nodes |= block.affinity
+        for _, ids in each.placement.devices:
+            nodes |= Mask(int(device.partition("/")[0]) for device in ids)
+    named = tuple((each.name, str(each.placement.exclusive)) for each in containers)
+    return NodeVerdict(fits=True, numa_nodes=nodes, cpus=cpus, containers=named)

@@ -1,0 +1,216 @@
+"""A node as its objects describe it: what the engine that decides for it is made from.
+
+Three objects describe a node, and any may be missing: Volcano's Numatopology (CPUs by id, which are free,
+which pods hold them), a NodeResourceTopology of NFD or of Koordinator (amounts by NUMA node, policy and
+scope, devices), and the Node object (labels and annotations of Koordinator). They are read by
+``numatopology`` and ``resource_topology`` and joined here.
+
+CPUs. A Numatopology names them. Without one, Koordinator's annotations do. With amounts only, as NFD writes
+them, each NUMA node gets as many CPUs as it has capacity, numbered from 0: whether a pod fits is right, the
+ids are not, and threads of a core are unknown.
+
+Policies. What the Node object and the objects say is joined by the same rules as on the node
+(``proxy.engine.node_policy``). Where only NFD speaks, the CPU manager counts as static, because NFD does not
+say it, and a policy of the topology manager has little meaning without.
+
+Memory counts only where an object says that the memory manager is static: its amounts are published in any
+case, and a node without a memory manager refuses no pod for them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from proxy.allocation.cpu_policy import CpuPolicy, CpuStateError
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.packed import NotEnoughCpus
+from proxy.engine.node import Node
+from proxy.engine.node_policy import read_node_policy
+from proxy.model.errors import ConfigError
+from proxy.model.idset import CpuSet, union
+from proxy.model.kubelet import CpuManager, NodeMeta
+from proxy.model.machine import Cpu, Machine, NumaNode
+from proxy.model.options import TopologyPolicy, check_cpu_options, parse_cpu_options
+from proxy.scheduler.numatopology import NumatopologyFacts
+from proxy.scheduler.resource_topology import CpuRows, ResourceTopologyFacts
+
+DeviceCounts = Mapping[str, Mapping[int, tuple[int, int]]]
+"""Resource to NUMA node to how many there are and how many are free."""
+_NO_LABELS = NodeMeta()
+
+
+class UnknownNodeError(ValueError):
+    """The objects do not say enough of a node to decide for it; the text is the reason."""
+
+
+class SchedulableNode(Struct, frozen=True):
+    """A node for which can be decided.
+
+    Attributes:
+        name: Of the Node object.
+        rules: The machine and its policies; the same object for nodes that are alike.
+        reserved: CPUs that no owner gets, whatever ends.
+        free: CPUs that a new owner may get.
+        devices: Devices by NUMA node.
+        shown: Uids of the pods that the object counts already, and the CPUs that it shows for them.
+        lists_pods: Whether the object lists the pods that hold CPUs.
+        counts_named: Whether the object counts CPUs that the annotation of a pod names.
+        fingerprint: Of the pods that the object counts; empty where it has none.
+    """
+
+    name: str
+    rules: Node
+    reserved: CpuSet
+    free: CpuSet
+    devices: DeviceCounts = field(default_factory=dict)
+    shown: Mapping[str, CpuSet] = field(default_factory=dict)
+    lists_pods: bool = False
+    counts_named: bool = True
+    fingerprint: str = ""
+
+
+def join_facts(
+    name: str,
+    meta: NodeMeta | None,
+    numa: NumatopologyFacts | None,
+    zones: ResourceTopologyFacts | None,
+) -> SchedulableNode:
+    """Join what the objects of a node say.
+
+    Args:
+        name: Of the node.
+        meta: Its Node object; None where it is not known.
+        numa: Its Numatopology.
+        zones: Its NodeResourceTopology.
+
+    Raises:
+        UnknownNodeError: They say too little, or contradict each other.
+    """
+    if numa is None and zones is None:
+        raise UnknownNodeError("it has neither a Numatopology nor a NodeResourceTopology")
+    rows = numa.cpus if numa else zones.cpu_rows() if zones else ()
+    if not rows:
+        raise UnknownNodeError("its objects name no CPU")
+    distances = zones.distances if zones else ()
+    manager = _manager(numa, zones)
+    options = tuple(sorted(manager.options.items()))
+    kept = _kept_labels(meta)
+    key = (rows, distances, manager.policy, manager.topology_policy, manager.topology_scope, options)
+    rules = _rules(*key, manager.reserved.bits, kept)
+    everything = rules.machine.online
+    free = (numa.free if numa else zones.free(everything) if zones else CpuSet()) & everything
+    shown = numa.shown if numa and numa.shown is not None else zones.shown if zones else {}
+    reserved = rules.reserved | _reserve(rules, numa, free)
+    return SchedulableNode(
+        name,
+        rules,
+        reserved,
+        free - reserved,
+        zones.devices if zones else {},
+        shown,
+        bool((numa and numa.shown is not None) or (zones and zones.lists_pods)),
+        numa is not None or zones is None or not zones.rows,
+        zones.fingerprint if zones else "",
+    )
+
+
+def _manager(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None) -> CpuManager:
+    """Return what is known of kubelet's managers, or of those of topoproxy in their place."""
+    policy = (numa.cpu_policy if numa else "") or (zones.cpu_policy if zones else "") or "static"
+    topology = (zones.policy if zones else "") or (numa.policy if numa else "")
+    scope = zones.scope if zones else ""
+    options = zones.options if zones else {}
+    return CpuManager(policy, options, zones.reserved if zones else CpuSet(), topology, scope)
+
+
+def _kept_labels(meta: NodeMeta | None) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the labels and annotations of the Node object that a policy is read from."""
+    meta = meta or _NO_LABELS
+    prefix = ("node.koordinator.sh/", "node.koordator.sh/")
+    return (
+        tuple(sorted((k, v) for k, v in meta.labels.items() if k.startswith(prefix))),
+        tuple(sorted((k, v) for k, v in meta.annotations.items() if k.startswith(prefix))),
+    )
+
+
+@functools.lru_cache(maxsize=2048)
+def _rules(
+    rows: CpuRows,
+    distances: tuple[tuple[int, tuple[int, ...]], ...],
+    cpu_policy: str,
+    policy: str,
+    scope: str,
+    options: tuple[tuple[str, str], ...],
+    reserved: int,
+    kept: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]],
+) -> Node:
+    """Return the rules of a node; nodes that are alike share them."""
+    machine = machine_of(rows, dict(distances))
+    static = cpu_policy == "static"
+    try:
+        parsed = parse_cpu_options(dict(options)) if static else parse_cpu_options({})
+    except ConfigError as error:
+        raise UnknownNodeError(str(error)) from None
+    base = Node(machine, CpuTopology.of(machine), static=static, options=parsed)
+    manager = CpuManager(cpu_policy, dict(options), CpuSet.from_bits(reserved), policy, scope)
+    meta = NodeMeta(labels=dict(kept[0]), annotations=dict(kept[1]))
+    node = read_node_policy(base, machine, meta, manager).on(base)
+    if policy and policy not in tuple(TopologyPolicy):
+        raise UnknownNodeError(f"its topology manager has the policy {policy!r:.60}, which is not known")
+    try:
+        check_cpu_options(parsed, node.policy, len(machine.packages), len(machine.nodes))
+    except ConfigError as error:
+        raise UnknownNodeError(str(error)) from None
+    return node
+
+
+def machine_of(rows: CpuRows, distances: Mapping[int, tuple[int, ...]]) -> Machine:
+    """Make a machine of CPUs: id, core, socket, NUMA node; cores are numbered within their socket or not."""
+    cores: dict[tuple[int, int, int], int] = {}
+    sockets: dict[int, int] = {}
+    nodes: dict[int, int] = {}
+    for cpu, core, socket, numa in rows:
+        cores.setdefault((socket, numa, core), cpu)
+        sockets.setdefault(socket, cpu)
+        nodes[numa] = nodes.get(numa, 0) | 1 << cpu
+    cpus = tuple(
+        Cpu(cpu, cores[socket, numa, core], sockets[socket], numa=numa, core_id=core, package_id=socket)
+        for cpu, core, socket, numa in rows
+    )
+    online = CpuSet(cpu for cpu, *_ in rows)
+    count = len(nodes)
+    return Machine(
+        cpus,
+        tuple(
+            NumaNode(numa, CpuSet.from_bits(nodes[numa]), distance=_checked(distances.get(numa, ()), count))
+            for numa in sorted(nodes)
+        ),
+        online,
+        online,
+    )
+
+
+def _checked(distance: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return distance if len(distance) == count else ()
+
+
+def _reserve(rules: Node, numa: NumatopologyFacts | None, free: CpuSet) -> CpuSet:
+    """Return the CPUs that stay without an owner: those of an amount, or those that no pod holds.
+
+    An object that lists its pods shows the reserve as what is neither free nor held. Where it does not, the
+    amount is chosen as kubelet chooses it.
+    """
+    if numa is None:
+        return CpuSet()
+    if numa.reserve:
+        try:
+            return CpuPolicy.of(rules.topology, rules.options, amount=numa.reserve).reserved
+        except (CpuStateError, NotEnoughCpus) as error:
+            raise UnknownNodeError(f"its reserve cannot be chosen: {error}") from None
+    if numa.shown is None:
+        return CpuSet()
+    held = union(cpus.bits for cpus in numa.shown.values())
+    return rules.machine.online - free - CpuSet.from_bits(held)

@@ -1,0 +1,300 @@
+"""All nodes, and what is known of them in the form in which many pods can be decided quickly.
+
+Theory. Deciding for one node takes the engine about a millisecond, and a pod has thousands of candidates. But
+nodes are alike: two nodes with the same hardware and policies, as many free CPUs, whole and broken cores and
+devices on each NUMA node, and the same pending pods give the same verdict, and so do replicas of a workload.
+So each node has a *class*, a number for all that a verdict depends on, which is found again only when its
+objects or its pending pods change; and verdicts are kept by demand and class. Looking at a candidate is then
+one look into a table, and the engine works only for classes that a demand has not met: those of the nodes
+that changed since.
+
+A demand that is new meets many classes at once. Then at most ``NEW_CLASSES`` of them are judged once enough
+candidates fit, and the candidates of other classes are left out of this answer, as a scheduler leaves out
+nodes by ``percentageOfNodesToScore``. Where too few fit, all are judged.
+
+Where a class were too coarse, the pod would still not be bound in error: ``place`` decides with the CPUs
+themselves, and that is what a bind relies on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from proxy.engine.node import Node
+from proxy.model.requests import MEMORY
+from proxy.scheduler.decision import FITS, NodeVerdict, judge
+from proxy.scheduler.node_facts import SchedulableNode
+from proxy.scheduler.pod_demand import PodDemand
+from proxy.scheduler.promises import Promise, Promises
+from proxy.scheduler.scores import Strategy, allocation_score, volcano_scores
+
+NEW_CLASSES = 12
+ENOUGH = 32
+MOST_VERDICTS = 400_000
+MOST_CLASSES = 200_000
+UNKNOWN = "UnknownNode"
+NOT_JUDGED = "NotJudged"
+_COUNTED = ("cpu", MEMORY)
+
+
+class FilterResult(Struct, frozen=True):
+    """The candidates that fit, in their order, and why the others do not."""
+
+    fits: list[str]
+    failed: dict[str, str]
+
+
+class _Row(Struct):
+    """One node of the table."""
+
+    node: SchedulableNode | None = None
+    problem: str = "nothing is known of it"
+    pending: tuple[Promise, ...] = ()
+    kind: int = -1
+    free: int = 0
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    requested: dict[str, int] = field(default_factory=dict)
+
+
+class NodeTable:
+    """The nodes and the promises.
+
+    Attributes:
+        judged: How many times the engine was asked.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, _Row] = {}
+        self._pods: dict[str, PodDemand] = {}
+        self._promises = Promises()
+        self._kinds: dict[object, int] = {}
+        self._shapes: dict[int, tuple[Node, int]] = {}
+        self._verdicts: dict[object, dict[int, NodeVerdict]] = {}
+        self._kept = 0
+        self.judged = 0
+
+    # -- what is known ------------------------------------------------------------------------------------
+
+    def put(self, node: SchedulableNode, now: float = 0.0) -> None:
+        """Note the facts of a node."""
+        row = self._rows.setdefault(node.name, _Row())
+        row.node, row.problem = node, ""
+        self._refresh(node.name, now)
+
+    def put_unknown(self, name: str, problem: str) -> None:
+        """Note that nothing can be decided for a node, and why."""
+        row = self._rows.setdefault(name, _Row())
+        row.node, row.problem, row.pending, row.kind = None, problem, (), -1
+
+    def put_allocatable(self, name: str, allocatable: Mapping[str, int]) -> None:
+        """Note what the Node object of a node offers: thousandths of CPUs, bytes."""
+        row = self._rows.setdefault(name, _Row())
+        row.allocatable = {each: allocatable.get(each, 0) for each in _COUNTED}
+
+    def remove(self, name: str) -> None:
+        """Forget a node; promises of its pods stay until the pods are gone."""
+        self._rows.pop(name, None)
+
+    def node(self, name: str) -> SchedulableNode | None:
+        """Return the facts of a node; None where nothing can be decided for it."""
+        row = self._rows.get(name)
+        return row.node if row else None
+
+    def promise(self, name: str, demand: PodDemand, now: float) -> None:
+        """Promise a node to a pod: a bind is under way."""
+        self._count(name, demand)
+        if demand.holds:
+            self._promises.promise(name, demand, now)
+            self._refresh(name, now)
+
+    def observe(self, demand: PodDemand, now: float, *, running: bool) -> None:
+        """Note a pod that is bound (``demand.node``)."""
+        self._count(demand.node, demand)
+        if demand.holds:
+            before = self._promises.of_pod(demand.key)
+            self._promises.observe(demand, now, running=running)
+            if before is not None and before.node != demand.node:
+                self._refresh(before.node, now)
+            self._refresh(demand.node, now)
+
+    def release(self, pod: str, now: float) -> None:
+        """Forget a pod: it has ended, is gone, or was not bound."""
+        demand = self._pods.pop(pod, None)
+        if demand is not None and (row := self._rows.get(demand.node)):
+            _add(row.requested, demand, -1)
+        if node := self._promises.drop(pod):
+            self._refresh(node, now)
+
+    def tick(self, now: float) -> None:
+        """End the promises that nothing will confirm."""
+        for name, row in self._rows.items():
+            if row.pending:
+                for lost in [each for each in row.pending if each.is_lost(now)]:
+                    self.release(lost.pod, now)
+                if any(row.node and not each.is_pending(row.node, now) for each in row.pending):
+                    self._refresh(name, now)
+
+        if len(self._kinds) > MOST_CLASSES:
+            self._kinds.clear()
+            self._verdicts.clear()
+            for name in self._rows:
+                self._refresh(name, now)
+
+    def pods(self, name: str) -> tuple[PodDemand, ...]:
+        """Return the pods that hold CPUs or devices of a node, in the order of their binds."""
+        return tuple(each.demand for each in self._promises.of(name))
+
+    def pending(self, name: str) -> tuple[Promise, ...]:
+        """Return the promises that the object of a node does not show."""
+        row = self._rows.get(name)
+        return row.pending if row else ()
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all nodes."""
+        return self._rows.keys()
+
+    # -- decisions ----------------------------------------------------------------------------------------
+
+    def filter(self, demand: PodDemand, names: Sequence[str] | None = None) -> FilterResult:
+        """Return the candidates that would admit a pod.
+
+        Args:
+            demand: The pod.
+            names: The candidates; None for all nodes.
+        """
+        names = list(self._rows) if names is None else names
+        if not demand.aligned:
+            return FilterResult(list(names), {})
+        known = self._verdicts_of(demand)
+        fits: list[str] = []
+        failed: dict[str, str] = {}
+        new: list[str] = []
+        rows, needed = self._rows, demand.exclusive
+        for name in names:
+            row = rows.get(name)
+            if row is None or row.node is None:
+                failed[name] = f"{UNKNOWN}: {row.problem if row else 'nothing is known of it'}"
+            elif (verdict := known.get(row.kind)) is not None:
+                if verdict.fits:
+                    fits.append(name)
+                else:
+                    failed[name] = f"{verdict.reason}: {verdict.message}"
+            elif row.free < needed:
+                failed[name] = f"InsufficientCPUs: {row.free} CPUs are free, {needed} are needed"
+            else:
+                new.append(name)
+        for number, name in enumerate(new):
+            if number >= NEW_CLASSES and len(fits) >= ENOUGH and rows[name].kind not in known:
+                failed[name] = f"{NOT_JUDGED}: enough other nodes fit"
+                continue
+            verdict = self._judged(name, demand, known)
+            if verdict.fits:
+                fits.append(name)
+            else:
+                failed[name] = f"{verdict.reason}: {verdict.message}"
+        return FilterResult(fits, failed)
+
+    def scores(self, demand: PodDemand, names: Sequence[str], strategy: Strategy) -> list[int]:
+        """Return the scores of candidates, 0 to 100."""
+        if strategy is Strategy.FEWEST_NUMA_NODES:
+            if not demand.aligned:
+                return [0] * len(names)
+            known = self._verdicts_of(demand)
+            counts = [len(self._judged(name, demand, known).numa_nodes) for name in names]
+            return volcano_scores(counts)
+        return [allocation_score(self._fractions(name, demand), strategy) for name in names]
+
+    def place(self, name: str, demand: PodDemand) -> NodeVerdict:
+        """Decide for one node with the CPUs themselves, as its bind relies on it."""
+        row = self._rows.get(name)
+        if row is None or row.node is None:
+            if demand.aligned:
+                words = row.problem if row else "nothing is known of it"
+                return NodeVerdict(fits=False, reason=UNKNOWN, message=words)
+            return FITS
+        if not demand.aligned:
+            return FITS
+        self.judged += 1
+        pending = [each.demand for each in row.pending if each.pod != demand.key]
+        return judge(row.node, demand, pending)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _count(self, name: str, demand: PodDemand) -> None:
+        before = self._pods.get(demand.key)
+        if before is not None and before.node == name:
+            return
+        if before is not None and (row := self._rows.get(before.node)):
+            _add(row.requested, before, -1)
+        self._pods[demand.key] = demand if demand.node == name else replace(demand, node=name)
+        _add(self._rows.setdefault(name, _Row()).requested, demand, 1)
+
+    def _refresh(self, name: str, now: float) -> None:
+        row = self._rows.get(name)
+        if row is None or row.node is None:
+            return
+        node = row.node
+        row.pending = tuple(each for each in self._promises.of(name) if each.is_pending(node, now))
+        row.free = len(node.free) - sum(each.demand.lasting for each in row.pending)
+        key = self._shape(node.rules), *_counts(node), *(each.demand.signature for each in row.pending)
+        row.kind = self._kinds.setdefault(key, len(self._kinds))
+
+    def _shape(self, rules: Node) -> int:
+        known = self._shapes.get(id(rules))
+        if known is None or known[0] is not rules:
+            known = self._shapes[id(rules)] = rules, len(self._shapes)
+        return known[1]
+
+    def _verdicts_of(self, demand: PodDemand) -> dict[int, NodeVerdict]:
+        if self._kept > MOST_VERDICTS:
+            self._verdicts.clear()
+            self._kept = 0
+        return self._verdicts.setdefault(demand.signature, {})
+
+    def _judged(self, name: str, demand: PodDemand, known: dict[int, NodeVerdict]) -> NodeVerdict:
+        row = self._rows.get(name)
+        if row is None or row.node is None:
+            return NodeVerdict(fits=False, reason=UNKNOWN, message=row.problem if row else "")
+        verdict = known.get(row.kind)
+        if verdict is None:
+            self.judged += 1
+            self._kept += 1
+            verdict = judge(row.node, demand, [each.demand for each in row.pending])
+            known[row.kind] = verdict
+        return verdict
+
+    def _fractions(self, name: str, demand: PodDemand) -> list[float]:
+        """Return which part of the node's CPUs and memory would be requested."""
+        row = self._rows.get(name)
+        if row is None:
+            return []
+        return [
+            (row.requested.get(each, 0) + demand.needs.get(each, 0)) / total
+            for each, total in row.allocatable.items()
+            if total > 0
+        ]
+
+
+def _add(requested: dict[str, int], demand: PodDemand, sign: int) -> None:
+    for each in _COUNTED:
+        requested[each] = requested.get(each, 0) + sign * demand.needs.get(each, 0)
+
+
+def _counts(node: SchedulableNode) -> tuple[object, ...]:
+    """Return what a verdict depends on besides the rules: free CPUs, cores and devices by NUMA node."""
+    free, machine = node.free.bits, node.rules.machine
+    cores: dict[int | None, tuple[int, int, int]] = {}
+    for cpus in machine.cores.values():
+        part = (cpus.bits & free).bit_count()
+        if part:
+            numa = machine.by_id[cpus.first()].numa
+            whole = part == cpus.bits.bit_count()
+            old = cores.get(numa, (0, 0, 0))
+            cores[numa] = old[0] + part, old[1] + whole, old[2] + (not whole)
+    devices = tuple(
+        (resource, tuple(sorted(zones.items()))) for resource, zones in sorted(node.devices.items())
+    )
+    return tuple(sorted(cores.items())), bool(node.reserved), devices

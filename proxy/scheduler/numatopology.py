@@ -1,0 +1,87 @@
+"""Reading a Numatopology of Volcano (nodeinfo.volcano.sh/v1alpha1).
+
+See volcano-sh/apis v1.12 pkg/apis/nodeinfo/v1alpha1/numatopo_types.go. A number of ``cpuDetail`` that is 0 is
+absent there. Core ids are unique within a socket only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from proxy.model.idset import CpuSet
+from proxy.model.quantity import parse_quantity
+from proxy.pools.go_json import Fields
+from proxy.scheduler.resource_topology import CpuRows
+
+MOST_CPUS = 8192
+
+
+class NumatopologyFacts(Struct, frozen=True):
+    """What a Numatopology says.
+
+    Attributes:
+        cpus: Id, core, socket and NUMA node of each CPU, ascending by id.
+        free: CPUs that are free, with those of ``reserve``.
+        cpu_policy, policy: Of the CPU manager and of the topology manager.
+        reserve: How many CPUs are kept back; kubelet chooses them.
+        shown: CPUs of the pods that the object lists, by uid; None where it lists no pods at all.
+    """
+
+    cpus: CpuRows
+    free: CpuSet
+    cpu_policy: str = ""
+    policy: str = ""
+    reserve: int = 0
+    shown: Mapping[str, CpuSet] | None = None
+
+
+def read_numatopology(raw: Mapping[str, Any]) -> NumatopologyFacts:
+    """Read the object.
+
+    Raises:
+        ValueError: A field does not hold what it should; the words say which.
+    """
+    spec = Fields(raw.get("spec"), "spec")
+    policies = Fields(spec.get("policies"), "policies")
+    cpus = _cpus(spec.get("cpuDetail"))
+    cpu = Fields(Fields(spec.get("numares"), "numares").get("cpu"), "numares.cpu")
+    kept = Fields(spec.get("resReserved"), "resReserved").get("cpu")
+    reserve = 0 if kept is None else -(-parse_quantity(kept, milli=True) // 1000)  # type: ignore[arg-type]
+    return NumatopologyFacts(
+        cpus,
+        CpuSet.parse(cpu.text("allocatable")),
+        policies.text("CPUManagerPolicy"),
+        policies.text("TopologyManagerPolicy"),
+        reserve,
+        _shown(spec) if spec.get("podAllocations") is not None else None,
+    )
+
+
+def _cpus(raw: object) -> CpuRows:
+    if not isinstance(raw, dict) or not raw:
+        raise ValueError("cpuDetail names no CPU")
+    if len(raw) > MOST_CPUS:
+        raise ValueError(f"cpuDetail names {len(raw)} CPUs; at most {MOST_CPUS} are read")
+    rows = []
+    for name, value in raw.items():
+        if not (isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 6):
+            raise ValueError(f"cpuDetail: {name!r:.40} is not the id of a CPU")
+        where = Fields(value, f"cpuDetail {name}")
+        rows.append((int(name), where.number("core"), where.number("socket"), where.number("numa")))
+    if any(min(row) < 0 for row in rows):
+        raise ValueError("cpuDetail: a number is negative")
+    return tuple(sorted(rows))
+
+
+def _shown(spec: Fields) -> dict[str, CpuSet]:
+    found: dict[str, CpuSet] = {}
+    for pod in spec.each("podAllocations"):
+        cpus = CpuSet()
+        for container in pod.each("containerAllocations"):
+            held = Fields(container.get("allocations"), "allocations").text("cpu")
+            cpus |= CpuSet.parse(held)
+        found[pod.text("uid")] = cpus
+    return found

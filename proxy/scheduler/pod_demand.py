@@ -1,0 +1,165 @@
+"""What a pod demands of a node, read from its Pod object.
+
+A demand is what the engine of the node will be asked for (``proxy.engine.pod_dry_run``), and a signature:
+pods with equal signatures get equal answers from equal nodes, so replicas of a workload are judged once.
+
+The annotation ``resource-status`` of a pod that is bound to no node is left out: the scheduler writes it, and
+what a pod's author wrote there must not reserve CPUs. A pod that is bound keeps it: its node follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.allocation.cpu_request import CPU, MILLI, container_cpus, pod_cpus
+from proxy.backends.kubelet.cri_view import cri_request, pod_of, sandbox_total
+from proxy.backends.kubelet.pod_spec import PodSpec, needed, pod_spec
+from proxy.engine.pod_dry_run import ArrivingPod
+from proxy.model.koordinator import NumaPolicy
+from proxy.model.options import TopologyPolicy
+from proxy.model.requests import ContainerKind, PodRequests, in_bytes
+from proxy.model.workload import KubeQos, Pod
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.claims import STRICT
+from proxy.pools.facts import POD_KEYS
+
+SOURCE = "the Pod object"
+ENDED = ("Succeeded", "Failed")
+"""Phases in which a pod holds nothing."""
+
+
+class PodDemand(Struct, frozen=True):
+    """What a pod demands.
+
+    Attributes:
+        key: The uid of the pod; where the object has none, ``namespace/name``.
+        spec: The pod object, as far as placement looks at it.
+        pod: The facts that the engine reads.
+        signature: Equal for pods that demand the same.
+        exclusive: Exclusive CPUs that its containers hold at most at any time.
+        lasting: Exclusive CPUs of the containers that stay, without those of init containers.
+        devices: Extended resources and how many of each.
+        needs: What the scheduler takes off a node: thousandths of CPUs, bytes, pieces.
+        priority: ``spec.priority``.
+        node: ``spec.nodeName``; empty while it is not bound.
+    """
+
+    key: str
+    spec: PodSpec
+    pod: Pod
+    signature: Hashable
+    exclusive: int
+    lasting: int
+    devices: Mapping[str, int]
+    needs: Mapping[str, int]
+    priority: int = 0
+    node: str = ""
+
+    @property
+    def ref(self) -> str:
+        """``namespace/name``."""
+        return f"{self.spec.namespace}/{self.spec.name}"
+
+    @property
+    def volcano_policy(self) -> TopologyPolicy | None:
+        """The policy that Volcano's annotation demands of the node; None where it demands none."""
+        policy = self.pod.wish_policy
+        return None if policy is TopologyPolicy.NONE else policy
+
+    @property
+    def aligned(self) -> bool:
+        """Whether a node may refuse the pod for want of CPUs, memory or devices in one place."""
+        pod = self.pod
+        return bool(
+            self.exclusive
+            or self.devices
+            or pod.qos in STRICT
+            or pod.kube_qos is KubeQos.GUARANTEED
+            or pod.aligned is not NumaPolicy.NONE
+            or self.volcano_policy is not None
+        )
+
+    @property
+    def holds(self) -> bool:
+        """Whether the pod takes something that the object of its node shows: CPUs of its own, or devices."""
+        return bool(self.exclusive or self.devices)
+
+    def arrival(self) -> ArrivingPod:
+        """Return the pod as it arrives at a node."""
+        spec = self.spec
+        requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.ask.containers)
+        return ArrivingPod(self.pod, sandbox_total(spec.ask, spec.own_limits), requests)
+
+
+def read_demand(raw: Mapping[str, Any]) -> PodDemand:
+    """Read a Pod object.
+
+    Raises:
+        InputError: It is no Pod, or a field does not hold what it should.
+    """
+    spec = pod_spec(raw, listed=True)
+    inner = raw.get("spec") or {}
+    node = str(inner.get("nodeName") or "")
+    if not node and RESOURCE_STATUS in spec.annotations:
+        kept = {key: value for key, value in spec.annotations.items() if key != RESOURCE_STATUS}
+        spec = replace(spec, annotations=kept)
+    key = spec.uid or f"{spec.namespace}/{spec.name}"
+    pod = pod_of(replace(spec, uid=key, ask=replace(spec.ask, uid=key)), f"sandbox {key}", SOURCE)
+    needs = {**needed(spec.ask.containers, lambda ask: ask.requests), **(spec.ask.own or {})}
+    devices = {name: amount for name, amount in needs.items() if amount and _is_device(name)}
+    priority = inner.get("priority")
+    strict = _strict_cpus(spec.ask) if pod.qos in STRICT else 0
+    return PodDemand(
+        key,
+        spec,
+        pod,
+        _signature(spec),
+        max(strict, pod_cpus(spec.ask)),
+        max(strict, _lasting(spec.ask)),
+        devices,
+        {name: amount for name, amount in needs.items() if amount},
+        priority if isinstance(priority, int) else 0,
+        node,
+    )
+
+
+def has_ended(raw: Mapping[str, Any]) -> bool:
+    """Return whether a Pod object says that the pod holds nothing any more."""
+    return (raw.get("status") or {}).get("phase") in ENDED
+
+
+def with_cpus(demand: PodDemand, text: str) -> PodDemand:
+    """Return the demand of a pod whose annotation ``resource-status`` names its CPUs."""
+    spec = replace(demand.spec, annotations={**demand.spec.annotations, RESOURCE_STATUS: text})
+    pod = pod_of(replace(spec, uid=demand.key), demand.pod.sandbox_id, SOURCE)
+    return replace(demand, spec=spec, pod=replace(pod, asks=demand.pod.asks), signature=_signature(spec))
+
+
+def _is_device(name: str) -> bool:
+    return name != CPU and not in_bytes(name) and "/" in name and "kubernetes.io/" not in name
+
+
+def _lasting(asks: PodRequests) -> int:
+    staying = asks.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    return sum(container_cpus(asks, ask) for ask in staying)
+
+
+def _strict_cpus(asks: PodRequests) -> int:
+    staying = asks.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    return sum(ask.requests.get(CPU, 0) for ask in staying) // MILLI
+
+
+def _signature(spec: PodSpec) -> Hashable:
+    asks = spec.ask
+    containers = tuple(
+        (ask.name, ask.kind, tuple(sorted(ask.requests.items())), tuple(sorted(ask.limits.items())))
+        for ask in asks.containers
+    )
+    own = None if asks.own is None else tuple(sorted(asks.own.items()))
+    texts = {**spec.labels, **spec.annotations}
+    wishes = tuple((key, texts[key]) for key in POD_KEYS if key in texts)
+    return containers, own, tuple(sorted(spec.own_limits.items())), spec.qos, wishes

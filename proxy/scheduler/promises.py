@@ -1,0 +1,140 @@
+"""The pods that nodes were promised to, and which of them their nodes do not show yet.
+
+Theory. Between the bind of a pod and the moment at which the object of its node counts the pod's CPUs, the
+object is stale, and a second pod could be given the same CPUs. So each bind is a promise, and each pod that
+is bound is one, whichever program bound it. A promise is *pending*, and counts beside what the object shows,
+until
+
+- the object of the node shows the pod, with as many CPUs as its containers that stay hold;
+- the pod has ended or is gone;
+- the pod has run for ``GRACE_S`` and the object still does not show it: the object does not show such pods;
+- the bind was never seen: ``LOST_S`` after the promise.
+
+A pod that is bound and does not run yet stays pending however long it takes: kubelet takes the CPUs when it
+admits the pod, and an image may take hours.
+
+Nothing here is stored. After a restart the promises are those of the pods that are bound, which the API
+server has, with the CPUs that were promised where an annotation names them.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.scheduler.node_facts import SchedulableNode
+from proxy.scheduler.pod_demand import PodDemand
+
+GRACE_S = 60.0
+LOST_S = 60.0
+
+
+class Promise(Struct, frozen=True):
+    """A pod that a node was promised to.
+
+    Attributes:
+        node: The node.
+        demand: The pod; with the CPUs that its annotation names, if any.
+        sequence: Promises of a node are ordered by it, as the pods were bound.
+        since: Clock when it was made.
+        bound: Whether the API server has shown the pod as bound.
+        running_since: Clock when the pod was first seen running; None before.
+    """
+
+    node: str
+    demand: PodDemand
+    sequence: int
+    since: float
+    bound: bool = False
+    running_since: float | None = None
+
+    @property
+    def pod(self) -> str:
+        """The key of the pod."""
+        return self.demand.key
+
+    def is_lost(self, now: float) -> bool:
+        """Return whether the bind was never seen."""
+        return not self.bound and now - self.since > LOST_S
+
+    def is_pending(self, node: SchedulableNode, now: float) -> bool:
+        """Return whether the promise counts beside what the object of the node shows."""
+        if is_shown(node, self.demand):
+            return False
+        if self.running_since is None or (self.demand.pod.cpuset and not node.counts_named):
+            # Koordinator's object leaves out CPUs that annotations of pods name: the scheduler counts them.
+            return True
+        return now - self.running_since <= GRACE_S
+
+
+class Promises:
+    """The promises, by node and by pod."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[str, dict[str, Promise]] = {}
+        self._node_of: dict[str, str] = {}
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._node_of)
+
+    def promise(self, node: str, demand: PodDemand, now: float) -> Promise:
+        """Promise a node to a pod; a promise that the pod had is replaced.
+
+        Args:
+            node: The node.
+            demand: The pod.
+            now: The clock.
+        """
+        self.drop(demand.key)
+        self._sequence += 1
+        made = Promise(node, demand, self._sequence, now)
+        self._put(made)
+        return made
+
+    def observe(self, demand: PodDemand, now: float, *, running: bool) -> str:
+        """Note that the API server shows a pod as bound.
+
+        Args:
+            demand: The pod, with its node.
+            now: The clock.
+            running: Whether its containers run.
+
+        Returns:
+            The node whose promises changed; empty where none did.
+        """
+        found = self.of_pod(demand.key)
+        if found is None or found.node != demand.node:
+            found = self.promise(demand.node, demand, now)
+        since = (now if found.running_since is None else found.running_since) if running else None
+        after = replace(found, bound=True, running_since=since)
+        self._put(after)
+        return demand.node
+
+    def drop(self, pod: str) -> str:
+        """End the promise of a pod; returns its node, empty where it had none."""
+        node = self._node_of.pop(pod, "")
+        if node:
+            del self._by_node[node][pod]
+            if not self._by_node[node]:
+                del self._by_node[node]
+        return node
+
+    def of(self, node: str) -> tuple[Promise, ...]:
+        """Return the promises of a node in their order."""
+        return tuple(sorted(self._by_node.get(node, {}).values(), key=lambda each: each.sequence))
+
+    def of_pod(self, pod: str) -> Promise | None:
+        """Return the promise of a pod."""
+        node = self._node_of.get(pod)
+        return None if node is None else self._by_node[node][pod]
+
+    def _put(self, promise: Promise) -> None:
+        self._by_node.setdefault(promise.node, {})[promise.pod] = promise
+        self._node_of[promise.pod] = promise.node
+
+
+def is_shown(node: SchedulableNode, demand: PodDemand) -> bool:
+    """Return whether the object of a node counts all that a pod holds."""
+    shown = node.shown.get(demand.key)
+    return shown is not None and len(shown) >= demand.lasting > 0

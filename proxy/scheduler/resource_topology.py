@@ -1,0 +1,211 @@
+"""Reading a NodeResourceTopology, of NFD, of nri-plugins, of Koordinator or of topoproxy.
+
+Versions v1alpha1 and v1alpha2 of topology.node.k8s.io differ in ``attributes`` only. A zone of type ``Node``
+is a NUMA node, called ``node-N``; other zones are left out.
+
+Where ``topologyManagerPolicy`` is no attribute, the deprecated ``topologyPolicies`` counts: one word for
+policy and scope, such as ``SingleNUMANodePodLevel``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+from proxy.model.idset import CpuSet, union
+from proxy.model.options import Scope, TopologyPolicy
+from proxy.model.quantity import parse_quantity
+from proxy.pools.go_json import Fields, load
+from proxy.pools.node_rule import MANAGER_POLICY
+
+CpuRows = tuple[tuple[int, int, int, int], ...]
+"""CPUs: id, core, socket, NUMA node."""
+CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
+POD_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
+FINGERPRINT = "nodeTopologyPodsFingerprint"
+_ZONE = re.compile(r"node-([0-9]{1,4})")
+_POLICIES = {
+    "BestEffort": TopologyPolicy.BEST_EFFORT,
+    "Restricted": TopologyPolicy.RESTRICTED,
+    "SingleNUMANode": TopologyPolicy.SINGLE_NUMA_NODE,
+    "None": TopologyPolicy.NONE,
+}
+_SCOPES = {"PodLevel": Scope.POD, "ContainerLevel": Scope.CONTAINER, "": Scope.CONTAINER}
+
+
+class ZoneAmounts(Struct, frozen=True):
+    """A resource of a NUMA node: what it has, what pods may have, and what of that is free."""
+
+    capacity: int
+    allocatable: int
+    available: int
+
+
+class ResourceTopologyFacts(Struct, frozen=True):
+    """What a NodeResourceTopology says.
+
+    Attributes:
+        zones: NUMA node to resource to amounts; CPUs in thousandths.
+        distances: NUMA node and its distances, in ascending order of nodes; empty where unknown.
+        policy, scope: Of the topology manager; empty where it says none.
+        cpu_policy, options, reserved: Of the CPU manager, by Koordinator's annotation.
+        rows: CPUs by Koordinator's annotation.
+        held: CPUs of pods by Koordinator's annotation, by uid.
+        lists_pods: Whether there is such an annotation.
+        fingerprint: Of the pods that the amounts include; empty where there is none.
+    """
+
+    zones: Mapping[int, Mapping[str, ZoneAmounts]]
+    distances: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    policy: str = ""
+    scope: str = ""
+    cpu_policy: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    reserved: CpuSet = field(default_factory=CpuSet)
+    rows: CpuRows = ()
+    held: Mapping[str, CpuSet] = field(default_factory=dict)
+    lists_pods: bool = False
+    fingerprint: str = ""
+
+    @property
+    def shown(self) -> Mapping[str, CpuSet]:
+        """CPUs of the pods that are listed, by uid."""
+        return self.held
+
+    @property
+    def devices(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Devices by resource and NUMA node: how many there are, and how many are free."""
+        found: dict[str, dict[int, tuple[int, int]]] = {}
+        for numa, resources in self.zones.items():
+            for name, amounts in resources.items():
+                if "/" in name:
+                    found.setdefault(name, {})[numa] = (amounts.allocatable, amounts.available)
+        return found
+
+    def cpu_rows(self) -> CpuRows:
+        """Return the CPUs: named ones, else as many as each NUMA node has, numbered from 0."""
+        if self.rows:
+            return self.rows
+        rows: list[tuple[int, int, int, int]] = []
+        for numa in sorted(self.zones):
+            cpu = self.zones[numa].get("cpu")
+            for _ in range(cpu.capacity // 1000 if cpu else 0):
+                rows.append((len(rows), len(rows), numa, numa))
+        return tuple(rows)
+
+    def free(self, everything: CpuSet) -> CpuSet:
+        """Return the CPUs that are free: those that no pod holds, else the last of each NUMA node."""
+        if self.rows:
+            held = union(cpus.bits for cpus in self.held.values())
+            return everything - CpuSet.from_bits(held) - self.reserved
+        by_node: dict[int, list[int]] = {}
+        for cpu, _, _, numa in self.cpu_rows():
+            by_node.setdefault(numa, []).append(cpu)
+        return CpuSet(
+            cpu
+            for numa, cpus in by_node.items()
+            for cpu in cpus[len(cpus) - min(len(cpus), self.zones[numa]["cpu"].available // 1000) :]
+        )
+
+
+def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
+    """Read the object.
+
+    Raises:
+        ValueError: A field does not hold what it should; the words say which.
+    """
+    fields = Fields(raw)
+    metadata = Fields(fields.get("metadata"), "metadata")
+    texts = metadata.get("annotations")
+    annotations: Mapping[str, Any] = texts if isinstance(texts, dict) else {}
+    attributes = {each.text("name"): each.text("value") for each in fields.each("attributes")}
+    policy, scope = _policy(fields, attributes)
+    manager = Fields.parse(str(annotations.get(MANAGER_POLICY) or "{}"))
+    options = manager.get("options")
+    zones, costs = _zones(fields)
+    held = _held(annotations)
+    return ResourceTopologyFacts(
+        zones,
+        _distances(zones, costs),
+        policy,
+        scope,
+        manager.text("policy"),
+        {str(k): str(v) for k, v in options.items()} if isinstance(options, dict) else {},
+        CpuSet.parse(manager.text("reservedCPUs")),
+        _rows(annotations),
+        held or {},
+        held is not None,
+        attributes.get(FINGERPRINT, ""),
+    )
+
+
+def _policy(fields: Fields, attributes: Mapping[str, str]) -> tuple[str, str]:
+    if "topologyManagerPolicy" in attributes:
+        return attributes["topologyManagerPolicy"], attributes.get("topologyManagerScope", "")
+    listed = fields.get("topologyPolicies")
+    word = str(listed[0]) if isinstance(listed, list) and listed else ""
+    for name, policy in _POLICIES.items():
+        if word.startswith(name) and word[len(name) :] in _SCOPES:
+            return policy.value, _SCOPES[word[len(name) :]].value
+    return "", ""
+
+
+def _zones(fields: Fields) -> tuple[dict[int, dict[str, ZoneAmounts]], dict[int, dict[int, int]]]:
+    zones: dict[int, dict[str, ZoneAmounts]] = {}
+    costs: dict[int, dict[int, int]] = {}
+    for zone in fields.each("zones"):
+        found = _ZONE.fullmatch(zone.text("name"))
+        if zone.text("type") != "Node" or found is None:
+            continue
+        numa = int(found[1])
+        zones[numa] = {each.text("name"): _amounts(each) for each in zone.each("resources")}
+        named = {_ZONE.fullmatch(each.text("name")): each.number("value") for each in zone.each("costs")}
+        costs[numa] = {int(name[1]): value for name, value in named.items() if name}
+    return zones, costs
+
+
+def _amounts(each: Fields) -> ZoneAmounts:
+    milli = each.text("name") == "cpu"
+
+    def read(name: str) -> int:
+        value = each.get(name)
+        return 0 if value is None else parse_quantity(value, milli=milli)  # type: ignore[arg-type]
+
+    return ZoneAmounts(read("capacity"), read("allocatable"), read("available"))
+
+
+def _distances(
+    zones: Mapping[int, object], costs: Mapping[int, Mapping[int, int]]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return the distance table; empty where it is not complete."""
+    nodes = sorted(zones)
+    if any(other not in costs.get(numa, {}) for numa in nodes for other in nodes):
+        return ()
+    return tuple((numa, tuple(costs[numa][other] for other in nodes)) for numa in nodes)
+
+
+def _rows(annotations: Mapping[str, Any]) -> CpuRows:
+    text = annotations.get(CPU_TOPOLOGY)
+    if not text:
+        return ()
+    # The limit on entries that holds for what pods' authors write is below the CPUs of a large machine.
+    detail = Fields.parse(str(text)).get("detail")
+    if not isinstance(detail, list):
+        raise ValueError(f"annotation {CPU_TOPOLOGY}: detail is not a list")  # noqa: TRY004  one kind of error
+    rows = [Fields(each, CPU_TOPOLOGY) for each in detail]
+    names = ("id", "core", "socket", "node")
+    return tuple(sorted(tuple(row.number(name) for name in names) for row in rows))  # type: ignore[misc]
+
+
+def _held(annotations: Mapping[str, Any]) -> dict[str, CpuSet] | None:
+    text = annotations.get(POD_ALLOCS)
+    if not text:
+        return None
+    found: dict[str, CpuSet] = {}
+    for each in Fields({"allocs": load(str(text))}).each("allocs"):
+        uid = each.text("uid")
+        found[uid] = found.get(uid, CpuSet()) | CpuSet.parse(each.text("cpuset"))
+    return found

@@ -1,0 +1,56 @@
+"""Scores of nodes, 0 to 100.
+
+Volcano's (Volcano v1.12 pkg/scheduler/plugins/numaaware ``batchNodeOrderFn``): with c NUMA nodes on a node
+and at most max over the candidates, weight x (100 - 100 x c / max) in whole numbers. Only the relation
+counts: if every candidate needs one NUMA node, every one gets 0; if none needs any, every one gets the full
+score.
+
+Least, Most and Balanced allocation, as kube-scheduler, Koordinator and scheduler-plugins have them: with the
+fraction f of each resource that would be requested, the mean of 1 - f, the mean of f, or 1 less the variance
+of f. A resource that would be overcommitted counts 0 under Least and 1 under Most.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+HIGHEST = 100
+
+
+class Strategy(enum.StrEnum):
+    """How nodes that fit are ordered."""
+
+    FEWEST_NUMA_NODES = "fewest-numa-nodes"
+    LEAST_ALLOCATED = "least-allocated"
+    MOST_ALLOCATED = "most-allocated"
+    BALANCED_ALLOCATION = "balanced-allocation"
+
+
+def volcano_scores(counts: Sequence[int], weight: int = 1) -> list[int]:
+    """Return Volcano's scores.
+
+    Args:
+        counts: NUMA nodes that the pod would use on each candidate.
+        weight: The argument of Volcano's plugin.
+    """
+    most = max(counts, default=0)
+    return [weight * (HIGHEST - (HIGHEST * count // most if most else 0)) for count in counts]
+
+
+def allocation_score(fractions: Sequence[float], strategy: Strategy) -> int:
+    """Return the score of a node by what would be requested of it.
+
+    Args:
+        fractions: Of each resource that counts, 1 for all of it.
+        strategy: Least, Most or Balanced.
+    """
+    if not fractions:
+        return 0
+    capped = [min(each, 1.0) for each in fractions]
+    mean = sum(capped) / len(capped)
+    if strategy is Strategy.LEAST_ALLOCATED:
+        return int(HIGHEST * (1 - mean))
+    if strategy is Strategy.MOST_ALLOCATED:
+        return int(HIGHEST * mean)
+    return int(HIGHEST * (1 - sum((each - mean) ** 2 for each in capped) / len(capped)))

@@ -1,0 +1,188 @@
+"""Reading nodes from their objects; what is malformed is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from proxy.agent.objects.node_page import KoordinatorPart, read_node_page
+from proxy.agent.objects.node_resource_topology import koordinator_topology, nfd_topology
+from proxy.agent.objects.numatopology import numatopology as published_numatopology
+from proxy.model.koordinator import NodeBindPolicy
+from proxy.model.kubelet import NodeMeta
+from proxy.model.options import Scope, TopologyPolicy
+from proxy.scheduler.node_facts import UnknownNodeError, join_facts
+from proxy.scheduler.numatopology import read_numatopology
+from proxy.scheduler.resource_topology import read_resource_topology
+from tests.scheduler.objects import Json, cpus, numatopology, resource_topology
+
+PAGE = read_node_page(
+    {
+        "name": "n1",
+        "mode": "enforce",
+        "published": True,
+        "applied": True,
+        "policies": {
+            "cpuManagerPolicy": "static",
+            "topologyManagerPolicy": "restricted",
+            "topologyManagerScope": "pod",
+        },
+        "reservedCPUs": "0",
+        "freeCPUs": "1,4-7",
+        "cpus": [[cpu, cpu // 2, cpu // 4, cpu // 4] for cpu in range(8)],
+        "numaNodes": [
+            {"id": numa, "memory": 1 << 30, "distances": {"0": 10 + 11 * numa, "1": 21 - 11 * numa}}
+            for numa in (0, 1)
+        ],
+        "pods": [
+            {
+                "namespace": "default",
+                "name": "a",
+                "uid": "u-a",
+                "containers": [{"name": "main", "cpus": "2-3"}],
+            }
+        ],
+    }
+)
+KOORDINATOR = {
+    "node.koordinator.sh/cpu-topology": json.dumps(
+        {"detail": [{"id": c, "core": c // 2, "socket": c // 4, "node": c // 4} for c in range(8)]}
+    ),
+    "node.koordinator.sh/pod-cpu-allocs": json.dumps([{"uid": "u-a", "cpuset": "2-3"}]),
+    "kubelet.koordinator.sh/cpu-manager-policy": json.dumps(
+        {"policy": "static", "options": {"full-pcpus-only": "true"}, "reservedCPUs": "0"}
+    ),
+}
+
+
+def test_what_the_agent_publishes_is_read_back() -> None:
+    numa = read_numatopology(published_numatopology(PAGE))
+    zones = read_resource_topology(nfd_topology(PAGE))
+    found = join_facts("n1", None, numa, zones)
+    assert (found.reserved, found.free) == (cpus("0"), cpus("1,4-7"))
+    assert (found.rules.policy, found.rules.scope) == (TopologyPolicy.RESTRICTED, Scope.POD)
+    assert found.shown == {"u-a": cpus("2-3")}
+    assert found.lists_pods
+    assert found.fingerprint.startswith("pfp0v001")
+    assert [node.distance for node in found.rules.machine.nodes] == [(10, 21), (21, 10)]
+
+
+def test_an_object_of_nfd_alone_gives_amounts() -> None:
+    found = join_facts("n1", None, None, read_resource_topology(nfd_topology(PAGE)))
+    assert [len(found.free & node.cpus) for node in found.rules.machine.nodes] == [1, 4]
+    assert (found.rules.static, found.lists_pods) == (True, False)
+
+
+def test_an_object_of_koordinator_names_cpus() -> None:
+    page = read_node_page(
+        {
+            "name": "n1",
+            "mode": "enforce",
+            "published": True,
+            "applied": True,
+            "policies": {},
+            "reservedCPUs": "",
+            "freeCPUs": "",
+            "cpus": [],
+            "numaNodes": [],
+        }
+    )
+    part = KoordinatorPart(annotations=KOORDINATOR, topology_policies=("SingleNUMANodePodLevel",))
+    raw = {**koordinator_topology(page), "topologyPolicies": list(part.topology_policies)}
+    raw["metadata"]["annotations"] = KOORDINATOR
+    found = join_facts("n1", None, None, read_resource_topology(raw))
+    assert found.free == cpus("1,4-7")
+    assert (found.rules.policy, found.rules.scope) == (TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD)
+    assert found.rules.options.full_pcpus_only
+    assert not found.counts_named
+
+
+def test_labels_of_the_node_object_come_first() -> None:
+    labels = {
+        "node.koordinator.sh/cpu-bind-policy": "SpreadByPCPUs",
+        "node.koordinator.sh/numa-topology-policy": "Restricted",
+    }
+    found = join_facts("n1", NodeMeta("n1", labels=labels), read_numatopology(numatopology("n1")), None)
+    assert found.rules.bind is NodeBindPolicy.SPREAD_BY_PCPUS
+    assert found.rules.policy is TopologyPolicy.RESTRICTED
+
+
+def test_nodes_that_are_alike_share_their_rules() -> None:
+    one, two = (
+        join_facts(name, None, read_numatopology(numatopology(name, free=free)), None)
+        for name, free in (("n1", "1-3"), ("n2", "8-11"))
+    )
+    assert one.rules is two.rules
+
+
+def _without_cpus(spec: Json) -> None:
+    spec["cpuDetail"] = {}
+
+
+def _foreign_id(spec: Json) -> None:
+    spec["cpuDetail"]["x"] = {}
+
+
+def _bad_list(spec: Json) -> None:
+    spec["numares"]["cpu"]["allocatable"] = "3-1"
+
+
+def _bad_amount(spec: Json) -> None:
+    spec["resReserved"]["cpu"] = "many"
+
+
+def _negative(spec: Json) -> None:
+    spec["cpuDetail"]["0"] = {"numa": -1}
+
+
+def _no_object(spec: Json) -> None:
+    spec["numares"] = []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_without_cpus, "cpuDetail names no CPU"),
+        (_foreign_id, "'x' is not the id of a CPU"),
+        (_bad_list, "runs backwards"),
+        (_bad_amount, "is not an amount"),
+        (_negative, "a number is negative"),
+        (_no_object, "numares is not a JSON object"),
+    ],
+)
+def test_malformed_numatopologies(spoil: Callable[[Json], None], words: str) -> None:
+    raw = numatopology("n1")
+    spoil(raw["spec"])
+    with pytest.raises(ValueError, match=words):
+        read_numatopology(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"zones": {}}, "zones"),
+        (
+            {"zones": [{"name": "node-0", "type": "Node", "resources": [{"name": "cpu", "capacity": "x"}]}]},
+            "x",
+        ),
+        ({"metadata": {"annotations": {"node.koordinator.sh/cpu-topology": "{}"}}}, "detail is not a list"),
+        ({"metadata": {"annotations": {"node.koordinator.sh/pod-cpu-allocs": "["}}}, "not JSON"),
+    ],
+)
+def test_malformed_resource_topologies(change: Json, words: str) -> None:
+    raw = {**resource_topology("n1", {0: {"cpu": (4, 4)}}), **change}
+    with pytest.raises(ValueError, match=words):
+        read_resource_topology(raw)
+
+
+def test_too_little_is_known() -> None:
+    with pytest.raises(UnknownNodeError, match="neither a Numatopology nor"):
+        join_facts("n1", NodeMeta("n1"), None, None)
+    with pytest.raises(UnknownNodeError, match="name no CPU"):
+        join_facts("n1", None, None, read_resource_topology(resource_topology("n1", {0: {}})))
+    with pytest.raises(UnknownNodeError, match="policy 'odd'"):
+        join_facts("n1", None, read_numatopology(numatopology("n1", policy="odd")), None)
+    with pytest.raises(UnknownNodeError, match="reserve cannot be chosen"):
+        join_facts("n1", None, read_numatopology(numatopology("n1", reserved=99)), None)

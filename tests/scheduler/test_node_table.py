@@ -1,0 +1,149 @@
+"""The table of nodes: who fits, in what order, and what was promised."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.model.idset import CpuSet
+from proxy.model.options import TopologyPolicy
+from proxy.scheduler.node_table import NodeTable
+from proxy.scheduler.pod_demand import read_demand, with_cpus
+from proxy.scheduler.promises import GRACE_S, LOST_S
+from proxy.scheduler.scores import Strategy
+from tests.scheduler.objects import cpus, demand, node, pod
+
+
+@pytest.fixture
+def table() -> NodeTable:
+    found = NodeTable()
+    found.put(node("n1", free="1-15", pods={}))
+    return found
+
+
+def fits(table: NodeTable, count: int) -> bool:
+    return bool(table.filter(demand("asked", count), ["n1"]).fits)
+
+
+def test_a_promise_counts_until_the_node_shows_it(table: NodeTable) -> None:
+    table.promise("n1", demand("a", 7), 0.0)
+    table.promise("n1", demand("b", 8), 0.0)
+    assert not fits(table, 1)
+    table.put(node("n1", free="1-15", pods={}), 1.0)  # the object is stale
+    assert not fits(table, 1)
+    table.put(node("n1", free="8-15", pods={"a": "1-7"}), 2.0)
+    assert [each.pod for each in table.pending("n1")] == ["b"]
+    table.put(node("n1", free="1-7", pods={"b": "8-15"}), 3.0)  # a has ended, and the API server is slow
+    assert [each.pod for each in table.pending("n1")] == ["a"]
+    table.release("a", 4.0)
+    assert fits(table, 7)
+
+
+def test_a_part_of_a_pod_that_is_shown_is_not_the_pod(table: NodeTable) -> None:
+    table.promise("n1", demand("a", 3, 4), 0.0)
+    table.put(node("n1", free="4-15", pods={"a": "1-3"}), 1.0)
+    assert [each.pod for each in table.pending("n1")] == ["a"]
+    table.put(node("n1", free="8-15", pods={"a": "1-7"}), 2.0)
+    assert not table.pending("n1")
+
+
+def test_a_bind_that_is_never_seen_is_lost(table: NodeTable) -> None:
+    table.promise("n1", demand("a", 7), 0.0)
+    table.tick(LOST_S)
+    assert table.pending("n1")
+    table.tick(LOST_S + 1)
+    assert not table.pending("n1")
+    assert fits(table, 7)
+
+
+def test_a_pod_that_does_not_run_yet_keeps_its_promise(table: NodeTable) -> None:
+    table.observe(demand("a", 7, node="n1"), 0.0, running=False)
+    table.tick(1e6)
+    assert table.pending("n1")
+    table.observe(demand("a", 7, node="n1"), 1e6, running=True)
+    table.tick(1e6 + GRACE_S)
+    assert table.pending("n1")
+    table.tick(1e6 + GRACE_S + 1)
+    assert not table.pending("n1")
+
+
+def test_promises_are_those_of_the_bound_pods_after_a_restart(table: NodeTable) -> None:
+    after = NodeTable()
+    for each in (demand("a", 7, node="n1"), demand("b", 8, node="n1")):
+        after.observe(each, 0.0, running=False)
+    after.put(node("n1", free="8-15", pods={"a": "1-7"}), 0.0)
+    assert [each.pod for each in after.pending("n1")] == ["b"]
+
+
+def test_the_cpus_that_an_annotation_names_are_those_that_are_taken(table: NodeTable) -> None:
+    lsr = demand("a", 2, labels={"koordinator.sh/qosClass": "LSR"})
+    named = with_cpus(lsr, '{"cpuset":"14-15"}')
+    assert table.place("n1", named).cpus == cpus("14-15")
+    table.promise("n1", named, 0.0)
+    assert table.place("n1", demand("b", 6)).cpus <= CpuSet(range(1, 14))
+
+
+def test_an_authors_own_resource_status_is_not_believed() -> None:
+    key = "scheduling.koordinator.sh/resource-status"
+    wish = pod("a", 2, annotations={key: '{"cpuset":"0-1"}'})
+    assert read_demand(wish).pod.cpuset is None
+    assert read_demand({**wish, "spec": {**wish["spec"], "nodeName": "n1"}}).pod.cpuset == cpus("0-1")
+
+
+def test_nodes_without_objects_are_no_place_for_aligned_pods(table: NodeTable) -> None:
+    table.put_unknown("n2", "its objects name no CPU")
+    result = table.filter(demand("a", 2), ["n1", "n2", "n3"])
+    assert result.fits == ["n1"]
+    assert result.failed["n2"] == "UnknownNode: its objects name no CPU"
+    assert not table.place("n3", demand("a", 2)).fits
+    shared = demand("b", "500m", "1")
+    assert not shared.exclusive or shared.aligned
+
+
+def test_best_effort_pods_go_anywhere(table: NodeTable) -> None:
+    raw = pod("a", 1)
+    raw["spec"]["containers"][0]["resources"] = {}
+    anywhere = read_demand(raw)
+    assert table.filter(anywhere, ["n1", "n9"]).fits == ["n1", "n9"]
+    assert table.place("n9", anywhere).fits
+    assert table.judged == 0
+
+
+def test_replicas_and_nodes_that_are_alike_are_judged_once() -> None:
+    table = NodeTable()
+    for number in range(200):
+        table.put(node(f"n{number}", free="1-15"))
+    names = [f"n{number}" for number in range(200)]
+    for number in range(5):
+        assert len(table.filter(demand(f"p{number}", 4), names).fits) == 200
+    assert table.judged == 1
+    table.promise("n7", demand("p0", 4), 0.0)
+    assert len(table.filter(demand("p9", 4), names).fits) == 200
+    assert table.judged == 2
+
+
+def test_fewest_numa_nodes_score_highest() -> None:
+    table = NodeTable()
+    table.put(node("one", free="1-15", policy="best-effort"))
+    table.put(node("two", free="1-3,8-10", policy="best-effort"))
+    asked = demand("a", 4)
+    assert table.scores(asked, ["one", "two"], Strategy.FEWEST_NUMA_NODES) == [50, 0]
+
+
+def test_allocation_scores_count_what_is_bound(table: NodeTable) -> None:
+    for name in ("n1", "n2"):
+        table.put_allocatable(name, {"cpu": 16_000, "memory": 16 << 30})
+    table.promise("n1", demand("a", 8), 0.0)
+    least = table.scores(demand("b", 4), ["n1", "n2"], Strategy.LEAST_ALLOCATED)
+    most = table.scores(demand("b", 4), ["n1", "n2"], Strategy.MOST_ALLOCATED)
+    assert least[1] > least[0]
+    assert most[0] > most[1]
+    table.release("a", 1.0)
+    assert table.scores(demand("b", 4), ["n1"], Strategy.LEAST_ALLOCATED) == [least[1]]
+
+
+def test_volcanos_annotation_is_part_of_what_is_demanded() -> None:
+    plain, wishing = demand("a", 2), demand("a", 2, annotations={"volcano.sh/numa-topology-policy": "none"})
+    strict = demand("a", 2, annotations={"volcano.sh/numa-topology-policy": "restricted"})
+    assert wishing.volcano_policy is None
+    assert strict.volcano_policy is TopologyPolicy.RESTRICTED
+    assert plain.signature != strict.signature
