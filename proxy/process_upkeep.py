@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SETTLED_S = 0.2
 """Seconds after the first comparison in which what it needed is freed."""
-SOON_S, LATER_S = 0.3, 2.0
+SOON_S, LATER_S = 0.3, 1.0
 """Seconds between two looks at whether there is something to give back: at first, and later."""
 SOON_LOOKS = 6
 GROWN_BYTES = 8 << 20
@@ -57,12 +57,15 @@ async def stay_small(executor: NodeContext) -> None:
     memory_trim.freeze()
     from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
 
-    telemetry, seen, begin, kept = executor.telemetry, (-1, -1), SOON_LOOKS, 0
+    telemetry, seen, begin, kept = executor.telemetry, (-1, -1), SOON_LOOKS, memory_trim.resident()
+    again = False
     while True:
         now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)
-        if now != seen or memory_trim.resident() > kept + GROWN_BYTES:
+        grown = memory_trim.resident() > kept + GROWN_BYTES
+        if now != seen or grown or again:
             await asyncio.to_thread(memory_trim.trim)
             await asyncio.to_thread(memory_trim.drop_clean_pages)
             seen, kept = now, memory_trim.resident()
+        again = grown  # the message that needed the memory may not have been sent yet
         await asyncio.sleep(SOON_S if begin > 0 else LATER_S)
         begin -= 1
