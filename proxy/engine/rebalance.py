@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Phase, Pool
+from proxy.model.workload import Phase, Placement, Pool
 
 
 def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -19,33 +19,45 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
         return (), ()
     shrink: list[str] = []
     grow: list[str] = []
-    known, online = before.containers, after.node.machine.online
-    own, exited = Pool.OWN, Phase.EXITED
+    online = after.node.machine.online
     # The CPUs of a container follow from its placement, and few placements differ.
+    unlimited = {id(pool): _way(before.pools.of(pool), after.pools.of(pool)) for pool in Pool}
     ways: dict[tuple[Pool, CpuSet | None, Mask | None, CpuSet | None, CpuSet], int] = {}
-    for key, container in after.containers.items():
-        old = known.get(key)
-        if old is None or container.phase is exited:
+    for key, container, old in after.containers.compared(before.containers):
+        if old is None or container.phase is Phase.EXITED:
             continue
         placement = container.placement
-        alike = old is container or old.placement == placement
-        if alike and placement.pool is own and still and not placement.exclusive.isdisjoint(online):
-            continue
-        kind = (
-            placement.pool,
-            placement.pool_cpus_limit,
-            placement.pool_numa_limit,
-            placement.hook_cpus,
-            placement.hook_extra_cpus,
-        )
-        turn = ways.get(kind) if alike and placement.pool is not own else None
-        if turn is None:
+        if not (old is container or old.placement == placement):
             turn = _way(before.wanted(old), after.wanted(container))
-            if alike and placement.pool is not own:
-                ways[kind] = turn
+        elif placement.pool is Pool.OWN:
+            if still and not placement.exclusive.isdisjoint(online):
+                continue
+            turn = _way(before.wanted(old), after.wanted(container))
+        elif _is_unlimited(placement):
+            turn = unlimited[id(placement.pool)]
+        else:
+            kind = (
+                placement.pool,
+                placement.pool_cpus_limit,
+                placement.pool_numa_limit,
+                placement.hook_cpus,
+                placement.hook_extra_cpus,
+            )
+            if kind not in ways:
+                ways[kind] = _way(before.wanted(old), after.wanted(container))
+            turn = ways[kind]
         if turn:
             (shrink if turn < 0 else grow).append(key)
     return tuple(sorted(shrink)), tuple(sorted(grow))
+
+
+def _is_unlimited(placement: Placement) -> bool:
+    """Return whether a placement in a shared pool follows the whole pool."""
+    return (
+        placement.hook_cpus is None
+        and placement.pool_cpus_limit is None
+        and placement.pool_numa_limit is None
+    )
 
 
 def _way(have: CpuSet, want: CpuSet) -> int:

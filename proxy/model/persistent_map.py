@@ -17,13 +17,14 @@ _BUCKETS = 64
 class PersistentMap(Mapping[str, V]):
     """Text keys to values; never changes."""
 
-    __slots__ = ("_buckets", "_size")
+    __slots__ = ("_buckets", "_size", "_values")
 
     def __init__(self, entries: Mapping[str, V] | None = None) -> None:
         self._buckets: list[dict[str, V]] = [{} for _ in range(_BUCKETS)]
         for key, value in (entries or {}).items():
             self._buckets[hash(key) % _BUCKETS][key] = value
         self._size = len(entries or {})
+        self._values: tuple[V, ...] | None = None
 
     def put(self, key: str, value: V) -> PersistentMap[V]:
         """Return the table with an entry added or replaced."""
@@ -34,6 +35,7 @@ class PersistentMap(Mapping[str, V]):
         table: PersistentMap[V] = _new(PersistentMap)
         table._buckets = buckets
         table._size = self._size if key in bucket else self._size + 1
+        table._values = None
         return table
 
     def drop(self, key: str) -> PersistentMap[V]:
@@ -47,6 +49,7 @@ class PersistentMap(Mapping[str, V]):
         table: PersistentMap[V] = _new(PersistentMap)
         table._buckets = buckets
         table._size = self._size - 1
+        table._values = None
         return table
 
     def __getitem__(self, key: str) -> V:
@@ -68,13 +71,26 @@ class PersistentMap(Mapping[str, V]):
 
     # A view of the standard library looks every key up again; these are read for every decision.
 
-    def values(self) -> list[V]:  # type: ignore[override]  # all callers need a list only
+    def values(self) -> tuple[V, ...]:  # type: ignore[override]  # all callers only go over it
         """Return all values."""
-        return [value for bucket in self._buckets for value in bucket.values()]
+        found = self._values
+        if found is None:
+            found = self._values = tuple([value for bucket in self._buckets for value in bucket.values()])
+        return found
 
     def items(self) -> list[tuple[str, V]]:  # type: ignore[override]  # the same
         """Return all pairs."""
         return [pair for bucket in self._buckets for pair in bucket.items()]
+
+    def compared(self, before: PersistentMap[V]) -> list[tuple[str, V, V | None]]:
+        """Return all pairs, each with the value that the key had in another table; None where it had none."""
+        found: list[tuple[str, V, V | None]] = []
+        for mine, old in zip(self._buckets, before._buckets, strict=True):
+            if mine is old:
+                found += [(key, value, value) for key, value in mine.items()]
+            else:
+                found += [(key, value, old.get(key)) for key, value in mine.items()]
+        return found
 
 
 _new = PersistentMap.__new__
