@@ -1,0 +1,78 @@
+"""Run all tests in two processes: the end-to-end tests, which mostly wait, beside all others.
+
+    python -m tests.testkit.run_all [SEED]
+
+The output of the end-to-end tests is printed after that of the others. The last line counts both.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.testkit.shuffle import RANDOM, seed_of
+
+ROOT = Path(__file__).parents[2]
+END_TO_END = "tests/e2e"
+COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|warnings?|xfailed|xpassed)")
+
+
+def counts(line: str) -> Counter[str]:
+    """Return the numbers of pytest's last line, by what they count."""
+    return Counter({word.removesuffix("s"): int(number) for number, word in COUNTED.findall(line)})
+
+
+def summary(found: Counter[str], seconds: float) -> str:
+    """Return one last line for both runs."""
+    order = ("failed", "error", "passed", "skipped", "xfailed", "xpassed", "warning")
+    words = [f"{found[word]} {word}" for word in order if found[word]]
+    return f"== {', '.join(words) or 'no tests ran'} in {int(seconds) // 60}:{int(seconds) % 60:02d} =="
+
+
+def start(seed: int, output: int | IO[bytes], *selection: str) -> subprocess.Popen[bytes]:
+    """Start pytest on some of the tests."""
+    line = [sys.executable, "-m", "pytest", f"--shuffle={seed}", *selection]
+    return subprocess.Popen(line, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+
+
+def copied(source: IO[bytes]) -> str:
+    """Print a run's output as it comes, and return its last line."""
+    last = b""
+    while part := source.read1(65536):  # type: ignore[attr-defined]
+        sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+        last = (last + part)[-4096:]
+    return last.decode(errors="replace").rstrip().rpartition("\n")[2]
+
+
+def main(seed_text: str) -> int:
+    """Run all; return the exit status."""
+    began, seed = time.monotonic(), seed_of(seed_text)
+    with tempfile.TemporaryFile() as output:
+        others = start(seed, subprocess.PIPE, f"--ignore={END_TO_END}")
+        beside = start(seed, output, END_TO_END)
+        runs = (others, beside)
+        signal.signal(signal.SIGTERM, lambda *_: [run.terminate() for run in runs])
+        assert others.stdout is not None
+        last = [copied(others.stdout)]
+        statuses = [run.wait() for run in runs]
+        output.seek(0)
+        last.append(copied(output))
+    print(summary(sum(map(counts, last), Counter()), time.monotonic() - began), flush=True)
+    return next((status for status in statuses if status), 0)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else RANDOM))
+    except pytest.UsageError as error:
+        sys.exit(str(error))
