@@ -1,9 +1,13 @@
-"""Keeps objects at the API server as they are wanted: each change soon, each object at most once a second.
+"""Keeps objects at the API server as they are wanted: each change soon, and all of a node one write a second.
 
 Theory of operation. For each object the writer holds what is wanted and what was written last. Where the two
 differ, and the last write was a second ago, it writes; changes meanwhile replace what is wanted, so a burst
 costs one write, and an object that does not change costs none. A write that fails is repeated with back-off,
 with what is wanted by then. Nothing is queued: memory is bounded by the number of objects.
+
+All writes share a budget (``write_budget``): a few at once, and one a second. Where more are due, the object
+that has waited longest is next. A patient one, such as the annotation of a pod, lets objects of the node go
+first; an Event leaves a write to them.
 
 Writes are server-side applies of the field owner ``topoproxy``, which take the fields from other owners.
 Where another program writes them again and again, the objects are repaired at growing intervals: a watch of
@@ -13,17 +17,21 @@ their metadata names each version that is not ours (``seen``).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from proxy.agent.api_client import ApiServerError, JsonObject
+from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject
+from proxy.agent.write_budget import WriteBudget
 from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
 from proxy.telemetry.port import Telemetry
 
 LEAST_S = 1.0
 """Seconds between two writes of one object."""
+WRITES_PER_SECOND, WRITE_BURST = 1.0, 5
+"""Of all objects together."""
 FAILED = Backoff(1.0, 4.0)
 """Seconds after a write that failed."""
 REFUSED = Backoff(2.0, 30.0)
@@ -47,6 +55,8 @@ class _Kept:
     Attributes:
         wanted: What it is to be, in a form that compares; None: it is to be gone.
         write: Writes that.
+        patience: So many times longer than an object of the node it may wait; infinity: until none waits.
+        since: The time from which it has not been written as wanted.
         written: What was written last; a value that nothing equals before the first write.
         due: The time of the next write at the earliest.
         failures: Failed writes in a row.
@@ -61,6 +71,8 @@ class _Kept:
 
     wanted: object
     write: Write
+    patience: float
+    since: float
     written: object = field(default_factory=object)
     due: float = 0.0
     failures: int = 0
@@ -71,6 +83,10 @@ class _Kept:
     once: bool = False
     gives_up: bool = False
     busy: bool = False
+
+    def waited(self, now: float) -> float:
+        """Return for how long it could have been written, less for a patient one."""
+        return (now - max(self.since, self.due)) / self.patience
 
 
 class ObjectWriter:
@@ -84,10 +100,18 @@ class ObjectWriter:
         """
         self._telemetry = telemetry
         self._objects: dict[str, _Kept] = {}
+        self._budget = WriteBudget(WRITES_PER_SECOND, WRITE_BURST)
         self._wake = asyncio.Event()
 
     def want(
-        self, path: str, wanted: object, write: Write, *, once: bool = False, gives_up: bool = False
+        self,
+        path: str,
+        wanted: object,
+        write: Write,
+        *,
+        patience: float = 1.0,
+        once: bool = False,
+        gives_up: bool = False,
     ) -> None:
         """Have an object written as soon as it may be, unless it was written so already.
 
@@ -95,17 +119,20 @@ class ObjectWriter:
             path: Of the object.
             wanted: What is compared with what was written last.
             write: Writes it.
+            patience: So many times longer than an object of the node it may wait; infinity: until none waits.
             once: Forget it once it is written; the oldest of more than ``ONCE_LIMIT`` are forgotten before.
             gives_up: Forget it also after ``ONCE_REFUSALS`` refusals in a row.
         """
         kept = self._objects.get(path)
         if kept is None:
-            self._objects[path] = _Kept(wanted, write, once=once, gives_up=gives_up)
+            self._objects[path] = _Kept(wanted, write, patience, self._now(), once=once, gives_up=gives_up)
             if once:
                 self._bound()
         elif kept.wanted == wanted:
             return
         else:
+            if kept.written == kept.wanted:
+                kept.since = self._now()
             kept.wanted, kept.write = wanted, write
             if kept.failures:  # something new may be accepted
                 kept.failures, kept.due = 0, min(kept.due, self._now() + LEAST_S)
@@ -158,13 +185,20 @@ class ObjectWriter:
                     for path, kept in self._objects.items()
                     if kept.written != kept.wanted and not kept.busy
                 ]
+                behind.sort(key=lambda each: each[1].waited(now), reverse=True)
+                pause = math.inf
                 for path, kept in behind:
-                    if kept.due <= now:
-                        kept.busy = True  # an object that is written slowly must not delay the others
-                        tasks.create_task(self._one(path, kept))
-                pause = min((kept.due - now for _, kept in behind if not kept.busy), default=None)
+                    wait = kept.due - now
+                    if wait <= 0:
+                        wait = self._budget.wait(now, spare=kept.patience == math.inf)
+                    if wait > 0:
+                        pause = min(pause, wait)
+                        continue
+                    self._budget.take()
+                    kept.busy = True  # an object that is written slowly must not delay the others
+                    tasks.create_task(self._one(path, kept))
                 try:
-                    async with asyncio.timeout(pause):
+                    async with asyncio.timeout(pause if pause < math.inf else None):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
@@ -193,6 +227,8 @@ class ObjectWriter:
 
     def _failed(self, path: str, kept: _Kept, error: TopoproxyError) -> None:
         refused = isinstance(error, ApiServerError) and error.status < 500 and error.status not in _TEMPORARY
+        if isinstance(error, ApiUnreachableError):
+            self._budget.give_back()
         kept.failures += 1
         kept.refusals = kept.refusals + 1 if refused else 0
         # A starting API server refuses for a moment: attempts of the outage before do not count.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +43,7 @@ from proxy.agent.objects.pod_events import (
 )
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Key, Watcher
+from proxy.agent.write_budget import WriteBudget
 from proxy.config.cluster import TopologyObject
 from proxy.model.errors import TopoproxyError
 from proxy.observe.device_capacity import healthy_devices, node_status_patch
@@ -51,6 +53,8 @@ KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh
 DISCOVER_S = 300.0
 EVENT_BURST, EVENT_S = 25, 2.0
 """So many Events at once, and one more every so many seconds."""
+POD_PATIENCE = 30.0
+"""So many times longer than an object of the node the annotation of a pod may wait."""
 
 
 Amounts = tuple[dict[str, str], dict[str, str]]
@@ -108,7 +112,7 @@ class Publisher:
         self._condition: tuple[NodeCondition, str] | None = None
         self._annotated: dict[str, JsonObject] = {}
         self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
-        self._tokens, self._refilled = float(EVENT_BURST), 0.0
+        self._events = WriteBudget(1 / EVENT_S, EVENT_BURST)
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._there: set[str] = set()
 
@@ -323,7 +327,7 @@ class Publisher:
             self._remove_annotation(path)
         for path, patch in wanted.items():
             self._annotated[path] = patch
-            self.writer.want(path, patch, self._merge(path, patch))
+            self.writer.want(path, patch, self._merge(path, patch), patience=POD_PATIENCE)
 
     def _remove_annotation(self, path: str) -> None:
         patch = self._annotated.pop(path)
@@ -366,16 +370,14 @@ class Publisher:
 
     def _event(self, event: PodEvent, count: int) -> None:
         """Have an Event written, unless there were too many."""
-        now = self._wall()
-        self._tokens = min(EVENT_BURST, self._tokens + max(0.0, now - self._refilled) / EVENT_S)
-        self._refilled = now
-        if self._tokens < 1:
+        if self._events.wait(self._wall()):
             return
-        self._tokens -= 1
+        self._events.take()
         at = self._now()
         value = event_object(event, self._session.node, at, at, count)
         path = f"/api/v1/namespaces/{event.namespace}/events/{event.name}"
-        self.writer.want(path, (event, count, at), self._apply(path, value), once=True, gives_up=True)
+        write = self._apply(path, value)
+        self.writer.want(path, (event, count, at), write, patience=math.inf, once=True, gives_up=True)
 
     def _now(self) -> str:
         return datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -20,6 +20,7 @@ LEAST = 0.05
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_S", LEAST)
+    monkeypatch.setattr(module, "WRITE_BURST", 1000)
     monkeypatch.setattr(module, "FAILED", Backoff(0.02, 0.05))
     monkeypatch.setattr(module, "REFUSED", Backoff(0.2, 0.4))
     monkeypatch.setattr(module, "OVERWRITTEN", Backoff(0.05, 1.0, steady=5.0, tolerated=2, least=0.05))

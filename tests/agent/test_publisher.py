@@ -28,6 +28,7 @@ OLD = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_writer, "LEAST_S", 0.05)
+    monkeypatch.setattr(object_writer, "WRITE_BURST", 1000)
     monkeypatch.setattr(object_writer, "FAILED", Backoff(0.02, 0.05))
     monkeypatch.setattr(node_follower, "APART_S", 0.01)
     monkeypatch.setattr(node_follower, "PAUSES", Backoff(0.01, 0.02))
