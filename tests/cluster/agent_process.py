@@ -22,7 +22,7 @@ NUMATOPOLOGY = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/n1"
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/n1"
 SOON_S = 10.0
 _WRITES = re.compile(
-    r'^apiserver_request_total\{.*\bresource="(numatopologies|noderesourcetopologies|nodes|pods)"'
+    r'^apiserver_request_total\{.*\bresource="(numatopologies|noderesourcetopologies|nodes|pods|events)"'
     r'.*verb="(APPLY|PATCH|PUT|POST|DELETE)"[^}]*\} (\d+)',
     re.M,
 )
@@ -165,6 +165,7 @@ def events(plane: ControlPlane, namespace: str = "demo") -> list[Json]:
     return found
 
 
-def writes(plane: ControlPlane) -> int:
-    """Return how many writes of our kinds of objects the API server has answered."""
-    return sum(int(n) for *_, n in _WRITES.findall(plane.request("GET", "/metrics", raw=True)))
+def writes(plane: ControlPlane, *, events: bool = False) -> int:
+    """Return how many writes of our kinds of objects the API server has answered, with Events or without."""
+    found = _WRITES.findall(plane.request("GET", "/metrics", raw=True))
+    return sum(int(n) for resource, _, n in found if events or resource != "events")

@@ -15,9 +15,12 @@ import tempfile
 import threading
 import time
 import urllib.request
+import uuid
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
+from proxy.demo import client as demo
 from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
@@ -38,6 +41,7 @@ from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 STATIC = "cpuManagerPolicy: static\nreconcilePeriod: 1h\n"
 PODS = 250
+Work = Callable[[DaemonNode, AgentProcess], None]
 
 
 class WatchedFree:
@@ -77,14 +81,15 @@ class WatchedFree:
         raise TimeoutError(str(cpus))
 
 
-def on_node(plane: ControlPlane, cores: int, work: Callable[[DaemonNode, AgentProcess], None]) -> None:
-    """Run something beside a daemon on a machine of two sockets, and its agent."""
+def on_node(plane: ControlPlane, cores: int, work: Work, settings: str = "") -> None:
+    """Run something beside a daemon on a machine of two sockets, and its agent with some settings."""
     machine = described(2, 1, cores, 2)
     with temporary_node(lambda directory: DaemonNode(directory, machine)) as node:
-        daemon = node.daemon(STATIC)
+        more = settings.format(directory=node.directory)
+        daemon = node.daemon(STATIC + more)
 
         def whole() -> None:
-            with running_agent(plane, node.directory) as agent:
+            with running_agent(plane, node.directory, more) as agent:
                 wait_until(lambda: free_cpus(plane) is not None and condition(plane), 30)
                 time.sleep(1.5)
                 work(node, agent)
@@ -112,24 +117,57 @@ def show(name: str, values: list[float]) -> None:
     print(f"{name}: p50 {statistics.median(ordered):.3f} s, p99 {p99:.3f} s, of {len(ordered)}")
 
 
+def bound_pod(plane: ControlPlane, name: str) -> str:
+    """Create a pod as the scheduler leaves it, with what pods usually have; return its uid."""
+    environment = [{"name": f"VARIABLE_{number}", "value": "x" * 40} for number in range(20)]
+    resources = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+    container = {"name": "main", "image": "x", "resources": resources, "env": environment}
+    metadata = {"name": name, "labels": {"app": name}, "annotations": {"note": "x" * 200}}
+    value = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+    created = plane.create(
+        "/api/v1/namespaces/demo/pods", {**value, "spec": {"nodeName": "n1", "containers": [container]}}
+    )
+    return str(created["metadata"]["uid"])
+
+
+def timed(plane: ControlPlane, name: str, gaps: Callable[[], float], count: int) -> Work:
+    """Return what measures latency and writes while pods come."""
+
+    def work(node: DaemonNode, agent: AgentProcess) -> None:
+        before, began = writes(plane, events=True), time.monotonic()
+        show(f"object current, {name}", latency(plane, node, gaps, count))
+        lasted = time.monotonic() - began
+        found = writes(plane, events=True) - before
+        print(f"writes meanwhile: {found} in {lasted:.0f} s, {found / lasted:.2f} per second")
+
+    return work
+
+
+def reading(uids: dict[str, str]) -> Work:
+    """Return what measures the agent's memory while it reads pods; ``uids`` has their names and UIDs."""
+
+    def work(node: DaemonNode, agent: AgentProcess) -> None:
+        with node.client() as client:
+            for name, uid in uids.items():
+                with mock.patch.object(demo.uuid, "uuid4", lambda uid=uid: uuid.UUID(uid)):
+                    client.launch(DemoPod(name, kube_qos=KubeQos.BURSTABLE))
+        time.sleep(10)
+        known = json.loads((node.directory / "cluster/pods.json").read_text())
+        assert all(uid in json.dumps(known) for uid in uids.values())
+        print(f"memory of the agent at {PODS} pods, with clusterFacts: {agent.rss_kb / 1024:.1f} MiB")
+
+    return work
+
+
 def figures(plane: ControlPlane) -> None:
-    def small(node: DaemonNode, agent: AgentProcess) -> None:
-        show("object current, 1 pod per 1.1 s", latency(plane, node, lambda: 1.1, 40))
-
-    def busy(node: DaemonNode, agent: AgentProcess) -> None:
-        before, began = writes(plane), time.monotonic()
-        show("object current, 4 pods per second", latency(plane, node, lambda: random.uniform(0, 0.5), 100))
-        per_second = (writes(plane) - before) / (time.monotonic() - began)
-        print(f"writes per second meanwhile, of two objects: {per_second:.2f}")
-
     def idle(node: DaemonNode, agent: AgentProcess) -> None:
         with node.client() as client:
             for number in range(PODS):
                 client.launch(DemoPod(f"p{number}", kube_qos=KubeQos.BURSTABLE))
         time.sleep(3)
-        before = writes(plane)
+        before = writes(plane, events=True)
         time.sleep(60)
-        print(f"writes in an idle minute: {writes(plane) - before}")
+        print(f"writes in an idle minute: {writes(plane, events=True) - before}")
         print(f"memory of the agent at {PODS} pods: {agent.rss_kb / 1024:.1f} MiB")
         page = json.dumps(plane.get(NUMATOPOLOGY), separators=(",", ":"))
         print(f"Numatopology of 64 CPUs: {len(page)} bytes with the fields of the API server")
@@ -148,9 +186,21 @@ def figures(plane: ControlPlane) -> None:
             print(f"{found['kind']} of 512 CPUs: {whole} bytes, {bare} without managedFields")
         print(f"memory of the agent on 512 CPUs: {agent.rss_kb / 1024:.1f} MiB")
 
-    for cores, work in ((32, small), (64, busy), (16, idle), (128, large)):
+    one = "cluster:\n  nodeResourceTopology: none\n"
+    facts = "clusterFacts:\n  directory: {directory}/cluster\n"
+    uids: dict[str, str] = {}
+    for cores, settings, work in (
+        (64, one, timed(plane, "one object, 1 pod per second", lambda: 1.0, 100)),
+        (64, "", timed(plane, "two objects, 1 pod per second", lambda: 1.0, 100)),
+        (64, "", timed(plane, "two objects, 4 pods per second", lambda: random.uniform(0, 0.5), 100)),
+        (16, "", idle),
+        (16, facts, reading(uids)),
+        (128, "", large),
+    ):
         plane.node()
-        on_node(plane, cores, work)
+        if settings == facts:
+            uids.update((name, bound_pod(plane, name)) for name in (f"p{number}" for number in range(PODS)))
+        on_node(plane, cores, work, settings)
         for path in (NUMATOPOLOGY, TOPOLOGY, "/api/v1/nodes/n1"):
             if plane.get(path):
                 plane.delete(path)
