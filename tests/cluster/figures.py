@@ -50,7 +50,10 @@ class WatchedFree:
     def __init__(self, plane: ControlPlane) -> None:
         self.seen: list[tuple[float, CpuSet]] = []
         collection = NUMATOPOLOGY.rpartition("/")[0]
-        asked = urllib.request.Request(f"{plane.server}{collection}?watch=true")
+        # Without a version, the API server waits until its cache is as new as etcd, and etcd 3.4 reports no
+        # progress of a collection that does not change: such a watch ends with an error.
+        since = plane.request("GET", collection)["metadata"]["resourceVersion"]
+        asked = urllib.request.Request(f"{plane.server}{collection}?watch=true&resourceVersion={since}")
         asked.add_header("Authorization", "Bearer admin-token")
         self._answer = urllib.request.urlopen(asked, timeout=600, context=plane._context)
         threading.Thread(target=self._read, daemon=True).start()
