@@ -238,6 +238,7 @@ class ObjectWriter:
         self._telemetry.problem(CANNOT_WRITE, path=reported, err=str(error).replace(path, reported))
         if kept.gives_up and kept.refusals >= ONCE_REFUSALS and self._objects.get(path) is kept:
             del self._objects[path]
+            self._telemetry.forget(CANNOT_WRITE, path=reported)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -11,29 +11,22 @@ When the agent ends they stay: it is mostly started again soon.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 
-from proxy.agent.api_client import FIELD_OWNER, ApiServerError, JsonObject
+from proxy.agent.api_client import FIELD_OWNER, METADATA, ApiServerError, JsonObject
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
+from proxy.agent.node_status import NODES, NodeFields, PublishedStatus, node_fields, timestamp
 from proxy.agent.object_writer import ObjectWriter, Write
 from proxy.agent.objects import node_resource_topology as nrt
 from proxy.agent.objects import numatopology as volcano
-from proxy.agent.objects.node_condition import (
-    TYPE,
-    UNREACHABLE,
-    NodeCondition,
-    condition_of,
-    condition_status,
-)
+from proxy.agent.objects.node_condition import UNREACHABLE, condition_of
 from proxy.agent.objects.node_page import NodePage
-from proxy.agent.objects.pod_annotations import annotated_pods, withdrawn
+from proxy.agent.objects.pod_annotations import PODS, annotated_pods, withdrawn, written_here
 from proxy.agent.objects.pod_events import (
     PodEvent,
     event_object,
@@ -46,21 +39,14 @@ from proxy.agent.watcher import Key, Watcher
 from proxy.agent.write_budget import WriteBudget
 from proxy.config.cluster import TopologyObject
 from proxy.model.errors import TopoproxyError
-from proxy.observe.device_capacity import healthy_devices, node_status_patch
+from proxy.observe.device_capacity import healthy_devices
 
-NODES = "/api/v1/nodes"
 KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh"})
 DISCOVER_S = 300.0
 EVENT_BURST, EVENT_S = 25, 2.0
 """So many Events at once, and one more every so many seconds."""
 POD_PATIENCE = 30.0
 """So many times longer than an object of the node the annotation of a pod may wait."""
-
-
-Amounts = tuple[dict[str, str], dict[str, str]]
-"""Capacity and allocatable of a Node object."""
-NodeFields = tuple[str, Amounts, NodeCondition | None]
-"""What is kept of the Node object: its uid, the amounts of extended resources, and our condition."""
 
 
 OwnObject = tuple[str, bool]
@@ -71,17 +57,6 @@ def own_object(item: JsonObject) -> OwnObject:
     """Return what is kept of an object that we may have written."""
     managers = {each.get("manager") for each in item["metadata"].get("managedFields") or ()}
     return str(item["metadata"]["resourceVersion"]), FIELD_OWNER in managers
-
-
-def node_fields(item: JsonObject) -> NodeFields:
-    """Return what is kept of a Node object; the API server may add empty maps for capacity."""
-    status = item.get("status") or {}
-    amounts = [
-        {name: str(amount) for name, amount in (status.get(part) or {}).items() if "/" in name}
-        for part in ("capacity", "allocatable")
-    ]
-    found = _condition_in(item)
-    return str(item["metadata"]["uid"]), (amounts[0], amounts[1]), found and found[0]
 
 
 class Publisher:
@@ -101,16 +76,13 @@ class Publisher:
         self.follower = NodeFollower(
             session.daemon, session.node, session.telemetry, self._followed, self._silent
         )
-        self._node_path = f"{NODES}/{session.node}"
+        self._status = PublishedStatus(session, self.writer, wall)
         self._named = {"fieldSelector": f"metadata.name={session.node}"}
-        self._uid = ""
         self._is_silent = False
-        self._amounts: Amounts = {}, {}
-        self._advertised: set[str] = set()
         self._groups: dict[str, list[str]] = {}
         self._allocations = True
-        self._condition: tuple[NodeCondition, str] | None = None
         self._annotated: dict[str, JsonObject] = {}
+        self._looked_for_annotations = False
         self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
         self._events = WriteBudget(1 / EVENT_S, EVENT_BURST)
         self._watchers: dict[str, asyncio.Task[None]] = {}
@@ -202,19 +174,10 @@ class Publisher:
 
     def _node_changed(self, key: Key, fields: NodeFields | None) -> None:
         """Handle a change of the Node object; another one of our name lacks the condition and the objects."""
-        uid, self._amounts, condition = fields or ("", ({}, {}), None)
-        if uid != self._uid:
-            self._uid, self._condition = uid, None
-            self.writer.forget(f"{self._node_path}/status")
-            if not uid:
+        if self._status.changed(fields):
+            if not self._status.uid:
                 self._forget()
             self._publish()
-            return
-        if self._condition is not None and self._condition[0] != condition:
-            self._condition = None  # another program has written it
-            self.writer.seen(f"{self._node_path}/status", None)
-        if self.follower.page is not None:
-            self._count_devices(self.follower.page)
 
     def _forget(self) -> None:
         """Write nothing of a Node object that is gone: the API server deletes what it owned."""
@@ -239,7 +202,7 @@ class Publisher:
 
     def _silent(self) -> None:
         self._is_silent = True
-        self._want_condition(UNREACHABLE)
+        self._status.want_condition(UNREACHABLE)
 
     def _events_of_rejections(self, page: NodePage) -> None:
         """Write an Event for each rejection that is new, has another reason, or has come twice as often."""
@@ -256,10 +219,10 @@ class Publisher:
     def _publish(self) -> None:
         """Have everything written that follows from what is known."""
         page = self.follower.page
-        if page is None or not self._uid:
+        if page is None or not self._status.uid:
             return
-        self._want_condition(UNREACHABLE if self._is_silent else condition_of(page))
-        self._count_devices(page)
+        self._status.want_condition(UNREACHABLE if self._is_silent else condition_of(page))
+        self._status.count_devices(healthy_devices(page.device_resources) if page.published else {})
         if not page.published:
             self.withdraw()
             return
@@ -284,23 +247,22 @@ class Publisher:
                 self.writer.withdraw(path, remove)
         for path in list(self._annotated):
             self._remove_annotation(path)
+        if self._settings.pod_annotations and not self._looked_for_annotations:
+            self._looked_for_annotations = True
+            path, find = f"{PODS}?{self._session.node}", self._withdraw_earlier_annotations
+            self.writer.want(path, True, find, patience=POD_PATIENCE, once=True, gives_up=True)
 
-    def _count_devices(self, page: NodePage) -> None:
-        """Have the Node object show the devices that topoproxy assigns; kubelet may reset these amounts."""
-        healthy = healthy_devices(page.device_resources) if page.published else {}
-        if not self._uid or not (healthy or self._advertised):
-            return
-        operations = node_status_patch(healthy, *self._amounts, advertised=self._advertised)
-        self._advertised |= healthy.keys()
-        if operations:
-            path = f"{self._node_path}/status"
-            self.writer.want(
-                f"{path}#devices", operations, lambda: self._session.api.patch(path, operations), once=True
-            )
+    async def _withdraw_earlier_annotations(self) -> None:
+        """Have the annotations removed that an earlier run has written at pods of the node."""
+        of_node = {"fieldSelector": f"spec.nodeName={self._session.node}"}
+        async for page in self._session.api.pages(PODS, of_node, METADATA):
+            for path, patch in written_here(page.get("items") or ()).items():
+                remove = self._merge(path, withdrawn(patch))
+                self.writer.want(path, None, remove, patience=POD_PATIENCE)
 
     def _want(self, collection: str, value: JsonObject, write: Callable[[str, JsonObject], Write]) -> None:
         path = f"{collection}/{self._session.node}"
-        owned = nrt.with_owner(value, self._session.node, self._uid)
+        owned = nrt.with_owner(value, self._session.node, self._status.uid)
         self.writer.want(path, msgspec.json.encode(owned), write(path, owned))
 
     def _apply(self, path: str, value: JsonObject) -> Write:
@@ -346,26 +308,6 @@ class Publisher:
 
         return write
 
-    def _want_condition(self, condition: NodeCondition) -> None:
-        if not self._settings.node_condition or not self._uid:
-            return
-        path = f"{self._node_path}/status"
-        self.writer.want(path, (self._uid, condition), lambda: self._write_condition(path, condition))
-
-    async def _write_condition(self, path: str, condition: NodeCondition) -> JsonObject | None:
-        """Write the condition; its time is that of the last change of its status."""
-        if self._condition is None:
-            node = await self._session.api.get(self._node_path)
-            self._condition = _condition_in(node)
-        since = self._now()
-        if self._condition is not None and self._condition[0].status == condition.status:
-            since = self._condition[1]
-            if self._condition[0] == condition:
-                return None
-        answer = await self._session.api.apply(path, condition_status(self._session.node, condition, since))
-        self._condition = condition, since
-        return answer
-
     # -- events -------------------------------------------------------------------------------------------
 
     def _event(self, event: PodEvent, count: int) -> None:
@@ -373,24 +315,11 @@ class Publisher:
         if self._events.wait(self._wall()):
             return
         self._events.take()
-        at = self._now()
+        at = timestamp(self._wall())
         value = event_object(event, self._session.node, at, at, count)
         path = f"/api/v1/namespaces/{event.namespace}/events/{event.name}"
         write = self._apply(path, value)
         self.writer.want(path, (event, count, at), write, patience=math.inf, once=True, gives_up=True)
-
-    def _now(self) -> str:
-        return datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _condition_in(node: JsonObject) -> tuple[NodeCondition, str] | None:
-    """Return our condition of a Node object, and when its status changed; None where it has none."""
-    conditions: list[dict[str, Any]] = (node.get("status") or {}).get("conditions") or []
-    for each in conditions:
-        if each.get("type") == TYPE:
-            words = (str(each.get(key) or "") for key in ("status", "reason", "message"))
-            return NodeCondition(*words), str(each.get("lastTransitionTime") or "")
-    return None
 
 
 async def publish(session: AgentSession) -> None:

@@ -232,6 +232,24 @@ def test_only_what_gives_up_is_forgotten_after_some_refusals(monkeypatch: pytest
     assert min(tries["amounts"], tries["unreachable"]) > module.ONCE_REFUSALS
 
 
+def test_what_is_given_up_is_no_problem_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REFUSED", Backoff(0.05, 0.05))
+
+    async def test(server: Server) -> None:
+        async def refuse() -> None:
+            raise ApiServerError("no", 404)
+
+        server.writer.want("/gone/events/a", 1, refuse, once=True, gives_up=True)
+        await asyncio.sleep(0.05)
+        assert server.telemetry.problems()
+        async with asyncio.timeout(3):
+            while server.writer.paths:
+                await asyncio.sleep(0.005)
+        assert server.telemetry.problems() == []
+
+    write(test)
+
+
 def test_a_refusal_after_an_outage_waits_as_the_first_one_does() -> None:
     async def test(server: Server) -> None:
         server.errors = [ApiUnreachableError("down") for _ in range(6)] + [ApiServerError("forbidden", 403)]

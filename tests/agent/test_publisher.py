@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from proxy.agent.session import AgentSession
 from proxy.config.load import parse
 from proxy.model.backoff import Backoff
 from proxy.model.errors import UnavailableError
+from proxy.pools.annotations import CHOSEN_BY, RESOURCE_STATUS, THIS_NODE
 from tests.agent.fake_api import FakeApi
 from tests.agent.objects.test_objects import PAGE
 
@@ -236,6 +238,27 @@ def test_a_node_that_was_released_while_no_agent_ran_withdraws_what_is_ours(late
     publish(test)
 
 
+def test_annotations_of_an_earlier_run_are_removed_when_the_node_is_released() -> None:
+    ours = json.dumps({"cpuset": "2-3", CHOSEN_BY: THIS_NODE})
+
+    async def test(it: Published) -> None:
+        texts = {"a/old": ours, "a/theirs": '{"cpuset":"4"}', "a/odd": "[", "b/none": None}
+        for name, text in texts.items():
+            annotations = {} if text is None else {RESOURCE_STATUS: text}
+            it.api.put(PODS, name, metadata={"uid": f"uid-{name}", "annotations": annotations})
+        it.daemon.change(published=False, mode="released")
+        await it.until(lambda: it.get(PODS, "a/old")["metadata"]["annotations"][RESOURCE_STATUS] is None)
+        await asyncio.sleep(0.1)
+        for name in ("a/theirs", "a/odd"):
+            assert it.get(PODS, name)["metadata"]["annotations"][RESOURCE_STATUS] == texts[name]
+        assert it.api.count("PATCH", "/api/v1/namespaces") == 1
+        listed = [r for r in it.api.seen if r.method == "GET" and r.url.path == PODS]
+        assert [r.url.params["fieldSelector"] for r in listed] == ["spec.nodeName=n1"], "once"
+        assert it.publisher.writer.paths == (f"{NODES}/n1/status",)
+
+    publish(test)
+
+
 def test_a_crd_without_pod_allocations_gets_the_object_without_them() -> None:
     async def test(it: Published) -> None:
         one = it.api._one
@@ -289,7 +312,7 @@ def test_what_a_node_owned_is_not_made_again_when_the_node_is_gone() -> None:
         await it.until(lambda: it.get(VOLCANO) and it.get(TOPOLOGY))
         await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"] and it.api.watches >= 3)
         it.api.remove(NODES, "n1")
-        await it.until(lambda: not it.publisher._uid)
+        await it.until(lambda: not it.publisher._status.uid)
         it.api.remove(VOLCANO, "n1")
         it.api.remove(TOPOLOGY, "n1")
         await asyncio.sleep(1.5)
@@ -322,9 +345,47 @@ def test_devices_are_counted_at_the_node_and_again_after_kubelet() -> None:
     publish(test)
 
 
+def test_device_amounts_that_are_refused_or_reset_again_and_again_are_written_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(object_writer, "REFUSED", Backoff(0.2, 0.2))
+    monkeypatch.setattr(object_writer, "OVERWRITTEN", Backoff(0.2, 1.0, steady=600.0, tolerated=2))
+    status = f"{NODES}/n1/status"
+
+    async def test(it: Published) -> None:
+        def reset() -> int:
+            """Write the Node as kubelet does, and return how many writes of the agent there were."""
+            held = it.get(NODES)["status"]
+            for part in ("capacity", "allocatable"):
+                held[part]["x/gpu"] = "0"
+            it.api.put(NODES, "n1", **it.get(NODES))
+            return it.api.count("PATCH", status)
+
+        await it.until(lambda: it.get(NODES)["status"]["conditions"])
+        before = it.api.count("PATCH", status)
+        it.api.answers[status] += [403] * 2
+        it.daemon.change(
+            deviceResources=[{"name": "x/gpu", "capacity": "4", "allocatable": "3", "available": "1"}]
+        )
+        for number in range(8):
+            await asyncio.sleep(0.05)
+            reset()
+            it.daemon.change(freeCPUs=str(number))
+        assert it.api.count("PATCH", status) - before <= 4
+        await it.until(lambda: it.get(NODES)["status"]["capacity"]["x/gpu"] == "3")
+        before = it.api.count("PATCH", status)
+        for _ in range(50):
+            await asyncio.sleep(0.02)
+            reset()
+        assert it.api.count("PATCH", status) - before <= 6
+        await it.until(lambda: it.get(NODES)["status"]["capacity"]["x/gpu"] == "3")
+
+    publish(test)
+
+
 def test_a_condition_that_another_program_has_written_is_written_again() -> None:
     async def test(it: Published) -> None:
-        await it.until(lambda: it.get(NODES)["status"]["conditions"] and it.publisher._condition)
+        await it.until(lambda: it.get(NODES)["status"]["conditions"] and it.publisher._status._condition)
         node = it.get(NODES)
         (ours,) = node["status"]["conditions"]
         theirs = [{**ours, "status": "False", "reason": "Theirs"}]

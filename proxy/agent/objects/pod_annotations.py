@@ -7,10 +7,13 @@ to these (``proxy.pools.annotations``). Koordinator's scheduler does not read th
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxy.agent.objects.node_page import NodePage, PublishedPod
 from proxy.pools.annotations import CHOSEN_BY, RESOURCE_STATUS, THIS_NODE
+
+PODS = "/api/v1/pods"
 
 
 def annotated_pods(page: NodePage) -> dict[str, dict[str, Any]]:
@@ -31,3 +34,24 @@ def _patch(pod: PublishedPod) -> dict[str, Any]:
 def withdrawn(patch: dict[str, Any]) -> dict[str, Any]:
     """Return the patch that removes what another one has set."""
     return {"metadata": {"uid": patch["metadata"]["uid"], "annotations": {RESOURCE_STATUS: None}}}
+
+
+def written_here(pods: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the patches that have set the annotations which pods at the API server have from here."""
+    found = {}
+    for each in pods:
+        metadata = each.get("metadata") or {}
+        text = (metadata.get("annotations") or {}).get(RESOURCE_STATUS)
+        if _is_ours(text):
+            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+            patch = {"uid": metadata["uid"], "annotations": {RESOURCE_STATUS: text}}
+            found[path] = {"metadata": patch}
+    return found
+
+
+def _is_ours(text: object) -> bool:
+    try:
+        value = json.loads(str(text))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and value.get(CHOSEN_BY) == THIS_NODE

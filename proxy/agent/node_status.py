@@ -1,0 +1,124 @@
+"""Keeps what topoproxy writes into the status of the Node object: its condition, and amounts of devices."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxy.agent.api_client import JsonObject
+from proxy.agent.object_writer import ObjectWriter
+from proxy.agent.objects.node_condition import TYPE, NodeCondition, condition_status
+from proxy.agent.session import AgentSession
+from proxy.observe.device_capacity import node_status_patch
+
+NODES = "/api/v1/nodes"
+
+Amounts = tuple[dict[str, str], dict[str, str]]
+"""Capacity and allocatable of a Node object."""
+NodeFields = tuple[str, Amounts, NodeCondition | None]
+"""What is kept of the Node object: its uid, the amounts of extended resources, and our condition."""
+
+
+def node_fields(item: JsonObject) -> NodeFields:
+    """Return what is kept of a Node object; the API server may add empty maps for capacity."""
+    status = item.get("status") or {}
+    amounts = [
+        {name: str(amount) for name, amount in (status.get(part) or {}).items() if "/" in name}
+        for part in ("capacity", "allocatable")
+    ]
+    found = _condition_in(item)
+    return str(item["metadata"]["uid"]), (amounts[0], amounts[1]), found and found[0]
+
+
+class PublishedStatus:
+    """Our part of the status of one Node object.
+
+    Attributes:
+        uid: Of the Node object; empty where there is none.
+    """
+
+    def __init__(self, session: AgentSession, writer: ObjectWriter, wall: Callable[[], float]) -> None:
+        """Prepare to write; nothing is sent.
+
+        Args:
+            session: The node, the API server.
+            writer: Writes the status.
+            wall: Seconds since the epoch.
+        """
+        self._session = session
+        self._writer = writer
+        self._wall = wall
+        self._node_path = f"{NODES}/{session.node}"
+        self._path = f"{self._node_path}/status"
+        self._devices_path = f"{self._path}#devices"
+        self._condition: tuple[NodeCondition, str] | None = None
+        self._amounts: Amounts = {}, {}
+        self._healthy: dict[str, int] = {}
+        self._advertised: set[str] = set()
+        self.uid = ""
+
+    def changed(self, fields: NodeFields | None) -> bool:
+        """Handle a change of the Node object, None if it is gone; returns whether it is another one now."""
+        uid, self._amounts, condition = fields or ("", ({}, {}), None)
+        if uid != self.uid:
+            self.uid, self._condition = uid, None
+            self._writer.forget(self._path)
+            self._writer.forget(self._devices_path)
+            return True
+        if self._condition is not None and self._condition[0] != condition:
+            self._condition = None  # another program has written it
+            self._writer.seen(self._path, None)
+        if self._device_operations():  # kubelet has reset amounts
+            self._writer.seen(self._devices_path, None)
+        return False
+
+    def count_devices(self, healthy: Mapping[str, int]) -> None:
+        """Have the Node object show the healthy devices that topoproxy assigns, by resource."""
+        self._healthy = dict(healthy)
+        self._advertised |= healthy.keys()
+        if self._advertised and self.uid:
+            self._writer.want(self._devices_path, self._healthy, self._write_devices)
+
+    def _device_operations(self) -> list[dict[str, object]]:
+        return node_status_patch(self._healthy, *self._amounts, advertised=self._advertised)
+
+    async def _write_devices(self) -> JsonObject | None:
+        operations = self._device_operations()
+        return await self._session.api.patch(self._path, operations) if operations else None
+
+    def want_condition(self, condition: NodeCondition) -> None:
+        """Have the Node object show a condition."""
+        if self._session.config.cluster.node_condition and self.uid:
+            wanted = self.uid, condition
+            self._writer.want(self._path, wanted, lambda: self._write_condition(condition))
+
+    async def _write_condition(self, condition: NodeCondition) -> JsonObject | None:
+        """Write the condition; its time is that of the last change of its status."""
+        if self._condition is None:
+            node = await self._session.api.get(self._node_path)
+            self._condition = _condition_in(node)
+        since = timestamp(self._wall())
+        if self._condition is not None and self._condition[0].status == condition.status:
+            since = self._condition[1]
+            if self._condition[0] == condition:
+                return None
+        status = condition_status(self._session.node, condition, since)
+        answer = await self._session.api.apply(self._path, status)
+        self._condition = condition, since
+        return answer
+
+
+def timestamp(seconds: float) -> str:
+    """Return a time since the epoch as the API server writes it."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _condition_in(node: JsonObject) -> tuple[NodeCondition, str] | None:
+    """Return our condition of a Node object, and when its status changed; None where it has none."""
+    conditions: list[dict[str, Any]] = (node.get("status") or {}).get("conditions") or []
+    for each in conditions:
+        if each.get("type") == TYPE:
+            words = (str(each.get(key) or "") for key in ("status", "reason", "message"))
+            return NodeCondition(*words), str(each.get("lastTransitionTime") or "")
+    return None
