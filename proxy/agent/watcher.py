@@ -40,8 +40,13 @@ ABSENT_S = 60.0
 credentials do not permit."""
 SILENCE_S = 130.0
 """A bookmark comes about once a minute."""
+MARGIN_S = 15.0
+"""A watch should have ended so many seconds ago: the connection is dead."""
 LASTS_S = 300
 """Seconds after which the server ends a watch."""
+QUIET_LASTS_S = 60
+"""The same after a watch without bookmarks: there are none where etcd does not report its progress to the API
+server (``--experimental-watch-progress-notify-interval``) and the collection does not change."""
 _UNREADABLE = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -51,6 +56,7 @@ class Watcher(Generic[T]):
     Attributes:
         values: What ``digest`` gave of each object.
         listed: Set once the collection has been listed.
+        is_open: Whether a watch is open, or about to be.
         present: False where the API server does not have the collection, or does not permit to read it.
     """
 
@@ -86,16 +92,19 @@ class Watcher(Generic[T]):
         self._version = ""
         self._contact: float | None = None
         self._forbidden = 0
+        self._bookmarked = False
         self.values: dict[Key, T] = {}
         self.listed = asyncio.Event()
+        self.is_open = False
         self.present = True
 
     @property
     def age(self) -> float | None:
-        """Seconds since the copy was known to be current: 0 while a watch is open; None before any list."""
-        if self._contact is None:
-            return None
-        return 0.0 if self._contact < 0 else asyncio.get_running_loop().time() - self._contact
+        """Seconds since the API server has sent something; None before any list.
+
+        A connection that is dead looks like one that has nothing to send, for up to ``SILENCE_S``.
+        """
+        return None if self._contact is None else asyncio.get_running_loop().time() - self._contact
 
     @property
     def version(self) -> str:
@@ -120,8 +129,7 @@ class Watcher(Generic[T]):
             except TopoproxyError as error:
                 self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
             finally:
-                if self._contact is not None and self._contact < 0:
-                    self._contact = loop.time()
+                self.is_open = False
             pause = max(least, pauses.next(loop.time() - began))
             await asyncio.sleep(pause * random.uniform(0.6, 1.0))  # noqa: S311  spreads nodes after an outage
 
@@ -157,17 +165,19 @@ class Watcher(Generic[T]):
 
     async def _follow(self) -> None:
         """Handle the events of one watch."""
+        lasts = LASTS_S if self._bookmarked else QUIET_LASTS_S
+        silence, self._bookmarked = min(SILENCE_S, lasts + MARGIN_S), False
         params = {
             **self._selectors,
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(LASTS_S),
+            "timeoutSeconds": str(lasts),
         }
-        async with self._api.watch(
-            self._path, params, SILENCE_S, self._accept.replace("List;", ";")
-        ) as lines:
+        accept = self._accept.replace("List;", ";")
+        async with self._api.watch(self._path, params, silence, accept) as lines:
             self._answers()
             async for line in lines:
+                self._contact = asyncio.get_running_loop().time()
                 if line:
                     self._handle(line)
 
@@ -182,6 +192,7 @@ class Watcher(Generic[T]):
             raise ApiUnreachableError(f"cannot watch {self._path} at the API server: {error!r}") from error
         self._version = version
         if kind == "BOOKMARK":
+            self._bookmarked = True
             return
         self._set(key, None if kind == "DELETED" else self._digested(item))
 
@@ -191,7 +202,8 @@ class Watcher(Generic[T]):
         return ApiServerError(message, int(status.get("code") or 500), str(status.get("reason", "")))
 
     def _answers(self) -> None:
-        self._contact, self._forbidden = -1.0, 0
+        self.is_open = True
+        self._contact, self._forbidden = asyncio.get_running_loop().time(), 0
         self._telemetry.resolved("cannot follow the cluster", path=self._path)
 
     def _digested(self, item: JsonObject) -> T | None:

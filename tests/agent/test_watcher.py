@@ -82,7 +82,7 @@ def test_lists_and_then_follows() -> None:
         await it.until(lambda: len(it.changes) == 5)
         assert it.values == {"ns/a": 4, "ns/c": 3}
         assert it.changes[2:] == [("ns/c", 3), ("ns/a", 4), ("ns/b", None)]
-        assert it.watcher.age == 0.0
+        assert it.watcher.is_open
 
     follow(test)
 
@@ -147,17 +147,56 @@ def test_an_outage_keeps_the_copy_and_says_how_old_it_is() -> None:
         put(it.api, "a", 1)
         await it.until(lambda: it.api.watches == 1)
         it.api.crash()
-        await it.until(lambda: bool(it.watcher.age))
+        await it.until(lambda: not it.watcher.is_open)
         assert it.values == {"ns/a": 1}
         await it.until(lambda: bool(it.telemetry.problems()))
         assert "cannot follow the cluster" in str(it.telemetry.problems())
         put(it.api, "b", 2)
         it.api.down = False
         await it.until(lambda: "ns/b" in it.values)
-        assert it.watcher.age == 0.0
+        assert it.watcher.is_open
         assert it.telemetry.problems() == []
 
     follow(test)
+
+
+def test_the_age_is_that_of_the_last_line_also_of_an_open_watch() -> None:
+    async def test(it: Followed) -> None:
+        assert it.watcher.age is None
+        await it.until(lambda: it.api.watches == 1)
+        await asyncio.sleep(0.1)
+        assert it.watcher.is_open
+        assert 0.1 <= (it.watcher.age or 0.0) < 5
+        it.api.bookmark(PODS)
+        await it.until(lambda: (it.watcher.age or 0.0) < 0.1)
+
+    follow(test)
+
+
+def test_a_watch_lasts_longer_where_bookmarks_come() -> None:
+    async def test(it: Followed) -> None:
+        for number in (1, 2):
+            await it.until(lambda number=number: len(lasted()) == number and it.api.watches == 1)  # type: ignore[misc]
+            it.api.end_watches()
+        await it.until(lambda: len(lasted()) == 3 and it.api.watches == 1)
+        it.api.bookmark(PODS)
+        await it.until(lambda: it.watcher.version == str(it.api.version))
+        it.api.end_watches()
+        await it.until(lambda: len(lasted()) == 4 and it.api.watches == 1)
+        it.api.end_watches()
+        await it.until(lambda: len(lasted()) == 5)
+        quiet = str(module.QUIET_LASTS_S)
+        assert lasted() == [quiet, quiet, quiet, str(module.LASTS_S), quiet]
+        silences = {r.extensions["timeout"]["read"] for r in it.api.seen if "watch" in r.url.params}
+        assert silences == {module.QUIET_LASTS_S + module.MARGIN_S, module.SILENCE_S}
+
+    api = FakeApi(PODS)
+
+    def lasted() -> list[str]:
+        asked = [r.url.params for r in api.seen if "watch" in r.url.params]
+        return [params["timeoutSeconds"] for params in asked]
+
+    follow(test, api)
 
 
 def test_a_collection_that_does_not_exist_is_empty_until_it_does() -> None:

@@ -2,8 +2,9 @@
 
 Theory. Three watches keep three small copies. When one changes, its file is replaced as a whole; changes that
 come together are one write. While a watch is open and nothing changes, only the file's modification time is
-set, so the daemon knows that the contents are current. Where the API server does not answer, or does not
-permit the watch, nothing is written: the last copy stays, and gets older.
+set, to the time at which the watch has brought something last: an event, or a bookmark. So the daemon knows
+since when the contents may be outdated. Where the API server does not answer, or does not permit the watch,
+nothing is written: the last copy stays, and gets older.
 
 The Node object and namespaces change what is in effect on the node, so the daemon is asked to read them at
 once. Pods need no notice: the daemon looks at the file when it needs one.
@@ -24,14 +25,15 @@ from proxy.agent.facts.kept_fields import namespace_fields, node_fields, pod_fie
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Watcher
 from proxy.atomic_write import write_file
-from proxy.backends.cluster.facts_format import CURRENT_S, ClusterFacts, FactsKind, encode_facts
+from proxy.backends.cluster.facts_format import ClusterFacts, FactsKind, encode_facts
 from proxy.model.errors import TopoproxyError
 
 TOGETHER_S = 0.05
 """Seconds in which changes become one write."""
 NAMESPACES_S = 1.0
 """Seconds between two writes of the namespaces: there may be thousands, and any of them may change."""
-CONFIRM_S = CURRENT_S / 3
+CONFIRM_S = 10.0
+"""Seconds between two confirmations of a file."""
 RETRY_S = 0.5
 """Seconds before a file that could not be written is tried again."""
 _CANNOT = "cannot write what was read from the cluster"
@@ -109,7 +111,7 @@ class WatchedFile:
                     next_write = loop.time() + NAMESPACES_S
                 due = not await self._write()
             else:
-                due = not await asyncio.to_thread(self._confirm)
+                due = not await asyncio.to_thread(self._confirm, self._wall() - (self.watcher.age or 0.0))
             try:
                 async with asyncio.timeout(RETRY_S if due else CONFIRM_S):
                     await self._changed.wait()
@@ -120,7 +122,7 @@ class WatchedFile:
     def _current(self) -> bool:
         """Return whether the copy is what the API server has; a Node object that is gone does not count."""
         there = bool(self.watcher.values) or self._kind is not FactsKind.NODE
-        return self.watcher.present and self.watcher.age == 0.0 and there
+        return self.watcher.present and self.watcher.is_open and there
 
     async def _write(self) -> bool:
         """Write the file; returns whether that has succeeded."""
@@ -140,11 +142,10 @@ class WatchedFile:
                 telemetry.debug("the daemon was not asked to read a file", path=self._path, err=error)
         return True
 
-    def _confirm(self) -> bool:
-        """Record that the file is current; returns whether it is there."""
-        now = self._wall()
+    def _confirm(self, at: float) -> bool:
+        """Record when the API server has confirmed the contents last; returns whether the file is there."""
         try:
-            os.utime(self._path, (now, now))
+            os.utime(self._path, (at, at))
         except OSError:
             return False
         return True

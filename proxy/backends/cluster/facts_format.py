@@ -5,8 +5,9 @@ Kubernetes but without the fields that are not used here. ``node.json`` has one 
 all namespaces, ``pods.json`` the pods that are bound to the node.
 
 Theory. A file is replaced as a whole when its objects change. In between, the agent sets its modification
-time as often as it knows that they are still current: its watch is connected. So a reader knows two ages: how
-long ago the objects were read, and since when they may be outdated.
+time to when the API server has confirmed them last, by an event, a bookmark or the start of a watch, which
+happens about once a minute. So a reader knows two ages: how long ago the objects were read, and since when
+they may be outdated.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from msgspec import Struct
 SCHEMA = "topoproxy-cluster-facts/1"
 LARGEST = 16 << 20
 """Bytes of a file. 500 pods of ten containers each have 2 MiB; 10,000 namespaces of ten labels each 4 MiB."""
-CURRENT_S = 30.0
-"""Seconds for which facts count as current after the agent has confirmed them, which it does more often."""
+CURRENT_S = 90.0
+"""Seconds for which facts count as current after the API server has confirmed them, about once a minute."""
 
 
 class FactsKind(enum.StrEnum):
