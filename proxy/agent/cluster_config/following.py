@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from pathlib import Path
 
+from proxy.agent.api_client import ApiServerError
 from proxy.agent.cluster_config.selection import (
     COLLECTION,
     ConfigAnswer,
@@ -32,8 +34,12 @@ from proxy.observe.json_access import as_list, as_map
 
 PAUSES = Backoff(1.0, 30.0)
 RELOAD_S = 60.0
+SPREAD_S = 5.0
+"""A node says within so many seconds what it has accepted: thousands of nodes must not write at once."""
 RECHECK_S = 60.0
 """Seconds after which the rules of the node's own file are tried again: the operator may have changed it."""
+TOO_MANY = "Too many"
+"""Words of the API server about a list that has no room."""
 _LONGEST = 500
 """Characters of a reason."""
 
@@ -73,6 +79,7 @@ class ConfigFollowing:
         self._answer: ConfigAnswer | None = None
         self._written: ConfigAnswer | None = None
         self._reported = False
+        self._report_at = 0.0
         self._unsettled = False
         self._before: bytes | None = None
         self._broken_rule = ""
@@ -97,7 +104,8 @@ class ConfigFollowing:
             if await self.step():
                 pauses.reset()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RECHECK_S):
+                    left = self._report_at - asyncio.get_running_loop().time()
+                    async with asyncio.timeout(left if left > 0 else RECHECK_S):
                         await self._changed.wait()
             else:
                 with contextlib.suppress(TimeoutError):
@@ -119,7 +127,10 @@ class ConfigFollowing:
                 self._session.telemetry.problem("cannot take the settings of the cluster", err=error)
                 return False
             self._seen, self._broken_rule = wanted, broken
+            self._report_at = asyncio.get_running_loop().time() + random.uniform(0, SPREAD_S)  # noqa: S311
             self._session.telemetry.resolved("cannot take the settings of the cluster")
+        if asyncio.get_running_loop().time() < self._report_at:
+            return True
         return await self._report(found) and await self._leave(found)
 
     async def _follow(self, found: ConfigObject | None, reason: str) -> ConfigAnswer | None:
@@ -182,14 +193,23 @@ class ConfigFollowing:
             annotations = {"metadata": {"annotations": node_annotation(answer)}}
             await session.api.merge(f"/api/v1/nodes/{session.node}", annotations)
             if answer is not None and found is not None and has_room(found, session.node):
-                path, owner = f"{COLLECTION}/{answer.name}/status", f"topoproxy-{session.node}"
-                await session.api.apply(path, object_status(answer.name, answer, session.node), owner=owner)
+                await self._enter(answer)
         except TopoproxyError as error:
             session.telemetry.problem("cannot report which settings of the cluster are in effect", err=error)
             return False
         session.telemetry.resolved("cannot report which settings of the cluster are in effect")
         self._written, self._reported = answer, True
         return True
+
+    async def _enter(self, answer: ConfigAnswer) -> None:
+        """Say it in the status of the object, unless other nodes have taken the last room meanwhile."""
+        node = self._session.node
+        path, owner = f"{COLLECTION}/{answer.name}/status", f"topoproxy-{node}"
+        try:
+            await self._session.api.apply(path, object_status(answer.name, answer, node), owner=owner)
+        except ApiServerError as error:
+            if error.status != 422 or TOO_MANY not in str(error):
+                raise
 
     async def _leave(self, found: ConfigObject | None) -> bool:
         """Remove this node from the status of objects that it does not use; returns whether that worked."""

@@ -20,7 +20,7 @@ COLLECTION = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 ANNOTATION = f"{GROUP}/config"
 """Annotation of a Node object: which object the node uses, and whether it has accepted it."""
 MOST_NODES = 20
-"""Nodes that are listed in the status of an object: each change of it goes to all nodes."""
+"""Nodes in the status of an object (``maxItems`` of the CRD): each change of it goes to all nodes."""
 
 
 class ConfigObject(Struct, frozen=True):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from proxy.agent.cluster_config import following
@@ -100,6 +101,7 @@ async def until(holds: Callable[[], object]) -> None:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(following, "PAUSES", Backoff(0.05, 0.1))
+    monkeypatch.setattr(following, "SPREAD_S", 0.05)
     return World(tmp_path)
 
 
@@ -221,6 +223,47 @@ def test_a_node_leaves_the_status_of_an_object_that_it_no_longer_uses(world: Wor
         assert world.said is None
         assert json.loads(applied()[1].content)["status"] == {}, "an apply without what its owner had before"
         assert {r.url.params["fieldManager"] for r in applied()} == {"topoproxy-n1"}, "only its own entry"
+
+    live(world, day)
+
+
+def test_nodes_take_settings_at_once_and_report_them_at_different_times(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following.random, "uniform", lambda low, high: 0.5)
+
+    async def day() -> None:
+        world.put("base")
+        await until(lambda: world.daemon.reloads)
+        await asyncio.sleep(0.2)
+        assert world.said is None
+        assert not world.status("base")
+        await until(lambda: world.said)
+        await until(lambda: world.status("base"))
+
+    live(world, day)
+
+
+@pytest.mark.parametrize("message", ["status.nodes: Too many: 21: must have at most 20 items", "status: no"])
+def test_a_list_that_other_nodes_have_filled_meanwhile_is_no_fault(world: World, message: str) -> None:
+    one = world.api._one
+
+    def full(method: str, collection: str, name: str, body: Any) -> Any:
+        if collection == COLLECTION and name.endswith("/status"):
+            return httpx2.Response(422, json={"message": message})
+        return one(method, collection, name, body)
+
+    world.api._one = full  # type: ignore[method-assign]
+
+    async def day() -> None:
+        world.put("base")
+        await until(lambda: world.said)
+        asked = f"{COLLECTION}/base/status"
+        await until(lambda: world.api.count("PATCH", asked))
+        await asyncio.sleep(0.5)
+        assert (world.api.count("PATCH", asked) == 1) == ("Too many" in message)
+        problem = "cannot report which settings of the cluster are in effect"
+        assert any(problem in line for line in world.lines) == ("Too many" not in message)
 
     live(world, day)
 

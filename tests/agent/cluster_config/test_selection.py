@@ -103,6 +103,13 @@ def test_what_a_node_says() -> None:
         )
 
 
+def test_the_crd_has_the_same_limit() -> None:
+    crd = yaml.safe_load((Path(__file__).parents[3] / "deploy/crds/topoproxyconfigs.yaml").read_text())
+    (version,) = crd["spec"]["versions"]
+    status = version["schema"]["openAPIV3Schema"]["properties"]["status"]
+    assert status["properties"]["nodes"]["maxItems"] == MOST_NODES
+
+
 def test_a_status_lists_so_many_nodes() -> None:
     found = config_object(item())
     full = structs.replace(found, nodes=frozenset(f"n{i}" for i in range(MOST_NODES)))
