@@ -20,6 +20,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     try:
         plane.start_api()
         plane.install(DEPLOY / "rbac.yaml")
+        plane.install(DEPLOY / "rejected-pods/rbac.yaml")
         plane.install(DEPLOY / "node-restriction.yaml")
         yield plane
     finally:

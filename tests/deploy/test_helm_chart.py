@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import yaml
 
 import proxy
 from proxy.config import load
+from tests.deploy.charts import render, rendered
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/topoproxy"
@@ -33,34 +33,8 @@ def values() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def helm() -> str:
-    if os.environ.get("TOPOPROXY_HELM") == "no":
-        pytest.skip("TOPOPROXY_HELM=no")
-    done = subprocess.run(
-        ["sh", ROOT / "tests/deploy/build_helm.sh"], capture_output=True, text=True, timeout=1000, check=False
-    )
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
-    return done.stdout.strip().splitlines()[-1]
-
-
-def render(helm: str, tmp_path: Path, **changed: object) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump(changed))
-    command = [helm, "template", "rel", str(CHART), "--namespace", "kube-system", "--kube-version", "1.34.0"]
-    return subprocess.run(
-        [*command, "--values", str(tmp_path / "values.yaml")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def objects(helm: str, tmp_path: Path, **changed: object) -> dict[str, Any]:
-    done = render(helm, tmp_path, **changed)
-    assert done.returncode == 0, done.stderr
-    return {each["kind"]: each for each in yaml.safe_load_all(done.stdout) if each}
+    return {each["kind"]: each for each in rendered(helm, CHART, tmp_path, **changed)}
 
 
 pytestmark = pytest.mark.timeout(1100)
@@ -89,7 +63,7 @@ def test_helm_lints_it(helm: str) -> None:
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_helm_refuses_wrong_values(helm: str, tmp_path: Path, wrong: dict[str, object]) -> None:
-    done = render(helm, tmp_path, **wrong)
+    done = render(helm, CHART, tmp_path, **wrong)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
 

@@ -35,7 +35,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     plane = ControlPlane(tmp_path_factory.mktemp("plane"))
     try:
         plane.start_api()
-        for manifest in ("agent/rbac.yaml", "agent/node-restriction.yaml"):
+        for manifest in ("agent/rbac.yaml", "agent/rejected-pods/rbac.yaml", "agent/node-restriction.yaml"):
             plane.install(DEPLOY / manifest)
         for name in ("topology", "volcano"):
             plane.install(crd(name))
