@@ -41,7 +41,7 @@ ARCH ?=
 KINDS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster lint mutate fuzz bench bench-beside bench-go help-times count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster lint mutate fuzz bench bench-beside bench-go upgrade-figures help-times count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -224,6 +224,9 @@ device-chaos: venv ## time lists of devices, and create 10,000 containers while 
 
 drift: venv e2e-tools ## measure how soon a foreign write to a cpuset is repaired: as root on Debian, a minute
 	@$(BIN)/python bench/drift_figures.py
+
+upgrade-figures: venv ## replace the daemon by another version and back beside 300 pods and a stream of calls
+	@$(BIN)/python bench/upgrade_figures.py
 
 bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=directory
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)

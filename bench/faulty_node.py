@@ -66,6 +66,8 @@ class Node:
     popen: subprocess.Popen[bytes] | None = None
     faults: dict[str, object] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    path: str = ""
+    """Where the program is imported from; the working tree by default."""
 
     def __post_init__(self) -> None:
         machine = self.directory / "machine"
@@ -112,9 +114,10 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=BENCH.parent,
+                cwd=self.directory if self.path else BENCH.parent,
                 env={
                     **environment(malloc=False),
+                    **({"PYTHONPATH": self.path} if self.path else {}),
                     "FAULTS": json.dumps(faults),
                     "SIZES": str(self.directory / "sizes"),
                 },

@@ -25,7 +25,7 @@ from proxy.executor.tasks import tended
 from proxy.executor.time_slices import TimeSlices
 from proxy.frontends.cri.acceptor import Front
 from proxy.model.errnos import FULL
-from proxy.model.errors import CannotCreateError
+from proxy.model.errors import CannotCreateError, InputError, UnavailableError
 from proxy.notify import SystemdNotifier
 from proxy.process_upkeep import ping_watchdog, stay_small
 from proxy.release.lazy import LazyRelease
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.hooks_setup import Hooking
     from proxy.model.machine import Machine
+    from proxy.succession.successor import Successor
     from proxy.telemetry.port import Telemetry
 
 NO_ROOM = (errno.EROFS, *FULL)
@@ -65,6 +66,11 @@ SETTLE_LIMIT_S = 3.0
 """How long a stop may take to send the runtime the CPUs that BE containers have got back."""
 DRAIN_GRACE_S = 0.2
 """Seconds after ``drainTimeout`` for the last connections to be closed."""
+QUIET_S, GOAWAY_S, LOOK_S = 5.0, 1.0, 0.002
+"""Seconds to wait for a moment without calls that place containers before a successor takes over, and for
+clients to see that they are to connect again; between two looks."""
+REPLACED_S = 900.0
+"""How long other calls may go on in a daemon that has been replaced."""
 STOP_S = 4.0
 """Seconds that the end may take after ``drainTimeout``, whatever hangs."""
 
@@ -123,6 +129,10 @@ class Daemon:
         self._device_plugins: DevicePluginService | None = None
         self.reload: Reload | None = None
         self._reload_wanted = asyncio.Event()
+        self._successor: Successor | None = None
+        self._succeeding = False
+        self._former_calls = True
+        self.replaced = asyncio.Event()
 
     @property
     def config(self) -> Config:
@@ -145,6 +155,7 @@ class Daemon:
 
     async def _start(self) -> None:
         early, self._early = self._early or open_socket(self.config, self._machine), None
+        self._former_calls = early.predecessor is None or not early.predecessor.was_quiet
         machine, self._listener = early.machine, early.listener
         self._config = config = early.config
         self._telemetry = telemetry = logs.telemetry()
@@ -185,6 +196,7 @@ class Daemon:
             reread=self._machine is None,
             telemetry=telemetry,
         )
+        executor.start_update.former_calls = self._former_calls
         for note in notes:
             telemetry.problem("notice at start-up", reason=note)
         self._takeover = LazyTakeover(config, executor, self._ledger)
@@ -344,6 +356,7 @@ class Daemon:
         if self._staging is not None:
             routes |= self._staging.routes()
             actions |= self._staging.actions()
+        actions["/successor"] = self._begin_succession
         if self.reload is not None:
             actions["/reload"] = self.reload.action
         if self.executor is not None:
@@ -388,6 +401,72 @@ class Daemon:
         listening = self._listener.path if self._listener is not None else self.config.listen
         return f"listening on {listening}, relaying to {self.config.runtime}"
 
+    # -- succession ---------------------------------------------------------------------------------------
+
+    async def _begin_succession(self) -> str:
+        """Start the process that is to replace this one; return its id, or why it did not start."""
+        from proxy.succession.successor import Successor
+
+        if self._succeeding:
+            raise InputError("cannot replace the daemon: a successor has been started already")
+        assert self._listener is not None
+        self._succeeding = True
+        try:
+            self._successor = await asyncio.to_thread(Successor.started, self._listener)
+        except UnavailableError as error:
+            return f"{error}\n"
+        finally:
+            self._succeeding = self._successor is not None
+        self.replaced.set()
+        return f"{self._successor.pid}\n"
+
+    async def hand_over(self) -> None:
+        """Let the successor have the socket and the state of the node.
+
+        Calls that place containers end before; the others go on here, where they are only relayed.
+
+        Raises:
+            TopoproxyError: The successor does not serve.
+        """
+        assert self._successor is not None
+        assert self._front is not None
+        assert self._listener is not None
+        await self._quiet(QUIET_S)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await self._front.retire(GOAWAY_S)
+        await self._quiet(self.config.drain_timeout, self._front.is_placing)
+        quiet = await self._quiet(GOAWAY_S)
+        if self._flow is not None:
+            self._flow.replaced = True
+        for task in self._tasks:
+            task.cancel()
+        self._listener.hand_over()
+        await self._undo(handing_over=True)
+        self._notifier.main_process(self._successor.pid)
+        await asyncio.to_thread(self._successor.take_over, quiet=quiet)
+        if self._telemetry is not None:
+            self._telemetry.event("replaced", pid=self._successor.pid, seconds=f"{clock() - began:.3f}")
+
+    async def _quiet(self, limit: float, busy: Callable[[], bool] | None = None) -> bool:
+        """Wait for a moment without a call that decides where containers are; return whether there is one."""
+        busy, end = busy or self._is_busy, asyncio.get_running_loop().time() + limit
+        while busy():
+            if asyncio.get_running_loop().time() >= end:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    def _is_busy(self) -> bool:
+        """Return whether such a call is open, of a client or of ours."""
+        assert self._front is not None
+        return self._front.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
+
+    async def finish_calls(self) -> None:
+        """Relay the calls that are still in flight here to their end."""
+        if self._front is not None:
+            await self._front.drain(REPLACED_S)
+
     # -- stop ---------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
@@ -409,8 +488,13 @@ class Daemon:
                 )
         await self._undo(until - loop.time())
 
-    async def _undo(self, seconds: float = STOP_S) -> None:
-        """End everything, in so many seconds; what hangs is left behind."""
+    async def _undo(self, seconds: float = STOP_S, *, handing_over: bool = False) -> None:
+        """End everything, in so many seconds; what hangs is left behind.
+
+        Args:
+            seconds: How long it may take.
+            handing_over: A successor goes on with what BE pods have.
+        """
         telemetry = self._telemetry or logs.telemetry()
         ending = Ending(max(seconds, STOP_S), telemetry.warning)
         for task in self._tasks:
@@ -429,7 +513,7 @@ class Daemon:
                     "end what serves others", server.stop(), min(most, ending.left() - CONTROLLER_S)
                 )
         if self.executor is not None:
-            if self._suppression is not None:
+            if self._suppression is not None and not handing_over:
                 most = min(SUPPRESSION_S, ending.left() - CONTROLLER_S)
                 await ending.step("give BE pods back what they had", self._suppression.stop(), most)
                 if self._settler is not None:

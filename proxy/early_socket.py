@@ -7,6 +7,7 @@ until the daemon can handle them.
 
 from __future__ import annotations
 
+import os
 import signal
 
 from msgspec import Struct
@@ -15,6 +16,7 @@ from proxy.config.checks import start_config
 from proxy.config.schema import Config
 from proxy.model.machine import Machine
 from proxy.sockets.unix_socket import Listener, open_listener
+from proxy.succession.predecessor import Predecessor
 from proxy.topology.reader import read_machine
 
 HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -29,12 +31,14 @@ class EarlySocket(Struct, frozen=True):
         notices: What is away of the machine and in the configuration; see ``check_start``.
         machine: The hardware.
         listener: The socket.
+        predecessor: The daemon that this process is to replace.
     """
 
     config: Config
     notices: list[str]
     machine: Machine
     listener: Listener
+    predecessor: Predecessor | None = None
 
 
 def open_socket(config: Config, machine: Machine | None = None) -> EarlySocket:
@@ -50,7 +54,10 @@ def open_socket(config: Config, machine: Machine | None = None) -> EarlySocket:
     if machine is None:
         machine = read_machine(config.sysfs_root, config.procfs_root)
     config, notices = start_config(config, machine)
-    return EarlySocket(config, notices, machine, open_listener(config.listen, config.runtime))
+    predecessor = Predecessor.of(os.environ)
+    if predecessor is None:
+        return EarlySocket(config, notices, machine, open_listener(config.listen, config.runtime))
+    return EarlySocket(config, notices, machine, predecessor.listener(config.listen), predecessor)
 
 
 def hold_signals() -> None:

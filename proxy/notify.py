@@ -45,6 +45,10 @@ class SystemdNotifier:
         """What we are doing, for ``systemctl status``."""
         self._send(_status(text))
 
+    def main_process(self, pid: int) -> None:
+        """Another process is the service from now on."""
+        self._send(f"MAINPID={pid}")
+
     def stopping(self, status: str = "") -> None:
         """The service ends on its own will."""
         self._send("STOPPING=1", *([_status(status)] if status else []))

@@ -49,8 +49,16 @@ def _say_once(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> No
     logs.log.say_once(("loop", what), "error", "fault in the event loop", what=what, err=error)
 
 
-async def _serve(daemon: Daemon, ending: Callable[[], None] = lambda: None) -> None:
-    """Serve until SIGTERM or SIGINT; ``ending`` is called when one of them has come."""
+async def _serve(
+    daemon: Daemon, ending: Callable[[], None] = lambda: None, started: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until SIGTERM or SIGINT, or until another process has replaced this one.
+
+    Args:
+        daemon: What serves.
+        ending: Called when a signal has come.
+        started: Called when calls are answered.
+    """
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -67,13 +75,25 @@ async def _serve(daemon: Daemon, ending: Callable[[], None] = lambda: None) -> N
     deliver_signals()
     loop.set_exception_handler(_say_once)
     await daemon.start()
-    await done.wait()
-    await daemon.stop()
+    started()
+    waits = [asyncio.ensure_future(each) for each in (done.wait(), daemon.replaced.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    if done.is_set():
+        await daemon.stop()
+        return
+    await daemon.hand_over()
+    remaining = asyncio.ensure_future(daemon.finish_calls())
+    await asyncio.wait([remaining, waits[0]], return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _serving(config: Config, early: EarlySocket | None) -> None:
     daemon = Daemon(config, early=early)
-    await _serve(daemon, lambda: _end_within(daemon.config.drain_timeout + END_S))
+    predecessor = None if early is None else early.predecessor
+    await _serve(
+        daemon,
+        lambda: _end_within(daemon.config.drain_timeout + END_S),
+        predecessor.serving if predecessor is not None else lambda: None,
+    )
 
 
 def run(config: Config, early: EarlySocket | None = None) -> int:
@@ -90,6 +110,10 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
         TopoproxyError: The daemon cannot start.
     """
     logs.setup(config.log.level, config.log.format, logs.apart(sys.stderr))
+    if early is not None and early.predecessor is not None:
+        import proxy.assembly  # noqa: F401  now, while calls are still answered
+
+        early.predecessor.wait_for_turn()
     asyncio.run(_serving(config, early))
     return 0
 

@@ -39,6 +39,8 @@ def test_state_lines(ear) -> None:
     assert 0 <= time.monotonic() - int(second.removeprefix("MONOTONIC_USEC=")) / 1e6 < 5
     notifier.stopping("draining")
     assert listening.recv(200) == b"STOPPING=1\nSTATUS=draining"
+    notifier.main_process(7)
+    assert listening.recv(200) == b"MAINPID=7"
 
 
 @pytest.mark.parametrize(

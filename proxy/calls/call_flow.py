@@ -33,6 +33,7 @@ class CallFlow:
     """Decides calls.
 
     Attributes:
+        replaced: Another process decides: nothing is decided or noted here any more.
         awaited: What calls wait for at a start, after the first comparison; None for nothing.
     """
 
@@ -45,6 +46,7 @@ class CallFlow:
             start_update: Follows starts and updates.
         """
         self.executor = executor
+        self.replaced = False
         self.awaited: asyncio.Event | None = None
         pods, creates = PodCalls(executor, self.hold), CreateCalls(executor, self.hold)
         containers = ContainerCalls(executor, sync, start_update, self.hold)
@@ -63,7 +65,9 @@ class CallFlow:
 
     def request(self, call: HeldCall) -> None:
         """A call is held: decide, and send it on now or later."""
-        if self.executor.store.mode.is_leaving:
+        if self.replaced:  # by a client that ignores GOAWAY
+            call.refuse(GrpcStatus.UNAVAILABLE, "topoproxy was replaced by another process: connect again")
+        elif self.executor.store.mode.is_leaving:
             call.release()  # the node is released: this is only a relay
         elif self.awaited is None and self.executor.reconciled.is_set():
             self._handle(call)
@@ -72,7 +76,7 @@ class CallFlow:
 
     def names(self, call: HeldCall) -> bool:
         """Return whether the answer to a call names what was created, and that matters."""
-        return call.method in self._answered and isinstance(call.state, Trip)
+        return call.method in self._answered and isinstance(call.state, Trip) and not self.replaced
 
     def answered(self, call: HeldCall, created: str) -> None:
         """The runtime has named what a call has created; an empty name where it cannot be read."""
@@ -93,7 +97,7 @@ class CallFlow:
         """
         trip = call.state
         call.state = None
-        if not isinstance(trip, Trip):
+        if not isinstance(trip, Trip) or self.replaced:
             return
         try:
             self._finished[call.method](call, trip, status)

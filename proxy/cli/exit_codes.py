@@ -67,7 +67,7 @@ EXIT_CODES = (
     ExitCode(
         69,
         "The daemon does not answer; demo: the container runtime (EX_UNAVAILABLE)",
-        (*_ASKING, "demo"),
+        (*_ASKING, "upgrade", "demo"),
     ),
     ExitCode(
         73,
@@ -80,7 +80,9 @@ EXIT_CODES = (
         "Another topoproxy uses the socket or the state directory (EX_TEMPFAIL)",
         ("serve", "release"),
     ),
-    ExitCode(77, "No permission (EX_NOPERM)", (*_ASKING, "hooks list", *_WRITING, "demo", "serve")),
+    ExitCode(
+        77, "No permission (EX_NOPERM)", (*_ASKING, "upgrade", "hooks list", *_WRITING, "demo", "serve")
+    ),
     ExitCode(
         78,
         "The configuration is invalid: the message names file, line and key (EX_CONFIG)",

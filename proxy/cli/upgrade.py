@@ -1,4 +1,4 @@
-"""``topoproxy upgrade``: what another version would change on this node."""
+"""``topoproxy upgrade``: what another version would change on this node, and replacing the running one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, InputError, PermissionDeniedError, UsageError
 
 HINDERED = 1
+REPLACE_S = 120.0
+"""Seconds that replacing the daemon may take, with the calls that it waits for."""
 
 
 @click.command("upgrade")
 @click.option("--check", "compare", is_flag=True, help="Compare the running version with this one.")
+@click.option("--now", is_flag=True, help="Compare, then replace the running daemon by this version.")
 @click.option("--describe", is_flag=True, help="Print what this version promises, as JSON, for --from.")
 @click.option(
     "--from",
@@ -29,6 +32,7 @@ HINDERED = 1
 @asking_options()
 def upgrade(
     compare: bool,
+    now: bool,
     describe: bool,
     described: Path | None,
     as_json: bool,
@@ -36,13 +40,18 @@ def upgrade(
     admin: str | None,
     timeout: float,
 ) -> None:
-    """Say what would change if this version ran in place of the running one: upgrade --check.
+    """Say what would change if this version ran in place of the running one, or replace it.
 
-    Run the new version's program before it is installed over the old one, or before the service is restarted.
-    It changes nothing. Compared are the keys of the configuration and their values, the format of the ledger
-    both ways, files of hooks, units, JSON answers and metrics.
+    upgrade --check: run the new version's program before it is installed over the old one, or before the
+    service is restarted. It changes nothing. Compared are the keys of the configuration and their values, the
+    format of the ledger both ways, files of hooks, units, JSON answers and metrics.
 
-    Ends with 0 when nothing hinders the upgrade (warnings do not count), and with 1 when something does.
+    upgrade --now: the running daemon starts the program that is installed now, hands it the socket and the
+    state of the node, and ends the calls that it has. No call fails. If the new process cannot start, the
+    running one goes on. It does nothing where --check finds what hinders the upgrade.
+
+    Ends with 0 when nothing hinders the upgrade (warnings do not count) and, with --now, it is done; with 1
+    when something does, or the new process did not start; with 69 when the daemon cannot be asked to.
     """
     from proxy.cli.doctor import finding_lines
     from proxy.doctor.checks import CheckResult
@@ -50,8 +59,8 @@ def upgrade(
     from proxy.upgrade.checks import examine
     from proxy.upgrade.gather import gather
 
-    if compare == describe:
-        raise UsageError("cannot upgrade: say --check or --describe; packages do the upgrade itself")
+    if compare + describe + now != 1:
+        raise UsageError("cannot upgrade: say --check, --now or --describe")
     config, refused = _config(file, admin)
     if describe:
         click.echo(json.dumps(interface(config), indent=1, ensure_ascii=False))
@@ -65,8 +74,14 @@ def upgrade(
         ]
         page = {"schema": schema_ids.UPGRADE, "ok": not failed, "checks": rows}
         click.echo(json.dumps(page, indent=1, ensure_ascii=False))
-    else:
+    elif not now or failed:
         click.echo("\n".join(finding_lines(findings, failed)))
+    if now and not failed:
+        from proxy.upgrade.replacement import replace_daemon
+
+        pid = replace_daemon(config.admin_path, REPLACE_S)
+        words = f"process {pid} has replaced the daemon; calls that were in flight end in the former process"
+        click.echo(words, err=as_json)
     if failed:
         click.get_current_context().exit(HINDERED)
 

@@ -52,6 +52,7 @@ class StartUpdate:
 
     Attributes:
         lookups: The worker for requests to the runtime that a client's call waits for.
+        former_calls: An earlier run of the daemon may have left calls in flight.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class StartUpdate:
         self._reservations = reservations
         self._confinement = confinement
         self._fencing = fencing
+        self.former_calls = True
         self.lookups = Worker("lookups", context.broken, threads=8)
         context.health.watch(self.lookups)
 
@@ -236,6 +238,8 @@ class StartUpdate:
 
         A generator of steps, after each of which the state may have changed.
         """
+        if not self.former_calls:
+            return
         context = self._context
         anywhere = context.state.node.machine.online
         for container_id in list(context.state.containers):

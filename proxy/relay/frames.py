@@ -12,6 +12,7 @@ HEADERS: Final = 1
 RST_STREAM: Final = 3
 SETTINGS: Final = 4
 PUSH_PROMISE: Final = 5
+PING: Final = 6
 GOAWAY: Final = 7
 WINDOW_UPDATE: Final = 8
 CONTINUATION: Final = 9
@@ -29,6 +30,8 @@ MAX_FRAME_SIZE: Final = 5
 NO_ERROR: Final = 0
 CANCEL: Final = 8
 
+BEHIND_GOAWAY: Final = b"topo-end"
+"""Content of the PING that follows a GOAWAY of ours."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME: Final = 16_384
@@ -44,6 +47,7 @@ PREFIX: Final = Struct(">BI")  # gRPC: compressed flag, message length
 _WHOLE: Final = Struct(">IBIBI")
 _LONG: Final = Struct(">IBII")
 _GOAWAY: Final = Struct(">IBIII")
+_PING: Final = Struct(">IBI8s")
 
 _GRPC_STATUS: Final = b"\x00\x0bgrpc-status"
 _GRPC_MESSAGE: Final = b"\x00\x0cgrpc-message"
@@ -78,6 +82,11 @@ def rst_stream(stream: int, code: int) -> bytes:
 def goaway(last: int, code: int = NO_ERROR) -> bytes:
     """Write a GOAWAY with an HTTP/2 error code."""
     return _GOAWAY.pack(8 << 8 | GOAWAY, 0, 0, last, code)
+
+
+def ping(content: bytes) -> bytes:
+    """Write a PING with 8 bytes of content."""
+    return _PING.pack(8 << 8 | PING, 0, 0, content)
 
 
 def refusal(stream: int, code: int, message: str, *, answered: bool, resize: int | None) -> bytes:

@@ -25,11 +25,12 @@ class Requests(Direction):
     Attributes:
         follower: The request header table.
         last: The highest stream that the client has opened.
+        left: The client has seen our GOAWAY: it opens no more streams.
         announced: For each SETTINGS of the client that is not yet acknowledged, the header table size in it
             or None.
     """
 
-    __slots__ = ("_client_settings", "_intercepts", "announced", "follower", "last", "streams")
+    __slots__ = ("_client_settings", "_intercepts", "announced", "follower", "last", "left", "streams")
 
     streams: Streams
     _client_settings: Callable[[int, int], None]
@@ -38,6 +39,7 @@ class Requests(Direction):
         super().__init__(frames.PREFACE)
         self._intercepts = intercepts
         self.last = 0
+        self.left = False
         self.follower = HpackTracker(b":path", {4: "/", 5: "/index.html"})
         self.announced: deque[int | None] = deque()
 
@@ -160,6 +162,13 @@ class Requests(Direction):
         self.announced.append(sizes[-1] if sizes else None)
         for key, value in pairs:
             self._client_settings(key, value)
+
+    def on_ping(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
+        """Take the answer to the PING that followed our GOAWAY."""
+        if flags & frames.ACK and data[start:end] == frames.BEHIND_GOAWAY:
+            self.left = True
+            return CUT
+        return KEEP
 
     def on_goaway(self, last: int) -> None:
         """Nothing of ours depends on it: the client goes on with the streams that it has."""

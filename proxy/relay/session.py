@@ -67,6 +67,15 @@ class Session:
         return self._requests.last
 
     @property
+    def left(self) -> bool:
+        """Whether the client has seen our GOAWAY: it opens no more streams."""
+        return self._requests.left
+
+    def intercepted(self) -> list[str]:
+        """Return the paths of the intercepted streams that are open."""
+        return [stream.path for stream in self._streams.tracked.values()]
+
+    @property
     def unsent(self) -> bool:
         """Whether bytes wait for the runtime's window."""
         return bool(self._streams.books.queue)
@@ -99,9 +108,13 @@ class Session:
         self._streams.refuse(stream, code, message)
 
     def goaway(self) -> None:
-        """Ask the client to open no more streams here; it may finish those that it has."""
-        if self._responses.begun:
-            self._responses.inject(frames.goaway(frames.STREAM_ID))
+        """Ask the client to open no more streams here; it may finish those that it has.
+
+        A PING follows: what the client opened before it saw the GOAWAY comes before the answer (``left``).
+        """
+        if frames.PING not in self._requests.handlers:
+            self._requests.handlers[frames.PING] = self._requests.on_ping
+            self._responses.inject(frames.goaway(frames.STREAM_ID), frames.ping(frames.BEHIND_GOAWAY))
 
     def farewell(self, code: int, *, client: bool) -> None:
         """Say why the connection of one side ends (GOAWAY); only ``lost`` may follow."""

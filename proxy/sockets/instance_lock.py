@@ -58,10 +58,22 @@ class Lock:
             if _same(fd, path):
                 break
             os.close(fd)  # The file was replaced between open and flock; the new one counts.
-        with contextlib.suppress(OSError):  # a full disk: the pid is for messages only
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        _name_holder(fd)
         return cls(path, fd)
+
+    @classmethod
+    def received(cls, path: Path, fd: int) -> Self:
+        """Take a lock over from the process that has sent its file: the kernel keeps it for both."""
+        os.set_inheritable(fd, False)
+        return cls(path, fd)
+
+    def claim(self) -> None:
+        """Have messages name this process as the holder."""
+        _name_holder(self._fd)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the locked file."""
+        return self._fd
 
     def release(self) -> None:
         """Give the lock back; a second call does nothing."""
@@ -79,6 +91,12 @@ def _open(path: Path, flags: int) -> int:
         with contextlib.suppress(OSError):  # flock needs no write access; only a file that is there will do
             return os.open(path, flags & ~(os.O_RDWR | os.O_CREAT))
         raise
+
+
+def _name_holder(fd: int) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the pid is for messages only
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
 
 def _same(fd: int, path: Path) -> bool:

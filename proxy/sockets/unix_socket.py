@@ -7,7 +7,8 @@ Rules, in the order in which they are applied:
    path is ours to take. A socket that answers, or anything else than a socket: it is left alone.
 3. The new socket is bound under another name, gets owner and mode, listens, and is then renamed to its place.
    So no client ever meets a socket that refuses or that has the wrong mode.
-4. A socket that systemd hands over (sd_listen_fds(3)) is used as it is, and stays when we go: what connects
+4. A daemon that is replaced (``proxy.succession``) hands over its socket and its lock, which stay.
+5. A socket that systemd hands over (sd_listen_fds(3)) is used as it is, and stays when we go: what connects
    while no proxy runs waits in its queue.
 """
 
@@ -18,7 +19,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -74,6 +75,46 @@ class Listener:
         self.socket.close()
         if not keep_lock:
             self.release()
+
+    @classmethod
+    def received(
+        cls, path: Path, adopted: bool, identity: Sequence[int] | None, listening: int, lock: int
+    ) -> Self:
+        """Take the socket of another daemon, and its lock, as open file descriptors.
+
+        Args:
+            path: As for the class, as ``adopted``.
+            adopted: As for the class.
+            identity: What ``identity`` of the other daemon's listener is.
+            listening: The socket.
+            lock: The locked file.
+        """
+        held = Lock.received(path.with_name(path.name + ".lock"), lock)
+        os.set_inheritable(listening, False)
+        end = socket.socket(fileno=listening)
+        end.setblocking(False)
+        known = None if identity is None else (identity[0], identity[1], identity[2])
+        return cls(end, path, adopted, known, held)
+
+    @property
+    def identity(self) -> tuple[int, int, int] | None:
+        """What tells our socket from another one at its path; None for one that systemd keeps."""
+        return self._identity
+
+    def descriptors(self) -> tuple[int, int]:
+        """Return the file descriptors of socket and lock."""
+        assert self._lock is not None
+        return self.socket.fileno(), self._lock.fileno()
+
+    def claim(self) -> None:
+        """Be the one that holds the lock, after the daemon that had it is gone."""
+        assert self._lock is not None
+        self._lock.claim()
+
+    def hand_over(self) -> None:
+        """Close our descriptors; socket, path and lock stay with the daemon that has received them."""
+        self._identity = None
+        self.close()
 
     @property
     def standing(self) -> bool:

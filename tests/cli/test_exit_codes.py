@@ -23,6 +23,7 @@ ARGUMENTS = {
     "hooks new": ["50-mine"],
     "hooks enable": ["30-cpus-file"],
     "hooks disable": ["30-cpus-file"],
+    "upgrade": ["--now"],
 }
 """What commands need beside options."""
 
@@ -122,7 +123,7 @@ def test_every_command_that_asks_the_daemon_is_in_the_row() -> None:
     asking = {
         name for name, command in EACH.items() if any("--timeout" in each.opts for each in command.params)
     }
-    others = {"hooks list", "devices", "bundle", "doctor", "attach", "detach", "upgrade"}
+    others = {"hooks list", "devices", "bundle", "doctor", "attach", "detach"}
     assert asking - others == set(those_with(69)) - {"demo"}, "these look at files then"
 
 

@@ -6,6 +6,7 @@ import struct
 import pytest
 
 from proxy.relay.events import RelayError, Unusual
+from proxy.relay.frames import ACK, BEHIND_GOAWAY
 from proxy.relay.session import Session
 from tests.relay.strict_peer import (
     CREATE,
@@ -711,9 +712,26 @@ def test_goaway_of_ours_waits_for_the_runtimes_settings():
     session.goaway()
     assert session.to_client() == []
     session.from_server(settings())
-    session.to_client()
     session.goaway()
-    assert frames(b"".join(session.to_client())) == [(GOAWAY, 0, 0, struct.pack(">II", (1 << 31) - 1, 0))]
+    assert frames(b"".join(session.to_client()))[1:] == [
+        (GOAWAY, 0, 0, struct.pack(">II", (1 << 31) - 1, 0)),
+        (PING, 0, 0, BEHIND_GOAWAY),
+    ]
+
+
+def test_a_client_that_has_seen_our_goaway_is_known():
+    net = started(keep)
+    before = net.client.call(CREATE, b"")
+    net.run()
+    net.session.goaway()
+    assert not net.session.left
+    net.run()
+    assert net.session.left
+    assert net.session.intercepted() == [CREATE]
+    assert not [event for event in net.server.events if event[0] == PING], "the answer is ours"
+    net.session.from_client(frame(PING, ACK, 0, b"another1"))
+    assert b"another1" in b"".join(net.session.to_server())
+    net.session.release(before)
 
 
 def test_open_streams_are_counted():

@@ -28,7 +28,10 @@ _ACCEPT_PAUSE_S: Final = 0.2
 _DIAL_RETRY_S: Final = 0.005
 _DIAL_LIMIT_S: Final = 1.0
 _DRAIN_STEP_S: Final = 0.02
+_QUIET_STEP_S: Final = 0.002
 _GOAWAY_GRACE_S: Final = 0.1
+PLACING: Final = frozenset(("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources"))
+"""Calls whose answers decide where containers are."""
 UNREAD_BYTES: Final = 128 << 20
 """Bytes that may wait on all connections for peers that do not read."""
 
@@ -110,18 +113,38 @@ class Front:
         self._stop_accepting()
         loop = asyncio.get_running_loop()
         start = loop.time()
-        for link in list(self._links):
-            link.goaway()
         while self._links or self._opening:
+            self._ask_to_leave()
             past = loop.time() - start
             if past >= limit_s:
                 break
-            if past >= min(_GOAWAY_GRACE_S, limit_s / 2):
-                for link in [link for link in self._links if link.idle]:
-                    link.lost()
+            late = past >= min(_GOAWAY_GRACE_S, limit_s / 2)
+            for link in [link for link in self._links if link.idle and (late or link.left)]:
+                link.lost()
             await asyncio.sleep(min(_DRAIN_STEP_S, limit_s - past))
         self.close()
         await asyncio.sleep(0)
+
+    def is_placing(self) -> bool:
+        """Return whether a call that decides where containers are is open."""
+        return any(path.rpartition("/")[2] in PLACING for link in self._links for path in link.intercepted())
+
+    async def retire(self, limit_s: float) -> None:
+        """Stop accepting, and wait until each client has seen that it is to go on elsewhere.
+
+        What is under way goes on; a client that does not read is not waited for any longer.
+        """
+        self._stop_accepting()
+        end = asyncio.get_running_loop().time() + limit_s
+        while self._opening or any(not link.left for link in self._links):
+            self._ask_to_leave()
+            if asyncio.get_running_loop().time() >= end:
+                return
+            await asyncio.sleep(_QUIET_STEP_S)
+
+    def _ask_to_leave(self) -> None:
+        for link in list(self._links):
+            link.goaway()
 
     def close(self) -> None:
         """Stop accepting and close all connections behind their pending bytes."""

@@ -251,8 +251,17 @@ class Link:
         """Whether nothing is under way."""
         return not self._session.open_streams and not self.client.waiting
 
+    @property
+    def left(self) -> bool:
+        """Whether the client begins nothing more on this connection, after ``goaway``."""
+        return self._session.left
+
+    def intercepted(self) -> list[str]:
+        """Return the paths of the intercepted calls that are open."""
+        return self._session.intercepted()
+
     def goaway(self) -> None:
-        """Ask the client to begin nothing more on this connection."""
+        """Ask the client to begin nothing more on this connection; once asked, nothing happens."""
         try:
             self._session.goaway()
             self._send()

@@ -1,0 +1,40 @@
+"""What a daemon and its successor say to each other: one message in each packet of a socket pair."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from proxy.model.errors import UnavailableError
+
+SUCCEEDS: Final = "TOPOPROXY_SUCCEEDS"
+"""The environment variable with the successor's end of the socket pair, a file descriptor."""
+READY: Final = {"ready": True}
+QUIET: Final = "quiet"
+"""The key of the message ``go``: no call that decides where containers are was in flight at the end."""
+SERVING: Final = "serving"
+_BYTES: Final = 4096
+
+
+def receive(channel: socket.socket, fds: int, expected: str = "") -> tuple[bytes, list[int]]:
+    """Wait for a message.
+
+    Args:
+        channel: The socket, with the time limit that it has.
+        fds: How many file descriptors come with it.
+        expected: What it must be; anything if empty.
+
+    Raises:
+        UnavailableError: None came, or another one.
+    """
+    try:
+        data, found, _, _ = socket.recv_fds(channel, _BYTES, fds)
+    except TimeoutError as error:
+        raise UnavailableError("cannot replace the daemon: no answer in time") from error
+    except OSError as error:
+        raise UnavailableError(f"cannot replace the daemon: {error.strerror}") from error
+    if not data:
+        raise UnavailableError("cannot replace the daemon: the other process has ended")
+    if len(found) != fds or (expected and data != expected.encode()):
+        raise UnavailableError(f"cannot replace the daemon: unexpected message {data[:100]!r}")
+    return data, found

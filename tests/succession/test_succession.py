@@ -1,0 +1,330 @@
+"""A daemon that is replaced by another process: as processes, and the messages between the two."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.admin.client import ask
+from proxy.api.cri import api_pb2 as pb
+from proxy.demo.client import DemoPod
+from proxy.early_socket import EarlySocket
+from proxy.model.errors import (
+    CannotCreateError,
+    LockedError,
+    RuntimeCallError,
+    TopoproxyError,
+    UnavailableError,
+)
+from proxy.sockets.unix_socket import Listener, open_listener
+from proxy.succession.messages import SUCCEEDS
+from proxy.succession.predecessor import Predecessor
+from proxy.succession.successor import Successor
+from proxy.upgrade.replacement import replace_daemon
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+
+LIMIT_S = 60.0
+
+
+def connects(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+# -- the processes ----------------------------------------------------------------------------------------
+
+
+class Node(DaemonNode):
+    """A node whose daemon is a process, and which finds what machine and cgroups are below its directory."""
+
+    popen: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        from proxy.topology.sysfs_tree import write_sysfs
+
+        write_sysfs(self.machine, self.directory / "machine")
+        roots = {"sysfsRoot": "machine/sys", "procfsRoot": "machine/proc", "cgroupRoot": "cgroup"}
+        self.settings = "\n".join(f"{key}: {self.directory / name}" for key, name in roots.items())
+        self.file = self.directory / "config.yaml"
+        self.configure("")
+        with (self.directory / "log").open("ab") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "proxy", "serve", "--config", str(self.file)], stdout=log, stderr=log
+            )
+        self.wait(lambda: self.answers("ready"))
+
+    def configure(self, text: str) -> None:
+        head = "apiVersion: topoproxy/v1\nkind: TopoproxyConfiguration\nkubelet: {stateDir: /nowhere}\n"
+        self.file.write_text(head + self.configuration(text))
+
+    @property
+    def admin(self) -> Path:
+        return self.directory / "admin.sock"
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    def answers(self, key: str) -> Any:
+        assert self.popen.poll() is None, self.log
+        try:
+            page: Any = ask(self.admin, "/status")
+        except UnavailableError:
+            return None
+        return page[key]
+
+    def wait(self, condition: Any) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < end, self.log
+            time.sleep(0.02)
+
+    def holder(self) -> int:
+        """The process that has the socket, by its lock."""
+        return int((self.directory / "cri.sock.lock").read_text())
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with temporary_node(Node) as one:
+        one.start()
+        try:
+            yield one
+        finally:
+            for pid in {one.popen.pid, one.holder()}:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            one.popen.wait()
+
+
+def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
+    slow = threading.Event()
+    node.runtime.before("StopContainer", lambda request: slow.wait(LIMIT_S))
+    with node.client() as client:
+        owner = client.launch(DemoPod("own", "LSE", cpuset="2-3")).container_id
+        stopped = client.launch(DemoPod("web", "LS")).container_id
+        stopping = threading.Thread(target=client.stop, args=(stopped,))
+        stopping.start()
+        node.wait(lambda: any(call.method == "StopContainer" for call in node.runtime.calls))
+        pid = replace_daemon(node.admin, LIMIT_S)
+        assert pid == node.holder() != node.popen.pid
+        assert node.popen.poll() is None, "it has a call to finish"
+        with node.client() as another:
+            assert another.version().startswith("standin")
+            later = another.launch(DemoPod("late", "LS")).container_id
+        page: Any = ask(node.admin, "/status")
+        assert [row["cpus"] for row in page["exclusive"]] == ["2-3"]
+        slow.set()
+        stopping.join(LIMIT_S)
+    assert node.popen.wait(LIMIT_S) == 0, node.log
+    assert node.runtime.containers[stopped].state == pb.CONTAINER_EXITED
+    node.wait(lambda: node.cpus(later) == "0-1,4-15")
+    assert node.cpus(owner) == "2-3"
+    assert "replaced" in node.log
+    assert replace_daemon(node.admin, LIMIT_S) not in (pid, node.popen.pid), "and once more"
+    node.wait(lambda: not Path(f"/proc/{pid}").exists())
+    os.kill(node.holder(), signal.SIGTERM)
+    node.wait(lambda: not connects(node.directory / "cri.sock"))
+    assert not (node.directory / "cri.sock").exists(), "the last one removes it"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "reason"),
+    [("mode: nonsense", "'nonsense'"), ("listen: unix:///run/other.sock", "which needs a restart")],
+)
+def test_a_daemon_whose_successor_does_not_start_goes_on(node: Node, configuration: str, reason: str) -> None:
+    node.file.write_text(
+        node.file.read_text().replace(f"listen: unix://{node.directory}/cri.sock", "") + "\n" + configuration
+        if configuration.startswith("listen")
+        else node.file.read_text() + "\n" + configuration
+    )
+    for _ in range(2):
+        with pytest.raises(TopoproxyError, match="this daemon goes on"):
+            replace_daemon(node.admin, LIMIT_S)
+    assert reason in node.log
+    assert node.answers("ready") is True
+    assert node.holder() == node.popen.pid
+    with node.client() as client:
+        assert client.version()
+
+
+def test_a_stop_does_not_wait_for_the_calls_of_a_replaced_daemon(node: Node) -> None:
+    slow = threading.Event()
+    node.runtime.before("StopContainer", lambda request: slow.wait(LIMIT_S))
+    with node.client() as client:
+        stopped = client.launch(DemoPod("web", "LS")).container_id
+        failed: list[Exception] = []
+
+        def stop() -> None:
+            try:
+                client.stop(stopped)
+            except (UnavailableError, RuntimeCallError) as error:
+                failed.append(error)
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        node.wait(lambda: any(call.method == "StopContainer" for call in node.runtime.calls))
+        replace_daemon(node.admin, LIMIT_S)
+        node.popen.send_signal(signal.SIGTERM)
+        assert node.popen.wait(LIMIT_S) == 0, node.log
+        stopping.join(LIMIT_S)
+        slow.set()
+    assert failed
+
+
+# -- what a daemon does with calls after it was replaced ---------------------------------------------------
+
+
+def test_a_replaced_daemon_decides_on_nothing() -> None:
+    with temporary_node() as node:
+        daemon = node.daemon()
+
+        async def scenario() -> None:
+            container = await node.launch(DemoPod("web", "LS"))
+            assert daemon._flow is not None
+            daemon._flow.replaced = True
+
+            def late() -> None:
+                with node.client() as client, pytest.raises(UnavailableError, match="connect again"):
+                    client.launch(DemoPod("late", "LS"))
+                with node.client() as client:
+                    assert client.version()
+
+            await asyncio.to_thread(late)
+            assert daemon.executor is not None
+            assert container in daemon.executor.state.containers
+
+        run(daemon, scenario, reconciled=True)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_daemon_behind_a_quiet_one_suspects_no_calls(
+    channel: tuple[socket.socket, Predecessor], quiet: bool
+) -> None:
+    with temporary_node() as node:
+
+        async def fill() -> None:
+            await node.launch(DemoPod("web", "LS"))
+
+        run(node.daemon(), fill, reconciled=True)
+        _, predecessor = channel
+        predecessor.was_quiet = quiet
+        daemon = node.daemon()
+        listener = open_listener(daemon.config.listen, daemon.config.runtime, {})
+        daemon._early = EarlySocket(daemon.config, [], node.machine, listener, predecessor)
+        found: list[int] = []
+
+        async def look() -> None:
+            assert daemon.executor is not None
+            found.append(len(daemon.executor.state.inflight.calls))
+
+        run(daemon, look)
+        assert found == [0 if quiet else 1]
+
+
+# -- the channel ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[Listener]:
+    with open_listener(tmp_path / "cri.sock", tmp_path / "runtime.sock", {}) as one:
+        yield one
+
+
+@pytest.fixture
+def channel() -> Iterator[tuple[socket.socket, Predecessor]]:
+    """The predecessor's end, and what the successor makes of the other one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environ = {SUCCEEDS: str(theirs.detach()), "PATH": "/bin"}
+    predecessor = Predecessor.of(environ)
+    assert predecessor is not None
+    assert environ == {"PATH": "/bin"}
+    yield ours, predecessor
+    ours.close()
+    predecessor.close()
+
+
+def facts(listener: Listener) -> bytes:
+    page = {"path": str(listener.path), "adopted": listener.adopted, "identity": listener.identity}
+    return json.dumps(page).encode()
+
+
+def test_the_socket_and_its_lock_go_to_the_successor(
+    channel: tuple[socket.socket, Predecessor], listener: Listener, tmp_path: Path
+) -> None:
+    ours, predecessor = channel
+    socket.send_fds(ours, [facts(listener)], listener.descriptors())
+    got = predecessor.listener(tmp_path / "cri.sock")
+    assert not os.get_inheritable(got.socket.fileno())
+    listener.hand_over()
+    assert connects(tmp_path / "cri.sock")
+    assert got.standing
+    with pytest.raises(LockedError):
+        open_listener(tmp_path / "cri.sock", tmp_path / "runtime.sock", {})
+    got.close()
+    assert not (tmp_path / "cri.sock").exists()
+    open_listener(tmp_path / "cri.sock", tmp_path / "runtime.sock", {}).close()
+
+
+def test_another_path_needs_a_restart(
+    channel: tuple[socket.socket, Predecessor], listener: Listener, tmp_path: Path
+) -> None:
+    ours, predecessor = channel
+    socket.send_fds(ours, [facts(listener)], listener.descriptors())
+    with pytest.raises(CannotCreateError, match="needs a restart"):
+        predecessor.listener(tmp_path / "other.sock")
+    assert connects(tmp_path / "cri.sock")
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_successor_waits_for_its_turn_and_says_that_it_serves(
+    channel: tuple[socket.socket, Predecessor], quiet: bool
+) -> None:
+    ours, predecessor = channel
+    successor = Successor(ours, 7)
+    turn = threading.Thread(target=lambda: (predecessor.wait_for_turn(), predecessor.serving()))
+    turn.start()
+    assert json.loads(ours.recv(200)) == {"ready": True, "pid": os.getpid()}
+    successor.take_over(quiet=quiet)
+    turn.join()
+    assert predecessor.was_quiet is quiet
+
+
+def test_a_successor_learns_that_the_daemon_is_gone(channel: tuple[socket.socket, Predecessor]) -> None:
+    ours, predecessor = channel
+    turn = threading.Timer(0.1, ours.close)
+    turn.start()
+    with pytest.raises(UnavailableError, match="cannot replace"):
+        predecessor.wait_for_turn()
+    turn.join()
+    with pytest.raises(UnavailableError, match="gone"):
+        predecessor.wait_for_turn()
+
+
+def test_a_daemon_learns_that_its_successor_is_gone(channel: tuple[socket.socket, Predecessor]) -> None:
+    ours, predecessor = channel
+    predecessor.close()
+    with pytest.raises(UnavailableError, match="cannot hand over to process 7"):
+        Successor(ours, 7).take_over(quiet=True)
+
+
+def test_a_plain_start_has_no_predecessor() -> None:
+    assert Predecessor.of({}) is None
