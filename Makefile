@@ -41,7 +41,7 @@ ARCH ?=
 KINDS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster lint mutate fuzz bench bench-beside bench-go upgrade-figures help-times count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster bench-fleet lint mutate fuzz bench bench-beside bench-go upgrade-figures help-times count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -159,6 +159,9 @@ test-outage: venv e2e-tools ## kill the API server for ten minutes under churn, 
 bench-cluster: venv ## measure the cluster agent at a real kube-apiserver: latency, writes, memory, sizes
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m tests.cluster.figures 2>/dev/null
+
+bench-fleet: venv ## simulate a fleet of 5,000 nodes and 100,000 pods with both schedulers: FLEET_ARGS="NODES PODS"
+	@$(BIN)/python bench/fleet.py $(FLEET_ARGS)
 
 lint: venv ## check style, types, and the import layers of packages
 	@$(BIN)/ruff check --quiet .

@@ -32,16 +32,14 @@ ENTRIES = (
 CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
 """What is called by a name that is put together: the method of an RPC."""
 UNDER_WAY: tuple[str, ...] = (
-    "proxy.scheduler",
-    "proxy.scheduler.decision",
-    "proxy.scheduler.node_facts",
-    "proxy.scheduler.node_table",
-    "proxy.scheduler.numatopology",
-    "proxy.scheduler.pod_demand",
-    "proxy.scheduler.promises",
-    "proxy.scheduler.resource_topology",
-    "proxy.scheduler.scores",
-    "proxy.engine.node.Node.reserving",
+    "proxy.scheduler.decision.TOO_FEW",
+    "proxy.scheduler.node_table.MOST_CLASSES",
+    "proxy.scheduler.node_table.NodeTable.put_unknown",
+    "proxy.scheduler.node_table.NodeTable.tick",
+    "proxy.scheduler.pod_demand.ENDED",
+    "proxy.scheduler.pod_demand.has_ended",
+    "proxy.scheduler.pod_demand.read_demand",
+    "proxy.scheduler.pod_demand.with_cpus",
 )
 """Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")

@@ -72,7 +72,7 @@ EXIT_CODES = (
     ExitCode(
         73,
         "A socket, the state or a file cannot be created (EX_CANTCREAT)",
-        ("serve", "release", *_ATTACHING, *_WRITING, "bundle"),
+        ("serve", "release", *_ATTACHING, *_WRITING, "bundle", "simulate"),
     ),
     ExitCode(74, "The output cannot be written: the disk is full (EX_IOERR)"),
     ExitCode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
@@ -9,10 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
 from proxy.cli.settings import config_option
+from proxy.cli.simulate_cluster import (
+    ClusterOptions,
+    cluster_options,
+    refuse_cluster_options,
+    refuse_other_options,
+    simulate_cluster,
+)
 from proxy.config import Config, load
 from proxy.model.errors import UsageError
 from proxy.simulate.cluster import Fate
@@ -29,6 +38,8 @@ from proxy.simulate.text import explain_lines, report
 
 FILE = click.Path(path_type=Path)
 _REFUSED = 1
+_BAR = 30
+"""Characters of the progress bar."""
 
 
 @click.command()
@@ -73,6 +84,7 @@ _REFUSED = 1
     "--progress/--no-progress", default=None, help="Count on standard error; default: on a terminal."
 )
 @click.option("--fail-on-refused", is_flag=True, help="End with 1 if a pod was refused or is unschedulable.")
+@cluster_options
 def simulate(
     pods: tuple[str, ...],
     machines: tuple[str, ...],
@@ -91,6 +103,8 @@ def simulate(
     verbose: bool,
     progress: bool | None,
     fail_on_refused: bool,
+    cluster: bool,
+    **fleet: Any,
 ) -> None:
     """Rehearse pods on machines: what would be placed where, and what refused.
 
@@ -115,15 +129,40 @@ def simulate(
         topoproxy simulate - --anywhere --machine big.json --nodes 10 \\
           --config old.yaml --compare new.yaml
 
+    \b
+    A fleet, and what the scheduler extender makes of it beside the stock scheduler alone:
+      kubectl get nodes,pods,numatopologies -A -o yaml | topoproxy simulate --cluster -
+
+    With --cluster, PODS may hold nodes too, and descriptions of fleets. See docs/simulate-cluster.md.
+
     Ends with 0 whatever the outcome for the pods (but see --fail-on-refused), with 65 where a manifest, a
     machine or a device file is not what it should be, with 78 where a configuration is refused. See
     docs/simulate.md.
     """  # noqa: D301 - click wants the real backspace
-    named = _machines(machines, sysfs_root, nodes, file)
+    asked = ClusterOptions(**fleet)
+    if cluster:
+        refuse_other_options({"--compare": other, "--explain": explain, "--fill": fill, "--retry": retry})
+    else:
+        refuse_cluster_options(asked)
+    named = [] if cluster and not (machines or sysfs_root) else _machines(machines, sysfs_root, nodes, file)
     plugins = load_plugins(devices) if devices else {}
     if devices:
         check_plugins(plugins, named, devices)
     configs = [load(file), *([load(other)] if other else [])]
+    if cluster:
+        placed = simulate_cluster(
+            pods,
+            hosts_of(configs[0], named, Rules(plugins, max_pods=max_pods)),
+            asked,
+            replicas=replicas,
+            anywhere=anywhere,
+            counter=functools.partial(_counter, progress),
+            as_json=as_json,
+            verbose=verbose,
+        )
+        if fail_on_refused and not placed:
+            click.get_current_context().exit(_REFUSED)
+        return
     reported = load_pods(pods, [machine.name for machine in named], replicas, bound=not anywhere)
     rules = Rules(plugins, fill, retry, max_pods, frozenset(_wanted(explain, reported)))
     hosts = [hosts_of(config, named, rules) for config in configs]
@@ -182,11 +221,12 @@ def _counter(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
         if show and (now - last > 0.2 or done == total):
             last = now
             left = (now - began) / done * (total - done)
-            click.echo(f"\r{done} of {total} pods, {left:.0f} s left ", err=True, nl=False)
+            bar = "#" * (_BAR * done // total)
+            click.echo(f"\r[{bar:.<{_BAR}}] {done} of {total} pods, {left:.0f} s left ", err=True, nl=False)
 
     yield step
     if show:
-        click.echo(f"\r{total} pods in {time.monotonic() - began:.1f} s          ", err=True)
+        click.echo(f"\r{f'{total} pods in {time.monotonic() - began:.1f} s':<{_BAR + 40}}", err=True)
 
 
 def _data(played: Sequence[Rehearsal], found: Sequence[Findings], notes: Sequence[str]) -> dict[str, object]:

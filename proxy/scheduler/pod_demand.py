@@ -107,11 +107,22 @@ def read_demand(raw: Mapping[str, Any]) -> PodDemand:
     if not node and RESOURCE_STATUS in spec.annotations:
         kept = {key: value for key, value in spec.annotations.items() if key != RESOURCE_STATUS}
         spec = replace(spec, annotations=kept)
+    priority = inner.get("priority")
+    return demand_of(spec, node, priority if isinstance(priority, int) else 0)
+
+
+def demand_of(spec: PodSpec, node: str = "", priority: int = 0) -> PodDemand:
+    """Return the demand of a pod.
+
+    Args:
+        spec: The pod.
+        node: The node that it is bound to; empty while it is not.
+        priority: ``spec.priority``.
+    """
     key = spec.uid or f"{spec.namespace}/{spec.name}"
     pod = pod_of(replace(spec, uid=key, ask=replace(spec.ask, uid=key)), f"sandbox {key}", SOURCE)
     needs = {**needed(spec.ask.containers, lambda ask: ask.requests), **(spec.ask.own or {})}
     devices = {name: amount for name, amount in needs.items() if amount and _is_device(name)}
-    priority = inner.get("priority")
     strict = _strict_cpus(spec.ask) if pod.qos in STRICT else 0
     return PodDemand(
         key,
@@ -122,7 +133,7 @@ def read_demand(raw: Mapping[str, Any]) -> PodDemand:
         max(strict, _lasting(spec.ask)),
         devices,
         {name: amount for name, amount in needs.items() if amount},
-        priority if isinstance(priority, int) else 0,
+        priority,
         node,
     )
 

@@ -72,14 +72,14 @@ class Host:
         ]
         return [*short, PODS] if free.get(PODS) == 0 else short
 
-    def take(self, needs: Mapping[str, int]) -> None:
-        """Take off what a pod requests."""
+    def take(self, needs: Mapping[str, int], sign: int = 1) -> None:
+        """Take off what a pod requests; ``sign`` -1: give it back, as the pod has left."""
         for resource, amount in needs.items():
             if resource in self.free:
-                self.free[resource] -= amount
+                self.free[resource] -= sign * amount
         if PODS in self.free:
-            self.free[PODS] -= 1
-        self.guests += 1
+            self.free[PODS] -= sign
+        self.guests += sign
 
 
 def host_of(name: str, node: Node, reserve: Reserve, pods: int = MAX_PODS) -> Host:

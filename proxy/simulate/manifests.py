@@ -7,7 +7,7 @@ What is in no manifest (affinities, taints, disruption budgets) is not simulated
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Never
 
@@ -60,12 +60,43 @@ def load_pods(
     Raises:
         InputError: A file, a document or a pod is not what it should be; one line, with file and line.
     """
-    reader = _ManifestReader(machines, replicas, bound=bound)
-    for path in found_files(words):
-        for document in documents(read_bytes(path), str(path) if str(path) != "-" else "standard input"):
-            reader.take(document, document.value)
-    if not reader.pods.guests:
+    pods = pods_of(read_documents(words), machines, replicas, bound=bound)
+    if not pods.guests:
         raise InputError(f"cannot rehearse: there is no pod in {', '.join(words)}")
+    return pods
+
+
+def read_documents(words: Sequence[str]) -> list[Document]:
+    """Read the documents of all files.
+
+    Args:
+        words: Files, directories, or ``-`` for standard input.
+
+    Raises:
+        InputError: A file is not there, or it is no YAML and no JSON.
+    """
+    return [
+        document
+        for path in found_files(words)
+        for document in documents(read_bytes(path), str(path) if str(path) != "-" else "standard input")
+    ]
+
+
+def pods_of(
+    found: Iterable[Document],
+    machines: Sequence[str],
+    replicas: int = 1,
+    *,
+    bound: bool = True,
+    others: Sequence[str] = (),
+) -> Pods:
+    """Return the pods of documents; there may be none. The arguments are those of ``load_pods``.
+
+    Kinds of ``others`` are left out; any other kind that makes no pods is an error.
+    """
+    reader = _ManifestReader(machines, replicas, others, bound=bound)
+    for document in found:
+        reader.take(document, document.value)
     reader.say()
     return reader.pods
 
@@ -73,8 +104,9 @@ def load_pods(
 class _ManifestReader:
     """Makes guests of documents."""
 
-    def __init__(self, machines: Sequence[str], replicas: int, *, bound: bool) -> None:
+    def __init__(self, machines: Sequence[str], replicas: int, others: Sequence[str], *, bound: bool) -> None:
         self.pods = Pods()
+        self._others = frozenset(others)
         self._machines = machines
         self._replicas = replicas
         self._bound = bound
@@ -95,6 +127,8 @@ class _ManifestReader:
         if not isinstance(raw, dict):
             raise InputError(f"cannot read the pod {where}: it is not an object with a kind")
         kind = raw.get("kind")
+        if isinstance(kind, str) and kind in self._others:
+            return
         if kind in _LISTS:
             items = raw.get("items")
             if not isinstance(items, list):

@@ -16,30 +16,17 @@ SOURCE = "the pod's manifest"
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
-    """A pod that looks for a machine.
+class Mould:
+    """What all copies of a pod have in common.
 
     Attributes:
-        arrival: The pod as its machine's engine is asked; the sandbox id is unique among all guests.
+        spec: The pod.
         needs: Resource to amount, as ``Ask`` counts them: what the scheduler takes off a machine.
+        total: The request of its sandbox.
+        requests: The requests of its containers, by name.
         host: The machine that the pod names; empty where any will do.
         where: File and line that it came from, for messages.
     """
-
-    arrival: ArrivingPod
-    needs: Mapping[str, int]
-    host: str = ""
-    where: str = ""
-
-    @property
-    def ref(self) -> str:
-        """``namespace/name``."""
-        return self.arrival.pod.ref
-
-
-@dataclass(frozen=True, slots=True)
-class Mould:
-    """What all copies of a pod have in common."""
 
     spec: PodSpec
     needs: Mapping[str, int]
@@ -59,22 +46,56 @@ class Mould:
         uid = f"{self.spec.uid or 'pod'}-{number}"
         spec = replace(self.spec, uid=uid, name=name, ask=replace(self.spec.ask, uid=uid))
         arrival = ArrivingPod(pod_of(spec, f"sandbox-{number}", SOURCE), self.total, self.requests)
-        return Guest(arrival, self.needs, host or self.host, self.where)
+        return Guest(arrival, self, host or self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A pod that looks for a machine.
+
+    Attributes:
+        arrival: The pod as its machine's engine is asked; the sandbox id is unique among all guests.
+        mould: What it has in common with its copies.
+        host: The machine that the pod names; empty where any will do.
+    """
+
+    arrival: ArrivingPod
+    mould: Mould
+    host: str = ""
+
+    @property
+    def ref(self) -> str:
+        """``namespace/name``."""
+        return self.arrival.pod.ref
+
+    @property
+    def needs(self) -> Mapping[str, int]:
+        """What the scheduler takes off a machine."""
+        return self.mould.needs
+
+    @property
+    def where(self) -> str:
+        """File and line that it came from."""
+        return self.mould.where
 
 
 def mould_of(spec: PodSpec, host: str = "", where: str = "") -> Mould:
-    """Work out what a pod asks of a scheduler and of its machine.
+    """Work out what a pod asks of a scheduler and of its machine."""
+    requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.ask.containers)
+    total = sandbox_total(spec.ask, spec.own_limits)
+    return Mould(spec, needs_of(spec), total, requests, host, where)
 
-    What a scheduler takes off is Kubernetes' sum over the containers; what the pod itself requests
-    (``spec.resources``) replaces it, and the overhead of its runtime class comes on top.
+
+def needs_of(spec: PodSpec) -> dict[str, int]:
+    """Return what a scheduler takes off a machine: resource to amount, without zeros.
+
+    It is Kubernetes' sum over the containers; what the pod itself requests (``spec.resources``) replaces it,
+    and the overhead of its runtime class comes on top.
     """
     needs = {**needed(spec.ask.containers, lambda ask: ask.requests), **(spec.ask.own or {})}
     for resource, amount in spec.overhead.items():
         needs[resource] = needs.get(resource, 0) + amount
-    requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.ask.containers)
-    total = sandbox_total(spec.ask, spec.own_limits)
-    wanted = {resource: amount for resource, amount in needs.items() if amount and resource not in _UNCOUNTED}
-    return Mould(spec, wanted, total, requests, host, where)
+    return {resource: amount for resource, amount in needs.items() if amount and resource not in _UNCOUNTED}
 
 
 _UNCOUNTED = ("ephemeral-storage",)

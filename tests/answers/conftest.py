@@ -249,6 +249,11 @@ def _about_machines(answers: Answers, directory: Path) -> None:
     words = ("simulate", directory / "pod.json", "--replicas", 999, "--machine", directory / "m.json")
     answers.command(*words, "--config", directory / "static.yaml", "--explain", "job-1")
     answers.command(*words, "--compare", directory / "static.yaml", "--explain", "job-1")
+    (directory / "fleet.yaml").write_text(
+        "kind: Fleet\nnodes: [{count: 2, cpus: 16}]\nfill: 1.5\n"
+        "pods: [{resources: {limits: {cpu: 3, memory: 1Gi}}}]\n"
+    )
+    answers.command("simulate", "--cluster", directory / "fleet.yaml", "--verbose")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from proxy.cli.simulate import simulate
 from proxy.cli.topology import to_text
-from proxy.model.errors import ConfigError, InputError, TopoproxyError, UsageError
+from proxy.model.errors import CannotCreateError, ConfigError, InputError, TopoproxyError, UsageError
 from proxy.topology.build import described
 from proxy.topology.facts import machine_to_json
 from proxy.topology.sysfs_tree import write_sysfs
@@ -232,3 +233,76 @@ def test_help_teaches() -> None:
     out = CliRunner().invoke(simulate, ["--help"]).stdout
     for word in ("topoproxy topology --json", "--compare", "kubectl", "cpuManagerPolicy: static", "65"):
         assert word in out
+
+
+FLEET = """
+kind: Fleet
+nodes: [{count: 3, cpus: 16}]
+pods: [{resources: {limits: {cpu: 3, memory: 1Gi}}}]
+fill: 1.2
+"""
+
+
+def test_a_cluster_is_simulated_with_both_schedulers(place: Path) -> None:
+    (place / "fleet.yaml").write_text(FLEET)
+    said = run("--cluster fleet.yaml")
+    assert said.startswith("3 nodes, 6 NUMA nodes, 45 CPUs that can be owned\n")
+    assert re.search(r"^ +stock  with extender$", said, re.M)
+    data = json.loads(run("--cluster fleet.yaml --json --verbose --seed 7 --svg fleet.svg"))
+    assert data["schema"] == "topoproxy-simulate-cluster/1"
+    assert data["settings"]["seed"] == 7
+    assert [each["scheduler"] for each in data["runs"]] == ["stock", "with extender"]
+    assert [len(each["each_pod"]) for each in data["runs"]] == [data["fleet"]["pods"]] * 2
+    assert (place / "fleet.svg").read_text().startswith("<svg ")
+
+
+def test_nodes_of_a_cluster_may_be_described_machines(place: Path) -> None:
+    data = json.loads(
+        run("--cluster pod.yaml --machine m.json --nodes 3 --replicas 4 --config single.yaml --json")
+    )
+    assert (data["fleet"]["nodes"], data["fleet"]["pods"]) == (3, 4)
+    assert [each["placed"] for each in data["runs"]] == [4, 4]
+
+
+def test_a_cluster_that_does_not_hold_its_pods_ends_with_1_if_asked(place: Path) -> None:
+    (place / "fleet.yaml").write_text(FLEET)
+    assert invoke("--cluster fleet.yaml --fail-on-refused").exit_code == 1
+    (place / "fleet.yaml").write_text(FLEET.replace("1.2", "0.2"))
+    assert invoke("--cluster fleet.yaml --fail-on-refused").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ("pod.yaml --seed 1", UsageError, "cannot use --seed without --cluster"),
+        (
+            "pod.yaml --percentage-of-nodes 5",
+            UsageError,
+            "cannot use --percentage-of-nodes without --cluster",
+        ),
+        ("--cluster fleet.yaml --fill", UsageError, "cannot use --fill with --cluster"),
+        ("--cluster fleet.yaml --compare static.yaml", UsageError, "cannot use --compare with --cluster"),
+        ("--cluster fleet.yaml --rate 5", UsageError, "cannot use --rate without --arrival poisson"),
+        ("--cluster none.yaml", InputError, "cannot read none.yaml: No such file or directory"),
+        ("--cluster pod.yaml", InputError, "cannot simulate a cluster without nodes: "),
+        (
+            "--cluster fleet.yaml --svg no/such.svg",
+            CannotCreateError,
+            "cannot write the picture no/such.svg: ",
+        ),
+    ],
+)
+def test_a_wrong_command_line_for_a_cluster(
+    place: Path, words: str, error: type[TopoproxyError], message: str
+) -> None:
+    (place / "fleet.yaml").write_text(FLEET)
+    with pytest.raises(error) as refused:
+        invoke(words)
+    assert str(refused.value).startswith(message)
+
+
+def test_the_progress_of_a_cluster_is_a_bar(place: Path) -> None:
+    (place / "fleet.yaml").write_text(FLEET)
+    done = invoke("--cluster fleet.yaml --progress")
+    assert "[" + "#" * 30 + "]" in done.stderr
+    assert re.search(r"\r\d+ pods in [\d.]+ s", done.stderr)

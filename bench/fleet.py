@@ -1,0 +1,57 @@
+"""How long a fleet simulation takes: ``.venv/bin/python bench/fleet.py [NODES [PODS]]``.
+
+100,000 pods come to 5,000 nodes of 64 CPUs on four NUMA nodes, under both schedulers. The bar is ten minutes
+on two cores; seconds depend on the machine, so the ratio to a bare loop of a million steps in the same run
+is printed too.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+
+from proxy.simulate.documents import documents
+from proxy.simulate.fleet.fleet_simulation import FleetSettings, fleet_of, simulate_fleet
+from proxy.simulate.fleet.fleet_text import fleet_lines, time_lines
+
+BAR = 600.0
+FLEET = """
+kind: Fleet
+nodes:
+- {{count: {nodes}, numaNodes: 4, cpus: 64, memory: 512Gi}}
+pods:
+- {{name: small, share: 6, resources: {{limits: {{cpu: 2, memory: 4Gi}}}}}}
+- {{name: middle, share: 3, resources: {{limits: {{cpu: 4, memory: 8Gi}}}}}}
+- {{name: large, share: 1, resources: {{limits: {{cpu: 9, memory: 16Gi}}}}}}
+- {{name: web, share: 2, resources: {{requests: {{cpu: 500m, memory: 1Gi}}}}}}
+count: {pods}
+"""
+
+
+def bare_loop() -> float:
+    start = time.perf_counter()
+    for _ in range(1_000_000):
+        pass
+    return time.perf_counter() - start
+
+
+def main() -> int:
+    words = [int(word) for word in sys.argv[1:3]]
+    nodes, pods = [*words, *(5000, 100_000)[len(words) :]]
+    loop = min(bare_loop() for _ in range(5))
+    began, used = time.perf_counter(), time.process_time()
+    settings = FleetSettings()
+    fleet = fleet_of(documents(FLEET.format(nodes=nodes, pods=pods).encode(), "bench"), (), settings)
+    done = simulate_fleet(fleet, settings)
+    took, used = time.perf_counter() - began, time.process_time() - used
+    print("\n".join([*fleet_lines(done), *time_lines(done)]))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{took:.1f} s ({used:.1f} s of one CPU, {used / loop:.0f} bare loops), {memory:.0f} MiB")
+    late = took >= BAR and (nodes, pods) == (5000, 100_000)
+    print(f"bar {BAR:.0f} s for 5,000 nodes and 100,000 pods: {'MISSED' if late else 'ok'}")
+    return int(late)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

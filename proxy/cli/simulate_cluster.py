@@ -1,0 +1,188 @@
+"""``topoproxy simulate --cluster``: kube-scheduler alone and with the scheduler extender, on a fleet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from proxy.model.errors import CannotCreateError, UsageError
+
+if TYPE_CHECKING:
+    from proxy.simulate.fleet.fleet_simulation import FleetSettings, FleetSimulation
+    from proxy.simulate.hosts import Host
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Counter = Callable[[int], AbstractContextManager[Callable[[], None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """What the command line says about a fleet; None where it says nothing.
+
+    Attributes:
+        seed, arrival, rate, lifetime, percentage_of_nodes, svg: As the options of these names.
+    """
+
+    seed: int | None = None
+    arrival: str | None = None
+    rate: float | None = None
+    lifetime: float | None = None
+    percentage_of_nodes: int | None = None
+    svg: Path | None = None
+
+    def named(self) -> list[str]:
+        """Return the options that were given."""
+        names = ("seed", "arrival", "rate", "lifetime", "percentage_of_nodes", "svg")
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
+
+
+def cluster_options(command: Command) -> Command:
+    """Add the options of ``--cluster``."""
+    for option in reversed(
+        (
+            click.option(
+                "--cluster",
+                is_flag=True,
+                help="Compare kube-scheduler alone and with the scheduler extender on a fleet.",
+            ),
+            click.option(
+                "--seed", type=int, metavar="N", help="--cluster: of all random numbers.  [default: 1]"
+            ),
+            click.option(
+                "--arrival",
+                type=click.Choice(["burst", "poisson"]),
+                help="--cluster: all pods at once, or one after the other.  [default: burst]",
+            ),
+            click.option(
+                "--rate",
+                type=click.FloatRange(0, min_open=True),
+                metavar="N",
+                help="--arrival poisson: pods that come in a second, on average.  [default: 10]",
+            ),
+            click.option(
+                "--lifetime",
+                type=click.FloatRange(0),
+                metavar="S",
+                help="--cluster: seconds for which a pod stays, on average; 0: to the end.  [default: 0]",
+            ),
+            click.option(
+                "--percentage-of-nodes",
+                type=click.IntRange(0, 100),
+                metavar="N",
+                help="--cluster: percentageOfNodesToScore of kube-scheduler.  [default: 0: by their number]",
+            ),
+            click.option(
+                "--svg",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="--cluster: draw both runs.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def simulate_cluster(
+    words: Sequence[str],
+    hosts: Sequence[Host],
+    options: ClusterOptions,
+    *,
+    replicas: int,
+    anywhere: bool,
+    counter: Counter,
+    as_json: bool,
+    verbose: bool,
+) -> bool:
+    """Simulate a fleet, and print what came of it.
+
+    Args:
+        words: Files with nodes, pods and fleets.
+        hosts: Nodes of the command line.
+        options: The options of ``--cluster``.
+        replicas: Copies of each recorded pod.
+        anywhere: Whether recorded pods come again wherever they run.
+        counter: Counts the pods of both runs.
+        as_json: Print data.
+        verbose: List the pods in the data.
+
+    Returns:
+        Whether all pods have been placed by the extended scheduler.
+
+    Raises:
+        InputError: A file does not hold what it should.
+        CannotCreateError: The picture cannot be written.
+    """
+    from proxy.simulate.fleet.figures import figures_of
+    from proxy.simulate.fleet.fleet_page import fleet_page
+    from proxy.simulate.fleet.fleet_simulation import fleet_of, simulate_fleet
+    from proxy.simulate.fleet.fleet_text import fleet_lines, time_lines
+    from proxy.simulate.manifests import read_documents
+
+    settings = _settings(options, replicas, anywhere=anywhere)
+    fleet = fleet_of(read_documents(words), hosts, settings)
+    with counter(2 * len(fleet.coming)) as step:
+        done = simulate_fleet(fleet, settings, step)
+    if options.svg:
+        _draw(done, options.svg)
+    if as_json:
+        click.echo(json.dumps(fleet_page(done, each_pod=verbose), indent=1))
+    else:
+        click.echo("\n".join([*fleet_lines(done), *(time_lines(done) if verbose else ())]))
+    last = figures_of(done.runs[-1])
+    return last.placed == last.pods
+
+
+def refuse_cluster_options(options: ClusterOptions) -> None:
+    """Refuse the options of ``--cluster`` without it.
+
+    Raises:
+        UsageError: There is one.
+    """
+    if given := options.named():
+        raise UsageError(f"cannot use {given[0]} without --cluster")
+
+
+def refuse_other_options(others: Mapping[str, object]) -> None:
+    """Refuse options that have no meaning with ``--cluster``.
+
+    Args:
+        others: Their values, by name.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for name, value in others.items():
+        if value:
+            raise UsageError(f"cannot use {name} with --cluster")
+
+
+def _settings(options: ClusterOptions, replicas: int, *, anywhere: bool) -> FleetSettings:
+    from proxy.simulate.fleet.arrivals import Arrival, ArrivalPattern
+    from proxy.simulate.fleet.fleet_simulation import FleetSettings
+
+    arrival = Arrival(options.arrival or Arrival.BURST)
+    if options.rate is not None and arrival is not Arrival.POISSON:
+        raise UsageError("cannot use --rate without --arrival poisson")
+    return FleetSettings(
+        ArrivalPattern(arrival, options.rate or 10.0, options.lifetime or 0.0),
+        1 if options.seed is None else options.seed,
+        options.percentage_of_nodes or 0,
+        replicas=replicas,
+        anywhere=anywhere,
+    )
+
+
+def _draw(done: FleetSimulation, path: Path) -> None:
+    from proxy.simulate.fleet.plot import svg_of
+
+    try:
+        path.write_text(svg_of(done.runs, done.fleet.cpus))
+    except OSError as error:
+        raise CannotCreateError(f"cannot write the picture {path}: {error.strerror}") from error

@@ -1,0 +1,273 @@
+"""A run of one scheduler: a fleet of its own, and pods that come, are bound, admitted or rejected, and leave.
+
+Theory. Pods come at their times. The scheduler chooses a node by what it knows; the node's engine, the code
+that ``serve`` runs, then admits or rejects the pod. A rejected pod has failed, as under kubelet: it holds
+nothing. A pod that no node has room for waits, and is tried again when a pod leaves; of pods that ask for the
+same, the first that fails stands for the rest. In the end all that wait are tried until none finds a node:
+the scheduler may have looked at some of the nodes only. Time passes between events: a decision takes none.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from proxy.engine.handle import handle
+from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
+from proxy.engine.pod_events import SandboxRemoved
+from proxy.model.workload import Pool
+from proxy.simulate.fleet.fleet_pods import FleetPod
+from proxy.simulate.fleet.free_cpus import FreeCpus
+from proxy.simulate.hosts import Host
+
+
+class FleetScheduler(Protocol):
+    """What chooses nodes."""
+
+    def choose(self, pod: FleetPod) -> int:
+        """Return the position of the node for a pod; -1 where none will do."""
+
+    def fitting(self, pod: FleetPod) -> Iterator[int]:
+        """Return all nodes on which a pod fits by requests."""
+
+    def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
+        """Learn what a node has made of a pod that was bound to it."""
+
+    def running(self, at: int, pod: FleetPod) -> None:
+        """Learn of a pod that runs already and whose CPUs its node shows as taken."""
+
+    def left(self, at: int, pod: FleetPod, host: Host) -> None:
+        """Learn that a pod has left its node."""
+
+
+class PodFate(enum.StrEnum):
+    """The outcome for a pod."""
+
+    PLACED = "placed"
+    REJECTED = "rejected"
+    WAITING = "waiting"
+
+
+@dataclass(slots=True)
+class FleetPodResult:
+    """The result for one pod.
+
+    Attributes:
+        pod: The pod.
+        fate: The outcome so far.
+        node: Where it runs, has run or was rejected; empty where it was never bound.
+        reason: Why it was rejected.
+        on_one: Whether each of its containers with CPUs of its own was placed on one NUMA node.
+        possible: Whether that was possible on some node when it was bound or last tried.
+        came, bound: When, in seconds of the simulation; ``bound`` is negative where it never was.
+        decided_s: What the last decision about it took, in seconds of real time.
+    """
+
+    pod: FleetPod
+    came: float
+    fate: PodFate = PodFate.WAITING
+    node: str = ""
+    reason: str = ""
+    on_one: bool = False
+    possible: bool = False
+    bound: float = -1.0
+    decided_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The fleet at a moment.
+
+    Attributes:
+        time: In seconds of the simulation.
+        came, placed, rejected, waiting: Pods so far; ``placed`` includes those that have left.
+        free: CPUs that could still be owned.
+        useless: Of these, by size of container, those that none of that size can use.
+    """
+
+    time: float
+    came: int
+    placed: int
+    rejected: int
+    waiting: int
+    free: int
+    useless: dict[int, int]
+
+
+_Leaving = list[tuple[float, int, int, FleetPodResult]]
+"""A heap of pods that will leave: when, a number that decides among equals, the node, the pod."""
+
+
+@dataclass(slots=True)
+class FleetRun:
+    """A run of one scheduler. ``records`` and ``samples`` show it.
+
+    Attributes:
+        name: What the scheduler is called.
+        hosts: The nodes; they change.
+        scheduler: What chooses.
+        sizes: Sizes of containers for which fragmentation is measured.
+        every: Arrivals between two samples.
+        records: The result for each pod that has come.
+        samples: The fleet over time.
+        decisions: What each decision took, in seconds of real time.
+    """
+
+    name: str
+    hosts: Sequence[Host]
+    scheduler: FleetScheduler
+    sizes: Sequence[int]
+    every: int = 100
+    records: list[FleetPodResult] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    decisions: list[float] = field(default_factory=list)
+    _free: FreeCpus = field(init=False)
+    _placed: int = 0
+    _rejected: int = 0
+    _waiting: dict[int, FleetPodResult] = field(default_factory=dict)
+    _order: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        """Count the free CPUs of the nodes."""
+        self._free = FreeCpus(self.hosts)
+
+    def settle(self, pods: Iterable[FleetPod], shown: Mapping[str, Container[str]]) -> list[str]:
+        """Place the pods that run already; return the names of those that their nodes reject.
+
+        Args:
+            pods: The pods, each with the node that it is bound to.
+            shown: By node, the uids of pods whose CPUs it shows as taken: only their requests are counted.
+        """
+        at = {host.name: number for number, host in enumerate(self.hosts)}
+        rejected = []
+        for pod in pods:
+            number, record = at[pod.guest.host], FleetPodResult(pod, 0.0)
+            if pod.guest.mould.spec.uid in shown.get(pod.guest.host, ()):
+                self.hosts[number].take(pod.guest.needs)
+                self.scheduler.running(number, pod)
+            elif not self._bind(number, record, 0.0):
+                rejected.append(pod.guest.ref)
+        self._placed = self._rejected = 0
+        return rejected
+
+    def play(
+        self, pods: Sequence[FleetPod], times: Sequence[tuple[float, float]], step: Callable[[], object]
+    ) -> None:
+        """Have pods come.
+
+        Args:
+            pods: The pods.
+            times: For each when it comes and how long it runs, in seconds.
+            step: Called after each arrival.
+        """
+        leaving: _Leaving = []
+        for pod, (now, _) in zip(pods, times, strict=True):
+            while leaving and leaving[0][0] <= now:
+                self._depart(leaving, times)
+            record = FleetPodResult(pod, now)
+            self.records.append(record)
+            number = len(self.records) - 1
+            if not self._attempt(record, now, leaving, times[number][1]):
+                self._waiting[number] = record
+            if number % self.every == 0:
+                self._sample(now)
+            step()
+        last = times[-1][0] if times else 0.0
+        while leaving and self._waiting:
+            last = leaving[0][0]
+            self._depart(leaving, times)
+        while self._retry(last, leaving, times, stand_in=False):
+            pass
+        self._sample(last)
+
+    def _depart(self, leaving: _Leaving, times: Sequence[tuple[float, float]]) -> None:
+        """Have a pod leave, and try those again that wait."""
+        now, _, at, gone = heapq.heappop(leaving)
+        host = self.hosts[at]
+        host.state, _ = handle(host.state, SandboxRemoved(gone.pod.guest.arrival.pod.sandbox_id))
+        host.take(gone.pod.guest.needs, -1)
+        self._free.update(at, host)
+        self.scheduler.left(at, gone.pod, host)
+        self._retry(now, leaving, times, stand_in=True)
+
+    def _retry(
+        self, now: float, leaving: _Leaving, times: Sequence[tuple[float, float]], *, stand_in: bool
+    ) -> bool:
+        """Try the pods that wait again; return whether some node was found for any of them.
+
+        Args:
+            now: The time of the simulation.
+            leaving: Where pods that are placed are added.
+            times: How long they run.
+            stand_in: Whether the first pod that fails stands for all that ask for the same.
+        """
+        hopeless: set[int] = set()
+        before = len(self._waiting)
+        for number, record in list(self._waiting.items()):
+            if id(record.pod.kind) in hopeless:
+                continue
+            if self._attempt(record, now, leaving, times[number][1]):
+                del self._waiting[number]
+            elif stand_in:
+                hopeless.add(id(record.pod.kind))
+        return len(self._waiting) < before
+
+    def _attempt(self, record: FleetPodResult, now: float, leaving: _Leaving, stays: float) -> bool:
+        """Schedule a pod; return whether a node was found for it."""
+        began = time.perf_counter()
+        at = self.scheduler.choose(record.pod)
+        record.decided_s = time.perf_counter() - began
+        self.decisions.append(record.decided_s)
+        sizes = record.pod.kind.sizes
+        if sizes:
+            # The chosen node first: where it has room, no other one needs a look.
+            record.possible = (at >= 0 and self._free.holds(at, sizes)) or self._possible(record.pod)
+        if at < 0:
+            return False
+        if self._bind(at, record, now) and stays != float("inf"):
+            heapq.heappush(leaving, (now + stays, next(self._order), at, record))
+        return True
+
+    def _bind(self, at: int, record: FleetPodResult, now: float) -> bool:
+        """Have a node admit a pod; return whether it did."""
+        host, pod = self.hosts[at], record.pod
+        outcome = dry_run(host.state, pod.guest.arrival)
+        record.node, record.bound = host.name, now
+        if outcome.verdict.admitted:
+            host.state = outcome.state
+            host.take(pod.guest.needs)
+            record.fate = PodFate.PLACED
+            record.on_one = _on_one(host, outcome)
+            self._placed += 1
+            self._free.update(at, host)
+        else:
+            record.fate, record.reason = PodFate.REJECTED, outcome.verdict.reason
+            self._rejected += 1
+        self.scheduler.bound(at, pod, outcome, host)
+        return outcome.verdict.admitted
+
+    def _possible(self, pod: FleetPod) -> bool:
+        """Return whether some node has room for a pod with each of its containers on one NUMA node."""
+        sizes = pod.kind.sizes
+        return any(self._free.holds(at, sizes) for at in self.scheduler.fitting(pod))
+
+    def _sample(self, now: float) -> None:
+        useless = {size: self._free.useless(size) for size in self.sizes}
+        self.samples.append(
+            Sample(
+                now, len(self.records), self._placed, self._rejected, len(self._waiting),
+                self._free.total(), useless,
+            )
+        )  # fmt: skip
+
+
+def _on_one(host: Host, outcome: DryRunOutcome) -> bool:
+    """Return whether some container owns CPUs, and each that does has them on one NUMA node."""
+    placements = (each.placement for each in outcome.containers)
+    owned = [placement.exclusive for placement in placements if placement.pool is Pool.OWN]
+    return bool(owned) and all(len(host.node.machine.nodes_of(cpus)) == 1 for cpus in owned)

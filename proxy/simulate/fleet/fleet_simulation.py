@@ -1,0 +1,215 @@
+"""The whole of a fleet simulation: nodes and pods from documents, and a run for each scheduler.
+
+Each run has the same nodes and the same pods, which come at the same times and stay for the same time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.backends.kubelet.pod_fields import CPU
+from proxy.model.errors import InputError
+from proxy.model.phrases import counted
+from proxy.scheduler.scores import Strategy
+from proxy.simulate.documents import Document
+from proxy.simulate.fleet import generation, recorded
+from proxy.simulate.fleet.arrivals import ArrivalPattern
+from proxy.simulate.fleet.fleet_pods import FleetPod, fleet_pods
+from proxy.simulate.fleet.fleet_run import FleetRun
+from proxy.simulate.fleet.free_cpus import FreeCpus
+from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler, StockFleetScheduler
+from proxy.simulate.hosts import Host
+from proxy.simulate.manifests import pods_of
+
+SAMPLES = 200
+SIZES = 6
+"""Sizes of containers for which fragmentation is measured at most."""
+
+
+_BURST = ArrivalPattern()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """How a fleet simulation is run.
+
+    Attributes:
+        pattern: When pods come, and how long they stay.
+        seed: Of all random numbers.
+        percentage: ``percentageOfNodesToScore`` of both schedulers; 0: by the number of nodes.
+        weight: The extender's weight in the scheduler's configuration.
+        strategy: How the extender scores nodes.
+        replicas: Copies of each recorded pod.
+        anywhere: Whether recorded pods come again wherever they run.
+    """
+
+    pattern: ArrivalPattern = _BURST
+    seed: int = 1
+    percentage: int = 0
+    weight: int = 1
+    strategy: Strategy = Strategy.FEWEST_NUMA_NODES
+    replicas: int = 1
+    anywhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSize:
+    """What is simulated.
+
+    Attributes:
+        nodes, numa_nodes: How many there are.
+        cpus: CPUs that containers may own in the beginning.
+        running: Pods that run in the beginning.
+        pods: Pods that come.
+        asked_milli, offered_milli: Thousandths of CPUs that these request together, and that nodes offer.
+    """
+
+    nodes: int
+    numa_nodes: int
+    cpus: int
+    running: int
+    pods: int
+    asked_milli: int
+    offered_milli: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Nodes, and pods that are there or come.
+
+    Attributes:
+        hosts: The nodes in the beginning.
+        shown: By node, uids of pods whose CPUs are taken already.
+        running: Pods that are bound to a node in the beginning.
+        coming: Pods that come.
+        notes: What was not followed, in sentences.
+    """
+
+    hosts: tuple[Host, ...]
+    shown: dict[str, frozenset[str]]
+    running: tuple[FleetPod, ...]
+    coming: tuple[FleetPod, ...]
+    notes: tuple[str, ...]
+
+    def size(self) -> FleetSize:
+        """Count it."""
+        return FleetSize(
+            len(self.hosts),
+            sum(len(host.node.machine.nodes) for host in self.hosts),
+            FreeCpus(self.hosts).total(),
+            len(self.running),
+            len(self.coming),
+            sum(pod.guest.needs.get(CPU, 0) for pod in self.coming),
+            sum(host.offers.get(CPU, 0) for host in self.hosts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSimulation:
+    """A fleet simulation that is done.
+
+    Attributes:
+        fleet: What was simulated.
+        settings: How.
+        runs: A run for each scheduler.
+        notes: What was not followed, in sentences.
+    """
+
+    fleet: FleetSize
+    settings: FleetSettings
+    runs: tuple[FleetRun, ...]
+    notes: tuple[str, ...]
+
+
+def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: FleetSettings) -> Fleet:
+    """Read nodes and pods.
+
+    Args:
+        documents: Objects and descriptions of fleets.
+        hosts: More nodes, with nothing on them.
+        settings: How they are read.
+
+    Raises:
+        InputError: Something in them is not what it should be, or there are no nodes or no pods.
+    """
+    nodes = recorded.recorded_nodes(documents)
+    every = [*hosts, *nodes.hosts]
+    mixes = []
+    for document in documents:
+        if generation.is_fleet(document.value):
+            made, mix = generation.read_fleet(document)
+            every += made
+            mixes += [mix] if mix else []
+    names = [host.name for host in every]
+    if not every:
+        raise InputError("cannot simulate a cluster without nodes: give Node objects, a Fleet or --machine")
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise InputError(f"cannot simulate two nodes of the name {twice}")
+    others = (generation.KIND, *recorded.KINDS)
+    pods = pods_of(documents, names, settings.replicas, bound=not settings.anywhere, others=others)
+    known = frozenset(names)
+    for guest in pods.guests:
+        if guest.host and guest.host not in known:
+            raise InputError(f"cannot place the pod {guest.ref} of {guest.where}: no node {guest.host}")
+    milli = sum(host.offers.get(CPU, 0) for host in every)
+    chance = random.Random(settings.seed)  # noqa: S311 - not a secret
+    guests = [*pods.guests]
+    for mix in mixes:
+        guests += generation.pods_of(mix, milli, chance, len(guests))
+    found = fleet_pods(guests)
+    coming = tuple(pod for pod in found if not pod.guest.host)
+    if not coming:
+        raise InputError("cannot simulate a cluster without pods that come: give Pods, workloads or a Fleet")
+    return Fleet(
+        tuple(every),
+        {name: frozenset(shown) for name, shown in nodes.shown.items()},
+        tuple(pod for pod in found if pod.guest.host),
+        coming,
+        (*nodes.notes, *pods.notes),
+    )
+
+
+def simulate_fleet(
+    fleet: Fleet, settings: FleetSettings, step: Callable[[], object] = lambda: None
+) -> FleetSimulation:
+    """Run both schedulers.
+
+    Args:
+        fleet: Nodes and pods.
+        settings: How.
+        step: Called after each pod of each run.
+    """
+    size = fleet.size()
+    chance = random.Random(settings.seed)  # noqa: S311 - not a secret
+    times = list(settings.pattern.times(len(fleet.coming), chance))
+    most = max((max(len(numa.cpus) for numa in host.node.machine.nodes) for host in fleet.hosts), default=1)
+    asked = {cpus for pod in fleet.coming for cpus in pod.kind.sizes if cpus <= most}
+    runs = []
+    rejected: list[str] = []
+    for scheduler_of in (_stock, _with_extender):
+        hosts = [replace(host, free=dict(host.free)) for host in fleet.hosts]
+        scheduler = scheduler_of(hosts, settings)
+        every = max(1, len(fleet.coming) // SAMPLES)
+        run = FleetRun(scheduler.name, hosts, scheduler, sorted(asked)[-SIZES:], every)
+        rejected = run.settle(fleet.running, fleet.shown)
+        run.play(fleet.coming, times, step)
+        runs.append(run)
+    notes = [*fleet.notes]
+    if rejected:
+        where = f"their nodes reject them, such as {rejected[0]}"
+        notes.append(f"left out: {counted(len(rejected), 'pod')} that run already, because {where}")
+    return FleetSimulation(size, settings, tuple(runs), tuple(notes))
+
+
+def _stock(hosts: Sequence[Host], settings: FleetSettings) -> StockFleetScheduler:
+    return StockFleetScheduler(hosts, settings.seed, settings.percentage)
+
+
+def _with_extender(hosts: Sequence[Host], settings: FleetSettings) -> StockFleetScheduler:
+    return ExtendedFleetScheduler(
+        hosts, settings.seed, settings.percentage, settings.weight, settings.strategy
+    )

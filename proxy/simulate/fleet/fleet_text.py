@@ -1,0 +1,65 @@
+"""A fleet simulation for people: both schedulers side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.observe.value_text import clean
+from proxy.simulate.fleet.figures import FleetFigures, figures_of
+from proxy.simulate.fleet.fleet_simulation import FleetSimulation
+from proxy.simulate.picture import columns
+
+
+def fleet_lines(done: FleetSimulation) -> list[str]:
+    """Write a simulation."""
+    fleet = done.fleet
+    lines = [
+        f"{fleet.nodes:,} nodes, {fleet.numa_nodes:,} NUMA nodes, {fleet.cpus:,} CPUs that can be owned",
+        f"{fleet.running:,} pods run, {fleet.pods:,} come: {_arrival(done)}",
+        "",
+    ]
+    lines += _table([figures_of(run) for run in done.runs])
+    return lines + [f"note: {clean(note)}" for note in done.notes]
+
+
+def time_lines(done: FleetSimulation) -> list[str]:
+    """Write what decisions took."""
+    return [
+        f"{run.name}: {found.count:,} decisions, median {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms, "
+        f"longest {found.max_ms:.2f} ms"
+        for run in done.runs
+        for found in (figures_of(run).decisions,)
+    ]
+
+
+def _arrival(done: FleetSimulation) -> str:
+    pattern = done.settings.pattern
+    how = "all at once" if pattern.arrival == "burst" else f"{pattern.rate:g} a second"
+    stay = f"each stays {pattern.lifetime:g} s on average" if pattern.lifetime else "they stay"
+    return f"{how}; {stay}"
+
+
+def _table(found: Sequence[FleetFigures]) -> list[str]:
+    reasons = list(dict.fromkeys(reason for each in found for reason in each.rejected))
+    sizes = found[0].useless_cpus if found else {}
+    rows: list[tuple[str, Sequence[int], str]] = [
+        ("pods", [f.pods for f in found], ""),
+        ("  placed", [f.placed for f in found], ""),
+        ("  rejected", [sum(f.rejected.values()) for f in found], "by the node that was chosen for them"),
+        *((f"    {clean(reason)}", [f.rejected.get(reason, 0) for f in found], "") for reason in reasons),
+        ("  waiting", [f.waiting for f in found], "no node has room"),
+        ("pods with CPUs of their own", [f.exclusive for f in found], ""),
+        ("  one NUMA node possible", [f.possible for f in found], "some node had room on one"),
+        ("  placed on one", [f.on_one for f in found], ""),
+        ("free CPUs", [f.free_cpus for f in found], "can still be given to one container alone"),
+        *((f"  useless for {size}", [f.useless_cpus[size] for f in found], "") for size in sizes),
+    ]
+    head = ["", *(each.scheduler for each in found), ""]
+    cells = [[label, *(f"{value:,}" for value in values), note] for label, values, note in rows]
+    widths = [max(len(row[at]) for row in (head, *cells)) for at in range(len(head))]
+    return columns(
+        [
+            [label, *(cell.rjust(width) for cell, width in zip(values, widths[1:], strict=False)), note]
+            for label, *values, note in (head, *cells)
+        ]
+    )

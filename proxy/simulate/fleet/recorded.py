@@ -1,0 +1,149 @@
+"""Nodes of a live cluster, from the objects that ``kubectl get -o yaml`` prints.
+
+A node is described by its Node object, a Numatopology and a NodeResourceTopology, as the scheduler extender
+reads them (``proxy.scheduler.node_facts``). What they show as taken is taken when the simulation begins.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.backends.kubelet.pod_fields import CPU
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.errors import InputError
+from proxy.model.idset import CpuSet
+from proxy.model.kubelet import NodeMeta
+from proxy.model.phrases import counted
+from proxy.pools.node_meta import node_meta_of
+from proxy.scheduler.decision import shown_state
+from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_facts
+from proxy.scheduler.numatopology import NumatopologyFacts, read_numatopology
+from proxy.scheduler.resource_topology import ResourceTopologyFacts, read_resource_topology
+from proxy.simulate.documents import Document
+from proxy.simulate.hosts import MAX_PODS, PODS, Host
+from proxy.topology.build import described
+
+NODE, NUMATOPOLOGY, RESOURCE_TOPOLOGY = "Node", "Numatopology", "NodeResourceTopology"
+KINDS = (NODE, NUMATOPOLOGY, RESOURCE_TOPOLOGY)
+_MILLI = 1000
+_MOST_CPUS = 65536
+
+
+@dataclass(slots=True)
+class RecordedNodes:
+    """Nodes that were read.
+
+    Attributes:
+        hosts: The nodes, in the order of their Node objects.
+        shown: By node, the uids of pods whose CPUs are taken already.
+        notes: What the objects do not say, in sentences.
+    """
+
+    hosts: list[Host] = field(default_factory=list)
+    shown: dict[str, Mapping[str, CpuSet]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Objects:
+    meta: dict[str, NodeMeta] = field(default_factory=dict)
+    numa: dict[str, NumatopologyFacts] = field(default_factory=dict)
+    zones: dict[str, ResourceTopologyFacts] = field(default_factory=dict)
+
+
+def recorded_nodes(documents: Iterable[Document]) -> RecordedNodes:
+    """Read the nodes of documents; objects of other kinds are left out.
+
+    Raises:
+        InputError: An object of a node does not hold what it should; one line with file and line.
+    """
+    objects = _Objects()
+    for kind, name, raw, where in _each(documents):
+        if kind == NODE:
+            _keep(objects.meta, name, node_meta_of, raw, where)
+        elif kind == NUMATOPOLOGY:
+            _keep(objects.numa, name, read_numatopology, raw, where)
+        else:
+            _keep(objects.zones, name, read_resource_topology, raw, where)
+    return _joined(objects)
+
+
+def _each(documents: Iterable[Document]) -> Iterator[tuple[str, str, Mapping[str, Any], str]]:
+    """Return the objects of nodes: kind, name, object, and where it was found."""
+    for document in documents:
+        value = document.value
+        items = value.get("items") if isinstance(value, dict) and value.get("kind") == "List" else None
+        for raw in items if isinstance(items, list) else [value]:
+            if isinstance(raw, dict) and (kind := raw.get("kind")) in KINDS:
+                where = document.where(raw)
+                metadata = raw.get("metadata")
+                name = metadata.get("name") if isinstance(metadata, dict) else None
+                if not isinstance(name, str) or not name:
+                    raise InputError(f"cannot read the {kind} {where}: metadata.name is missing")
+                yield str(kind), name, raw, where
+
+
+def _keep(
+    found: dict[str, Any], name: str, read: Callable[[Any], Any], raw: Mapping[str, Any], where: str
+) -> None:
+    kind = raw["kind"]
+    if name in found:
+        raise InputError(f"cannot read the {kind} {where}: there is another one of the name {name}")
+    try:
+        found[name] = read(raw)
+    except ValueError as error:
+        raise InputError(f"cannot read the {kind} {where}: {error}") from None
+
+
+def _joined(objects: _Objects) -> RecordedNodes:
+    made = RecordedNodes()
+    unknown = 0
+    for name, meta in objects.meta.items():
+        numa, zones = objects.numa.get(name), objects.zones.get(name)
+        if meta.problems:
+            raise InputError(f"cannot read the Node {name}: {meta.problems[0]}")
+        node = None
+        if numa is not None or zones is not None:
+            try:
+                node = join_facts(name, meta, numa, zones)
+            except UnknownNodeError as error:
+                raise InputError(f"cannot use the node {name}: {error}") from None
+        unknown += node is None
+        made.hosts.append(_host(name, meta, node))
+        made.shown[name] = node.shown if node else {}
+    alone = [name for name in {**objects.numa, **objects.zones} if name not in objects.meta]
+    if alone:
+        raise InputError(f"cannot use the node {sorted(alone)[0]}: there is no Node object of that name")
+    if unknown:
+        made.notes.append(
+            f"{counted(unknown, 'node')} without Numatopology and NodeResourceTopology: taken as one NUMA "
+            "node whose CPU manager has the policy none"
+        )
+    return made
+
+
+def _host(name: str, meta: NodeMeta, node: SchedulableNode | None) -> Host:
+    if CPU not in meta.allocatable:
+        raise InputError(f"cannot use the node {name}: status.allocatable of its Node object has no cpu")
+    offers = {
+        resource: amount if resource == CPU else amount // _MILLI
+        for resource, amount in meta.allocatable.items()
+    }
+    offers.setdefault(PODS, MAX_PODS)
+    if node is None:
+        cpus = max(1, meta.capacity.get(CPU, meta.allocatable[CPU]) // _MILLI)
+        state = NodeState.empty(_without_topology(min(cpus, _MOST_CPUS)))
+    else:
+        state = shown_state(node)
+    return Host(name, state.node, state, offers, dict(offers))
+
+
+@functools.cache
+def _without_topology(cpus: int) -> Node:
+    machine = described(1, 1, cpus, 1)
+    return Node(machine, CpuTopology.of(machine))

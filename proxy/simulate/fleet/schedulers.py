@@ -1,0 +1,150 @@
+"""The two schedulers of a fleet simulation: the stock one, and the stock one with the scheduler extender.
+
+The extender's decisions are made by ``proxy.scheduler``, the code of ``topoproxy scheduler-extender``: it
+filters the nodes that kube-scheduler has found feasible, scores them, and promises the node that is chosen.
+A node has published what it gave a pod before the next pod comes; the clock of the promises goes on as far.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from proxy.engine.pod_dry_run import DryRunOutcome
+from proxy.model.idset import CpuSet, union
+from proxy.scheduler.node_facts import DeviceCounts, SchedulableNode
+from proxy.scheduler.node_table import NodeTable
+from proxy.scheduler.promises import GRACE_S
+from proxy.scheduler.scores import Strategy
+from proxy.simulate.fleet.fleet_pods import FleetPod
+from proxy.simulate.fleet.stock_scheduler import StockScheduler
+from proxy.simulate.hosts import Host
+
+STOCK = "stock"
+WITH_EXTENDER = "with extender"
+
+
+class StockFleetScheduler:
+    """kube-scheduler alone."""
+
+    name = STOCK
+
+    def __init__(self, hosts: Sequence[Host], seed: int, percentage: int = 0) -> None:
+        """Look at some nodes.
+
+        Args:
+            hosts: The nodes.
+            seed: Of the random numbers that decide among equal nodes.
+            percentage: ``percentageOfNodesToScore``; 0: by the number of nodes.
+        """
+        chance = random.Random(seed)  # noqa: S311 - not a secret
+        self._stock = StockScheduler(hosts, chance, percentage)
+
+    def choose(self, pod: FleetPod) -> int:
+        """Return the position of the node for a pod; -1 where none will do."""
+        return self._stock.choose(pod.kind.stock)
+
+    def fitting(self, pod: FleetPod) -> Iterator[int]:
+        """Return all nodes on which a pod fits by requests."""
+        return self._stock.fitting(pod.kind.stock)
+
+    def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
+        """Learn what a node has made of a pod that was bound to it."""
+        if outcome.verdict.admitted:
+            self._stock.take(at, pod.kind.stock)
+
+    def running(self, at: int, pod: FleetPod) -> None:
+        """Learn of a pod that runs already and whose CPUs its node shows as taken."""
+        self._stock.take(at, pod.kind.stock)
+
+    def left(self, at: int, pod: FleetPod, host: Host) -> None:
+        """Learn that a pod has left its node."""
+        self._stock.take(at, pod.kind.stock, -1)
+
+
+class ExtendedFleetScheduler(StockFleetScheduler):
+    """kube-scheduler with the scheduler extender."""
+
+    name = WITH_EXTENDER
+
+    def __init__(
+        self, hosts: Sequence[Host], seed: int, percentage: int, weight: int, strategy: Strategy
+    ) -> None:
+        """Look at some nodes.
+
+        Args:
+            hosts: The nodes.
+            seed: Of the random numbers that decide among equal nodes.
+            percentage: ``percentageOfNodesToScore``.
+            weight: The extender's weight in the scheduler's configuration.
+            strategy: How the extender scores nodes.
+        """
+        super().__init__(hosts, seed, percentage)
+        self._names = [host.name for host in hosts]
+        self._at = {name: at for at, name in enumerate(self._names)}
+        self._weight, self._strategy = weight, strategy
+        self._table, self._now = NodeTable(), 0.0
+        self._shown: list[dict[str, CpuSet]] = [{} for _ in hosts]
+        for at, host in enumerate(hosts):
+            self._table.put_allocatable(host.name, host.offers)
+            self._publish(at, host)
+
+    def choose(self, pod: FleetPod) -> int:
+        """Return the position of the node for a pod; -1 where none will do."""
+        demand = pod.demand
+
+        def asked(nodes: Sequence[int]) -> tuple[list[int], list[int]]:
+            fits = self._table.filter(demand, [self._names[at] for at in nodes]).fits
+            scores = self._table.scores(demand, fits, self._strategy)
+            return [self._at[name] for name in fits], [score * self._weight for score in scores]
+
+        at = self._stock.choose(pod.kind.stock, asked)
+        if at >= 0:
+            self._table.promise(self._names[at], demand, self._now)
+        return at
+
+    def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
+        """Learn what a node has made of a pod that was bound to it."""
+        super().bound(at, pod, outcome, host)
+        uid = pod.guest.arrival.pod.uid
+        if outcome.verdict.admitted:
+            cpus = CpuSet.from_bits(union(each.placement.exclusive.bits for each in outcome.containers))
+            if cpus:
+                self._shown[at][uid] = cpus
+            self._table.observe(replace(pod.demand, node=host.name), self._now, running=True)
+            self._publish(at, host)
+        else:
+            self._table.release(uid, self._now)
+
+    def left(self, at: int, pod: FleetPod, host: Host) -> None:
+        """Learn that a pod has left its node."""
+        super().left(at, pod, host)
+        uid = pod.guest.arrival.pod.uid
+        self._shown[at].pop(uid, None)
+        self._table.release(uid, self._now)
+        self._publish(at, host)
+
+    def _publish(self, at: int, host: Host) -> None:
+        """Have a node publish what is free."""
+        node = host.node
+        devices = _devices(host) if host.state.devices.registered else {}
+        shown = self._shown[at]
+        facts = SchedulableNode(host.name, node, node.reserved, host.ownable, devices, shown, lists_pods=True)
+        self._now += 2 * GRACE_S
+        self._table.put(facts, self._now)
+
+
+def _devices(host: Host) -> DeviceCounts:
+    """Return how many devices each NUMA node has, and how many of them are free."""
+    found: dict[str, dict[int, tuple[int, int]]] = {}
+    for resource, registered in host.state.devices.registered.items():
+        available = host.state.devices.available(resource)
+        zones = found.setdefault(resource, {})
+        for device in registered.values():
+            if device.nodes:
+                numa = device.nodes.first()
+                total, free = zones.get(numa, (0, 0))
+                zones[numa] = total + device.healthy, free + (device.id in available)
+    return found

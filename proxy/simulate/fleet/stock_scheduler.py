@@ -1,0 +1,212 @@
+"""The rules by which an unmodified kube-scheduler chooses a node, for pods without affinity.
+
+Theory (kubernetes v1.36 pkg/scheduler). NodeResourcesFit leaves out nodes that lack room for one more pod,
+CPU, memory or any other resource by requests (framework/plugins/noderesources/fit.go, fitsRequest). The
+search begins where the last one ended and stops at enough feasible nodes (schedule_one.go,
+numFeasibleNodesToFind).
+Two plug-ins tell those nodes apart, each with weight 1 (apis/config/v1/default_plugins.go):
+
+- NodeResourcesFit with LeastAllocated: the free share of CPU and memory, where a container without a request
+  counts with 100m and 200Mi (noderesources/least_allocated.go);
+- NodeResourcesBalancedAllocation: how much closer the used shares of CPU and memory come to each other by the
+  pod (noderesources/balanced_allocation.go, balancedResourceScorer). It skips pods that request neither.
+
+The others give every node the same score where nodes have no taints and no images, and pods no affinity, no
+spread constraints and no owner that a Service or a ReplicaSet selects. A random number decides among equals.
+
+A score depends on the node and on what the pod asks for. So it is kept for each kind of pod and worked out
+again for the nodes that have changed since: one for each pod that was bound.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.backends.kubelet.pod_fields import CPU
+from proxy.backends.kubelet.pod_spec import PodSpec, needed
+from proxy.model.requests import MEMORY
+from proxy.simulate.hosts import PODS, Host
+from proxy.simulate.pods import needs_of
+
+Asked = Callable[[Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+"""An extender: of some nodes those that pass, and what it adds to the score of each of these."""
+
+BEST = 100
+"""The best score of a plug-in."""
+LEAST_FEASIBLE = 100
+"""Nodes that are always looked for (minFeasibleNodesToFind)."""
+LEAST_PERCENTAGE = 5
+UNREQUESTED = {CPU: 100, MEMORY: 200 << 20}
+"""What a container that requests none counts with in LeastAllocated, in thousandths of a CPU and bytes."""
+_SCORED = (CPU, MEMORY)
+_UNFIT, _UNKNOWN = -1, -2
+"""What stands in place of a score for a node that lacks room, and for one that has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StockDemand:
+    """What the stock scheduler counts of a pod.
+
+    Attributes:
+        needs: Resource to amount, without zeros.
+        scored: CPU and memory as LeastAllocated counts them.
+    """
+
+    needs: Mapping[str, int]
+    scored: tuple[int, int]
+
+
+def stock_demand(spec: PodSpec) -> StockDemand:
+    """Return what the stock scheduler counts of a pod."""
+    counted = needed(spec.ask.containers, lambda ask: {**UNREQUESTED, **ask.requests})
+    scored = {**counted, **(spec.ask.own or {})}
+    first, second = (scored.get(name, 0) + spec.overhead.get(name, 0) for name in _SCORED)
+    return StockDemand(needs_of(spec), (first, second))
+
+
+def enough_nodes(nodes: int, percentage: int = 0) -> int:
+    """Return at how many feasible nodes the search stops.
+
+    Args:
+        nodes: How many there are.
+        percentage: ``percentageOfNodesToScore``; 0: by the number of nodes, as by default.
+    """
+    if nodes < LEAST_FEASIBLE:
+        return nodes
+    share = percentage or max(LEAST_PERCENTAGE, 50 - nodes // 125)
+    return max(LEAST_FEASIBLE, nodes * min(share, 100) // 100)
+
+
+class StockScheduler:
+    """kube-scheduler with its default plug-ins. ``take`` keeps its view of the nodes."""
+
+    def __init__(self, hosts: Sequence[Host], chance: random.Random, percentage: int = 0) -> None:
+        """Look at some nodes.
+
+        Args:
+            hosts: The nodes, in the order in which the scheduler came to know them.
+            chance: Decides among equals.
+            percentage: ``percentageOfNodesToScore``.
+        """
+        self._nodes = [_NodeSums(host.offers) for host in hosts]
+        self._chance = chance
+        self._start = 0
+        self._enough = enough_nodes(len(hosts), percentage)
+        self._scores: dict[int, tuple[StockDemand, list[int]]] = {}
+
+    def take(self, at: int, demand: StockDemand, sign: int = 1) -> None:
+        """Count a pod that was bound to a node; ``sign`` -1: that has left it."""
+        self._nodes[at].take(demand, sign)
+        for _, scores in self._scores.values():
+            scores[at] = _UNKNOWN
+
+    def fitting(self, demand: StockDemand) -> Iterator[int]:
+        """Return all nodes that NodeResourcesFit lets a pod pass."""
+        return (at for at, node in enumerate(self._nodes) if node.fits(demand))
+
+    def choose(self, demand: StockDemand, asked: Asked | None = None) -> int:
+        """Return the node for a pod; -1 where none will do.
+
+        Args:
+            demand: The pod.
+            asked: The extender, if there is one.
+        """
+        scores = self._known_scores(demand)
+        nodes: Sequence[int] = self._feasible(demand, scores)
+        added: Sequence[int] = ()
+        if asked is not None and nodes:
+            nodes, added = asked(nodes)
+        if len(nodes) < 2:
+            return nodes[0] if nodes else -1
+        totals = [scores[at] for at in nodes]
+        if added:
+            totals = [total + more for total, more in zip(totals, added, strict=True)]
+        best = max(totals)
+        return self._chance.choice([at for at, total in zip(nodes, totals, strict=True) if total == best])
+
+    def _known_scores(self, demand: StockDemand) -> list[int]:
+        known = self._scores.get(id(demand))
+        if known is None:
+            known = self._scores[id(demand)] = demand, [_UNKNOWN] * len(self._nodes)
+        return known[1]
+
+    def _feasible(self, demand: StockDemand, scores: list[int]) -> list[int]:
+        """Return the nodes that the scheduler goes on with, in the order in which it finds them."""
+        found: list[int] = []
+        start, count = self._start, len(self._nodes)
+        looked = count
+        for number in range(count):
+            at = (start + number) % count
+            score = scores[at]
+            if score == _UNKNOWN:
+                node = self._nodes[at]
+                score = scores[at] = node.score(demand) if node.fits(demand) else _UNFIT
+            if score != _UNFIT:
+                found.append(at)
+                if len(found) == self._enough:
+                    looked = number + 1
+                    break
+        self._start = (start + looked) % count
+        return found
+
+
+class _NodeSums:
+    """What kube-scheduler counts of one node."""
+
+    __slots__ = ("_limited", "_offers", "_pods", "_scored", "_used")
+
+    def __init__(self, offers: Mapping[str, int]) -> None:
+        self._offers = offers
+        self._used = dict.fromkeys((*offers, *_SCORED), 0)
+        self._scored = [0, 0]
+        self._pods = offers.get(PODS)
+        self._limited = MEMORY in offers
+
+    def take(self, demand: StockDemand, sign: int) -> None:
+        for resource, amount in demand.needs.items():
+            self._used[resource] = self._used.get(resource, 0) + sign * amount
+        for at, amount in enumerate(demand.scored):
+            self._scored[at] += sign * amount
+        self._used[PODS] = self._used.get(PODS, 0) + sign
+
+    def fits(self, demand: StockDemand) -> bool:
+        used, offers = self._used, self._offers
+        if self._pods is not None and used[PODS] >= self._pods:
+            return False
+        return all(
+            offers.get(resource, 0) - used.get(resource, 0) >= amount
+            or (resource == MEMORY and not self._limited)
+            for resource, amount in demand.needs.items()
+        )
+
+    def score(self, demand: StockDemand) -> int:
+        """Return the sum of the weighted scores."""
+        total = self._least_allocated(demand)
+        if any(resource in demand.needs for resource in _SCORED):
+            total += self._balanced_allocation(demand)
+        return total
+
+    def _least_allocated(self, demand: StockDemand) -> int:
+        total = weights = 0
+        for resource, used, amount in zip(_SCORED, self._scored, demand.scored, strict=True):
+            if offer := self._offers.get(resource, 0):
+                total += max(offer - used - amount, 0) * BEST // offer
+                weights += 1
+        return total // weights if weights else 0
+
+    def _balanced_allocation(self, demand: StockDemand) -> int:
+        without = self._balance({})
+        within = self._balance(demand.needs)
+        return BEST // 2 + (BEST // 2 + within - without) // 2
+
+    def _balance(self, more: Mapping[str, int]) -> int:
+        """Return how close the used shares are: 100 for equal ones."""
+        shares = [
+            min((self._used[resource] + more.get(resource, 0)) / offer, 1.0)
+            for resource in _SCORED
+            if (offer := self._offers.get(resource, 0))
+        ]
+        deviation = abs((shares[0] - shares[1]) / 2) if len(shares) == 2 else 0.0
+        return int((1 - deviation) * BEST)
