@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from proxy.executor.change_feed import ChangeFeed
     from proxy.executor.decision_log import RememberedDecision
     from proxy.executor.node_executor import NodeExecutor
-    from proxy.executor.reconciler import Sync
-    from proxy.frontends.cri.acceptor import Front
+    from proxy.executor.reconciler import Reconciler
+    from proxy.frontends.cri.acceptor import Acceptor
     from proxy.frontends.device_registration.service import DevicePluginService
-    from proxy.hooks_setup import Hooking
+    from proxy.hooks_setup import DaemonHooks
     from proxy.observe.device_assignments import KubeletDevices
     from proxy.release.lazy import LazyRelease
     from proxy.reload.service import Reload
@@ -48,13 +48,13 @@ class Pages:
         self,
         config: Config,
         listener: Listener | None,
-        front: Front | None,
+        front: Acceptor | None,
         executor: NodeExecutor | None,
-        sync: Sync | None,
+        sync: Reconciler | None,
         suppression: Callable[[], Suppression | None],
         takeover: LazyTakeover | None,
         leaving: LazyRelease | None,
-        hooking: Hooking | None = None,
+        hooking: DaemonHooks | None = None,
         reload: Reload | None = None,
         staging: LazyStaging | None = None,
         device_plugins: DevicePluginService | None = None,
@@ -80,7 +80,7 @@ class Pages:
         """The mode in effect."""
         return (self._config if self._executor is None else self._executor.state).mode.value
 
-    def show_hooks(self, hooking: Hooking) -> None:
+    def show_hooks(self, hooking: DaemonHooks) -> None:
         """Show hooks from now on: a daemon that starts in mode observe has them later."""
         self._hooking = hooking
 

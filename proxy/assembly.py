@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from proxy.executor.context import NodeContext
     from proxy.executor.device_claims import OtherManagers
     from proxy.executor.device_ports import DevicePlugins, KubeletAllocations
-    from proxy.executor.drift.ports import Writes
+    from proxy.executor.drift.ports import WriteEvents
     from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
     from proxy.executor.partitions.ports import Partitions as KernelPartitions
     from proxy.executor.ports import (
@@ -175,7 +175,7 @@ def _events(config: Config, context: NodeContext) -> ContainerdEvents:
     return events
 
 
-def _writes(context: NodeContext) -> Writes | None:
+def _writes(context: NodeContext) -> WriteEvents | None:
     """Have the kernel report writes to cpusets, where it can."""
     root = getattr(context.enforcer.cgroups, "root", None)
     if not isinstance(root, Path):

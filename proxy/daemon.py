@@ -20,10 +20,10 @@ from proxy.admin_routes import Pages
 from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
 from proxy.early_socket import EarlySocket, open_socket
-from proxy.executor.shutdown import CLOSE_S, Ending
+from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.executor.tasks import tended
 from proxy.executor.time_slices import TimeSlices
-from proxy.frontends.cri.acceptor import Front
+from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError, InputError, UnavailableError
 from proxy.notify import SystemdNotifier
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from proxy.executor.kernel_ports import Cgroups
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.ports import Ledger
-    from proxy.executor.reconciler import Sync
+    from proxy.executor.reconciler import Reconciler
     from proxy.executor.runtime_sync import Settler
     from proxy.executor.start_update import StartUpdate
     from proxy.frontends.cri.client_watch import ClientWatch
     from proxy.frontends.device_registration.service import DevicePluginService
     from proxy.frontends.podresources.service import PodResourcesService
-    from proxy.hooks_setup import Hooking
+    from proxy.hooks_setup import DaemonHooks
     from proxy.model.machine import Machine
     from proxy.succession.successor import Successor
     from proxy.telemetry.port import Telemetry
@@ -112,10 +112,10 @@ class Daemon:
         self._listener: Listener | None = None
         self._state_lock: Lock | None = None
         self._ledger: Ledger | None = None
-        self._front: Front | None = None
+        self._front: Acceptor | None = None
         self._admin: AdminServer | None = None
         self.executor: NodeExecutor | None = None
-        self.sync: Sync | None = None
+        self.sync: Reconciler | None = None
         self.pages: Pages | None = None
         self._settler: Settler | None = None
         self._start_update: StartUpdate | None = None
@@ -124,7 +124,7 @@ class Daemon:
         self._leaving: LazyRelease | None = None
         self._staging: LazyStaging | None = None
         self._flow: CallFlow | None = None
-        self.hooking: Hooking | None = None
+        self.hooking: DaemonHooks | None = None
         self._pod_resources: PodResourcesService | None = None
         self._device_plugins: DevicePluginService | None = None
         self.reload: Reload | None = None
@@ -161,7 +161,7 @@ class Daemon:
         self._telemetry = telemetry = logs.telemetry()
         memory_trim.keep_large_blocks()
         if config.mode is Mode.PASSTHROUGH:
-            self._front = Front(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
+            self._front = Acceptor(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
         else:
             self._front = await self._wire(machine, telemetry)
         self.reload = self._reloading(machine, telemetry)
@@ -181,7 +181,7 @@ class Daemon:
         self._notifier.ready(self._status())
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
-    async def _wire(self, machine: Machine, telemetry: Telemetry) -> Front:
+    async def _wire(self, machine: Machine, telemetry: Telemetry) -> Acceptor:
         from proxy.assembly import executor_of
         from proxy.frontends.cri.interceptors import METHODS, Interceptors
 
@@ -223,7 +223,7 @@ class Daemon:
             self._task(self._serve_pod_resources)
         if config.device_plugins.enabled:
             self._serve_device_plugins()
-        return Front(
+        return Acceptor(
             str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=executor.broken
         )
 
@@ -258,13 +258,15 @@ class Daemon:
         config, executor = self.config, self.executor
         if self.hooking is not None or not (config.hooks.enabled or config.hooks.serve is not None):
             return
-        from proxy.hooks_setup import Hooking
+        from proxy.hooks_setup import DaemonHooks
 
         assert executor is not None
         assert self.sync is not None
         assert self._flow is not None
         marks = config.state_dir / "hooks"
-        self.hooking = Hooking(config.hooks, executor, self.sync, executor.start_update, self._flow, marks)
+        self.hooking = DaemonHooks(
+            config.hooks, executor, self.sync, executor.start_update, self._flow, marks
+        )
         if self.pages is not None:
             self.pages.show_hooks(self.hooking)
         self._task(self.hooking.run)
@@ -280,7 +282,7 @@ class Daemon:
         steps.append(device_plugins_step(lambda: self._device_plugins))
         return Reload(self._config, steps, lambda: executor.state.node.machine, telemetry, self._notifier)
 
-    def _client_watch(self, executor: NodeExecutor, front: Front) -> ClientWatch:
+    def _client_watch(self, executor: NodeExecutor, front: Acceptor) -> ClientWatch:
         from proxy.backends.kubelet.cri_endpoint import other_endpoints
         from proxy.frontends.cri.client_watch import ClientWatch
 
@@ -496,7 +498,7 @@ class Daemon:
             handing_over: A successor goes on with what BE pods have.
         """
         telemetry = self._telemetry or logs.telemetry()
-        ending = Ending(max(seconds, STOP_S), telemetry.warning)
+        ending = ShutdownTime(max(seconds, STOP_S), telemetry.warning)
         for task in self._tasks:
             task.cancel()
         await ending.step("end tasks", asyncio.gather(*self._tasks, return_exceptions=True))

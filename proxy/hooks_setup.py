@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from proxy.calls.call_flow import CallFlow
     from proxy.config.hooks import HooksConfig
     from proxy.executor.node_executor import NodeExecutor
-    from proxy.executor.reconciler import Sync
+    from proxy.executor.reconciler import Reconciler
     from proxy.executor.start_update import StartUpdate
     from proxy.frontends.hook_bridge.backfill import Backfill
     from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.frontends.hook_bridge.updates import Updates
-    from proxy.frontends.hookserver.service import Serving
+    from proxy.frontends.hookserver.service import HookServerRunner
     from proxy.hooks.engine.engine import HookEngine
     from proxy.hooks.registry import HookRegistry
 
@@ -58,7 +58,7 @@ class _Parts:
     learning: Backfill
 
 
-class Hooking:
+class DaemonHooks:
     """The hooks of a daemon.
 
     Attributes:
@@ -70,7 +70,7 @@ class Hooking:
         self,
         config: HooksConfig,
         executor: NodeExecutor,
-        sync: Sync,
+        sync: Reconciler,
         start_update: StartUpdate,
         flow: CallFlow,
         marks: Path | None = None,
@@ -86,7 +86,7 @@ class Hooking:
             marks: A directory in which is noted which file is being loaded.
         """
         self.config = config
-        self.server: Serving | None = None
+        self.server: HookServerRunner | None = None
         self._executor = executor
         self._sync = sync
         self._start_update = start_update
@@ -121,9 +121,9 @@ class Hooking:
             return
         if self.server is None:
             await asyncio.to_thread(_import, ("proxy.frontends.hookserver.service",))
-            from proxy.frontends.hookserver.service import Serving
+            from proxy.frontends.hookserver.service import HookServerRunner
 
-            self.server = Serving(self.config.serve, self._executor, self._start_update, self._flow)
+            self.server = HookServerRunner(self.config.serve, self._executor, self._start_update, self._flow)
         await self.server.run()
 
     async def run(self) -> None:
@@ -160,7 +160,7 @@ class Hooking:
         """Make all that hooks need, and connect it."""
         await asyncio.to_thread(_import, _IMPORTED)  # it takes a tenth of a second, and calls go on
         from proxy.frontends.hook_bridge.backfill import Backfill
-        from proxy.frontends.hook_bridge.calls import Hooked
+        from proxy.frontends.hook_bridge.calls import HookBridge
         from proxy.frontends.hook_bridge.dispatch import HookDispatcher
         from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
         from proxy.frontends.hook_bridge.updates import Updates
@@ -187,7 +187,7 @@ class Hooking:
         )
         self._parts = _Parts(engine, library, following, updates, learning)
         executor.store.subscribe(following)
-        self._flow.hook(Hooked(dispatcher))
+        self._flow.hook(HookBridge(dispatcher))
 
     # -- status -------------------------------------------------------------------------------------------
 

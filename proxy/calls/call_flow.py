@@ -15,13 +15,13 @@ from collections.abc import Coroutine
 
 from proxy.calls.container_calls import ContainerCalls
 from proxy.calls.create_calls import CreateCalls
-from proxy.calls.held_call import HeldCall, Trip
+from proxy.calls.held_call import CallContext, HeldCall
 from proxy.calls.hook_gateway import HookGateway
 from proxy.calls.pod_calls import PodCalls
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.executor.node_executor import NodeExecutor
-from proxy.executor.reconciler import Sync
+from proxy.executor.reconciler import Reconciler
 from proxy.executor.start_update import StartUpdate
 from proxy.model.grpc_status import GrpcStatus
 from proxy.telemetry import metrics
@@ -37,7 +37,7 @@ class CallFlow:
         awaited: What calls wait for at a start, after the first comparison; None for nothing.
     """
 
-    def __init__(self, executor: NodeExecutor, sync: Sync, start_update: StartUpdate) -> None:
+    def __init__(self, executor: NodeExecutor, sync: Reconciler, start_update: StartUpdate) -> None:
         """Prepare to decide.
 
         Args:
@@ -76,12 +76,12 @@ class CallFlow:
 
     def names(self, call: HeldCall) -> bool:
         """Return whether the answer to a call names what was created, and that matters."""
-        return call.method in self._answered and isinstance(call.state, Trip) and not self.replaced
+        return call.method in self._answered and isinstance(call.state, CallContext) and not self.replaced
 
     def answered(self, call: HeldCall, created: str) -> None:
         """The runtime has named what a call has created; an empty name where it cannot be read."""
         trip = call.state
-        if isinstance(trip, Trip):
+        if isinstance(trip, CallContext):
             try:
                 self._answered[call.method](trip, created)
             except Exception as error:  # noqa: BLE001  the runtime's list will show what was created
@@ -97,7 +97,7 @@ class CallFlow:
         """
         trip = call.state
         call.state = None
-        if not isinstance(trip, Trip) or self.replaced:
+        if not isinstance(trip, CallContext) or self.replaced:
             return
         try:
             self._finished[call.method](call, trip, status)
@@ -154,7 +154,7 @@ class CallFlow:
         executor = self.executor
         executor.broken(error)
         executor.attention.set()
-        if isinstance(call.state, Trip):
+        if isinstance(call.state, CallContext):
             # It passes without our set: not what we meant.
             executor.store.handle(SavedCpusLearned(call.state.target, None))
             call.state.sent = None

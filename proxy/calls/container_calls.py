@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip, send
+from proxy.calls.held_call import CallContext, Finished, Handle, HeldCall, Hold, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, PrepareStart
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.pod_fence import Fence
 from proxy.executor.node_executor import NodeExecutor
-from proxy.executor.reconciler import Sync
+from proxy.executor.reconciler import Reconciler
 from proxy.executor.start_update import StartUpdate
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
@@ -21,7 +21,9 @@ from proxy.model.workload import Phase
 class ContainerCalls:
     """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
 
-    def __init__(self, executor: NodeExecutor, sync: Sync, start_update: StartUpdate, hold: Hold) -> None:
+    def __init__(
+        self, executor: NodeExecutor, sync: Reconciler, start_update: StartUpdate, hold: Hold
+    ) -> None:
         self.executor = executor
         self.hooked: HookGateway = NO_HOOKS
         self.sync = sync
@@ -87,12 +89,12 @@ class ContainerCalls:
     def _go_start(self, call: HeldCall, container_id: str, answer: CallAnswer, fence: Fence | None) -> None:
         if type(answer) is ForwardStart:
             flight = self.start_update.start(container_id, answer.carries, fence)
-            call.state = Trip(container_id, flight=flight)
+            call.state = CallContext(container_id, flight=flight)
         else:
             self.executor.spawn(self.executor.unit_properties.fencing.drop(fence))
         send(call, answer)
 
-    def _start_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
+    def _start_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if trip.flight is None:
             return
         if status is None:
@@ -137,16 +139,16 @@ class ContainerCalls:
         if type(answer) is Forward:
             flight = executor.calls.depart(container_id, answer.sent)
             fencing.bind(flight, fence)
-            call.state = Trip(container_id, sent=answer.sent, flight=flight)
+            call.state = CallContext(container_id, sent=answer.sent, flight=flight)
         else:
             executor.spawn(fencing.drop(fence))
             if container_id in executor.state.containers:
                 # It carries what the client names, or what the runtime has saved.
                 flight = executor.calls.depart(container_id, executor.state.node.machine.online)
-                call.state = Trip(container_id, flight=flight)
+                call.state = CallContext(container_id, flight=flight)
         send(call, answer)
 
-    def _update_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
+    def _update_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if trip.flight is None:
             return
         self.executor.drift.hint("kubelet", (trip.flight.container_id,))
@@ -160,13 +162,13 @@ class ContainerCalls:
     def _leave(self, call: HeldCall) -> None:
         leave(call, self.hooked)
 
-    def _stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
+    def _stopped(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.lifecycle.phase(trip.target, Phase.EXITED)
         else:
             self.executor.attention.set()
 
-    def _removed(self, call: HeldCall, trip: Trip, status: int | None) -> None:
+    def _removed(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.lifecycle.removed([trip.target])
         else:

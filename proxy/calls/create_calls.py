@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from proxy.calls.held_call import NO_DEVICES, CreateRequest, HeldCall, Hold, Trip, send
+from proxy.calls.held_call import NO_DEVICES, CallContext, CreateRequest, HeldCall, Hold, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
 from proxy.calls.unreported_pods import UnreportedPods
 from proxy.engine.admission_context import asks_for_devices
@@ -146,7 +146,7 @@ class CreateCalls:
         if container is None:
             send(call, answer)
             return
-        call.state = Trip(target=container.id)
+        call.state = CallContext(target=container.id)
         if type(answer) is AllocateFirst:
             self._hold(call, self._allocate(call, container))
         elif "pre_create_container" in self.hooked.points and type(answer) is not ForwardUnchanged:
@@ -161,7 +161,7 @@ class CreateCalls:
         refused: tuple[type[Exception], ...] = (DevicePluginError, DeviceConflictError, *call.unreadable)
         try:
             answers = await grants.prepare(container)
-            if call.done or not isinstance(trip, Trip):
+            if call.done or not isinstance(trip, CallContext):
                 return  # the end of the call has taken the container out
             trip.device_fields = call.add_devices(answers)
         except refused as error:
@@ -196,7 +196,7 @@ class CreateCalls:
             self._hold(call, create(call, answer.container))
             return
         if type(answer) is Forward:
-            if isinstance(call.state, Trip):  # else the create is over already
+            if isinstance(call.state, CallContext):  # else the create is over already
                 call.state.sent = answer.sent
             if self.hooked.active:
                 self.hooked.leaves(container.id, call)
@@ -220,7 +220,7 @@ class CreateCalls:
         async def placed_elsewhere(new: Container) -> Container | None:
             nonlocal container
             container = new
-            if isinstance(call.state, Trip):
+            if isinstance(call.state, CallContext):
                 call.state.target = new.id
             if "pre_create_container" in self.hooked.points:
                 hooked = await self.hooked.create_elsewhere(call, new)
@@ -229,7 +229,7 @@ class CreateCalls:
                 container = hooked
             return container
 
-        client = CreateClient(lambda: not isinstance(call.state, Trip), placed_elsewhere)
+        client = CreateClient(lambda: not isinstance(call.state, CallContext), placed_elsewhere)
         ended = await self.executor.reservations.create(container, client)
         if not ended.is_committed:
             if ended.reason is not None:  # else it has been answered
@@ -246,7 +246,7 @@ class CreateCalls:
             self.executor.rejections.rejected(container.pod, container.name, verdict)
         send(call, answer)
 
-    def answered(self, trip: Trip, container_id: str) -> None:
+    def answered(self, trip: CallContext, container_id: str) -> None:
         """The runtime has created the container and named it."""
         if container_id:
             trip.named = True
@@ -256,7 +256,7 @@ class CreateCalls:
             if made and executor.state.owners and executor.enforcer.sandboxes.has_monitors(made.pod):
                 executor.spawn(executor.writes.clear_sandboxes())
 
-    def _create_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
+    def _create_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if trip.named:
             return
         if status in (None, GrpcStatus.OK):  # OK without a readable id: the list shows what was created

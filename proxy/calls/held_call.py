@@ -128,7 +128,7 @@ class HeldCall(Protocol):
 
 
 @dataclass(slots=True)
-class Trip:
+class CallContext:
     """What is kept of a call until its answer has passed.
 
     Attributes:
@@ -165,4 +165,4 @@ def send(call: HeldCall, answer: CallAnswer) -> None:
 Hold = Callable[[HeldCall, Coroutine[object, object, None]], None]
 """Holds a call while a coroutine decides on it."""
 Handle = Callable[[HeldCall], None]
-Finished = Callable[[HeldCall, Trip, int | None], None]
+Finished = Callable[[HeldCall, CallContext, int | None], None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from proxy.calls.held_call import Handle, HeldCall, Trip
+from proxy.calls.held_call import CallContext, Handle, HeldCall
 from proxy.model.workload import Container, Pod
 
 
@@ -76,7 +76,7 @@ LEAVING: Final = {
 def leave(call: HeldCall, hooked: HookGateway) -> None:
     """Let a call that stops or removes something go on, after hooks where there are any."""
     target = call.target()
-    call.state = Trip(target=target)
+    call.state = CallContext(target=target)
     if LEAVING[call.method] in hooked.points:
         hooked.leave(call, target)
     else:

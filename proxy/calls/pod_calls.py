@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from proxy.calls.held_call import Finished, Handle, HeldCall, Hold, Trip, send
+from proxy.calls.held_call import CallContext, Finished, Handle, HeldCall, Hold, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
 from proxy.engine.admit import decides_pod
 from proxy.engine.call_answers import RecordFirst, Refuse
@@ -51,7 +51,7 @@ class PodCalls:
         if decides_pod(state.node, pod) or executor.fact_lookup.pod_matters(state, pod):
             self._hold(call, self._admit(call, pod))
         else:
-            call.state = Trip(pod=pod)
+            call.state = CallContext(pod=pod)
             call.release()
 
     async def _admit(self, call: HeldCall, pod: Pod) -> None:
@@ -65,7 +65,7 @@ class PodCalls:
         if call.done:
             return
         if not decides_pod(node, pod):
-            call.state = Trip(pod=pod)
+            call.state = CallContext(pod=pod)
             call.release()
             return
         if executor.device_grants is not None and pod.asks is not None and applies_to(executor.state, pod):
@@ -75,17 +75,17 @@ class PodCalls:
         if type(decided.answer) is not Refuse:
             # From here on the end of the call frees what was set aside, or gives it to the sandbox.
             pod = decided.admission.pod
-            call.state = Trip(pod=pod, token=pod.sandbox_id)
+            call.state = CallContext(pod=pod, token=pod.sandbox_id)
         if type(decided.answer) is RecordFirst:
             await executor.journal.flush()
         if not call.done:
             send(call, decided.answer)
 
-    def answered(self, trip: Trip, sandbox_id: str) -> None:
+    def answered(self, trip: CallContext, sandbox_id: str) -> None:
         """The runtime has named the sandbox."""
         trip.target = sandbox_id
 
-    def _run_pod_done(self, call: HeldCall, trip: Trip, status: int | None) -> None:
+    def _run_pod_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if status == GrpcStatus.OK and trip.target and trip.pod is not None:
             pod = structs.replace(trip.pod, sandbox_id=trip.target)
             self.executor.sandboxes.running(pod, trip.token)
@@ -97,10 +97,10 @@ class PodCalls:
     def _leave(self, call: HeldCall) -> None:
         leave(call, self.hooked)
 
-    def _pod_stopped(self, call: HeldCall, trip: Trip, status: int | None) -> None:
+    def _pod_stopped(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.sandboxes.stopped(trip.target)
 
-    def _pod_removed(self, call: HeldCall, trip: Trip, status: int | None) -> None:
+    def _pod_removed(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.sandboxes.removed(trip.target)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from proxy.config import Config, load, override
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.load import DEFAULT_FILE
 from proxy.config.origin import Origin
 
@@ -92,4 +92,4 @@ def read_config(file: Path | None, words: dict[str, str | None], *, trusted: boo
         if text is not None:
             values[key] = (option, text)
     config = override(load(file, trusted=trusted), values)
-    return replace(config, origin=Origin(file, Fixed(values), trusted))
+    return replace(config, origin=Origin(file, FrozenMapping(values), trusted))

@@ -9,7 +9,7 @@ K = TypeVar("K")
 V = TypeVar("V", covariant=True)
 
 
-class Fixed(Mapping[K, V]):
+class FrozenMapping(Mapping[K, V]):
     """A mapping that never changes, so that it can be a default and be hashed; equal to any equal mapping."""
 
     __slots__ = ("_entries",)

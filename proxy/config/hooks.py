@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from proxy.config.admission import NAMESPACES
 from proxy.config.enums import FailurePolicy
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.kinds import (
     DIRECTORY,
     OPTIONAL_FILE,
@@ -39,16 +39,16 @@ class HookSettings:
     Attributes:
         timeout: Seconds for one answer; None where it is not set.
         policy: None where it is not set.
-        config: The hook's own keys, with plain values: texts, numbers, truths, tuples and ``Fixed``. None
-            where it is not set.
+        config: The hook's own keys, with plain values: texts, numbers, truths, tuples and ``FrozenMapping``.
+            None where it is not set.
     """
 
     timeout: float | None = None
     policy: FailurePolicy | None = None
-    config: Fixed[str, Any] | None = None
+    config: FrozenMapping[str, Any] | None = None
 
 
-Settings: TypeAlias = Fixed[str, HookSettings]
+Settings: TypeAlias = FrozenMapping[str, HookSettings]
 """Hook's name to what is set for it."""
 
 
@@ -60,7 +60,7 @@ def _read_settings(tree: YamlNode) -> Settings:
         if len(hooks) == _MOST:
             raise entry.fault(f"there are more than {_MOST} hooks")
         hooks[name] = _read_hook(entry)
-    return Fixed(hooks)
+    return FrozenMapping(hooks)
 
 
 def _read_hook(entry: YamlNode) -> HookSettings:
@@ -103,7 +103,7 @@ def _show_hook(settings: HookSettings) -> dict[str, object]:
 
 
 def _show_plain(value: Any) -> Any:
-    if isinstance(value, Fixed):
+    if isinstance(value, FrozenMapping):
         return {name: _show_plain(inner) for name, inner in value.items()}
     return [_show_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
@@ -247,7 +247,7 @@ class HooksConfig:
         ),
     )
     settings: Settings = field(
-        default=Fixed(),
+        default=FrozenMapping(),
         metadata=key(
             "settings",
             SETTINGS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.kinds import AMOUNT, SettingKind, read_amount, text_schema, whole
 from proxy.config.nested_values import YamlNode, meant
 from proxy.model.errors import ConfigError
@@ -42,7 +42,7 @@ _SIGNALS = (
 
 _RESOURCES_LIMIT = 128
 
-Reserved = Fixed[int, Fixed[str, int]]
+Reserved = FrozenMapping[int, FrozenMapping[str, int]]
 """NUMA node to resource to bytes."""
 
 
@@ -115,7 +115,7 @@ def _read_reserved(tree: YamlNode) -> Reserved:
                 raise value.fault(error) from error
             if not kept[name]:
                 raise value.fault("must be more than 0 (leave the resource out to keep none)")
-    return Fixed({node: Fixed(kept) for node, kept in sorted(nodes.items())})
+    return FrozenMapping({node: FrozenMapping(kept) for node, kept in sorted(nodes.items())})
 
 
 def _read_entry(entry: YamlNode) -> tuple[int, list[tuple[str, YamlNode]]]:

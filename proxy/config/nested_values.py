@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 
 _CLASHES = {"str": "text", "int": "a number", "float": "a number", "bool": "true or false", "null": "nothing"}
 _DEPTH, _PIECES = 16, 1000
@@ -92,8 +92,8 @@ class YamlNode:
         """Return the whole content as plain values that cannot change.
 
         Returns:
-            A text, a number, a truth, a tuple, or a ``Fixed`` with texts as keys. What YAML 1.1 takes for a
-            number and people do not (``010``, ``1:30``, ``0x1f``) is the text that was written.
+            A text, a number, a truth, a tuple, or a ``FrozenMapping`` with texts as keys. What YAML 1.1 takes
+            for a number and people do not (``010``, ``1:30``, ``0x1f``) is the text that was written.
 
         Raises:
             SettingError: Something has no value, is nested too deep, or is too much.
@@ -105,7 +105,7 @@ class YamlNode:
         if left[0] < 0 or not depth:
             raise self.fault("is nested too deep" if not depth else f"has more than {_PIECES} values in it")
         if self._node.id == "mapping":
-            return Fixed({key: value._plain(depth - 1, left) for key, value in self.entries()})
+            return FrozenMapping({key: value._plain(depth - 1, left) for key, value in self.entries()})
         if self._node.id == "sequence":
             return tuple(value._plain(depth - 1, left) for value in self.members())
         tag = self._node.tag.rpartition(":")[2]

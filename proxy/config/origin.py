@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,5 +20,5 @@ class Origin:
     """
 
     file: Path | None = None
-    words: Fixed[str, tuple[str, str]] = field(default_factory=Fixed)
+    words: FrozenMapping[str, tuple[str, str]] = field(default_factory=FrozenMapping)
     trusted: bool = True

@@ -26,7 +26,7 @@ from proxy.config.enums import (
     OwnerMemoryNodes,
     OwnerPartitions,
 )
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.hooks import HooksConfig
 from proxy.config.kinds import CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
 from proxy.config.list_kinds import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Reserved
@@ -186,7 +186,7 @@ class Config:
         ),
     )
     reserved_memory: Reserved = field(
-        default=Fixed(),
+        default=FrozenMapping(),
         metadata=key(
             "reservedMemory",
             RESERVED_MEMORY,

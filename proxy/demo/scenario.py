@@ -7,10 +7,10 @@ ends by comparing the cgroup files with the rules; a difference raises.
 from __future__ import annotations
 
 from proxy.demo.client import DemoPod
-from proxy.demo.failure_steps import Troubles
+from proxy.demo.failure_steps import FailureSteps
 from proxy.demo.snapshot import DemoError
 from proxy.demo.step_runner import DemoStep, Performance, reported
-from proxy.demo.story_cpus import Parts
+from proxy.demo.story_cpus import StoryCpus
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import cpus as named
 from proxy.model.workload import KubeQos
@@ -22,12 +22,12 @@ class Scenario:
     def __init__(self, show: Performance) -> None:
         self._show = show
         self._stage = show.stage
-        self._parts = Parts.of(show.stage.machine)
+        self._parts = StoryCpus.of(show.stage.machine)
 
     def steps(self) -> list[DemoStep]:
         """Return the steps in their order."""
         parts = self._parts
-        troubles = Troubles(self._show, parts)
+        troubles = FailureSteps(self._show, parts)
         middle = [troubles.refused(), troubles.update(), troubles.killed()]
         if parts.big:
             owners = [self._lse(), self._lsr(), self._guaranteed()]

@@ -13,7 +13,7 @@ _BIG = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StoryCpus:
     """Which CPUs the story is about.
 
     Attributes:
@@ -33,7 +33,7 @@ class Parts:
     absent: CpuSet
 
     @classmethod
-    def of(cls, machine: Machine) -> Parts:
+    def of(cls, machine: Machine) -> StoryCpus:
         """Choose them for a machine.
 
         Raises:

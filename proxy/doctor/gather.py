@@ -68,7 +68,7 @@ _OPEN_FILES = re.compile(r"^Max open files\s+(\d+)", re.MULTILINE)
 _SMALL = 1 << 20
 
 
-class Places(Struct, frozen=True):
+class NodePaths(Struct, frozen=True):
     """What is checked besides the paths of the configuration; a test has others.
 
     Attributes:
@@ -84,7 +84,7 @@ class Places(Struct, frozen=True):
     wall: Callable[[], float] = time.time
 
 
-def gather(config: Config, refused: str, timeout: float, places: Places | None = None) -> DoctorFacts:
+def gather(config: Config, refused: str, timeout: float, places: NodePaths | None = None) -> DoctorFacts:
     """Read everything.
 
     Args:
@@ -93,7 +93,7 @@ def gather(config: Config, refused: str, timeout: float, places: Places | None =
         timeout: Seconds for the answer of the daemon.
         places: What else is looked at.
     """
-    places = places or Places()
+    places = places or NodePaths()
     machine, lack = _machine(config)
     found = survey(config.hooks)
     hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.lack or c.cause)]
@@ -148,7 +148,7 @@ def _cgroups(config: Config) -> CgroupFacts:
     return CgroupFacts("", groups.version, tuple(lacking))
 
 
-def _runtime(config: Config, places: Places) -> RuntimeFacts:
+def _runtime(config: Config, places: NodePaths) -> RuntimeFacts:
     runtime = GrpcRuntime(str(config.runtime), RUNTIME_S)
     try:
         version = runtime.version()
@@ -298,7 +298,7 @@ def _certificates(config: Config) -> Iterator[CertificateFacts]:
         yield CertificateFacts(str(path), str(error))
 
 
-def _writers(config: Config, places: Places) -> Iterator[str]:
+def _writers(config: Config, places: NodePaths) -> Iterator[str]:
     names = set()
     for entry in _entries(config.procfs_root):
         if entry.name.isdigit() and (name := (_text(entry / "comm") or "").strip()) in WRITERS:

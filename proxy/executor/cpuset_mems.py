@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 @dataclass(slots=True)
-class Looked:
+class MemsCheck:
     """What a look found.
 
     Attributes:
@@ -93,8 +93,8 @@ class CpusetMems:
 
     # -- in the worker ------------------------------------------------------------------------------------
 
-    def _look(self, some: list[Container]) -> Looked:
-        looked = Looked()
+    def _look(self, some: list[Container]) -> MemsCheck:
+        looked = MemsCheck()
         for container in some:
             if not applies_to(self._context.state, container.pod):
                 continue  # it is given back by now
@@ -105,7 +105,7 @@ class CpusetMems:
                     looked.failed.append((container, str(error)))
         return looked
 
-    def _one(self, container: Container, looked: Looked) -> None:
+    def _one(self, container: Container, looked: MemsCheck) -> None:
         state, known, cgroups = self._context.state, self.known, self._context.enforcer.cgroups
         path = self._context.enforcer.known_path(container)
         if path is None:
@@ -124,7 +124,7 @@ class CpusetMems:
         if done.narrow is not None:
             self._narrow(container, path, done.write or has, done.narrow, looked)
 
-    def _narrow(self, container: Container, path: str, has: Mask, want: Mask, looked: Looked) -> None:
+    def _narrow(self, container: Container, path: str, has: Mask, want: Mask, looked: MemsCheck) -> None:
         use = self._use(container)
         firm, cache = use.outside(want) if use is not None else (0, 0)
         if use is not None and not firm and not cache:

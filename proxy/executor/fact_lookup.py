@@ -23,7 +23,7 @@ from proxy.executor.ports import DeviceFacts, Hardware, Kubelet
 from proxy.executor.worker import Worker
 from proxy.model.idset import Mask
 from proxy.model.options import TopologyPolicy
-from proxy.model.workload import KubeQos, Near, Pod, Request
+from proxy.model.workload import KubeQos, LocatedDevice, Pod, Request
 
 THREADS = 4
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class FactLookup:
 
         return self._try(asked, pod)
 
-    def _devices(self, pod: Pod, name: str, given: DeviceFacts) -> tuple[Near, ...]:
+    def _devices(self, pod: Pod, name: str, given: DeviceFacts) -> tuple[LocatedDevice, ...]:
         if self._kubelet is not None and self._kubelet.knows_devices:
             answer = self._device_nodes(self._kubelet, pod, (name,))
             if answer:
@@ -107,16 +107,16 @@ class FactLookup:
         hardware = self._hardware
         return self._try(lambda: hardware.near(given), ()) if given and hardware is not None else ()
 
-    def _pod_devices(self, pod: Pod) -> tuple[Near, ...]:
+    def _pod_devices(self, pod: Pod) -> tuple[LocatedDevice, ...]:
         if self._kubelet is None or not self._kubelet.knows_devices or pod.asks is None:
             return ()
         return self._device_nodes(self._kubelet, pod, [ask.name for ask in pod.asks.containers])
 
-    def _device_nodes(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[Near, ...]:
+    def _device_nodes(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[LocatedDevice, ...]:
         """Query kubelet for the devices of some containers of a pod."""
 
-        def asked() -> tuple[Near, ...]:
-            found: list[Near] = []
+        def asked() -> tuple[LocatedDevice, ...]:
+            found: list[LocatedDevice] = []
             for name in names:
                 found += kubelet.devices(pod.namespace, pod.name, name) or ()
             return measured(tuple(found), kubelet.allocatable()) if found else ()
@@ -138,7 +138,9 @@ class FactLookup:
             self._kubelet.close()
 
 
-def measured(near: tuple[Near, ...], there: Mapping[str, Mapping[str, Mask | None]]) -> tuple[Near, ...]:
+def measured(
+    near: tuple[LocatedDevice, ...], there: Mapping[str, Mapping[str, Mask | None]]
+) -> tuple[LocatedDevice, ...]:
     """Set for each device the smallest number of NUMA nodes that could hold as many devices of its kind.
 
     See kubernetes v1.36 pkg/kubelet/cm/devicemanager/topology_hints.go, generateDeviceTopologyHints.

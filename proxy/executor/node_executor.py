@@ -47,13 +47,13 @@ from proxy.executor.ports import (
     NodeObject,
 )
 from proxy.executor.quotas.quotas import OwnerQuotas
-from proxy.executor.reconciler import Compared, Sync
+from proxy.executor.reconciler import PassParts, Reconciler
 from proxy.executor.reservations import Reservations
 from proxy.executor.runtime_events import JOIN_S, RuntimeEvents
 from proxy.executor.runtime_ports import Events, Runtime
 from proxy.executor.runtime_sync import Settler
 from proxy.executor.sandboxes import Sandboxes
-from proxy.executor.shutdown import CLOSE_S, Ending
+from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.ports import Fences, Units
 from proxy.executor.systemd.unit_properties import UnitProperties
@@ -62,7 +62,7 @@ from proxy.model.options import TopologyOptions
 from proxy.telemetry.port import Telemetry
 
 if TYPE_CHECKING:
-    from proxy.executor.drift.ports import Writes
+    from proxy.executor.drift.ports import WriteEvents
     from proxy.executor.partitions.owners import PartitionSync
     from proxy.executor.partitions.ports import Partitions
 
@@ -110,7 +110,7 @@ class Ports(Struct, frozen=True):
     units: Units | None = None
     fences: Fences | None = None
     events: Events | None = None
-    writes: Writes | None = None
+    writes: WriteEvents | None = None
     partitions: Partitions | None = None
     partition_kind: str = ""
     device_plugins: DevicePlugins | None = None
@@ -210,10 +210,10 @@ class NodeExecutor(NodeContext):
             self.partitions,
             has_devices=self.device_grants is not None,
         )
-        self.sync = Sync(
+        self.sync = Reconciler(
             self,
             start_update,
-            Compared(
+            PassParts(
                 writes,
                 lifecycle,
                 creates,
@@ -245,7 +245,7 @@ class NodeExecutor(NodeContext):
 
         The parts that take calls (``start_update``, ``sync``, ``settler``) have workers of their own.
         """
-        ending = Ending(limit, self.telemetry.warning)
+        ending = ShutdownTime(limit, self.telemetry.warning)
         await ending.step("stop listening to the runtime", self.runtime_events.close(), JOIN_S)
         self.hotplug.close()
         if self.device_grants is not None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from proxy.model.idset import Mask
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.requests import PodRequests
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 
 
 class Ledger(Protocol):
@@ -100,7 +100,7 @@ class Kubelet(Protocol):
             know the pod or does not answer in time.
         """
 
-    def devices(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
+    def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
         """Ask kubelet which devices it assigned to a container, and where they are (the pod-resources API).
 
         Returns:
@@ -174,5 +174,5 @@ class ClusterFiles(Protocol):
 class Hardware(Protocol):
     """Locates devices by sysfs. Blocking, but quick."""
 
-    def near(self, given: DeviceFacts) -> tuple[Near, ...]:
+    def near(self, given: DeviceFacts) -> tuple[LocatedDevice, ...]:
         """Find the NUMA nodes of devices; one entry per device, ``nodes`` is None if they are unknown."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from proxy.executor.context import NodeContext
-from proxy.executor.reconciler import Sync
+from proxy.executor.reconciler import Reconciler
 from proxy.model.phrases import counted
 
 OLD_S = 120.0
@@ -37,7 +37,7 @@ class Check(Struct, frozen=True):
         return {"name": self.name, "ok": not self.reason, "reason": self.reason, "required": self.required}
 
 
-def required_checks(context: NodeContext, sync: Sync) -> list[Check]:
+def required_checks(context: NodeContext, sync: Reconciler) -> list[Check]:
     """Return the checks that decide whether the node is ready. They cost next to nothing."""
     stuck = context.health.stuck()
     state = "" if context.reconciled.is_set() else "the state has not been compared with the runtime yet"

@@ -72,7 +72,7 @@ MANY = 5
 NO_CGROUP = "cannot find the cgroup of a container: its CPUs are not controlled"
 
 
-class Compared(Struct, frozen=True):
+class PassParts(Struct, frozen=True):
     """The parts of the executor that a reconcile pass uses."""
 
     writes: KernelWrites
@@ -93,7 +93,7 @@ class Compared(Struct, frozen=True):
     partitions: PartitionSync | None = None
 
 
-class Sync:
+class Reconciler:
     """Makes reconcile passes, and remembers whether the runtime can be reached.
 
     Attributes:
@@ -102,7 +102,7 @@ class Sync:
         runtime_version: Name and version of the runtime.
     """
 
-    def __init__(self, context: NodeContext, start_update: StartUpdate, parts: Compared) -> None:
+    def __init__(self, context: NodeContext, start_update: StartUpdate, parts: PassParts) -> None:
         """Prepare; the first pass begins with ``run`` or ``once``.
 
         Args:

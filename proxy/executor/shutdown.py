@@ -14,7 +14,7 @@ CLOSE_S = 4.0
 """Seconds that closing an executor may take."""
 
 
-class Ending:
+class ShutdownTime:
     """The remaining time of a shutdown."""
 
     def __init__(self, limit: float, report: Report) -> None:

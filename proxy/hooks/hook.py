@@ -79,7 +79,7 @@ AS_IT_IS = Outcome()
 
 
 class Answers(Protocol):
-    """Outcome of a call, now or later: what ``Asking.ask`` gives."""
+    """Outcome of a call, now or later: what ``HookCaller.ask`` gives."""
 
     outcome: Outcome | None
 
@@ -87,7 +87,7 @@ class Answers(Protocol):
         """Wait for the outcome; never longer than the hooks' deadlines together."""
 
 
-class Asking(Protocol):
+class HookCaller(Protocol):
     """The interface that calls hooks; all methods are called on the event loop's thread."""
 
     points: frozenset[str]

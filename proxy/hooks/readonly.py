@@ -11,14 +11,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.hooks.answers import Adjustment
 
 _T = TypeVar("_T")
 CANNOT_CHANGE: Final = "an event cannot be changed: answer with an Adjustment"
 
 
-class ReadOnlyMap(Fixed[str, Any]):
+class ReadOnlyMap(FrozenMapping[str, Any]):
     """A map of an event."""
 
     __slots__ = ()

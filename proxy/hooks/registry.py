@@ -27,13 +27,13 @@ from proxy.config.nested_values import meant
 from proxy.executor.worker import Worker
 from proxy.hooks.events import Synchronize
 from proxy.hooks.handover import Handover, HandoverEngine
-from proxy.hooks.loader.crash_guard import DeadlyError, Trials
+from proxy.hooks.loader.crash_guard import CrashMarks, DeadlyError
 from proxy.hooks.loader.directories import Candidate, Survey, survey
 from proxy.hooks.loader.entries import HookFileEntry, State
 from proxy.hooks.loader.loading import LOAD_S
 from proxy.hooks.loader.safe_read import Unsettled
 from proxy.hooks.loader.trust import UntrustedError
-from proxy.hooks.loader.versions import Maker, Version
+from proxy.hooks.loader.versions import Version, VersionBuilder
 from proxy.model.backoff import Backoff
 from proxy.model.errors import HookError
 from proxy.telemetry.port import Report, silent
@@ -92,8 +92,8 @@ class HookRegistry:
         self._say = say
         self._clock = clock
         self._worker = Worker("hooks", lambda error: complain("cannot load hooks", err=error), _THREADS)
-        self._trials = Trials(marks)
-        self._maker = Maker(config, self._worker, complain, self._trials)
+        self._trials = CrashMarks(marks)
+        self._maker = VersionBuilder(config, self._worker, complain, self._trials)
         self._handover = Handover(engine, synchronize, complain)
         self._looking = asyncio.Lock()
         self._suspects = asyncio.Lock()

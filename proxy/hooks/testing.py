@@ -58,7 +58,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks import samples
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Update, Veto
@@ -110,7 +110,7 @@ def load(path: Path | str, config: Mapping[str, Any] | None = None) -> Loaded:
     """
     path = Path(path)
     mine = HookSettings(config=None if config is None else _fixed(config))
-    loaded = load_file(path, HooksConfig(settings=Fixed({path.stem: mine})), trusted=False)
+    loaded = load_file(path, HooksConfig(settings=FrozenMapping({path.stem: mine})), trusted=False)
     _, failure = _asked([loaded.hook], Configure(loaded.settings, loaded.hook.name))
     if failure:
         raise HookError(failure)
@@ -236,7 +236,7 @@ def running(
 def _fixed(value: Any) -> Any:
     """Make plain values what the configuration makes of them."""
     if isinstance(value, Mapping):
-        return Fixed({str(key): _fixed(entry) for key, entry in value.items()})
+        return FrozenMapping({str(key): _fixed(entry) for key, entry in value.items()})
     return tuple(_fixed(entry) for entry in value) if isinstance(value, list | tuple) else value
 
 

@@ -161,7 +161,7 @@ class Pod(Struct, frozen=True):
         return self.uid or f"sandbox {self.sandbox_id}"
 
 
-class Near(Struct, frozen=True):
+class LocatedDevice(Struct, frozen=True):
     """A device of a container, and where it is.
 
     Attributes:
@@ -198,7 +198,7 @@ class Request(Struct, frozen=True):
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
     huge_pages: tuple[tuple[str, int], ...] = ()
-    devices: tuple[Near, ...] = ()
+    devices: tuple[LocatedDevice, ...] = ()
 
 
 class Pool(enum.StrEnum):

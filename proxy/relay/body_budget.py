@@ -20,7 +20,7 @@ from proxy.relay.stream import Stream
 ALL_HELD_BYTES: Final = 256 << 20
 
 
-class Holder(Protocol):
+class BodyHolder(Protocol):
     """One connection that holds bodies."""
 
     held: int
@@ -32,7 +32,7 @@ class Holder(Protocol):
         """Return the stream that holds most."""
 
 
-class Room:
+class BodyBudget:
     """What all connections hold.
 
     Attributes:
@@ -47,10 +47,10 @@ class Room:
     def __init__(self, limit: int = ALL_HELD_BYTES) -> None:
         self.limit = limit
         self.total = 0
-        self.arriving: dict[Stream, Holder] = {}
-        self.holders: set[Holder] = set()
+        self.arriving: dict[Stream, BodyHolder] = {}
+        self.holders: set[BodyHolder] = set()
 
-    def make(self, newest: Holder, stream: Stream) -> bool:
+    def make(self, newest: BodyHolder, stream: Stream) -> bool:
         """Refuse requests until the rest has room.
 
         Args:
@@ -77,17 +77,17 @@ class Room:
         holder.crowd_out(stream, "out of memory")
         return True
 
-    def _victim(self, newest: Stream) -> tuple[Holder, Stream] | None:
+    def _victim(self, newest: Stream) -> tuple[BodyHolder, Stream] | None:
         oldest = next(iter(self.arriving.items()), None)
         if oldest is not None and oldest[0] is not newest:
             return oldest[1], oldest[0]
         return self._heaviest()
 
-    def _heaviest(self) -> tuple[Holder, Stream] | None:
+    def _heaviest(self) -> tuple[BodyHolder, Stream] | None:
         holder = max(self.holders, key=_held, default=None)
         stream = holder.largest() if holder is not None else None
         return (holder, stream) if holder is not None and stream is not None else None
 
 
-def _held(holder: Holder) -> int:
+def _held(holder: BodyHolder) -> int:
     return holder.held

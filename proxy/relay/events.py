@@ -24,7 +24,7 @@ class RelayError(TopoproxyError):
         self.code = code
 
 
-class Unusual(StrEnum):
+class RequestAnomaly(StrEnum):
     """How the request of an intercepted method differs from one plain message that ends its stream."""
 
     EMPTY = "carries no message"
@@ -51,7 +51,7 @@ class Handler(Protocol):
             message: The gRPC message without its 5-byte prefix.
         """
 
-    def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
+    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         """The request of an intercepted method is not one plain message.
 
         With ``MORE``, ``request`` follows for the first message. With ``UNENDED`` the call is over, and the

@@ -8,7 +8,7 @@ from typing import Final
 
 from proxy.relay import frames
 from proxy.relay.direction import Direction
-from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError, Unusual
+from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError, RequestAnomaly
 from proxy.relay.flow import Outgoing
 from proxy.relay.frame_reader import CUT, KEEP, LAST
 from proxy.relay.headers import HpackTracker
@@ -128,7 +128,7 @@ class Requests(Direction):
             )
         if path is not None and self._intercepts(path):
             if flags & frames.END_STREAM:
-                streams.handler.unusual(path, Unusual.EMPTY)
+                streams.handler.unusual(path, RequestAnomaly.EMPTY)
             else:
                 streams.tracked[stream] = Stream(stream, path, streams.books.initial)
 

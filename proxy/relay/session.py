@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.relay import frames
-from proxy.relay.body_budget import Room
+from proxy.relay.body_budget import BodyBudget
 from proxy.relay.events import Handler
 from proxy.relay.requests import Requests
 from proxy.relay.responses import Responses
@@ -37,7 +37,9 @@ class Session:
 
     __slots__ = ("_requests", "_responses", "_streams", "release", "to_client", "to_server")
 
-    def __init__(self, handler: Handler, intercepts: Callable[[str], bool], room: Room | None = None) -> None:
+    def __init__(
+        self, handler: Handler, intercepts: Callable[[str], bool], room: BodyBudget | None = None
+    ) -> None:
         """Begin at the start of a connection.
 
         Args:
@@ -48,7 +50,7 @@ class Session:
         self._requests = requests = Requests(intercepts)
         self._responses = responses = Responses(requests)
         self._streams = streams = Streams(
-            handler, responses.inject, requests.inject, responses.resize, room or Room()
+            handler, responses.inject, requests.inject, responses.resize, room or BodyBudget()
         )
         requests.join(streams, responses.client_settings)
         responses.join(streams)

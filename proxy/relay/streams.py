@@ -34,15 +34,15 @@ from typing import Final
 
 from proxy.model.grpc_status import GrpcStatus
 from proxy.relay import frames
-from proxy.relay.body_budget import Room
-from proxy.relay.events import Handler, RelayError, Unusual
+from proxy.relay.body_budget import BodyBudget
+from proxy.relay.events import Handler, RelayError, RequestAnomaly
 from proxy.relay.flow import FlowControl, joined
 from proxy.relay.stream import SENDING, WAITING, Stream
 
 HELD_BYTES: Final = 64 << 20
 SMALL_BYTES: Final = 1024  # pieces below are gathered: each object costs some sixty bytes more than it holds
 _DEAD_STREAMS: Final = 1024
-_INCOMPLETE: Final = (Unusual.EMPTY, Unusual.CUT)
+_INCOMPLETE: Final = (RequestAnomaly.EMPTY, RequestAnomaly.CUT)
 
 
 class Streams:
@@ -78,7 +78,7 @@ class Streams:
         to_client: Callable[..., None],
         to_server: Callable[..., None],
         resize: Callable[[], int | None],
-        room: Room,
+        room: BodyBudget,
     ) -> None:
         """Set up a connection's state.
 
@@ -186,7 +186,7 @@ class Streams:
         """Handle a body that is not one plain message; gives the first message where there is one."""
         kind = _kind(body, len(body))
         refusal = self.handler.unusual(stream.path, kind)
-        if kind is Unusual.MORE:
+        if kind is RequestAnomaly.MORE:
             end = frames.PREFIX.size + int(frames.PREFIX.unpack_from(body)[1])
             stream.tail = body[end:]
             return body[frames.PREFIX.size : end]
@@ -224,7 +224,7 @@ class Streams:
         """Let go of a stream whose client sends trailers: what came passes as it is, or is refused."""
         body, stream.body = stream.body, []
         self.books.credits.pop(stream.id, None)
-        refusal = self.handler.unusual(stream.path, Unusual.TRAILERS)
+        refusal = self.handler.unusual(stream.path, RequestAnomaly.TRAILERS)
         if refusal is not None:
             self._refuse(stream, *refusal)
             return
@@ -284,7 +284,7 @@ class Streams:
         if stream.asked:
             self.handler.finished(stream.id, status)
         elif body and _kind(_head(body), came) not in _INCOMPLETE:
-            self.handler.unusual(stream.path, Unusual.UNENDED)
+            self.handler.unusual(stream.path, RequestAnomaly.UNENDED)
 
     def beyond(self, last: int) -> None:
         """The runtime takes no stream above ``last``."""
@@ -392,7 +392,7 @@ def _head(pieces: list[bytes | bytearray]) -> bytes | bytearray:
     return pieces[0] if pieces else b""
 
 
-def _kind(head: bytes | bytearray, size: int) -> Unusual:
+def _kind(head: bytes | bytearray, size: int) -> RequestAnomaly:
     """Return how a body that is not one plain message differs from that.
 
     Args:
@@ -400,12 +400,16 @@ def _kind(head: bytes | bytearray, size: int) -> Unusual:
         size: Its length.
     """
     if not size:
-        return Unusual.EMPTY
+        return RequestAnomaly.EMPTY
     if head[0]:
-        return Unusual.COMPRESSED
+        return RequestAnomaly.COMPRESSED
     if size < frames.PREFIX.size:
-        return Unusual.CUT
-    return Unusual.CUT if frames.PREFIX.size + frames.PREFIX.unpack_from(head)[1] > size else Unusual.MORE
+        return RequestAnomaly.CUT
+    return (
+        RequestAnomaly.CUT
+        if frames.PREFIX.size + frames.PREFIX.unpack_from(head)[1] > size
+        else RequestAnomaly.MORE
+    )
 
 
 def _size(stream: Stream) -> int:

@@ -26,7 +26,7 @@ from proxy.model.workload import LIVE, Container, KubeQos, Pod
 from proxy.release.targets import ReleaseTarget
 
 
-class Due(Struct, frozen=True):
+class ReleasedCpuset(Struct, frozen=True):
     """What one container is to have, with the group above it looked at.
 
     Attributes:
@@ -49,7 +49,7 @@ class SweepResult:
         errors: Why something could not be widened, by the id of a container or the path of a group.
     """
 
-    due: dict[str, Due] = field(default_factory=dict)
+    due: dict[str, ReleasedCpuset] = field(default_factory=dict)
     written: list[str] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ def _there(cgroups: Cgroups, machine: Machine, named: CpuSet) -> CpuSet:
 
 def _widen(
     cgroups: Cgroups, machine: Machine, container_id: str, path: str, target: ReleaseTarget, done: SweepResult
-) -> Due:
+) -> ReleasedCpuset:
     """Return a container that has a group what it is to have."""
     has, above = cgroups.read(path), _above(cgroups, path)
     cpus = above.effective_cpus if target.cpus is None else _there(cgroups, machine, target.cpus)
@@ -104,10 +104,12 @@ def _widen(
     more_mems = has.mems | mems if has.mems or target.mems is not None else None
     if cgroups.write(path, more_cpus, more_mems):
         done.written.append(container_id)
-    return Due(cpus, mems, has.cpus <= cpus and has.mems <= mems)
+    return ReleasedCpuset(cpus, mems, has.cpus <= cpus and has.mems <= mems)
 
 
-def _unborn(cgroups: Cgroups, machine: Machine, container: Container, target: ReleaseTarget) -> Due:
+def _unborn(
+    cgroups: Cgroups, machine: Machine, container: Container, target: ReleaseTarget
+) -> ReleasedCpuset:
     """Return what a container without a group is to start with."""
     cpus, mems = machine.online, machine.memory_nodes
     pod = cgroups.pod_group(container.pod.cgroup_parent)
@@ -120,7 +122,7 @@ def _unborn(cgroups: Cgroups, machine: Machine, container: Container, target: Re
                 raise
     if target.cpus is not None:
         cpus = _there(cgroups, machine, target.cpus)
-    return Due(cpus, target.mems or mems)
+    return ReleasedCpuset(cpus, target.mems or mems)
 
 
 def _above(cgroups: Cgroups, path: str) -> CpusetValue:

@@ -16,7 +16,7 @@ from proxy.executor.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase
-from proxy.release.kernel import Due, SweepResult
+from proxy.release.kernel import ReleasedCpuset, SweepResult
 from proxy.telemetry import metrics
 
 
@@ -31,13 +31,13 @@ class Progress:
         pending: Ids that the last sweep found and that are not updated yet.
     """
 
-    reported: dict[str, Due] = field(default_factory=dict)
+    reported: dict[str, ReleasedCpuset] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     sweeps: int = 0
     pending: list[str] = field(default_factory=list)
 
 
-class Telling:
+class RuntimeUpdater:
     """Updates the runtime."""
 
     def __init__(self, executor: NodeExecutor, worker: Worker, progress: Progress) -> None:
@@ -83,7 +83,7 @@ class Telling:
                     self.progress.left[container_id] = str(error)
             del pending[0]
 
-    async def _update(self, container_id: str, due: Due) -> bool:
+    async def _update(self, container_id: str, due: ReleasedCpuset) -> bool:
         """Have the runtime save what a container is to have.
 
         Returns:

@@ -27,7 +27,7 @@ from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.release.kernel import SweepResult, give_back
 from proxy.release.record import KEY
-from proxy.release.runtime_updates import Progress, Telling
+from proxy.release.runtime_updates import Progress, RuntimeUpdater
 from proxy.release.targets import target_of
 from proxy.telemetry import metrics
 
@@ -67,7 +67,7 @@ class Release:
         self._running: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
         self._lasting = True
-        self._telling = Telling(executor, self._worker, Progress())
+        self._telling = RuntimeUpdater(executor, self._worker, Progress())
         self.since = 0.0
 
     @property

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.device_registration.service import DevicePluginService
-    from proxy.hooks_setup import Hooking
+    from proxy.hooks_setup import DaemonHooks
 
 PLACEMENT = (
     "cpuManagerPolicyOptions",
@@ -114,7 +114,7 @@ def suppression_step(current: Callable[[], Suppression | None], begin: Callable[
     return LiveStep(("beSuppress",), prepare)
 
 
-def hooks_step(current: Callable[[], Hooking | None]) -> LiveStep:
+def hooks_step(current: Callable[[], DaemonHooks | None]) -> LiveStep:
     """Return the step of hooks.
 
     Args:

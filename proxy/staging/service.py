@@ -31,7 +31,7 @@ from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.workload import Container, Phase
 from proxy.release.kernel import give_back
-from proxy.release.runtime_updates import Progress, Telling
+from proxy.release.runtime_updates import Progress, RuntimeUpdater
 from proxy.release.targets import target_of
 from proxy.staging.problems import PodProblems
 from proxy.telemetry import metrics
@@ -226,7 +226,7 @@ class StagedEnforcement:
         await executor.quotas.once()
         if executor.partitions is not None:
             await executor.partitions.once()
-        telling, left = Telling(executor, self._worker, Progress()), dict[str, str]()
+        telling, left = RuntimeUpdater(executor, self._worker, Progress()), dict[str, str]()
         for _ in range(ROUNDS):
             left = await self._sweep(telling, keys)
             if not left:
@@ -234,7 +234,7 @@ class StagedEnforcement:
             await asyncio.sleep(PAUSE_S)
         return left
 
-    async def _sweep(self, telling: Telling, keys: Collection[str]) -> dict[str, str]:
+    async def _sweep(self, telling: RuntimeUpdater, keys: Collection[str]) -> dict[str, str]:
         """Widen and send what is left to do; returns the keys of the pods of which something is left."""
         executor, progress = self._executor, telling.progress
         progress.left = {}

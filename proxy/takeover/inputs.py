@@ -18,7 +18,7 @@ STRICT = "strict-cpu-reservation"
 
 
 @dataclass(frozen=True, slots=True)
-class Owning:
+class OwningContainer:
     """A container that has CPUs of its own, by our account.
 
     Attributes:
@@ -34,7 +34,7 @@ class Owning:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class CpuManagerFile:
     """kubelet's ``cpu_manager_state`` as it was read.
 
     Attributes:
@@ -49,7 +49,7 @@ class File:
     held: HeldCpus | None = None
 
     @classmethod
-    def of(cls, text: str | None) -> File:
+    def of(cls, text: str | None) -> CpuManagerFile:
         """Read the file's text."""
         if text is None:
             return cls(None, "there is none")
@@ -95,11 +95,11 @@ class TakeoverInputs:
     """
 
     directory: Path
-    file: File
+    file: CpuManagerFile
     manager: CpuManager
     running: tuple[str, ...] = ()
     unwritable: str = ""
-    owning: tuple[Owning, ...] = ()
+    owning: tuple[OwningContainer, ...] = ()
     pods: Mapping[str, str] = field(default_factory=dict)
     from_files: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
@@ -111,7 +111,7 @@ class TakeoverInputs:
     memory_policy: str = ""
 
     @property
-    def owned(self) -> Mapping[tuple[str, str], Owning]:
+    def owned(self) -> Mapping[tuple[str, str], OwningContainer]:
         """The owners of exclusive CPUs, by uid and name."""
         return {(each.uid, each.name): each for each in self.owning}
 
@@ -120,10 +120,10 @@ class TakeoverInputs:
         return f"{self.pods.get(uid) or f'pod {uid}'}/{name}"
 
 
-def owning_of(state: NodeState) -> tuple[Owning, ...]:
+def owning_of(state: NodeState) -> tuple[OwningContainer, ...]:
     """List the owners of exclusive CPUs that have not ended."""
     return tuple(
-        Owning(c.pod.uid, c.name, c.ref, c.placement.exclusive)
+        OwningContainer(c.pod.uid, c.name, c.ref, c.placement.exclusive)
         for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.attempt, c.id))
         if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED
     )

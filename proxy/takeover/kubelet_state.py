@@ -25,7 +25,7 @@ Entries = dict[str, dict[str, CpuSet]]
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class KubeletStateText:
     """A text for kubelet's file.
 
     Attributes:
@@ -37,7 +37,7 @@ class Truth:
     left_out: tuple[str, ...] = ()
 
 
-def truth(record: TakeoverRecord, scene: TakeoverInputs, target: str) -> Truth:
+def truth(record: TakeoverRecord, scene: TakeoverInputs, target: str) -> KubeletStateText:
     """Write kubelet's file for a policy.
 
     Args:
@@ -50,7 +50,7 @@ def truth(record: TakeoverRecord, scene: TakeoverInputs, target: str) -> Truth:
     """
     version = scene.file.version or CURRENT
     if target == "none":
-        return Truth(none_state(version))
+        return KubeletStateText(none_state(version))
     if version == 1:
         raise CheckpointError("cannot write kubelet's file: a kubelet before 1.18 wrote it (version 1)")
     reserved = (record.reserved | scene.manager.reserved) & scene.online
@@ -59,7 +59,7 @@ def truth(record: TakeoverRecord, scene: TakeoverInputs, target: str) -> Truth:
     pods = _bubbles(scene, held, reserved) if version > CURRENT else {}
     strict = scene.manager.options.get(STRICT) == "true" if scene.manager.options else record.strict
     text = static_state(scene.online, held, pods=pods, reserved=reserved, strict=strict, version=version)
-    return Truth(text, tuple(left_out))
+    return KubeletStateText(text, tuple(left_out))
 
 
 def _ours(scene: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, list[str]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
-from proxy.takeover.inputs import STRICT, Owning, TakeoverInputs
+from proxy.takeover.inputs import STRICT, OwningContainer, TakeoverInputs
 from proxy.takeover.kubelet_state import truth
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 
@@ -94,14 +94,14 @@ def _sets(scene: TakeoverInputs) -> Iterator[str]:
         yield "kubelet has given all CPUs away: the shared pool would be empty"
 
 
-def left(record: TakeoverRecord, scene: TakeoverInputs) -> tuple[Owning, ...]:
+def left(record: TakeoverRecord, scene: TakeoverInputs) -> tuple[OwningContainer, ...]:
     """List the allocations of the start whose pod still exists."""
     found = []
     for uid, names in record.old.items():
         for name, cpus in names.items():
             if uid in scene.pods:
                 mine = scene.owned.get((uid, name))
-                found.append(mine or Owning(uid, name, scene.ref(uid, name), cpus))
+                found.append(mine or OwningContainer(uid, name, scene.ref(uid, name), cpus))
     return tuple(sorted(found, key=lambda each: each.ref))
 
 

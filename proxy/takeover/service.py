@@ -26,7 +26,7 @@ from proxy.executor.worker import Worker
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
-from proxy.takeover.inputs import File, TakeoverInputs, elsewhere_of, owning_of, pods_of
+from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, elsewhere_of, owning_of, pods_of
 from proxy.takeover.kubelet_running import signs
 from proxy.takeover.record import TakeoverRecord
 from proxy.takeover.rules import TARGETS, StepOutcome, StepRefusedError, finish, revert, start
@@ -171,7 +171,7 @@ class Takeover:
         state, ready = self._executor.state, self._executor.reconciled.is_set()
         scene = TakeoverInputs(
             self._places.kubelet,
-            File(),
+            CpuManagerFile(),
             self._executor.kubelet_cpus.manager,
             owning=owning_of(state),
             pods=pods_of(state),
@@ -197,7 +197,7 @@ class Takeover:
             pass  # only the note about static pods depends on it
         return dataclasses.replace(
             scene,
-            file=File(None, problem) if problem else File.of(text),
+            file=CpuManagerFile(None, problem) if problem else CpuManagerFile.of(text),
             running=self._alive(self._places.kubelet, self._places.procfs),
             unwritable=self._writer.unwritable(),
             from_files=frozenset(from_files),

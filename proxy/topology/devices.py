@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 from proxy.telemetry.port import Report, silent
 from proxy.topology.cdi import CDI_ROOTS, CdiSpecs
 from proxy.topology.device_files import below, device_file, worth_a_look
@@ -30,7 +30,7 @@ _MOST_ENTRIES = 1024
 _DEPTH = 2
 
 
-class Shown(Protocol):
+class DeviceRequest(Protocol):
     """What a request shows of devices."""
 
     @property
@@ -73,21 +73,21 @@ class SysfsDevices:
         self._cdi = CdiSpecs(cdi_roots, complain)
         self._stat = stat
 
-    def near(self, given: Shown) -> tuple[Near, ...]:
+    def near(self, given: DeviceRequest) -> tuple[LocatedDevice, ...]:
         """Find the NUMA nodes of devices.
 
         Returns:
             One entry a device, in the order given; nothing for paths that say nothing about a place.
         """
-        found: dict[str, Near] = {}
+        found: dict[str, LocatedDevice] = {}
         for path in (*given.paths, *given.mounts):
             for name, place in self._path(path):
-                found.setdefault(name, Near(name, "", place.nodes, place.source))
+                found.setdefault(name, LocatedDevice(name, "", place.nodes, place.source))
             if len(found) >= _MOST_ENTRIES:
                 break
         for name in given.cdi[:_MOST_ENTRIES]:
             place = self._named(name)
-            found[name] = Near(name, "", place.nodes, place.source)
+            found[name] = LocatedDevice(name, "", place.nodes, place.source)
         return tuple(found.values())
 
     def located(self, name: str) -> DeviceLocation:

@@ -8,10 +8,10 @@ import pytest
 
 from proxy.admin_routes import Pages
 from proxy.config.load import parse
-from proxy.hooks_setup import Hooking
+from proxy.hooks_setup import DaemonHooks
 
 
-class ReportedHooking(Hooking):
+class ReportedHooking(DaemonHooks):
     """A daemon's hooks, of which only the page counts."""
 
     def __init__(self, page: dict[str, object]) -> None:
@@ -21,7 +21,7 @@ class ReportedHooking(Hooking):
         return self._page
 
 
-def pages(config: str = "", hooking: Hooking | None = None) -> Pages:
+def pages(config: str = "", hooking: DaemonHooks | None = None) -> Pages:
     return Pages(parse(config, "test"), None, None, None, None, lambda: None, None, None, hooking)
 
 

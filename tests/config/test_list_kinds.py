@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import Config, parse
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.schema import keys
 from proxy.model.errors import ConfigError
 from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
@@ -252,14 +252,14 @@ def test_aliases_do_not_multiply() -> None:
 
 
 def test_a_fixed_mapping_is_a_value() -> None:
-    one, same = Fixed({0: Fixed({"memory": 1})}), Fixed({0: {"memory": 1}})
+    one, same = FrozenMapping({0: FrozenMapping({"memory": 1})}), FrozenMapping({0: {"memory": 1}})
     assert one == same == {0: {"memory": 1}}
-    assert one != Fixed({0: Fixed({"memory": 2})})
-    assert hash(one) == hash(Fixed({0: Fixed({"memory": 1})}))
+    assert one != FrozenMapping({0: FrozenMapping({"memory": 2})})
+    assert hash(one) == hash(FrozenMapping({0: FrozenMapping({"memory": 1})}))
     assert hash(Config(reserved_memory=one)) != hash(Config())
     assert (repr(one), len(one)) == ("{0: {'memory': 1}}", 1)
     with pytest.raises(TypeError):
-        one[0] = Fixed()  # type: ignore[index]
+        one[0] = FrozenMapping()  # type: ignore[index]
 
 
 JUNK = st.recursive(

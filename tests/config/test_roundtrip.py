@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.config import Config, as_yaml, parse
 from proxy.config.changes import changes, with_live
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.hooks import HookSettings
 from proxy.config.kinds import OPTIONAL_ADDRESS
 from proxy.config.schema import FailurePolicy, Setting, keys
@@ -32,7 +32,7 @@ AMOUNTS = st.none() | st.integers(0, 1 << 62) | st.integers(0, 1 << 20).map(lamb
 LABELS = st.sampled_from(["app", "no", "1", "example.com/tier", "a.b-c/D_e.f"])
 LABEL_VALUES = st.sampled_from(["", "a", "on", "1", "1.5", "0x1f", "D_e.f-g"])
 RESOURCES = st.sampled_from(["memory", "hugepages-2Mi", "hugepages-1Gi", "hugepages-64Ki"])
-LIMITS = st.dictionaries(RESOURCES, st.integers(1, 1 << 62), min_size=1).map(Fixed)
+LIMITS = st.dictionaries(RESOURCES, st.integers(1, 1 << 62), min_size=1).map(FrozenMapping)
 
 
 def possible(options: CpuOptions) -> bool:
@@ -49,7 +49,8 @@ PLAIN: st.SearchStrategy[Any] = st.recursive(
     | st.text()
     | st.sampled_from(["010", "1:30", "no", "~", "1e5", "0x1f", ".inf", "2026-01-01"]),
     lambda inner: (
-        st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text(), inner, max_size=3).map(Fixed)
+        st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(), inner, max_size=3).map(FrozenMapping)
     ),
     max_leaves=8,
 )
@@ -61,7 +62,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(
         ("reservedSystemCPUs", "reservedCPUs", "systemCPUs"), st.sets(st.integers(0, 300)).map(CpuSet)
     ),
-    "reservedMemory": st.dictionaries(st.integers(0, 1023), LIMITS, max_size=4).map(Fixed),
+    "reservedMemory": st.dictionaries(st.integers(0, 1023), LIMITS, max_size=4).map(FrozenMapping),
     "evictionHard": AMOUNTS,
     **dict.fromkeys(
         ("pods", "configz"),
@@ -84,10 +85,10 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
             HookSettings,
             st.none() | st.integers(1, 100_000).map(lambda ms: ms / 1000),
             st.none() | st.sampled_from(FailurePolicy),
-            st.none() | st.dictionaries(st.text(), PLAIN, max_size=4).map(Fixed),
+            st.none() | st.dictionaries(st.text(), PLAIN, max_size=4).map(FrozenMapping),
         ),
         max_size=3,
-    ).map(Fixed),
+    ).map(FrozenMapping),
     "serverUsers": st.sets(st.integers(0, 2**32 - 2)).map(lambda users: tuple(sorted(users))),
     "percent": st.integers(0, 100),
     "allowed": st.just(()),

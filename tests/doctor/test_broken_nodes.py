@@ -15,7 +15,7 @@ from proxy.backends.ledger.journal import NAME
 from proxy.config.load import parse
 from proxy.demo.client import DemoPod
 from proxy.doctor.checks import EARLIEST, CheckResult, examine
-from proxy.doctor.gather import Places, gather
+from proxy.doctor.gather import NodePaths, gather
 from proxy.model.errors import ConfigError
 from proxy.topology.sysfs_tree import write_sysfs
 from tests.testkit.daemon import DaemonNode, run, temporary_node
@@ -86,7 +86,7 @@ class DoctoredNode(DaemonNode):
         except ConfigError as error:
             config, refused = parse(self.configuration(), "test"), str(error)
         audit, runc = self.directory / "audit.log", (self.directory / "none", self.directory / "runc")
-        places = Places(self.directory / "nri", audit, runc, lambda: self.now)
+        places = NodePaths(self.directory / "nri", audit, runc, lambda: self.now)
         return {
             each.id: (each.result.value, each.text)
             for each in examine(gather(replace(config, origin=None), refused, 20.0, places))

@@ -18,7 +18,7 @@ from proxy.engine.topology_manager import AdmissionContext
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, Near, Pod, Request, SetAside
+from proxy.model.workload import KubeQos, LocatedDevice, Pod, Request, SetAside
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -66,9 +66,9 @@ def test_requests_come_from_kubelet_or_from_the_cri() -> None:
 def test_memory_bound_by_another_container_is_not_given(bound: str, *, whole: bool, binds: bool) -> None:
     blocks = (Block(Mask([0]), "memory", 5),) if whole else ()
     pod = changed_copy(POD, reserved_for_pod=SetAside(None, True, CpuSet(), blocks))
-    request = Request(cpuset_mems=bound, devices=(Near("x"),))
+    request = Request(cpuset_mems=bound, devices=(LocatedDevice("x"),))
     asked = ProviderRequest(pod, ASKS, "a", request, exclusive=False)
     context = build_context(NodeState.empty(COUNTING), asked)
     assert provider(context, MemoryProvider).bound is not binds
     assert provider(context, CpuProvider).state == CpuState(), "no CPUs are offered where none may be owned"
-    assert context.request.near == (Near("x"),)
+    assert context.request.near == (LocatedDevice("x"),)

@@ -14,7 +14,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, Near, Phase, Pod, QosClass, Request, Verdict
+from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, QosClass, Request, Verdict
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -22,8 +22,8 @@ MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
 RESERVED = {0: {"memory": 10 * MIB}}
-GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
-NOWHERE = Near("/dev/fuse")
+GPU0, GPU1 = (LocatedDevice(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
+NOWHERE = LocatedDevice("/dev/fuse")
 POLICIES = (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
 
 
@@ -46,7 +46,7 @@ def pod(uid: str, *asks: ContainerResources, **more: object) -> Pod:
     return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, asks=asked, source="kubelet"), **more)
 
 
-def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
+def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:
     return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
 
 

@@ -13,7 +13,7 @@ from proxy.model.explanation import Fact, MovedContainer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, Near, Pod, QosClass, Request, Verdict
+from proxy.model.workload import KubeQos, LocatedDevice, Pod, QosClass, Request, Verdict
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -78,7 +78,7 @@ def facts(pod: Pod, name: str, request: Request) -> list[Fact]:
             ],
         ),
         (
-            Request(devices=(Near("/dev/a", "v/gpu", Mask([1]), "sysfs"), Near("/dev/b"))),
+            Request(devices=(LocatedDevice("/dev/a", "v/gpu", Mask([1]), "sysfs"), LocatedDevice("/dev/b"))),
             [
                 Fact("device v/gpu /dev/a", "near to NUMA nodes 1", "sysfs"),
                 Fact("device /dev/b", "near to no NUMA node", ""),
@@ -117,7 +117,7 @@ def test_the_label_and_the_annotation_are_facts_too() -> None:
 
 
 def test_a_record_says_what_came_of_it() -> None:
-    request = Request(2048, 200_000, 100_000, devices=(Near("/dev/a", "v/gpu", Mask([1])),))
+    request = Request(2048, 200_000, 100_000, devices=(LocatedDevice("/dev/a", "v/gpu", Mask([1])),))
     plan = place(EMPTY, POD, "c", 3, request, "t")
     why = plan.explanation
     assert why is not None
@@ -136,7 +136,7 @@ def test_a_record_says_what_came_of_it() -> None:
 
 
 def test_a_refusal_says_what_was_weighed_and_gives_nothing() -> None:
-    far = (Near("/dev/a", "v/gpu", Mask([0])), Near("/dev/b", "v/nic", Mask([1])))
+    far = (LocatedDevice("/dev/a", "v/gpu", Mask([0])), LocatedDevice("/dev/b", "v/nic", Mask([1])))
     plan = place(EMPTY, POD, "c", 0, Request(2048, 200_000, 100_000, devices=far), "t")
     why = plan.explanation
     assert why is not None

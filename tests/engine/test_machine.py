@@ -29,18 +29,18 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
+from proxy.model.workload import Container, KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
 MACHINE = described(2, 2, 2, 2, mem_bytes_per_node=64 * MIB)
 RESERVED = {0: {"memory": 4 * MIB}}
-NOTHING = Near("/dev/fuse", nodes=None)
-FAR = Near("/dev/gpu3", "vendor/gpu", Mask([3]), "sysfs")
+NOTHING = LocatedDevice("/dev/fuse", nodes=None)
+FAR = LocatedDevice("/dev/gpu3", "vendor/gpu", Mask([3]), "sysfs")
 
 MOST = 6
-Wanted = tuple[ContainerKind, int, int, tuple[Near, ...]]
+Wanted = tuple[ContainerKind, int, int, tuple[LocatedDevice, ...]]
 CONTAINERS = st.lists(
     st.tuples(
         st.sampled_from([ContainerKind.INIT, ContainerKind.APP, ContainerKind.APP, ContainerKind.SIDECAR]),
@@ -53,7 +53,7 @@ CONTAINERS = st.lists(
 )
 
 
-def within(wanted: list[Wanted]) -> list[tuple[ContainerResources, tuple[Near, ...]]]:
+def within(wanted: list[Wanted]) -> list[tuple[ContainerResources, tuple[LocatedDevice, ...]]]:
     """Put containers in a pod's order, with names, at least one of them an app container."""
     if all(kind is not ContainerKind.APP for kind, *_ in wanted):
         wanted = [*wanted, (ContainerKind.APP, 1000, 1, ())]
@@ -69,7 +69,7 @@ def within(wanted: list[Wanted]) -> list[tuple[ContainerResources, tuple[Near, .
     ]
 
 
-def request_of(amounts: dict[str, int], devices: tuple[Near, ...] = ()) -> Request:
+def request_of(amounts: dict[str, int], devices: tuple[LocatedDevice, ...] = ()) -> Request:
     cpu = amounts.get("cpu", 0)
     return Request(max(2, cpu * 1024 // 1000), cpu * 100, 100_000, amounts.get("memory", 0), devices=devices)
 
@@ -119,7 +119,7 @@ class Life:
             )
         )
         self.serial = itertools.count()
-        self.pods: dict[str, list[tuple[ContainerResources, tuple[Near, ...]]]] = {}
+        self.pods: dict[str, list[tuple[ContainerResources, tuple[LocatedDevice, ...]]]] = {}
         self.asks: dict[str, PodRequests] = {}
         self.forgotten = False
 
@@ -160,7 +160,7 @@ class Life:
         found = sorted(self.state.in_sandbox(f"s-{uid}"), key=lambda c: c.attempt)
         return {c.name: c for c in found}
 
-    def to_create(self, uid: str) -> list[tuple[ContainerResources, tuple[Near, ...], int]]:
+    def to_create(self, uid: str) -> list[tuple[ContainerResources, tuple[LocatedDevice, ...], int]]:
         """Give the containers of a pod that kubelet may create now."""
         newest, ready = self.newest(uid), []
         for ask, near in self.pods[uid]:
@@ -382,7 +382,7 @@ def wanted(dice: random.Random) -> list[Wanted]:
         [ContainerKind.INIT, ContainerKind.APP, ContainerKind.APP, ContainerKind.SIDECAR],
         [0, 500, 1000, 2000, 2000, 4000, 6000, 9000],
     )
-    near: list[tuple[Near, ...]] = [(), (), (), (NOTHING,), (FAR,)]
+    near: list[tuple[LocatedDevice, ...]] = [(), (), (), (NOTHING,), (FAR,)]
     return [
         (dice.choice(kinds), dice.choice(amounts), dice.choice([1, 8, 30, 60, 70]), dice.choice(near))
         for _ in range(dice.randint(1, 4))

@@ -11,7 +11,7 @@ from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaExclusive, NumaPolicy, NumaStrategy
 from proxy.model.options import TopologyPolicy
-from proxy.model.workload import Container, KubeQos, Near, Phase, Pod, Pool, QosClass, Request
+from proxy.model.workload import Container, KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -37,7 +37,7 @@ def burstable(uid: str, policy: NumaPolicy = NumaPolicy.NONE, **more: object) ->
     return pod(uid, policy, qos=QosClass.LS, kube_qos=KubeQos.BURSTABLE, **more)
 
 
-def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
+def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:
     return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
 
 
@@ -144,11 +144,11 @@ def test_pod_and_node_must_want_the_same() -> None:
 
 
 def test_devices_take_part() -> None:
-    nic = Near("nic", "vendor/nic", Mask((2,)), "sysfs")
+    nic = LocatedDevice("nic", "vendor/nic", Mask((2,)), "sysfs")
     got = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic))
     assert nodes_of(got) == Mask((2,))
     assert got.pod.cpuset <= NODES[2]
-    both = Near("nic", "vendor/nic", Mask((1,)), "sysfs")
+    both = LocatedDevice("nic", "vendor/nic", Mask((1,)), "sysfs")
     apart = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic, changed_copy(both, resource="v/gpu")))
     assert apart.verdict.reason == "TopologyAffinityError"
 
@@ -196,7 +196,7 @@ def test_exhausted_nodes_refuse_only_pods_that_need_them() -> None:
 
 def test_hints_of_providers_are_reported_by_name() -> None:
     state = empty(reserved_memory={0: {"memory": MIB}})
-    nic = Near("nic", "vendor/nic", Mask((1,)), "sysfs")
+    nic = LocatedDevice("nic", "vendor/nic", Mask((1,)), "sysfs")
     got = admit(state, pod("a", SINGLE), whole(2, 50, nic))
     assert got.explanation is not None
     said = {(each.provider, each.resource) for each in got.explanation.answers}
@@ -213,7 +213,7 @@ def test_uncounted_memory_is_not_part_of_the_pods_sum() -> None:
 
 
 def test_devices_alone_align_a_pod() -> None:
-    nic = Near("nic", "vendor/nic", Mask((2,)), "sysfs")
+    nic = LocatedDevice("nic", "vendor/nic", Mask((2,)), "sysfs")
     got = admit(empty(), burstable("a", SINGLE), Request(cpu_shares=2, devices=(nic,)))
     assert nodes_of(got) == Mask((2,))
     assert got.pod.nodes == Mask((2,))

@@ -27,7 +27,7 @@ from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
-from proxy.model.workload import KubeQos, Near, Phase, Pod, Request
+from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Request
 from proxy.pools import node_keys
 from proxy.pools.facts import pod_facts
 from tests.testkit.changed_copy import changed_copy
@@ -154,7 +154,7 @@ class Life:
     def request(self, guaranteed: bool, pinned: str = "") -> Request:
         milli = self.dice.choice((0, 500, 1000, 2000, 2000, 4000, 1000 * len(self.machine.present)))
         nodes = [Mask((node.id,)) for node in self.machine.nodes]
-        near = [Near(f"/dev/{n}", "gpu", self.dice.choice(nodes), "", 1) for n in range(2)]
+        near = [LocatedDevice(f"/dev/{n}", "gpu", self.dice.choice(nodes), "", 1) for n in range(2)]
         memory = self.dice.choice((0, GIB // 4, 2 * GIB)) if guaranteed else 0
         devices = tuple(near) if self.maybe(0.2) else ()
         shares = max(2, milli * 1024 // 1000)

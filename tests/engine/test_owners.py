@@ -12,7 +12,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request
+from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -94,7 +94,7 @@ def test_kubelets_facts_count_what_runs_together() -> None:
 
 def test_the_topology_policy_and_the_bind_policy_hold_for_it() -> None:
     node = changed_copy(NODE, policy=TopologyPolicy.RESTRICTED)
-    gpu = (Near("g", "gpu", Mask((1,))),)
+    gpu = (LocatedDevice("g", "gpu", Mask((1,))),)
     spread = pod(bind_required=BindPolicy.SPREAD_BY_PCPUS)
     assert admitted(NodeState.empty(node), spread, total(4000, devices=gpu)).pod.cpuset == CpuSet.parse("4-7")
     wide = admit(NodeState.empty(node), pod(), total(10_000, devices=gpu))

@@ -15,7 +15,7 @@ from proxy.model.explanation import Shortfall
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import Near, Pod, QosClass, Request
+from proxy.model.workload import LocatedDevice, Pod, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -43,7 +43,7 @@ def lacks(state: NodeState, request: Request, *asks: ContainerResources) -> tupl
     return tuple(changed_copy(lack, holders=()) for lack in plan.explanation.shortfalls)
 
 
-def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
+def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:
     return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
 
 
@@ -82,7 +82,7 @@ def test_a_pod_is_measured_as_a_whole() -> None:
 
 
 def test_nodes_without_the_devices_do_not_help() -> None:
-    near, both = Near("a", "v/gpu", Mask([1])), Near("b", "v/nic", Mask([0, 1]))
+    near, both = LocatedDevice("a", "v/gpu", Mask([1])), LocatedDevice("b", "v/nic", Mask([0, 1]))
     assert lacks(taken("0-3,4-7"), whole(6, 0, near)) == (cpus(1, 6, 4),)
     assert lacks(taken("0-3,4-7"), whole(6, 0, both)) == ()
 

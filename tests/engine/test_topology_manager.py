@@ -17,7 +17,7 @@ from proxy.model.explanation import AllocationStep
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.requests import ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, QosClass, Request, SetAside
+from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -25,9 +25,9 @@ MIB = 1 << 20
 MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
 RESERVED = {0: {"memory": 10 * MIB}}
-GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
-NIC1 = Near("mlx5_1", "vendor/nic", Mask([1]), "sysfs")
-NOWHERE = Near("/dev/fuse")
+GPU0, GPU1 = (LocatedDevice(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
+NIC1 = LocatedDevice("mlx5_1", "vendor/nic", Mask([1]), "sysfs")
+NOWHERE = LocatedDevice("/dev/fuse")
 POLICIES = (
     TopologyPolicy.NONE,
     TopologyPolicy.BEST_EFFORT,
@@ -49,7 +49,7 @@ def pod(uid: str, cpus: int = 0, *, known: bool = False, mib: int = 0, **more: o
     return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, asks=asks), **more)
 
 
-def whole(cpus: int, mib: int = 0, *devices: Near) -> Request:
+def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:
     return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
 
 

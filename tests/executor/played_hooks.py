@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from proxy.frontends.hook_bridge.calls import Hooked
+from proxy.frontends.hook_bridge.calls import HookBridge
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.frontends.hook_bridge.updates import Updates
@@ -38,7 +38,7 @@ class Hooks:
             self._learn,
             owned_cpus=owned_cpus,
         )
-        self.hooked = Hooked(self.way)
+        self.hooked = HookBridge(self.way)
         executor.store.subscribe(self.following)
         world.wire.hook(self.hooked)
         self.notified: list[Any] = []

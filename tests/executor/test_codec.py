@@ -21,7 +21,7 @@ from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
     KubeQos,
-    Near,
+    LocatedDevice,
     Part,
     Phase,
     Placement,
@@ -167,7 +167,9 @@ def test_facts_of_kubelet_are_asked_again_and_not_stored() -> None:
     ask = PodRequests("u", (ContainerResources("c"),))
     pod = Pod("s", "u", "ns", "p", asks=ask, source="kubelet")
     assert load_pod(dump(pod)) == Pod("s", "u", "ns", "p")
-    near = Container("x", "c", pod, Request(devices=(Near("/dev/a"),)), CONTAINER.placement, Phase.RUNNING)
+    near = Container(
+        "x", "c", pod, Request(devices=(LocatedDevice("/dev/a"),)), CONTAINER.placement, Phase.RUNNING
+    )
     read = load_container(dump(near))
     assert read is not None
     assert (read.request, read.pod.asks) == (Request(), None)

@@ -19,7 +19,7 @@ from proxy.config.hooks import HooksConfig
 from proxy.engine.node_events import ModeChanged
 from proxy.frontends.hook_bridge import backfill
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
-from proxy.hooks_setup import Hooking, may_be_hooks
+from proxy.hooks_setup import DaemonHooks, may_be_hooks
 from proxy.model.backoff import Backoff
 from proxy.model.errors import UnavailableError
 from proxy.model.mode import NodeMode
@@ -61,8 +61,8 @@ def directories(tmp_path: Path) -> Directories:
 
 
 @contextlib.asynccontextmanager
-async def running(w: Any, directories: Directories) -> AsyncIterator[Hooking]:
-    made = Hooking(directories.config, w.executor, w.sync, w.start_update, w.wire)
+async def running(w: Any, directories: Directories) -> AsyncIterator[DaemonHooks]:
+    made = DaemonHooks(directories.config, w.executor, w.sync, w.start_update, w.wire)
     task = asyncio.create_task(made.run())
     try:
         yield made

@@ -23,7 +23,7 @@ from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS
 
@@ -416,7 +416,11 @@ class SlowSources:
 
     def devices(self, namespace: str, pod: str, container: str) -> Any:
         time.sleep(self.dice.choice((0, 0.001)))
-        return (Near("/dev/a", nodes=Mask([self.dice.randint(0, 1)])),) if self.dice.random() < 0.3 else None
+        return (
+            (LocatedDevice("/dev/a", nodes=Mask([self.dice.randint(0, 1)])),)
+            if self.dice.random() < 0.3
+            else None
+        )
 
     def allocatable(self) -> Any:
         return {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.calls.held_call import Trip
+from proxy.calls.held_call import CallContext
 from proxy.engine.invariants import violations
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.state import NodeState
@@ -21,7 +21,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import Near, Phase
+from proxy.model.workload import LocatedDevice, Phase
 from proxy.telemetry import metrics
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS
@@ -73,11 +73,11 @@ class PlayedKubelet:
 
 
 class PlayedHardware:
-    def __init__(self, *near: Near) -> None:
+    def __init__(self, *near: LocatedDevice) -> None:
         self.found = near
         self.error: Exception | None = None
 
-    def near(self, given: DeviceFacts) -> tuple[Near, ...]:
+    def near(self, given: DeviceFacts) -> tuple[LocatedDevice, ...]:
         if self.error is not None:
             raise self.error
         return self.found
@@ -432,7 +432,7 @@ def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(live, metho
         kubelet.gate.set()
         await w.quiet()
         assert (call.sent, call.refused) == (None, None)
-        assert not isinstance(call.state, Trip), "nothing would end it"
+        assert not isinstance(call.state, CallContext), "nothing would end it"
         assert w.executor.state.containers == before.containers
         assert w.executor.state.aside() == CpuSet()
         assert not w.executor.state.runtime.arriving
@@ -541,7 +541,7 @@ def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(live) -> Non
 
 
 def test_devices_draw_cpus_to_their_nodes(live) -> None:
-    near = Near("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
+    near = LocatedDevice("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
     kubelet = PlayedKubelet(ask("c", 4))
     kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
 
@@ -607,7 +607,7 @@ def test_an_internal_fault_refuses_only_pods_with_a_strict_policy(
 
 
 def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(live) -> None:
-    near = Near("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
+    near = LocatedDevice("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
     kubelet = PlayedKubelet(ask("c", 2))
     kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
 

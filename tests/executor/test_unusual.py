@@ -5,13 +5,13 @@ import pytest
 from proxy.engine.node_events import ModeChanged
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.mode import NodeMode
-from proxy.relay.events import Unusual
+from proxy.relay.events import RequestAnomaly
 from proxy.telemetry import metrics
 
 SERVICE = "/runtime.v1.RuntimeService/"
 
 
-@pytest.mark.parametrize("kind", Unusual)
+@pytest.mark.parametrize("kind", RequestAnomaly)
 def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
     async def day(world):
         world.executor.attention.clear()
@@ -23,12 +23,12 @@ def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
     live(day)
 
 
-@pytest.mark.parametrize("kind", Unusual)
+@pytest.mark.parametrize("kind", RequestAnomaly)
 @pytest.mark.parametrize("path", [f"{SERVICE}CreateContainer", f"{SERVICE[1:]}CreateContainer"])
 def test_a_create_that_cannot_be_read_and_might_be_executed_is_refused(live, kind, path):
     async def day(world):
         refusal = world.wire.unusual(path, kind)
-        if kind in (Unusual.COMPRESSED, Unusual.TRAILERS):
+        if kind in (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS):
             assert refusal == (GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}")
         else:
             assert refusal is None
@@ -39,11 +39,11 @@ def test_a_create_that_cannot_be_read_and_might_be_executed_is_refused(live, kin
 
 def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(live):
     async def day(world):
-        assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
+        assert world.wire.unusual(f"{SERVICE}CreateContainer", RequestAnomaly.COMPRESSED) is None
 
     async def released(world):
         world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
-        assert world.wire.unusual(f"{SERVICE}CreateContainer", Unusual.COMPRESSED) is None
+        assert world.wire.unusual(f"{SERVICE}CreateContainer", RequestAnomaly.COMPRESSED) is None
 
     live(day, mode=NodeMode.OBSERVE)
     live(released)

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.backends.cgroup.files import OsFiles
 from proxy.backends.cgroup.inotify import InotifyWrites
-from proxy.executor.drift.ports import Writes
+from proxy.executor.drift.ports import WriteEvents
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from tests.executor.played_writes import PlayedWrites
@@ -25,7 +25,7 @@ BASE = "topoproxy-test-writes"
 class Bed(Protocol):
     """Groups, and ways to write them."""
 
-    writes: Writes
+    writes: WriteEvents
 
     def make(self, name: str) -> str: ...
 
@@ -43,7 +43,7 @@ class PlayedBed:
     def __init__(self) -> None:
         self.groups: set[str] = set()
         self.played = PlayedWrites(self.groups)
-        self.writes: Writes = self.played
+        self.writes: WriteEvents = self.played
 
     def make(self, name: str) -> str:
         self.groups.add(name)
@@ -67,7 +67,7 @@ class DirectoryBed:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.writes: Writes = InotifyWrites(root)
+        self.writes: WriteEvents = InotifyWrites(root)
 
     def make(self, name: str) -> str:
         (self.root / name).mkdir()
@@ -131,7 +131,7 @@ def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
         made.close()
 
 
-def is_told(writes: Writes) -> bool:
+def is_told(writes: WriteEvents) -> bool:
     return bool(select.select([writes], [], [], 0)[0])
 
 

@@ -15,8 +15,8 @@ import random
 import struct
 from typing import Any
 
-from proxy.relay.body_budget import Room
-from proxy.relay.events import RelayError, Unusual
+from proxy.relay.body_budget import BodyBudget
+from proxy.relay.events import RelayError, RequestAnomaly
 from proxy.relay.session import Session
 from proxy.relay.stream import ARRIVING
 from tests.fuzz import wires
@@ -67,10 +67,10 @@ class Decider:
         for _ in range(self.rng.randrange(len(self.waiting) + 1)):
             self.decide(self.waiting.pop())
 
-    def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
+    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         assert path in INTERCEPTED
         self.unusuals += 1
-        refused = kind in (Unusual.COMPRESSED, Unusual.TRAILERS) and self.rng.random() < 0.5
+        refused = kind in (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS) and self.rng.random() < 0.5
         return (12, f"it {kind}") if refused else None
 
     def crowded_out(self, path: str, message: str) -> None:
@@ -89,7 +89,7 @@ class Decider:
 class Honest:
     """A connection of a client that does nothing but its work."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: BodyBudget) -> None:
         self.net = strict.Net(strict.rewrite)
         streams = self.net.session._streams
         streams.room.holders.discard(streams)
@@ -113,7 +113,7 @@ class Hostile:
 
     def __init__(self, rng: random.Random, outcome: Outcome) -> None:
         self.rng, self.outcome = rng, outcome
-        self.room = Room(ROOM)
+        self.room = BodyBudget(ROOM)
         self.honest = Honest(self.room)
         self.deciders = [Decider(rng) for _ in range(2)]
         self.sessions = [Session(decider, INTERCEPTED.__contains__, self.room) for decider in self.deciders]
@@ -252,8 +252,8 @@ class Odd:
         else:
             session.refuse(stream, 9, "no")
 
-    def turn_away(self, path: str, kind: Unusual) -> tuple[int, str] | None:
-        return (12, "odd") if kind in (Unusual.COMPRESSED, Unusual.TRAILERS) else None
+    def turn_away(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
+        return (12, "odd") if kind in (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS) else None
 
     def run(self) -> None:
         self.net.run()

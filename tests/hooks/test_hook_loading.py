@@ -18,7 +18,7 @@ from proxy.config import parse
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.hook import HookFailurePolicy
 from proxy.hooks.loader.hook_errors import describe
-from proxy.hooks.loader.loading import Attempt, Loaded, load, load_file
+from proxy.hooks.loader.loading import LoadAttempt, Loaded, load, load_file
 from proxy.model.errors import HookError
 
 HEAD = "API_VERSION = 1\n"
@@ -230,7 +230,7 @@ def test_a_file_that_is_through_too_late_is_not_kept() -> None:
 
 def test_what_was_through_in_the_last_moment_is_not_kept_either() -> None:
     before = hook_modules()
-    attempt = Attempt("10-quota", PATH, (HEAD + HANDLER).encode(), HooksConfig())
+    attempt = LoadAttempt("10-quota", PATH, (HEAD + HANDLER).encode(), HooksConfig())
     attempt.start()
     attempt.future.result(30)
     assert "still not through" in str(attempt.abandon(0.1))
@@ -253,7 +253,7 @@ def test_a_failure_keeps_nothing_of_the_file() -> None:
 
 
 def test_files_that_load_at_once_do_not_wait_for_each_other() -> None:
-    slow = Attempt("10-quota", PATH, b"import time\ntime.sleep(60)\n", HooksConfig())
+    slow = LoadAttempt("10-quota", PATH, b"import time\ntime.sleep(60)\n", HooksConfig())
     slow.start()
     began = time.monotonic()
     assert made(HEAD + HANDLER).hook.name == "10-quota"

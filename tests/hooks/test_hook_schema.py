@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.hooks.loader.schema import keys_of, settings_of
 from proxy.model.errors import HookError
 
@@ -56,7 +56,7 @@ def test_what_is_not_given_is_the_default() -> None:
 def test_every_type_arrives() -> None:
     given = {
         "percent": 5, "share": 1, "on": True, "name": "n", "names": ("a", "b"), "fixed": ["c"],
-        "keys": Fixed({"a": "b"}), "mode": 3, "level": "high", "maybe": 7,
+        "keys": FrozenMapping({"a": "b"}), "mode": 3, "level": "high", "maybe": 7,
     }  # fmt: skip
     made = settings_of(Settings, given, WHERE)
     assert made == Settings(5, 1.0, True, "n", ["a", "b"], ("c",), {"a": "b"}, 3, Level.HIGH, 7)
@@ -80,7 +80,7 @@ def test_every_type_arrives() -> None:
         ({"name": ("a",)}, "name: wants text, not a list"),
         ({"names": "a"}, "names: wants a list of texts, not text ('a')"),
         ({"names": ("a", 2)}, "names[1]: wants text, not a whole number ('2'): put it in quotes"),
-        ({"fixed": Fixed()}, "fixed: wants a list of texts, not keys with values"),
+        ({"fixed": FrozenMapping()}, "fixed: wants a list of texts, not keys with values"),
         ({"keys": ("a",)}, "keys: wants keys with texts, not a list"),
         ({"keys": {"a": 1}}, "keys[a]: wants text, not a whole number ('1'): put it in quotes"),
         ({"mode": "hart"}, "mode: wants one of soft, hard, 3, not text ('hart'); did you mean hard?"),
@@ -154,7 +154,7 @@ class Numbers:
 
 
 def test_lists_and_maps_of_numbers() -> None:
-    given = {"ids": [1, 2], "parts": [1, 0.5], "weights": Fixed({"a": 3})}
+    given = {"ids": [1, 2], "parts": [1, 0.5], "weights": FrozenMapping({"a": 3})}
     assert settings_of(Numbers, given, WHERE) == Numbers([1, 2], (1.0, 0.5), {"a": 3})
     assert refused({"ids": [1, "2"]}, Numbers) == f"{WHERE}.ids[1]: wants a whole number, not text ('2')"
     assert refused({"ids": 1}, Numbers).endswith("wants a list of whole numbers, not a whole number ('1')")

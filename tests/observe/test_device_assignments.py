@@ -12,7 +12,7 @@ from proxy.engine.state import NodeState
 from proxy.executor.history import History
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Container, Near, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.model.workload import Container, LocatedDevice, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.observe.device_assignments import KubeletDevices, assignments_page
 from proxy.topology.build import described
 from tests.testkit.answers import check
@@ -46,7 +46,7 @@ def test_a_device_in_several_groups_is_one_and_a_node_below_zero_is_none() -> No
 
 
 def test_requests_of_containers_that_have_not_ended() -> None:
-    near = (Near("/dev/nvidia0", "", Mask([1]), "sysfs"), Near("GPU-1", "nvidia.com/gpu"))
+    near = (LocatedDevice("/dev/nvidia0", "", Mask([1]), "sysfs"), LocatedDevice("GPU-1", "nvidia.com/gpu"))
     placement = Placement(Pool.SHARED, CpuSet(), Mask([0]))
     running = Container("1", "main", POD, Request(devices=near), placement, Phase.RUNNING)
     ended = structs.replace(running, id="2", name="init", phase=Phase.EXITED)

@@ -8,7 +8,7 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from proxy.relay import streams
-from proxy.relay.body_budget import ALL_HELD_BYTES, Room
+from proxy.relay.body_budget import ALL_HELD_BYTES, BodyBudget
 from proxy.relay.direction import MOST_EMPTY
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
 from proxy.relay.frame_reader import LARGEST_BLOCK
@@ -235,7 +235,7 @@ def test_streams_of_a_connection_are_bounded():
 
 
 def test_all_connections_hold_256_mib():
-    assert Room().limit == ALL_HELD_BYTES == 256 << 20
+    assert BodyBudget().limit == ALL_HELD_BYTES == 256 << 20
 
 
 def full(room, count, size):
@@ -251,7 +251,7 @@ def full(room, count, size):
 
 
 def test_the_body_that_arrives_for_the_longest_time_goes_first():
-    room = Room(100_000)
+    room = BodyBudget(100_000)
     sessions = full(room, 10, 10_000)
     assert room.total == 100_000
     late, owner = begun(room)
@@ -267,7 +267,7 @@ def test_the_body_that_arrives_for_the_longest_time_goes_first():
 
 
 def test_the_heaviest_connection_gives_way_to_a_lighter_one():
-    room = Room(100_000)
+    room = BodyBudget(100_000)
     heavy, owner = begun(room)
     for stream in range(1, 13, 2):
         heavy.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
@@ -281,7 +281,7 @@ def test_the_heaviest_connection_gives_way_to_a_lighter_one():
 
 
 def test_a_connection_that_fills_the_room_alone_is_refused_itself():
-    room = Room(50_000)
+    room = BodyBudget(50_000)
     session, owner = begun(room)
     for stream in range(1, 21, 2):
         session.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
@@ -299,7 +299,7 @@ def test_a_body_in_one_frame_counts_for_its_connection_too(monkeypatch):
 
 
 def test_for_want_of_memory_the_largest_body_goes():
-    room = Room()
+    room = BodyBudget()
     small, large = full(room, 1, 20_000)[0], full(room, 1, 50_000)[0]
     assert room.shed()
     assert not small[1].crowded
@@ -310,7 +310,7 @@ def test_for_want_of_memory_the_largest_body_goes():
 
 
 def test_a_refusal_without_memory_behind_the_last_header_is_left_out():
-    room = Room(30_000)
+    room = BodyBudget(30_000)
     session, owner = begun(room)
     session.from_client(opened(1) + frame(DATA, 0, 1, bytes(10_000)))
     session.from_server(frame(HEADERS, 1, 1, b"\x88"))  # its block is open

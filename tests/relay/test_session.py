@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from proxy.relay.events import RelayError, Unusual
+from proxy.relay.events import RelayError, RequestAnomaly
 from proxy.relay.frames import ACK, BEHIND_GOAWAY
 from proxy.relay.session import Session
 from tests.relay.strict_peer import (
@@ -128,10 +128,10 @@ def test_release_without_a_message_gives_the_original_byte_for_byte(message):
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        (b"", Unusual.EMPTY),
-        (b"\0\0\0", Unusual.CUT),
-        (grpc(b"zip", compressed=1), Unusual.COMPRESSED),
-        (grpc(b"abc")[:-1], Unusual.CUT),
+        (b"", RequestAnomaly.EMPTY),
+        (b"\0\0\0", RequestAnomaly.CUT),
+        (grpc(b"zip", compressed=1), RequestAnomaly.COMPRESSED),
+        (grpc(b"abc")[:-1], RequestAnomaly.CUT),
     ],
 )
 def test_a_body_without_a_plain_message_passes_untouched_and_is_reported(body, kind):
@@ -155,7 +155,7 @@ def test_the_first_of_several_messages_is_decided_on(rest, decide):
     sid = net.client.open(CREATE)
     net.client.data(sid, grpc(b"abc") + rest)
     net.run()
-    assert net.owner.odd == [(CREATE, Unusual.MORE)]
+    assert net.owner.odd == [(CREATE, RequestAnomaly.MORE)]
     assert net.owner.requests == {sid: (CREATE, b"abc")}
     first = b"abc+cpuset" if decide is rewrite else b"abc"
     assert net.server.streams[sid].body == grpc(first) + rest
@@ -189,7 +189,7 @@ def test_a_message_whose_stream_never_ends_is_reported_at_its_end():
     net.client.reset(whole)
     net.client.reset(part)
     net.run()
-    assert net.owner.odd == [(CREATE, Unusual.UNENDED)]
+    assert net.owner.odd == [(CREATE, RequestAnomaly.UNENDED)]
     assert not net.server.streams[whole].body
     net.check_whole()
 
@@ -200,7 +200,7 @@ def test_headers_that_end_the_stream_pass():
     net.run()
     assert net.server.streams[sid].remote_closed
     assert not net.owner.requests
-    assert net.owner.odd == [(CREATE, Unusual.EMPTY)]
+    assert net.owner.odd == [(CREATE, RequestAnomaly.EMPTY)]
 
 
 def test_a_refusal_is_a_grpc_status_and_a_reset_upstream():

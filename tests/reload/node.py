@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.load import load, override
 from proxy.config.origin import Origin
 from proxy.daemon import Daemon
@@ -29,7 +29,7 @@ class FileNode(DaemonNode):
         """Write the configuration and make a daemon from it."""
         self.write(text)
         config = override(load(self.file), words or {})
-        origin = Origin(self.file, Fixed(words or {}), trusted=False)
+        origin = Origin(self.file, FrozenMapping(words or {}), trusted=False)
         return Daemon(replace(config, origin=origin), machine=self.machine, cgroups=self.cgroups)
 
     async def reload(self, daemon: Daemon, text: str | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.origin import Origin
 from proxy.model.errors import ConfigError
 from proxy.reload import reread as module
@@ -19,7 +19,7 @@ from proxy.reload.reread import reread
 def origin(tmp_path: Path) -> Origin:
     (tmp_path / "config.yaml").write_text("callTimeout: 3s\nadmission: {namespaces: [a, b-*]}\n")
     words = {"log.level": ("--log-level", "debug")}
-    return Origin(tmp_path / "config.yaml", Fixed(words), trusted=False)
+    return Origin(tmp_path / "config.yaml", FrozenMapping(words), trusted=False)
 
 
 def refused(origin: Origin) -> str:
@@ -51,11 +51,11 @@ def test_a_file_that_is_refused_or_gone(origin: Origin) -> None:
 def test_a_file_of_others_is_refused_where_it_must_be_trusted(origin: Origin) -> None:
     assert origin.file is not None
     origin.file.chmod(0o666)
-    assert "cannot trust the configuration" in refused(Origin(origin.file, Fixed(), trusted=True))
+    assert "cannot trust the configuration" in refused(Origin(origin.file, FrozenMapping(), trusted=True))
 
 
 def test_a_word_that_is_refused(origin: Origin) -> None:
-    bad = Origin(origin.file, Fixed({"log.level": ("--log-level", "loud")}), trusted=False)
+    bad = Origin(origin.file, FrozenMapping({"log.level": ("--log-level", "loud")}), trusted=False)
     assert refused(bad).startswith("cannot use --log-level: 'loud' is not ")
 
 

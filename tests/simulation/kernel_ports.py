@@ -30,7 +30,7 @@ class SimulatedFences:
 
 
 class SimulatedWrites:
-    """Reports writes to watched groups; implements ``proxy.executor.drift.ports.Writes``."""
+    """Reports writes to watched groups; implements ``proxy.executor.drift.ports.WriteEvents``."""
 
     FILE = 1001
 

@@ -33,7 +33,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase, Pod, Pool, Request
 from proxy.takeover import writer as module
-from proxy.takeover.inputs import File, TakeoverInputs, owning_of, pods_of
+from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, owning_of, pods_of
 from proxy.takeover.record import TakeoverStage
 from proxy.takeover.rules import StepRefusedError, finish, revert, start
 from proxy.takeover.writer import Writer, text_in
@@ -91,14 +91,14 @@ class Takeovers(RuleBasedStateMachine):
         record = self.writer.record
         reserved = record.reserved if record.ours else CpuSet()
         node = Node(MACHINE, CpuTopology.of(MACHINE), static=record.ours, reserved=reserved)
-        file = File.of(text_in(self.kubelet.directory)[0])
+        file = CpuManagerFile.of(text_in(self.kubelet.directory)[0])
         held = file.held.held if file.held is not None and file.policy == "static" else {}
         self.state = self.state.under(node).with_kubelet_cpus(record.standing(held))
 
     def scene(self) -> TakeoverInputs:
         return TakeoverInputs(
             self.kubelet.directory,
-            File.of(text_in(self.kubelet.directory)[0]),
+            CpuManagerFile.of(text_in(self.kubelet.directory)[0]),
             CpuManager("static", reserved=KEEPS_BACK),
             ("process 1 is kubelet",) if self.kubelet.runs else (),
             owning=owning_of(self.state),
@@ -188,7 +188,7 @@ class Takeovers(RuleBasedStateMachine):
     @rule()
     def kubelet_starts(self) -> None:
         """As the commands say: where the file is not what finish wrote, finish again first."""
-        record, file = self.writer.record, File.of(text_in(self.kubelet.directory)[0])
+        record, file = self.writer.record, CpuManagerFile.of(text_in(self.kubelet.directory)[0])
         if record.stage is TakeoverStage.FINISHED and file.policy != record.target:
             assert self.act(lambda r, s: finish(r, s, r.target, with_running=True, force=False), 0)
         policy = record.target if record.stage is TakeoverStage.FINISHED else "static"
@@ -223,7 +223,7 @@ class Takeovers(RuleBasedStateMachine):
         self.writes_between = False
         if done:
             assert self.writer.record.stage is TakeoverStage.FINISHED
-            assert File.of(self.kubelet.path.read_text()).policy == policy
+            assert CpuManagerFile.of(self.kubelet.path.read_text()).policy == policy
             if policy == "static" and was.target != policy:
                 self.check_file()
             assert (force or was.stage is TakeoverStage.FINISHED) or not runs
@@ -243,7 +243,7 @@ class Takeovers(RuleBasedStateMachine):
 
     def check_file(self) -> None:
         """Whatever owns CPUs is in kubelet's file with them."""
-        held = File.of(self.kubelet.path.read_text()).held
+        held = CpuManagerFile.of(self.kubelet.path.read_text()).held
         assert held is not None
         for each in owning_of(self.state):
             assert held.held.get(each.uid, {}).get(each.name) == each.cpus, "no container is lost"
@@ -271,7 +271,7 @@ class Takeovers(RuleBasedStateMachine):
                 assert self.state.owners[container.owner].cpus == own
         assert self.state.pools.shared.isdisjoint(owned)
         record = self.writer.record
-        file = File.of(self.kubelet.path.read_text())
+        file = CpuManagerFile.of(self.kubelet.path.read_text())
         if (
             record.stage is TakeoverStage.FINISHED
             and file.text == record.written

@@ -13,7 +13,7 @@ from proxy.backends.kubelet.checkpoint_writer import none_state, pods_of, static
 from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, text_of
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
-from proxy.takeover.inputs import File, Owning, TakeoverInputs
+from proxy.takeover.inputs import CpuManagerFile, OwningContainer, TakeoverInputs
 from proxy.takeover.kubelet_state import truth
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import StepRefusedError, conflicts, finish, left, revert, settings, start
@@ -22,14 +22,17 @@ from tests.testkit.changed_copy import changed_copy
 
 EIGHT = CpuSet(range(8))
 HELD = {"a": {"x": CpuSet([2, 3])}, "b": {"y": CpuSet([4])}}
-OWNING = (Owning("a", "x", "ns/a/x", CpuSet([2, 3])), Owning("b", "y", "ns/b/y", CpuSet([4])))
+OWNING = (
+    OwningContainer("a", "x", "ns/a/x", CpuSet([2, 3])),
+    OwningContainer("b", "y", "ns/b/y", CpuSet([4])),
+)
 PODS = {"a": "ns/a", "b": "ns/b"}
 
 
 def scene(held: Held | None = None, **more: Any) -> TakeoverInputs:
     text = static_state(EIGHT, HELD if held is None else held)
     values: dict[str, Any] = {
-        "file": File.of(text),
+        "file": CpuManagerFile.of(text),
         "manager": CpuManager("static", reserved=CpuSet([0])),
         "owning": OWNING,
         "pods": PODS,
@@ -44,11 +47,11 @@ def begun(found: TakeoverInputs | None = None) -> TakeoverRecord:
     return start(TakeoverRecord(), found or scene(), 5.0).record
 
 
-def odd_file(**fields: object) -> File:
+def odd_file(**fields: object) -> CpuManagerFile:
     """A file whose sets contradict each other, with the checksum that kubelet would give it."""
     raw: dict[str, Any] = {"policyName": "static", "defaultCpuSet": "0-1,5-7", **fields}
     lower = {key.lower(): value for key, value in raw.items()}
-    return File.of(json.dumps({**raw, "checksum": fnv1a(text_of(lower, 2))}))
+    return CpuManagerFile.of(json.dumps({**raw, "checksum": fnv1a(text_of(lower, 2))}))
 
 
 def sets(text: str) -> dict[str, dict[str, str]]:
@@ -62,15 +65,15 @@ def sets(text: str) -> dict[str, dict[str, str]]:
     [
         ({"enforce": False}, "the mode is observe"),
         ({"ready": False}, "has not compared its state with the runtime"),
-        ({"file": File.of(None)}, "cannot be used: there is none"),
-        ({"file": File.of("{}")}, "its checksum is wrong"),
-        ({"file": File.of("{")}, "cannot read kubelet's cpu_manager_state"),
-        ({"file": File.of(none_state())}, "policy is none: it holds no CPUs"),
-        ({"file": File.of(static_state(EIGHT, {"": {"id": CpuSet([2])}}, version=1))}, "version 1"),
+        ({"file": CpuManagerFile.of(None)}, "cannot be used: there is none"),
+        ({"file": CpuManagerFile.of("{}")}, "its checksum is wrong"),
+        ({"file": CpuManagerFile.of("{")}, "cannot read kubelet's cpu_manager_state"),
+        ({"file": CpuManagerFile.of(none_state())}, "policy is none: it holds no CPUs"),
+        ({"file": CpuManagerFile.of(static_state(EIGHT, {"": {"id": CpuSet([2])}}, version=1))}, "version 1"),
         ({"online": CpuSet(range(4))}, "CPUs 4 that kubelet gave to ns/b/y are not online"),
         ({"shareable": CpuSet([2, 3, 4])}, "the shared pool would be empty"),
         (
-            {"owning": (Owning("c", "z", "ns/c/z", CpuSet([3, 6])),)},
+            {"owning": (OwningContainer("c", "z", "ns/c/z", CpuSet([3, 6])),)},
             "CPUs 3 that kubelet gave to ns/a/x are owned by ns/c/z",
         ),
         (
@@ -93,7 +96,7 @@ def test_what_stands_against_a_start(more: dict[str, Any], words: str) -> None:
 
 def test_what_does_not_stand_against_a_start() -> None:
     assert conflicts(scene()) == ()
-    elsewhere = (Owning("c", "z", "ns/c/z", CpuSet([3])),)
+    elsewhere = (OwningContainer("c", "z", "ns/c/z", CpuSet([3])),)
     assert conflicts(scene(owning=elsewhere, elsewhere=frozenset("a"))) == ()
     assert conflicts(scene(manager=CpuManager("none"))) == (), "its configuration may be changed already"
 
@@ -138,7 +141,7 @@ def test_a_finish_needs_a_start_a_stopped_kubelet_and_no_old_pods() -> None:
 
 
 def test_a_finish_for_static_has_what_is_in_effect() -> None:
-    new = Owning("c", "z", "ns/c/z", CpuSet([6]))
+    new = OwningContainer("c", "z", "ns/c/z", CpuSet([6]))
     found = scene({**HELD, "c": {"z": CpuSet([5])}}, owning=(*OWNING, new))
     done = finish(begun(), found, "static", with_running=True, force=False)
     assert done.record.pending is not None
@@ -147,7 +150,7 @@ def test_a_finish_for_static_has_what_is_in_effect() -> None:
 
 def test_a_finish_that_is_done_is_nothing_to_do() -> None:
     record = changed_copy(begun(), stage=TakeoverStage.FINISHED, target="none", written=none_state())
-    there = scene(file=File.of(none_state()), running=("sign",))
+    there = scene(file=CpuManagerFile.of(none_state()), running=("sign",))
     assert finish(record, there, "none", with_running=False, force=False).record == record
     with pytest.raises(StepRefusedError):
         finish(record, scene(running=("sign",)), "none", with_running=False, force=False)
@@ -161,7 +164,7 @@ def test_a_finish_that_is_done_is_nothing_to_do() -> None:
 def test_a_revert() -> None:
     assert revert(TakeoverRecord(), scene(), force=False).record == TakeoverRecord()
     assert revert(begun(), scene(running=("sign",)), force=False).record == TakeoverRecord()
-    new = (*OWNING, Owning("c", "z", "ns/c/z", CpuSet([6])))
+    new = (*OWNING, OwningContainer("c", "z", "ns/c/z", CpuSet([6])))
     with pytest.raises(StepRefusedError, match="cannot revert the takeover: kubelet runs"):
         revert(begun(), scene(running=("sign",), owning=new), force=False)
     done = revert(begun(), scene(owning=new), force=False)
@@ -183,7 +186,7 @@ def test_a_revert_does_not_trust_a_file_that_kubelet_never_read() -> None:
 
 def test_the_file_keeps_what_only_kubelet_knows_if_it_does_not_overlap() -> None:
     coming = {"a": {"x": CpuSet([2, 3])}, "new": {"n": CpuSet([5])}, "lost": {"l": CpuSet([6])}}
-    found = scene(coming, owning=(OWNING[0], Owning("c", "z", "ns/c/z", CpuSet([6]))))
+    found = scene(coming, owning=(OWNING[0], OwningContainer("c", "z", "ns/c/z", CpuSet([6]))))
     assert sets(truth(begun(), found, "static").text) == {
         "a": {"x": "2-3"},
         "new": {"n": "5"},
@@ -194,18 +197,21 @@ def test_the_file_keeps_what_only_kubelet_knows_if_it_does_not_overlap() -> None
 
 
 def test_the_truth_leaves_kubelet_a_cpu_for_all_others() -> None:
-    file = File.of(static_state(EIGHT, {"new": {"n": CpuSet([6, 7])}}))
-    owning = (Owning("a", "x", "ns/a/x", CpuSet([1, 2, 3, 4, 5])),)
+    file = CpuManagerFile.of(static_state(EIGHT, {"new": {"n": CpuSet([6, 7])}}))
+    owning = (OwningContainer("a", "x", "ns/a/x", CpuSet([1, 2, 3, 4, 5])),)
     none_kept = scene(file=file, owning=owning, manager=CpuManager("static"))
     assert "new" in sets(truth(TakeoverRecord(), none_kept, "static").text), "CPU 0 is left"
-    owning = (Owning("a", "x", "ns/a/x", CpuSet([0, 1, 2, 3, 4, 5])),)
+    owning = (OwningContainer("a", "x", "ns/a/x", CpuSet([0, 1, 2, 3, 4, 5])),)
     assert "new" not in sets(
         truth(TakeoverRecord(), scene(file=file, owning=owning, manager=CpuManager()), "static").text
     )
 
 
 def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
-    owning = (Owning("a", "x", "ns/a/x", CpuSet([0, 1])), Owning("b", "y", "ns/b/y", CpuSet([9])))
+    owning = (
+        OwningContainer("a", "x", "ns/a/x", CpuSet([0, 1])),
+        OwningContainer("b", "y", "ns/b/y", CpuSet([9])),
+    )
     made = truth(begun(), scene({}, owning=owning), "static")
     assert sets(made.text) == {}
     assert made.left_out == (
@@ -224,23 +230,23 @@ def test_a_strict_reserve_is_remembered_where_kubelet_does_not_report_it() -> No
 
 def test_version_3_keeps_pods_as_a_whole_where_that_is_true() -> None:
     pods = {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6]), "gone": CpuSet([7])}
-    file = File.of(static_state(EIGHT, HELD, pods=pods, version=3))
+    file = CpuManagerFile.of(static_state(EIGHT, HELD, pods=pods, version=3))
     assert (file.version, file.policy) == (3, "static")
     made = truth(begun(), scene(file=file), "static")
     assert pods_of(read_cpu(made.text)) == {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6])}
-    moved = (OWNING[0], Owning("b", "y", "ns/b/y", CpuSet([5])))
+    moved = (OWNING[0], OwningContainer("b", "y", "ns/b/y", CpuSet([5])))
     assert pods_of(read_cpu(truth(begun(), scene(file=file, owning=moved), "static").text)) == {}
     assert read_cpu(truth(begun(), scene(file=file), "none").text).version == 3
 
 
 def test_a_file_by_container_ids_is_not_written() -> None:
-    file = File.of(static_state(EIGHT, {"": {"id": CpuSet([2])}}, version=1))
+    file = CpuManagerFile.of(static_state(EIGHT, {"": {"id": CpuSet([2])}}, version=1))
     with pytest.raises(CheckpointError, match=r"before 1\.18"):
         truth(begun(), scene(file=file), "static")
 
 
 def test_without_a_readable_file_a_revert_has_the_owners() -> None:
-    done = revert(begun(), scene(file=File.of("{")), force=False)
+    done = revert(begun(), scene(file=CpuManagerFile.of("{")), force=False)
     assert done.record.pending is not None
     assert sets(done.record.pending.after) == {"a": {"x": "2-3"}, "b": {"y": "4"}}
 
@@ -284,7 +290,7 @@ def test_the_pages() -> None:
     assert (status["stage"], status["old"], len(status["left"])) == ("started", 2, 1)  # type: ignore[arg-type]
     assert "systemctl stop kubelet" in next_steps(record, found)
     finished = changed_copy(record, stage=TakeoverStage.FINISHED, target="none", written=none_state())
-    there = scene(file=File.of(none_state()), configured="static")
+    there = scene(file=CpuManagerFile.of(none_state()), configured="static")
     assert next_steps(finished, there)[-1] == "systemctl start kubelet"
     assert next_steps(finished, changed_copy(there, running=("sign",))) == []
     assert next_steps(finished, scene())[-1] == "topoproxy takeover finish --kubelet-policy none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.cri.hook_view import CriHookView
-from proxy.frontends.hook_bridge.config_fields import Unread
+from proxy.frontends.hook_bridge.config_fields import PackedMessage
 from proxy.frontends.hook_bridge.facts import unread_pod_facts
 from proxy.frontends.hook_bridge.object_cache import ObjectCache
 from proxy.hooks.facts import ContainerFacts, PodFacts
@@ -19,8 +19,8 @@ def container_facts(body: bytes) -> ContainerFacts:
 def pod_facts(pod: Pod, config: bytes | pb.PodSandboxConfig, handler: str = "") -> PodFacts:
     """Return the facts of a pod for its configuration."""
     if isinstance(config, bytes):
-        return unread_pod_facts(pod, Unread(pb.PodSandboxConfig, config), handler)
-    return unread_pod_facts(pod, Unread(pb.PodSandboxConfig, b"", config), handler)
+        return unread_pod_facts(pod, PackedMessage(pb.PodSandboxConfig, config), handler)
+    return unread_pod_facts(pod, PackedMessage(pb.PodSandboxConfig, b"", config), handler)
 
 
 def remember_pod(memory: ObjectCache, pod: Pod, config: pb.PodSandboxConfig, handler: str = "") -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.executor.ports import DeviceFacts, Hardware
 from proxy.model.idset import Mask
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 from proxy.topology.devices import SysfsDevices
 
 GPU = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
@@ -73,7 +73,7 @@ class Host:
         return reported(self.devices().near(DeviceFacts(paths=paths)))
 
 
-def reported(near: tuple[Near, ...]) -> dict[str, str | None]:
+def reported(near: tuple[LocatedDevice, ...]) -> dict[str, str | None]:
     return {entry.name: None if entry.nodes is None else str(entry.nodes) for entry in near}
 
 
@@ -87,7 +87,7 @@ def test_the_nearest_ancestor_that_names_a_node(host: Host) -> None:
     host.device("infiniband/uverbs0", 0, f"{NIC}/infiniband_verbs/uverbs0")
     devices: Hardware = host.devices()
     assert devices.near(DeviceFacts(paths=("/dev/infiniband/uverbs0",))) == (
-        Near("/dev/infiniband/uverbs0", "", Mask((1,)), "numa_node of PCI device 0000:5e:00.0"),
+        LocatedDevice("/dev/infiniband/uverbs0", "", Mask((1,)), "numa_node of PCI device 0000:5e:00.0"),
     )
 
 
@@ -181,7 +181,7 @@ def test_a_directory_without_nodes_is_one_entry_or_none(host: Host) -> None:
     host.device("infiniband/rdma_cm", 3)
     (host.dev / "empty").mkdir()
     (near,) = host.devices().near(DeviceFacts(mounts=("/dev/snd", "/dev/infiniband", "/dev/empty")))
-    assert near == Near("/dev/snd", "", None, "no device in it has a NUMA node")
+    assert near == LocatedDevice("/dev/snd", "", None, "no device in it has a NUMA node")
 
 
 def test_a_directory_of_thousands_is_cut(host: Host) -> None:

@@ -24,7 +24,7 @@ from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask, union
 from proxy.model.options import Scope
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 
 DEVICES = "devices"
 
@@ -128,13 +128,13 @@ def _preferences(request: ProviderRequest) -> dict[str, Prefer]:
     }
 
 
-def nodes_of_devices(near: Iterable[Near]) -> Mask | None:
+def nodes_of_devices(near: Iterable[LocatedDevice]) -> Mask | None:
     """Return the NUMA nodes near to assigned devices; None where they are near to none."""
     bits = union(device.nodes.bits for device in near if device.nodes)
     return Mask.from_bits(bits) if bits else None
 
 
-def assigned_hints(near: Iterable[Near], nodes: Mask) -> Hints:
+def assigned_hints(near: Iterable[LocatedDevice], nodes: Mask) -> Hints:
     """Return one hint by resource for devices that are assigned already.
 
     It is preferred unless the devices are known to lie on more NUMA nodes than they would have to.

@@ -31,7 +31,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.options import Scope
 from proxy.model.requests import PodRequests
-from proxy.model.workload import Container, Near, Pod, Request
+from proxy.model.workload import Container, LocatedDevice, Pod, Request
 
 Preferences = Mapping[tuple[str, str], tuple[str, ...] | None]
 """Devices that plug-ins prefer, by container and resource."""
@@ -82,7 +82,7 @@ class ProviderRequest(Struct, frozen=True):
         return self.name == "" and self.asks.containers[0].name != ""
 
     @property
-    def near(self) -> tuple[Near, ...]:
+    def near(self) -> tuple[LocatedDevice, ...]:
         """Devices that kubelet's device manager has assigned already."""
         return self.cri.devices
 

@@ -267,8 +267,8 @@ class KernelCgroups:
         self._check(path, kind, kind.effective, value, value & online or value)
         return widened
 
-    def _lists(self, kind: CpusetList) -> nesting.Lists:
-        return nesting.Lists(
+    def _lists(self, kind: CpusetList) -> nesting.NestedLists:
+        return nesting.NestedLists(
             lambda path: self._get(path, kind, kind.file),
             lambda path, value: self._put(path, kind, value),
             lambda path: [f"{path}/{name}" for name in self._files.children(path)],

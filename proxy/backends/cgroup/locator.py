@@ -24,7 +24,7 @@ from typing import Protocol
 from proxy.backends.cgroup import group_names
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.hierarchies import read_mounts, root_of
-from proxy.backends.cgroup.mounts import Below, below, group_line
+from proxy.backends.cgroup.mounts import MountedPath, below, group_line
 from proxy.executor.kernel_ports import Located
 from proxy.executor.runtime_ports import RuntimeDetail
 
@@ -107,7 +107,7 @@ class Locator:
             )
         return path, ""
 
-    def _spelled(self, place: Below) -> str:
+    def _spelled(self, place: MountedPath) -> str:
         """Return the whole path of a place, if there is just one such group."""
         if not place.path or not group_names.is_plain(place.path):
             return ""

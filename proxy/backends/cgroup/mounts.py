@@ -99,7 +99,7 @@ def group_line(text: str, version: int, controller: str = "cpuset") -> str | Non
     return None
 
 
-class Below(Struct, frozen=True):
+class MountedPath(Struct, frozen=True):
     """A place below a mount point.
 
     Attributes:
@@ -111,7 +111,7 @@ class Below(Struct, frozen=True):
     hidden: int = 0
 
 
-def below(path: str, root: str) -> Below | None:
+def below(path: str, root: str) -> MountedPath | None:
     """Return the place of a group below a mount point.
 
     Args:
@@ -124,9 +124,9 @@ def below(path: str, root: str) -> Below | None:
     ups, names = _split(path)
     root_ups, root_names = _split(root)
     if ups == root_ups and names[: len(root_names)] == root_names:
-        return Below("/".join(names[len(root_names) :]))
+        return MountedPath("/".join(names[len(root_names) :]))
     if root_ups > ups and not root_names:
-        return Below("/".join(names), root_ups - ups)
+        return MountedPath("/".join(names), root_ups - ups)
     return None
 
 

@@ -33,7 +33,7 @@ GROUPS = 1024
 ROUNDS = 3
 
 
-class Lists(Struct, frozen=True):
+class NestedLists(Struct, frozen=True):
     """One of the two lists of all groups of a tree; every call raises CgroupError as the kernel refuses.
 
     Attributes:
@@ -49,7 +49,7 @@ class Lists(Struct, frozen=True):
     version: int
 
 
-def widen(lists: Lists, path: str, value: IdSet) -> bool:
+def widen(lists: NestedLists, path: str, value: IdSet) -> bool:
     """Make the ancestors of a group hold a value, from the top; True when one was written."""
     widened = False
     parts = path.strip("/").split("/")
@@ -63,7 +63,7 @@ def widen(lists: Lists, path: str, value: IdSet) -> bool:
     return widened
 
 
-def narrow(lists: Lists, path: str, value: IdSet, refusal: CgroupError) -> None:
+def narrow(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) -> None:
     """Write a list that groups below do not fit into: after theirs (v1). All of it is done, or nothing.
 
     Args:
@@ -92,7 +92,7 @@ def narrow(lists: Lists, path: str, value: IdSet, refusal: CgroupError) -> None:
 class _Narrowing:
     """Narrows a group and those below it, and remembers what they had."""
 
-    def __init__(self, lists: Lists) -> None:
+    def __init__(self, lists: NestedLists) -> None:
         self._lists = lists
         self._left = GROUPS
         self._written: list[tuple[str, IdSet, IdSet]] = []
@@ -139,7 +139,7 @@ class _Narrowing:
                     self._lists.put(path, had)
 
 
-def follow(lists: Lists, path: str, before: IdSet, value: IdSet) -> None:
+def follow(lists: NestedLists, path: str, before: IdSet, value: IdSet) -> None:
     """Let groups below that had all of a group's list have all of it again after it has grown (v1).
 
     A group that refuses is left: nothing depends on it.

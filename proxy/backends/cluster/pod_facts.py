@@ -23,7 +23,7 @@ from proxy.executor.ports import Kubelet
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
 from proxy.model.requests import PodRequests
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 from proxy.telemetry.port import Report
 
 SOURCE = "the cluster agent"
@@ -86,7 +86,7 @@ class PodFactSources:
             self._complain("cannot use a fact of the cluster", pod=f"{namespace}/{name}", reason=str(error))
             return None
 
-    def devices(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
+    def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
         """Ask kubelet which devices it assigned to a container; see ``proxy.executor.ports.Kubelet``."""
         return None if self._kubelet is None else self._kubelet.devices(namespace, pod, container)
 

@@ -25,7 +25,7 @@ from proxy.model.backoff import RetryTimes
 from proxy.model.errors import TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.requests import PodRequests
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 from proxy.telemetry.port import Report
 
 PODS_API, POD_LIST, POD_RESOURCES = (
@@ -90,7 +90,7 @@ class KubeletClient:
             spec, source = self._tried(POD_LIST, lambda: pods.find(uid, namespace, name)), POD_LIST
         return None if spec is None else (replace(spec.ask, uid=uid), source)
 
-    def devices(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
+    def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
         """Ask which devices a container was given; see ``proxy.executor.ports.Kubelet``."""
         resources = self._resources
         if resources is None:

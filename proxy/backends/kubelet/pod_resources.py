@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from proxy.backends.kubelet.errors import KubeletError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import Mask
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -58,7 +58,7 @@ class PodResources:
         self._allocatable: Devices = {}
         self._fresh_until = _NEVER
 
-    def of_container(self, namespace: str, pod: str, container: str) -> tuple[Near, ...] | None:
+    def of_container(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
         """Return the devices of a container.
 
         Returns:
@@ -148,9 +148,9 @@ class PodResources:
         return self._channel.call(what, path, request, answer)
 
 
-def _near(listed: pb.ContainerResources) -> tuple[Near, ...]:
+def _near(listed: pb.ContainerResources) -> tuple[LocatedDevice, ...]:
     plugged = [
-        Near(name, resource, nodes, SOURCE if nodes else "")
+        LocatedDevice(name, resource, nodes, SOURCE if nodes else "")
         for resource, ids in _devices(listed.devices).items()
         for name, nodes in ids.items()
     ]
@@ -160,7 +160,7 @@ def _near(listed: pb.ContainerResources) -> tuple[Near, ...]:
         for claim in dynamic.claim_resources
         for device in claim.cdi_devices
     )
-    return (*plugged, *(Near(name) for name in claimed))
+    return (*plugged, *(LocatedDevice(name) for name in claimed))
 
 
 def _devices(listed: Iterable[pb.ContainerDevices]) -> dict[str, dict[str, Mask | None]]:

@@ -201,7 +201,7 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
     Raises:
         UsageError: A pair is none, or a value is none that a configuration can have.
     """
-    from proxy.config.frozen_mapping import Fixed
+    from proxy.config.frozen_mapping import FrozenMapping
     from proxy.config.hooks import HookSettings
     from proxy.config.load import parse
 
@@ -217,8 +217,8 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
         except ConfigError as error:
             raise UsageError(f"cannot use --set {pair}: {_cause(error)}") from error
         values |= dict(read or {})
-    changed = replace(known, config=Fixed(values))
-    return replace(config, settings=Fixed({**config.settings, name: changed}))
+    changed = replace(known, config=FrozenMapping(values))
+    return replace(config, settings=FrozenMapping({**config.settings, name: changed}))
 
 
 def _cause(error: ConfigError) -> str:

@@ -40,7 +40,7 @@ from proxy.model.workload import Container
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
-    from proxy.executor.drift.ports import Writes
+    from proxy.executor.drift.ports import WriteEvents
 
 UNKNOWN = Author.UNKNOWN
 GATHER_S = 0.02
@@ -60,7 +60,7 @@ class Drift:
         context: NodeContext,
         writes: KernelWrites,
         kubelet_cpus: KubeletCpus,
-        reports: Writes | None = None,
+        reports: WriteEvents | None = None,
     ) -> None:
         """Compare nothing yet.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Writes(Protocol):
+class WriteEvents(Protocol):
     """Reports when any program, including this one, writes a group's cpuset. Paths are as in ``Cgroups``.
 
     ``watch`` is called in the kernel worker, the other methods on the event loop; none of them blocks.

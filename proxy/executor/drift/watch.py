@@ -20,7 +20,7 @@ from proxy.model.errors import CgroupError
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
-    from proxy.executor.drift.ports import Writes
+    from proxy.executor.drift.ports import WriteEvents
 
 MOMENT_S = 0.02
 NOT_WATCHED = "cannot watch the writes to all cpusets: those not watched are compared periodically"
@@ -39,7 +39,7 @@ class WriteWatch:
         context: NodeContext,
         suspect: Callable[[Iterable[str] | None], None],
         fought: Callable[[], Container[str]],
-        writes: Writes | None = None,
+        writes: WriteEvents | None = None,
     ) -> None:
         """Watch nothing yet; nothing is reported before ``start``.
 
@@ -101,7 +101,7 @@ class WriteWatch:
                 new.append(container_id)
         return new
 
-    def _watch(self, writes: Writes, path: str, above: set[str]) -> bool:
+    def _watch(self, writes: WriteEvents, path: str, above: set[str]) -> bool:
         if not writes.watch(path):
             return False
         for group in self._bounds(path):
@@ -156,7 +156,7 @@ class WriteWatch:
         if some is None or some:
             self._suspect(some)
 
-    def _affected(self, writes: Writes, groups: Collection[str]) -> list[str]:
+    def _affected(self, writes: WriteEvents, groups: Collection[str]) -> list[str]:
         """Return the containers that a write to the cpusets of some groups may have affected."""
         fought, affected = self._fought(), list[str]()
         for group in groups:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from proxy.frontends.cri.call import InterceptedCall, Interceptor
-from proxy.frontends.cri.link import CallTimes, Ground, Link
-from proxy.relay.body_budget import Room
+from proxy.frontends.cri.link import CallTimes, Link, RelayContext
+from proxy.relay.body_budget import BodyBudget
 from proxy.telemetry.port import Report, silent
 
-__all__ = ["Front", "InterceptedCall", "Interceptor"]
+__all__ = ["Acceptor", "InterceptedCall", "Interceptor"]
 
 _SO_SNDBUFFORCE: Final = 32  # Linux; above the system's limit with CAP_NET_ADMIN
 _SEND_BUFFER: Final = 1 << 20
@@ -36,7 +36,7 @@ UNREAD_BYTES: Final = 128 << 20
 """Bytes that may wait on all connections for peers that do not read."""
 
 
-class Front:
+class Acceptor:
     """Accepts clients and relays each to the runtime.
 
     Attributes:
@@ -66,9 +66,9 @@ class Front:
         self._report = report
         self._fault = fault
         self._links: set[Link] = set()
-        self.room = Room()
+        self.room = BodyBudget()
         self.times = CallTimes()
-        self._ground = Ground(
+        self._ground = RelayContext(
             interceptor,
             _spellings(methods).__contains__,
             self._links.discard,

@@ -19,7 +19,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.quoting import message as fit
 from proxy.model.workload import Pod, Request
-from proxy.relay.events import Unusual
+from proxy.relay.events import RequestAnomaly
 from proxy.wire.lenient_text import text
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Interceptor(Protocol):
     def request(self, call: InterceptedCall) -> None:
         """A call waits for ``release`` or ``refuse``, now or later."""
 
-    def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
+    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         """A request is not one plain message; gives a refusal or None, see ``Handler.unusual``."""
 
     def response(self, call: InterceptedCall, message: bytes) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from proxy.frontends.cri.acceptor import Front
+from proxy.frontends.cri.acceptor import Acceptor
 from proxy.telemetry.port import Telemetry
 
 NO_CLIENT = "no client is connected, although pods run on the node"
@@ -28,7 +28,7 @@ class ClientWatch:
 
     def __init__(
         self,
-        front: Front,
+        front: Acceptor,
         telemetry: Telemetry,
         pods: Callable[[], int],
         others: Callable[[], Sequence[tuple[Path, str]]],

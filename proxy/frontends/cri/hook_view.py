@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.cri.hook_adjust import adjusted_create, adjusted_run_pod, adjusted_update
-from proxy.frontends.hook_bridge.config_fields import Unread, image_of
+from proxy.frontends.hook_bridge.config_fields import PackedMessage, image_of
 from proxy.frontends.hook_bridge.facts import unread_container_facts, unread_pod_facts
 from proxy.frontends.hook_bridge.lazy import LazyMap
 from proxy.frontends.hook_bridge.object_cache import CONTAINER_BYTES, RememberedContainer, packed
@@ -47,13 +47,15 @@ class CriHookView:
         """
         request = read(pb.RunPodSandboxRequest, self._body)
         config = request.config
-        facts = unread_pod_facts(pod, Unread(pb.PodSandboxConfig, b"", config), request.runtime_handler)
+        facts = unread_pod_facts(
+            pod, PackedMessage(pb.PodSandboxConfig, b"", config), request.runtime_handler
+        )
         return facts, resources_of(config.linux.resources)
 
     def pod(self, pod: Pod) -> PodFacts:
         """Read the pod of a CreateContainer."""
         pieces = pb.CreateContainerFacts.FromString(self._body).sandbox_config
-        return unread_pod_facts(pod, Unread(pb.PodSandboxConfig, b"".join(pieces)))
+        return unread_pod_facts(pod, PackedMessage(pb.PodSandboxConfig, b"".join(pieces)))
 
     def container(self) -> ContainerFacts:
         """Read the container of a CreateContainer. What cannot be read is empty: the runtime refuses it."""
@@ -129,7 +131,7 @@ def _read(body: bytes) -> ContainerFacts:
         config = pb.ContainerConfig()
     meta = config.metadata
     identity = "", meta.name, meta.attempt, "creating"
-    unread, asked = Unread(pb.ContainerConfig, b"", config), resources_of(config.linux.resources)
+    unread, asked = PackedMessage(pb.ContainerConfig, b"", config), resources_of(config.linux.resources)
     return unread_container_facts(identity, image_of(config.image), unread, asked)
 
 

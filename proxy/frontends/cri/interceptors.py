@@ -14,18 +14,18 @@ from proxy.calls.call_flow import CallFlow
 from proxy.calls.held_call import HeldCall
 from proxy.engine.enforcement import is_applied_to_all
 from proxy.model.grpc_status import GrpcStatus
-from proxy.relay.events import Unusual
+from proxy.relay.events import RequestAnomaly
 from proxy.telemetry import metrics
 from proxy.wire.lenient_text import identity
 
-_UNREADABLE = (Unusual.COMPRESSED, Unusual.TRAILERS)
+_UNREADABLE = (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS)
 """What a runtime may execute and is not decided on."""
 
 
 class Interceptors(CallFlow):
     """The handler of all intercepted calls."""
 
-    def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
+    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         """A request is not one plain message: report it; gives a refusal or None."""
         executor, method = self.executor, path.rpartition("/")[2]
         executor.telemetry.count(metrics.CALLS_MALFORMED)

@@ -28,8 +28,8 @@ from msgspec import Struct, field
 
 from proxy.frontends.cri.call import InterceptedCall, Interceptor
 from proxy.frontends.cri.pipe import OWN_WATER, Pipe, PipeCallbacks
-from proxy.relay.body_budget import Room
-from proxy.relay.events import RelayError, Unusual
+from proxy.relay.body_budget import BodyBudget
+from proxy.relay.events import RelayError, RequestAnomaly
 from proxy.relay.session import Session
 from proxy.relay.streams import HELD_BYTES
 from proxy.telemetry.port import Report
@@ -57,7 +57,7 @@ class CallTimes:
         self.by_path: dict[str, float] = {}
 
 
-class Ground(Struct, frozen=True):
+class RelayContext(Struct, frozen=True):
     """What all links stand on.
 
     Attributes:
@@ -77,7 +77,7 @@ class Ground(Struct, frozen=True):
     report: Report = _nothing
     fault: Callable[[Exception], None] = _nothing
     swollen: Callable[[], None] = _nothing
-    room: Room = field(default_factory=Room)
+    room: BodyBudget = field(default_factory=BodyBudget)
     times: CallTimes = field(default_factory=CallTimes)
 
 
@@ -95,7 +95,7 @@ class Link:
         "_session", "client", "closed", "last", "server",
     )  # fmt: skip
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: RelayContext) -> None:
         """Begin a relay.
 
         Args:
@@ -305,7 +305,7 @@ class Link:
             self._fault(call, "decide", error)
             call.release()
 
-    def unusual(self, path: str, kind: Unusual) -> tuple[int, str] | None:
+    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         """Ask the interceptor."""
         return self._interceptor.unusual(path, kind)
 

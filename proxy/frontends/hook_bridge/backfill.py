@@ -17,7 +17,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 if TYPE_CHECKING:
     from proxy.executor.context import NodeContext
     from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
-    from proxy.hooks.hook import Asking
+    from proxy.hooks.hook import HookCaller
 
 IN_CALL_S: Final = 1.0
 """The longest that a call waits for what hooks are to learn of its container or sandbox."""
@@ -28,7 +28,7 @@ RETRY: Final = Backoff(1.0, 30.0)
 class Backfill:
     """Looks up what hooks lack, and has them notified."""
 
-    def __init__(self, executor: NodeContext, asking: Asking) -> None:
+    def __init__(self, executor: NodeContext, asking: HookCaller) -> None:
         """Prepare; ``following`` is set before anything is looked up.
 
         Args:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from proxy.calls.held_call import Handle, HeldCall, Trip
+from proxy.calls.held_call import CallContext, Handle, HeldCall
 from proxy.calls.hook_gateway import LEAVING
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 STARTABLE = (Phase.CREATED, Phase.STARTING)
 
 
-class Hooked:
+class HookBridge:
     """Has hooks called; implements ``proxy.calls.hook_gateway.HookGateway``."""
 
     active = True
@@ -99,7 +99,7 @@ class Hooked:
 
     def create(self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]) -> None:
         """See ``HookGateway``."""
-        if isinstance(call.state, Trip):
+        if isinstance(call.state, CallContext):
             call.state.body = call.body
         event, state = self._creating(call, container), self._executor.state
 
@@ -115,7 +115,7 @@ class Hooked:
 
     async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
         """See ``HookGateway``. Hooks start again with the request as it came: it had other CPUs then."""
-        if isinstance(call.state, Trip) and call.state.body is not None:
+        if isinstance(call.state, CallContext) and call.state.body is not None:
             call.change(call.state.body)
         event, state = self._creating(call, container), self._executor.state
         outcome = await self._dispatcher.outcome(self._dispatcher.answers(event))
@@ -155,7 +155,7 @@ class Hooked:
             executor.rejections.rejected(placed.pod, placed.name, verdict)
             executor.lifecycle.failed(token)
 
-        fields = call.state.device_fields if isinstance(call.state, Trip) else None
+        fields = call.state.device_fields if isinstance(call.state, CallContext) else None
         clash = _conflict(fields, outcome) if fields else ""
         if clash:
             outcome = Outcome(refusal=f"cannot place {placed.ref}: {clash}")

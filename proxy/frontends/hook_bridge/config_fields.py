@@ -1,7 +1,7 @@
 """The parts of pod and container configurations as hooks see them.
 
-A part is read from an ``Unread``: bytes that become a message once, for all parts of it together, when the
-first of them is looked at.
+A part is read from a ``PackedMessage``: bytes that become a message once, for all parts of it together, when
+the first of them is looked at.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from proxy.model.errors import HookError
 from proxy.wire.lenient_message import TooManyFieldsError, read
 
 _M = TypeVar("_M", bound=Message)
-_Pod: TypeAlias = "Unread[pb.PodSandboxConfig]"
-_Container: TypeAlias = "Unread[pb.ContainerConfig]"
+_Pod: TypeAlias = "PackedMessage[pb.PodSandboxConfig]"
+_Container: TypeAlias = "PackedMessage[pb.ContainerConfig]"
 
 PROPAGATIONS = ("private", "host_to_container", "bidirectional")
 """Names of the CRI's MountPropagation, by number."""
 
 
-class Unread(Generic[_M]):
+class PackedMessage(Generic[_M]):
     """A message, or bytes that become one."""
 
     __slots__ = ("_found", "_kind", "_raw")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
     from proxy.frontends.hook_bridge.updates import Updates
-    from proxy.hooks.hook import Asking
+    from proxy.hooks.hook import HookCaller
 
 _MARGIN_S = 5.0
 _REJECTIONS = ("RunPodSandbox", "CreateContainer")
@@ -37,7 +37,7 @@ class HookDispatcher:
     def __init__(
         self,
         executor: NodeExecutor,
-        asking: Asking,
+        asking: HookCaller,
         updates: Updates,
         following: LifecycleEvents,
         hold: Hold,

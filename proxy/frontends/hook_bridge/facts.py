@@ -13,7 +13,7 @@ from proxy.engine.adoption import parse_cpus
 from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
 from proxy.frontends.hook_bridge import config_fields
-from proxy.frontends.hook_bridge.config_fields import Unread, annotations_of
+from proxy.frontends.hook_bridge.config_fields import PackedMessage, annotations_of
 from proxy.frontends.hook_bridge.lazy import LazyList, LazyMap
 from proxy.frontends.hook_bridge.object_cache import RememberedContainer, RememberedPod
 from proxy.frontends.hook_bridge.resources import merged, recorded
@@ -51,7 +51,7 @@ def pod_facts(
     )
 
 
-def unread_pod_facts(pod: Pod, config: Unread[pb.PodSandboxConfig], handler: str = "") -> PodFacts:
+def unread_pod_facts(pod: Pod, config: PackedMessage[pb.PodSandboxConfig], handler: str = "") -> PodFacts:
     """Return the facts of a pod, whose labels and annotations are read when they are looked at."""
     labels, annotations = LazyMap(config_fields.labels_of, config), LazyMap(annotations_of, config)
     return pod_facts(pod, labels, annotations, handler)
@@ -67,7 +67,7 @@ def remembered_pod_facts(pod: Pod, known: RememberedPod | None) -> PodFacts:
     """
     if known is None:
         return pod_facts(pod, {}, {})
-    return unread_pod_facts(pod, Unread(pb.PodSandboxConfig, known.raw), known.handler)
+    return unread_pod_facts(pod, PackedMessage(pb.PodSandboxConfig, known.raw), known.handler)
 
 
 def existing_facts(container: Container, known: RememberedContainer | None) -> ContainerFacts:
@@ -83,11 +83,14 @@ def existing_facts(container: Container, known: RememberedContainer | None) -> C
     if known is None:
         return ContainerFacts(*identity, resources=asked)
     asked = known.asked if known.whole else merged(asked, known.asked)
-    return unread_container_facts(identity, known.image, Unread(pb.ContainerConfig, known.raw), asked)
+    return unread_container_facts(identity, known.image, PackedMessage(pb.ContainerConfig, known.raw), asked)
 
 
 def unread_container_facts(
-    identity: tuple[str, str, int, str], image: str, unread: Unread[pb.ContainerConfig], resources: Resources
+    identity: tuple[str, str, int, str],
+    image: str,
+    unread: PackedMessage[pb.ContainerConfig],
+    resources: Resources,
 ) -> ContainerFacts:
     """Return the facts of a container, most of which are read when they are looked at.
 

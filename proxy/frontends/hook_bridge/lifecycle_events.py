@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.hook_bridge.object_cache import RememberedContainer
     from proxy.frontends.hook_bridge.view import HookView
-    from proxy.hooks.hook import Asking
+    from proxy.hooks.hook import HookCaller
 
 _Entry = TypeVar("_Entry", pb.PodSandbox, pb.Container)
 
@@ -68,7 +68,7 @@ class LifecycleEvents(Observer):
     def __init__(
         self,
         executor: NodeExecutor,
-        asking: Asking,
+        asking: HookCaller,
         resumed: Callable[[], None] = lambda: None,
         lacks: Callable[[], None] = lambda: None,
         *,

@@ -22,7 +22,7 @@ RETRY: Final = Backoff(1.0, 15.0)
 """Seconds before the socket is tried again: its current user may be stopping."""
 
 
-class Serving:
+class HookServerRunner:
     """Our engine as a hook server: ``run``, or ``start``, and then ``stop``."""
 
     def __init__(self, path: Path, executor: NodeExecutor, start_update: StartUpdate, flow: CallFlow) -> None:

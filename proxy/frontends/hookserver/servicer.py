@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.calls.call_flow import CallFlow
-from proxy.calls.held_call import Trip
+from proxy.calls.held_call import CallContext
 from proxy.engine.container_events import CreateDelegated
 from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import CONTAINER
@@ -116,7 +116,7 @@ class Servicer:
 
     def _entrust(self, call: ContainerCall, answer: ContainerAnswer) -> None:
         """The create is the peer's from here on."""
-        if isinstance(call.state, Trip):
+        if isinstance(call.state, CallContext):
             sent = answer.container_resources
             self._executor.store.handle(
                 CreateDelegated(call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)

@@ -85,7 +85,7 @@ _NO_ANSWERS = _NoAnswers()
 
 
 class HookEngine:
-    """Calls hooks; implements ``proxy.hooks.hook.Asking``. All methods are called on the event loop."""
+    """Calls hooks; implements ``proxy.hooks.hook.HookCaller``. All methods are called on the event loop."""
 
     points: frozenset[str]
 

@@ -19,7 +19,7 @@ _END_S = 1.0
 """How long tasks that are cancelled when a hook is removed have to end."""
 
 
-class Looper:
+class LoopThread:
     """One loop in a thread."""
 
     __slots__ = ("_complain", "_gone", "_loop", "back", "ended", "gone", "ident", "lost")

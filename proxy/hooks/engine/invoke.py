@@ -18,7 +18,7 @@ from proxy.hooks.engine import errors
 from proxy.hooks.engine.checks import taken
 from proxy.hooks.engine.claims import AnswerFields, FieldClaims
 from proxy.hooks.engine.errors import HookFailure, pod_of, task
-from proxy.hooks.engine.event_loops import Looper
+from proxy.hooks.engine.event_loops import LoopThread
 from proxy.hooks.engine.runners import Runner, Runners
 from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.engine.thread_interrupt import InterruptTarget
@@ -159,7 +159,7 @@ class DispatchContext:
 class HookTask:
     """A coroutine of a hook on the hook's own loop; ``tasks`` holds the task once it has started."""
 
-    looper: Looper
+    looper: LoopThread
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     reached: bool = False
     ended: bool = False

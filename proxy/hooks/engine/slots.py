@@ -17,7 +17,7 @@ from typing import Protocol
 
 from proxy.hooks.engine.breaker import Breaker
 from proxy.hooks.engine.errors import HookFailure, duration
-from proxy.hooks.engine.event_loops import Looper
+from proxy.hooks.engine.event_loops import LoopThread
 from proxy.hooks.engine.stats import HookReport, HookStats
 from proxy.hooks.hook import Hook
 
@@ -43,7 +43,7 @@ class Waiter(Protocol):
         """Continue, with the place."""
 
 
-class Astray(Protocol):
+class OverdueCall(Protocol):
     """A thread or coroutine that has not returned after its deadline."""
 
     @property
@@ -69,8 +69,8 @@ class HookSlots:
         self._lock = threading.Lock()
         self._inside = 0
         self._queue: deque[Waiter] = deque()
-        self._astray: set[Astray] = set()
-        self._looper: Looper | None = None
+        self._astray: set[OverdueCall] = set()
+        self._looper: LoopThread | None = None
 
     @property
     def busy(self) -> bool:
@@ -133,7 +133,7 @@ class HookSlots:
         took: float | None,
         failure: HookFailure | None,
         now: float,
-        astray: Astray | None = None,
+        astray: OverdueCall | None = None,
     ) -> None:
         """Return the place back; the next waiting call continues.
 
@@ -195,16 +195,16 @@ class HookSlots:
         with self._lock:
             self.stats.vetoes += 1
 
-    def came_back(self, astray: Astray) -> None:
+    def came_back(self, astray: OverdueCall) -> None:
         """A thread or coroutine that was astray has returned."""
         with self._lock:
             self._astray.discard(astray)
 
-    def looper(self) -> Looper:
+    def looper(self) -> LoopThread:
         """Return the loop of the hook's coroutines; the first call creates it."""
         with self._lock:
             if self._looper is None or self._looper.lost or self._looper.ended:
-                self._looper = Looper(self.hook.name, self._complain, self._looper_gone)
+                self._looper = LoopThread(self.hook.name, self._complain, self._looper_gone)
             return self._looper
 
     def _looper_gone(self) -> None:

@@ -24,7 +24,7 @@ class DeadlyError(HookError):
     """The daemon has not survived a file."""
 
 
-class Trials:
+class CrashMarks:
     """Marks in a directory; what it cannot write it goes without. Its methods block."""
 
     def __init__(self, directory: Path | None) -> None:

@@ -79,7 +79,7 @@ def load(name: str, path: Path, data: bytes, config: HooksConfig, deadline: floa
     Raises:
         HookError: It does not run, takes too long, or is no hook.
     """
-    attempt = Attempt(name, path, data, config)
+    attempt = LoadAttempt(name, path, data, config)
     attempt.start()
     try:
         return attempt.future.result(deadline)
@@ -102,7 +102,7 @@ def load_file(path: Path, config: HooksConfig | None = None, *, trusted: bool = 
     return load(path.name.removesuffix(".py"), path, data, config or HooksConfig())
 
 
-class Attempt:
+class LoadAttempt:
     """A file being run in its thread. ``future`` has the result: a ``Loaded``, or a HookError."""
 
     def __init__(self, name: str, path: Path, data: bytes, config: HooksConfig) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from proxy.config.hooks import HooksConfig
 from proxy.executor.worker import Worker
 from proxy.hooks.hook import Hook
-from proxy.hooks.loader.crash_guard import Trials
+from proxy.hooks.loader.crash_guard import CrashMarks
 from proxy.hooks.loader.directories import Candidate
-from proxy.hooks.loader.loading import LOAD_S, Attempt, Loaded
+from proxy.hooks.loader.loading import LOAD_S, LoadAttempt, Loaded
 from proxy.hooks.loader.safe_read import read
 from proxy.hooks.loader.trust import UntrustedError
 from proxy.model.errors import HookError
@@ -34,14 +34,14 @@ class Version:
     content: tuple[object, ...]
 
 
-class Maker:
+class VersionBuilder:
     """Makes versions; what blocks is done by the worker, and what a hook does by a thread for each.
 
     Attributes:
         config: What is configured for hooks.
     """
 
-    def __init__(self, config: HooksConfig, worker: Worker, complain: Report, trials: Trials) -> None:
+    def __init__(self, config: HooksConfig, worker: Worker, complain: Report, trials: CrashMarks) -> None:
         self.config = config
         self._trials = trials
         self._worker = worker
@@ -101,7 +101,7 @@ class Maker:
             return None
 
     async def _load(self, name: str, path: Path, data: bytes) -> Loaded:
-        attempt = Attempt(name, path, data, self.config)
+        attempt = LoadAttempt(name, path, data, self.config)
         attempt.start()
         try:
             async with asyncio.timeout(LOAD_S):

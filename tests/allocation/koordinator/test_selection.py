@@ -10,7 +10,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, Near, Phase, Pod, Pool, Request
+from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -112,7 +112,7 @@ def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
 
 def test_numa_nodes_that_were_decided_on_come_first() -> None:
     node = changed_copy(NODE, policy=TopologyPolicy.RESTRICTED, bind=NodeBindPolicy.SPREAD_BY_PCPUS)
-    gpu = Near("g0", "gpu", Mask((1,)))
+    gpu = LocatedDevice("g0", "gpu", Mask((1,)))
     plan = on(NodeState.empty(node), pod("a"), 4, devices=(gpu,))
     assert plan.container is not None
     assert str(plan.container.placement.exclusive) == "4-7"

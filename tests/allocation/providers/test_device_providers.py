@@ -18,17 +18,19 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope
 from proxy.model.requests import ContainerResources, PodRequests
-from proxy.model.workload import Near, Pod, Request
+from proxy.model.workload import LocatedDevice, Pod, Request
 from tests.testkit.changed_copy import changed_copy
 
-GPU0, GPU1 = (Near(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
-NIC1 = Near("mlx5_1", "vendor/nic", Mask([1]), "sysfs")
-NOWHERE = Near("/dev/fuse")
+GPU0, GPU1 = (LocatedDevice(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
+NIC1 = LocatedDevice("mlx5_1", "vendor/nic", Mask([1]), "sysfs")
+NOWHERE = LocatedDevice("/dev/fuse")
 NODES = Mask([0, 1])
 GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for i, n in (("a", 0), ("b", 1), ("c", 1))}}
 
 
-def request(*near: Near, gpus: int = 0, scope: Scope = Scope.CONTAINER, name: str = "c") -> ProviderRequest:
+def request(
+    *near: LocatedDevice, gpus: int = 0, scope: Scope = Scope.CONTAINER, name: str = "c"
+) -> ProviderRequest:
     asks = PodRequests(
         "u",
         (
@@ -54,15 +56,15 @@ NEAR2 = changed_copy(GPU0, least=1), changed_copy(GPU1, least=1)
         ((NEAR2[0],), {"vendor/gpu": (Mask([0]), True)}),
         ((GPU0, NIC1), {"vendor/gpu": (Mask([0]), True), "vendor/nic": (Mask([1]), True)}),
         (
-            (Near("/dev/a", nodes=Mask([1])), Near("/dev/b", nodes=Mask([0]))),
+            (LocatedDevice("/dev/a", nodes=Mask([1])), LocatedDevice("/dev/b", nodes=Mask([0]))),
             {"devices": (Mask([0, 1]), True)},
         ),
-        ((Near("/dev/a", nodes=Mask([1, 7])),), {"devices": (Mask([1]), True)}),
-        ((Near("/dev/a", nodes=Mask([7])),), {}),
+        ((LocatedDevice("/dev/a", nodes=Mask([1, 7])),), {"devices": (Mask([1]), True)}),
+        ((LocatedDevice("/dev/a", nodes=Mask([7])),), {}),
     ],
 )
 def test_devices_assigned_by_kubelet_determine_their_nodes(
-    near: tuple[Near, ...], hints: dict[str, tuple[Mask, bool]]
+    near: tuple[LocatedDevice, ...], hints: dict[str, tuple[Mask, bool]]
 ) -> None:
     assert assigned_hints(near, Mask([0, 1])) == {r: (TopologyHint(*h),) for r, h in hints.items()}
 

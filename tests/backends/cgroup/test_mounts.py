@@ -8,8 +8,8 @@ import pytest
 
 from proxy.backends.cgroup.hierarchies import elsewhere, mounted, read_mounts, root_of
 from proxy.backends.cgroup.mounts import (
-    Below,
     HierarchyMount,
+    MountedPath,
     below,
     group_line,
     mounted_v1,
@@ -87,21 +87,21 @@ def test_any_controller_can_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("path", "root", "place"),
     [
-        ("/kubepods/podx/ID", "/", Below("kubepods/podx/ID")),
-        ("/docker/ab12/kubelet/podx/ID", "/docker/ab12", Below("kubelet/podx/ID")),
+        ("/kubepods/podx/ID", "/", MountedPath("kubepods/podx/ID")),
+        ("/docker/ab12/kubelet/podx/ID", "/docker/ab12", MountedPath("kubelet/podx/ID")),
         ("/docker/cd34/x", "/docker/ab12", None),
         ("/docker/ab123/x", "/docker/ab12", None),
-        ("/docker/ab12", "/docker/ab12", Below("")),
+        ("/docker/ab12", "/docker/ab12", MountedPath("")),
         # The reader is in a cgroup namespace four levels deep, and the machine's root is mounted.
-        ("/../../../../kubepods/podx/ID", "/../../../..", Below("kubepods/podx/ID")),
-        ("/../../podx/ID", "/../../../..", Below("podx/ID", 2)),
-        ("/below/ID", "/..", Below("below/ID", 1)),
+        ("/../../../../kubepods/podx/ID", "/../../../..", MountedPath("kubepods/podx/ID")),
+        ("/../../podx/ID", "/../../../..", MountedPath("podx/ID", 2)),
+        ("/below/ID", "/..", MountedPath("below/ID", 1)),
         # What is seen is less than where the process is.
         ("/../other/ID", "/", None),
         ("/../a/ID", "/../b", None),
     ],
 )
-def test_what_is_left_of_a_path_below_a_mount(path: str, root: str, place: Below | None) -> None:
+def test_what_is_left_of_a_path_below_a_mount(path: str, root: str, place: MountedPath | None) -> None:
     assert below(path, root) == place
 
 

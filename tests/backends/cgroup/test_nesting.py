@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.backends.cgroup.nesting import Lists, follow, narrow
+from proxy.backends.cgroup.nesting import NestedLists, follow, narrow
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, IdSet
 
@@ -38,8 +38,8 @@ class Groups:
         return [p for p in self.sets if p.rpartition("/")[0] == path]
 
     @property
-    def lists(self) -> Lists:
-        return Lists(self.held, self.put, self.children, 1)
+    def lists(self) -> NestedLists:
+        return NestedLists(self.held, self.put, self.children, 1)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM, errno.ENOSPC])
@@ -61,7 +61,7 @@ def test_a_group_that_has_gone_is_in_nobodys_way() -> None:
             raise CgroupError("cannot read: gone", errno.ENOENT)
         return groups.held(path)
 
-    narrow(Lists(held, groups.put, groups.children, 1), "c", FEW, BUSY)
+    narrow(NestedLists(held, groups.put, groups.children, 1), "c", FEW, BUSY)
     assert groups.sets["c"] == groups.sets["c/b"] == FEW
 
 
@@ -109,7 +109,7 @@ def test_a_group_that_cannot_be_narrowed_completely_is_restored(refuses: str, va
         groups.put(path, new)
 
     with pytest.raises(CgroupError, match=f"cannot set {refuses}$"):
-        narrow(Lists(groups.held, put, groups.children, 1), "c", want, BUSY)
+        narrow(NestedLists(groups.held, put, groups.children, 1), "c", want, BUSY)
     assert "c/a" in groups.writes
     assert groups.sets == before
 
@@ -123,5 +123,5 @@ def test_a_foreign_write_in_between_is_kept() -> None:
         groups.put(path, new)
 
     with pytest.raises(CgroupError):
-        narrow(Lists(groups.held, put, groups.children, 1), "c", FEW, BUSY)
+        narrow(NestedLists(groups.held, put, groups.children, 1), "c", FEW, BUSY)
     assert str(groups.sets["c/a"]) == "0,2"

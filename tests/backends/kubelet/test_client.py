@@ -21,7 +21,7 @@ from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.executor.ports import Kubelet
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerResources
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 from tests.testkit.captured_log import reasons
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -271,7 +271,7 @@ def test_devices(asking: Asking, serve: Any, tmp_path: Path) -> None:
     path = tmp_path / "kubelet.sock"
     server = serve(path, LISTER, Get=lambda *_: got, GetAllocatableResources=lambda *_: every)
     client = asking(pod_resources=f"unix://{path}")
-    near = Near("g0", "v.com/gpu", Mask([0]), "kubelet's pod-resources API")
+    near = LocatedDevice("g0", "v.com/gpu", Mask([0]), "kubelet's pod-resources API")
     assert client.devices("shop", "web", "main") == (near,)
     assert client.devices("shop", "web", "init") is None
     assert client.allocatable() == {"v.com/gpu": {"g0": Mask([0])}}

@@ -14,7 +14,7 @@ from proxy.backends.kubelet.channel import UnixChannel
 from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.pod_resources import SOURCE, PodResources
 from proxy.model.idset import Mask
-from proxy.model.workload import Near
+from proxy.model.workload import LocatedDevice
 
 LISTER = "v1.PodResourcesLister"
 
@@ -120,14 +120,14 @@ def test_devices_of_a_container(kubelet: Kubelet, resources: PodResources) -> No
     )
     kubelet.pods = [pod("web", gpu("other"), namespace="else"), pod("web", gpu("side"), main)]
     assert resources.of_container("shop", "web", "main") == (
-        Near("GPU-0", "nvidia.com/gpu", Mask([1]), SOURCE),
-        Near("GPU-1", "nvidia.com/gpu", Mask([1, 2]), SOURCE),
-        Near("GPU-2", "nvidia.com/gpu", Mask([0]), SOURCE),
-        Near("GPU-0", "x/nic"),
-        Near("f", "x/fuse"),
-        Near("n", "x/none"),
-        Near("v.com/gpu=a"),
-        Near("v.com/gpu=b"),
+        LocatedDevice("GPU-0", "nvidia.com/gpu", Mask([1]), SOURCE),
+        LocatedDevice("GPU-1", "nvidia.com/gpu", Mask([1, 2]), SOURCE),
+        LocatedDevice("GPU-2", "nvidia.com/gpu", Mask([0]), SOURCE),
+        LocatedDevice("GPU-0", "x/nic"),
+        LocatedDevice("f", "x/fuse"),
+        LocatedDevice("n", "x/none"),
+        LocatedDevice("v.com/gpu=a"),
+        LocatedDevice("v.com/gpu=b"),
     )
     assert kubelet.calls == ["Get"]
 
@@ -162,12 +162,12 @@ def test_without_get_the_list_is_asked_and_get_again_after_a_minute(
     kubelet.refuse["Get"] = refusal
     kubelet.pods = [pod("web", gpu("main"), namespace="else"), pod("web", gpu("main", group("r", "d")))]
     for _ in range(2):
-        assert resources.of_container("shop", "web", "main") == (Near("d", "r"),)
+        assert resources.of_container("shop", "web", "main") == (LocatedDevice("d", "r"),)
     assert resources.of_container("shop", "db", "main") is None
     assert kubelet.calls == ["Get", "List", "List", "List"]
     kubelet.refuse.clear()
     clock.now += 60
-    assert resources.of_container("shop", "web", "main") == (Near("d", "r"),)
+    assert resources.of_container("shop", "web", "main") == (LocatedDevice("d", "r"),)
     assert kubelet.calls[4:] == ["Get"]
 
 

@@ -13,7 +13,7 @@ import sys
 
 from proxy import memory_trim
 from proxy.frontends.cri import acceptor
-from proxy.frontends.cri.acceptor import Front
+from proxy.frontends.cri.acceptor import Acceptor
 from proxy.frontends.cri.interceptors import METHODS
 from proxy.telemetry.text import plain, rendered
 
@@ -45,7 +45,7 @@ def report(message, /, **keys):
 
 async def main(listen, runtime, options):
     memory_trim.keep_large_blocks()
-    front = Front(
+    front = Acceptor(
         runtime, Decider(), METHODS, report=lambda message, **keys: say(rendered(message, plain(keys)))
     )
     if "room" in options and hasattr(front, "room"):

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from proxy.frontends.cri.acceptor import Front
+from proxy.frontends.cri.acceptor import Acceptor
 from proxy.frontends.cri.link import Link
 from tests.testkit.captured_log import report
 
@@ -123,7 +123,7 @@ class Bed:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
         self.listener.listen(64)
-        self.front = Front(self.upstream, self.decider, methods, report=report(self.lines))
+        self.front = Acceptor(self.upstream, self.decider, methods, report=report(self.lines))
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()

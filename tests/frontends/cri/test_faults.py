@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from proxy.frontends.cri.link import Ground, Link
-from proxy.relay.body_budget import Room
+from proxy.frontends.cri.link import Link, RelayContext
+from proxy.relay.body_budget import BodyBudget
 from tests.frontends.cri.attacks import CREATE, PREFACE, SETTINGS, VERSION, call, frame, open_stream
 from tests.testkit.captured_log import report
 
@@ -38,8 +38,8 @@ class Scene:
 
     def __init__(self):
         self.decider, self.lines, self.faults, self.gone = Decider(), [], [], []
-        self.room = Room()
-        ground = Ground(
+        self.room = BodyBudget()
+        ground = RelayContext(
             self.decider,
             {CREATE.decode()}.__contains__,
             self.gone.append,

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from pathlib import Path
 
-from proxy.frontends.cri.acceptor import Front
+from proxy.frontends.cri.acceptor import Acceptor
 
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
@@ -29,7 +29,7 @@ def test_the_first_words_of_a_runtime_reach_the_client(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "front"))
         listener.listen()
         listener.setblocking(False)
-        front = Front(str(tmp_path / "runtime"), Silent(), ())
+        front = Acceptor(str(tmp_path / "runtime"), Silent(), ())
         await front.start(listener)
         for _ in range(100):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "front")

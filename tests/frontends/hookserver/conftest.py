@@ -20,7 +20,7 @@ from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
-from proxy.frontends.hookserver.service import Serving
+from proxy.frontends.hookserver.service import HookServerRunner
 from proxy.telemetry import metrics
 from proxy.topology.build import described
 
@@ -189,7 +189,7 @@ class Node:
         self.runtime = StandInRuntime(directory / "runtime.sock", self.cgroups)
         self.socket = directory / "hooks.sock"
         self.daemon: Daemon
-        self.serving: Serving
+        self.serving: HookServerRunner
         self.peer: Peer
 
     def configured(self, text: str) -> Any:
@@ -215,7 +215,9 @@ hooks:
         assert sync is not None
         assert start_update is not None
         # The daemon itself serves nothing here: what is tried is what it would start.
-        self.serving = Serving(self.socket, executor, start_update, CallFlow(executor, sync, start_update))
+        self.serving = HookServerRunner(
+            self.socket, executor, start_update, CallFlow(executor, sync, start_update)
+        )
         await self.serving.run()
         self.peer = Peer(self.directory / "runtime.sock", self.socket)
 

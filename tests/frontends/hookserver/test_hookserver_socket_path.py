@@ -20,7 +20,7 @@ import pytest
 from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import STAGES, registration
 from proxy.frontends.hookserver.server import rpc_methods
-from proxy.frontends.hookserver.service import Serving
+from proxy.frontends.hookserver.service import HookServerRunner
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CannotCreateError, ConfigError
 from proxy.sockets.socket_path import SocketPath
@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_server_that_cannot_start(
 
     async def day(node: Any) -> None:
         other = node.directory / "other.sock"
-        again = Serving(other, node.executor, node.daemon._start_update, node.serving.servicer._flow)
+        again = HookServerRunner(other, node.executor, node.daemon._start_update, node.serving.servicer._flow)
         with monkeypatch.context() as patched:
             patched.setattr("grpc._server._Server.start", fails)
             with pytest.raises(RuntimeError, match="no more threads"):
@@ -158,7 +158,7 @@ def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch)
     tries: list[float] = []
     said: list[str] = []
 
-    class Late(Serving):
+    class Late(HookServerRunner):
         async def start(self) -> None:
             tries.append(time.monotonic())
             if len(tries) < 4:

@@ -15,7 +15,7 @@ from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine import dispatch, invoke
 from proxy.hooks.engine.dispatch import CallHolder, Dispatch
 from proxy.hooks.engine.errors import HookFailure
-from proxy.hooks.engine.event_loops import Looper
+from proxy.hooks.engine.event_loops import LoopThread
 from proxy.hooks.engine.invoke import DispatchContext, HookTask
 from proxy.hooks.engine.runners import JobResult, Runner
 from proxy.hooks.engine.slots import MOST_ASTRAY, PLACES, HookSlots
@@ -451,7 +451,7 @@ def test_coroutines_that_are_cancelled_before_their_first_step_are_back(scene: A
 
 def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
     gone = threading.Event()
-    looper = Looper("x", print, gone.set)
+    looper = LoopThread("x", print, gone.set)
     looper.close()
     assert gone.wait(30)
     seat = HookSlots(hook("10-a", asleep), print)
@@ -460,7 +460,7 @@ def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
 
 
 def test_a_cancelled_coroutine_is_cancelled_only_once() -> None:
-    looper = Looper("x", print, lambda: None)
+    looper = LoopThread("x", print, lambda: None)
     invoke._check_cancelled(DispatchContext(time.monotonic, print), HookTask(looper, reached=True))
     assert not looper.lost
     looper.close()
@@ -492,7 +492,7 @@ def test_a_fault_of_ours_about_a_late_hook_ends_the_call(scene: Any, monkeypatch
 
 def test_a_loop_that_is_given_up_ends_when_it_can() -> None:
     gone = threading.Event()
-    looper = Looper("x", print, gone.set)
+    looper = LoopThread("x", print, gone.set)
     looper.abandon()
     assert gone.wait(30)
 

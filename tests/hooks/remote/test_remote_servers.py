@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.config.enums import FailurePolicy
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks.hook import Hook, HookFailurePolicy
 from proxy.hooks.remote.servers import server_of
@@ -96,18 +96,18 @@ def test_keys_are_read_as_go_reads_them() -> None:
 
 
 def test_settings_go_before_the_file() -> None:
-    settings = Fixed({"koordlet": HookSettings(timeout=2.0, policy=FailurePolicy.FAIL)})
+    settings = FrozenMapping({"koordlet": HookSettings(timeout=2.0, policy=FailurePolicy.FAIL)})
     hook = made(KOORDLET, HooksConfig(settings=settings))
     assert (hook.timeout, hook.policy) == (2.0, HookFailurePolicy.FAIL)
-    settings = Fixed({"koordlet": HookSettings(policy=FailurePolicy.IGNORE)})
+    settings = FrozenMapping({"koordlet": HookSettings(policy=FailurePolicy.IGNORE)})
     hook = made(changed(failure_policy="Fail"), HooksConfig(timeout=0.1, settings=settings))
     assert (hook.timeout, hook.policy) == (0.1, HookFailurePolicy.IGNORE)
     hook = made(
         changed(failure_policy="Fail"),
-        HooksConfig(settings=Fixed({"koordlet": HookSettings(timeout=3.0)})),
+        HooksConfig(settings=FrozenMapping({"koordlet": HookSettings(timeout=3.0)})),
     )
     assert (hook.timeout, hook.policy) == (3.0, HookFailurePolicy.FAIL)
-    other = Fixed({"other": HookSettings(timeout=9.0, policy=FailurePolicy.FAIL)})
+    other = FrozenMapping({"other": HookSettings(timeout=9.0, policy=FailurePolicy.FAIL)})
     hook = made(KOORDLET, HooksConfig(settings=other))
     assert (hook.timeout, hook.policy) == (0.5, HookFailurePolicy.IGNORE)
 

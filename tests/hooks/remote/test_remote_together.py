@@ -13,7 +13,7 @@ import pytest
 
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.config.enums import FailurePolicy
-from proxy.config.frozen_mapping import Fixed
+from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine.engine import HookEngine
@@ -182,7 +182,7 @@ class ServerDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.complaints: list[str] = []
-        settings = Fixed({"b": HookSettings(timeout=3.0, policy=FailurePolicy.FAIL)})
+        settings = FrozenMapping({"b": HookSettings(timeout=3.0, policy=FailurePolicy.FAIL)})
         config = HooksConfig(
             directory=path / "no",
             vendor_directory=path / "no",
