@@ -17,29 +17,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
+from typing import Any, Final
 
 from proxy.backends.device_plugins.messages import MESSAGE_LIMIT
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
-
-if TYPE_CHECKING:
-    import grpc
+from proxy.wire.grpc_channel import ONE_THREAD, GrpcChannel, details_of
 
 SERVICE: Final = "/v1beta1.DevicePlugin"
 READ_GAP_S: Final = 0.005
 """Seconds between two messages that are read from a plug-in."""
 MARGIN_S: Final = 1.0
 """Seconds after its deadline in which gRPC reports the end of a call; after that it is given up here."""
-_OPTIONS = (
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("SingleThreadedUnaryStream", 1),  # the caller's thread reads; where grpc does not know it, one more does
-)
 
 
 class PluginCallError(Exception):
@@ -61,8 +49,7 @@ class PluginChannel:
         """Store the socket; nothing is dialled before the first call."""
         self._path = path
         self._loop = asyncio.get_running_loop()
-        self._opened: grpc.Channel | None = None
-        self._closed = False
+        self._channel = GrpcChannel(path, MESSAGE_LIMIT, ONE_THREAD)
 
     async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a call.
@@ -77,7 +64,7 @@ class PluginChannel:
         """
         answer: asyncio.Future[bytes] = self._loop.create_future()
         try:
-            begin: Any = self._channel().unary_unary(f"{SERVICE}/{method}")
+            begin: Any = self._channel.open().unary_unary(f"{SERVICE}/{method}")
             call = begin.future(request, timeout=timeout_s)
         except ValueError:  # how grpc says that the channel is closed
             raise PluginCallError("the connection is closed", answered=False) from None
@@ -102,17 +89,14 @@ class PluginChannel:
 
     def close(self) -> None:
         """End all calls and the stream; calls after that fail."""
-        self._closed = True
-        channel, self._opened = self._opened, None
-        if channel is not None:
-            channel.close()
+        self._channel.close()
 
     def _watch(self, arrived: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
         import grpc
 
         words = "it has ended the list of its devices"
         try:
-            listen: Any = self._channel().unary_stream(f"{SERVICE}/ListAndWatch")
+            listen: Any = self._channel.open().unary_stream(f"{SERVICE}/ListAndWatch")
             for message in listen(b""):
                 arrived(message)
                 time.sleep(READ_GAP_S)
@@ -121,15 +105,6 @@ class PluginChannel:
         except ValueError:
             words = "the connection is closed"
         self._soon(ended, words)
-
-    def _channel(self) -> grpc.Channel:
-        import grpc
-
-        if self._closed:
-            raise ValueError
-        if self._opened is None:
-            self._opened = grpc.insecure_channel(f"unix:{quote(str(self._path))}", options=_OPTIONS)
-        return self._opened
 
     def _soon(self, job: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -150,5 +125,4 @@ def _settle(answer: asyncio.Future[bytes], call: Any, timeout_s: float) -> None:
 
 
 def _words(error: Any) -> str:
-    details = " ".join((error.details() or "no reason given").split())
-    return f"{details} ({error.code().name})"
+    return f"{details_of(error)} ({error.code().name})"

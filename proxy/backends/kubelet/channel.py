@@ -6,28 +6,16 @@ cannot decode to a log of its own.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 from proxy.backends.kubelet.errors import KubeletError
+from proxy.wire.grpc_channel import GrpcChannel, details_of
 
 if TYPE_CHECKING:
-    import grpc
     from google.protobuf.message import Message
 
 LARGEST = 64 << 20
 """Bytes of an answer."""
-
-_OPTIONS = (
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", LARGEST),
-    # A kubelet that comes back is seen within a second; the default waits up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 Answer = TypeVar("Answer", bound="Message")
 
@@ -44,9 +32,7 @@ class UnixChannel:
         """
         self.path = path.removeprefix("unix://")
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._opened: grpc.Channel | None = None
-        self._closed = False
+        self._channel = GrpcChannel(self.path, LARGEST)
 
     def call(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
         """Make a call.
@@ -64,12 +50,12 @@ class UnixChannel:
         from google.protobuf.message import DecodeError
 
         try:
-            send: Any = self._channel().unary_unary(method)
+            send: Any = self._channel.open(self._timeout_s).unary_unary(method)
             content: bytes = send(request.SerializeToString(), timeout=self._timeout_s)
         except grpc.RpcError as error:
             failed: Any = error
             number, name = failed.code().value[0], failed.code().name
-            details = " ".join((failed.details() or "no reason given").split())
+            details = details_of(failed)
             raise KubeletError(self._failed(what, f"{details} ({name})"), number, details) from None
         except ValueError:  # how grpc says that the channel was closed meanwhile
             raise KubeletError(self._failed(what, "the channel is closed")) from None
@@ -80,24 +66,7 @@ class UnixChannel:
 
     def close(self) -> None:
         """Close the channel; calls after that fail."""
-        with self._lock:
-            self._closed = True
-            channel, self._opened = self._opened, None
-        if channel is not None:
-            channel.close()
-
-    def _channel(self) -> grpc.Channel:
-        import grpc
-
-        with self._lock:
-            if self._closed:
-                raise ValueError
-            if self._opened is None:
-                # What is named after the pause between attempts is also how long one may take.
-                patience = ("grpc.min_reconnect_backoff_ms", max(100, int(self._timeout_s * 1000)))
-                options = (*_OPTIONS, patience)
-                self._opened = grpc.insecure_channel(f"unix:{quote(self.path)}", options=options)
-            return self._opened
+        self._channel.close()
 
     def _failed(self, what: str, cause: str) -> str:
         return f"cannot {what} at {self.path}: {cause}"

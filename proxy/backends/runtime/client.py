@@ -7,10 +7,8 @@ so it is imported with the first call. A runtime that does not know ``runtime.v1
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 from google.protobuf.message import DecodeError
 
@@ -21,24 +19,13 @@ from proxy.executor.runtime_ports import Limits, Listed, RuntimeContainer, Runti
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.idset import CpuSet, Mask
+from proxy.wire.grpc_channel import GrpcChannel, details_of
 from proxy.wire.lenient_text import text
 
 if TYPE_CHECKING:
-    import grpc
     from google.protobuf.message import Message
 
 _SERVICES = ("runtime.v1", "runtime.v1alpha2")
-_OPTIONS = (
-    ("grpc.default_authority", "localhost"),  # as kubelet's; some runtimes check it
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", -1),  # a list of thousands of containers passes the default of 4 MiB
-    ("grpc.max_send_message_length", -1),
-    # A runtime that comes back is seen within a second; the default waits up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.use_local_subchannel_pool", 1),
-)
-
 Answer = TypeVar("Answer", bound="Message")
 
 
@@ -62,9 +49,8 @@ class GrpcRuntime:
         self._path = path.removeprefix("unix://")
         self.timeout: Callable[[], float] = lambda: timeout_s
         self._service = _SERVICES[0]
-        self._lock = threading.Lock()
-        self._opened: grpc.Channel | None = None
-        self._closed = False
+        # A list of thousands of containers passes the default limit of 4 MiB.
+        self._channel = GrpcChannel(self._path, -1, ("grpc.max_send_message_length", -1))
         self.unread: Callable[[str], None] = lambda what: None
 
     def version(self) -> str:
@@ -152,26 +138,7 @@ class GrpcRuntime:
 
     def close(self) -> None:
         """Close the channel; calls after that fail as unavailable."""
-        with self._lock:
-            self._closed = True
-            channel, self._opened = self._opened, None
-        if channel is not None:
-            channel.close()
-
-    def _channel(self) -> grpc.Channel:
-        import grpc
-
-        with self._lock:
-            if self._closed:
-                raise UnavailableError(
-                    f"cannot call the container runtime at {self._path}: the channel is closed"
-                )
-            if self._opened is None:
-                # What is named after the pause between attempts is also how long one may take.
-                patience = ("grpc.min_reconnect_backoff_ms", max(100, int(self.timeout() * 1000)))
-                options = (*_OPTIONS, patience)
-                self._opened = grpc.insecure_channel(f"unix:{quote(self._path)}", options=options)
-            return self._opened
+        self._channel.close()
 
     def _ask(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
         """Make a call whose answer counts as a whole."""
@@ -187,22 +154,21 @@ class GrpcRuntime:
         """Make a call; gives the answer undecoded."""
         import grpc
 
-        channel = self._channel()
         first = self._service
         for service in (first, *(s for s in _SERVICES if s != first)):
-            call: Any = channel.unary_unary(
-                f"/{service}.RuntimeService/{method}",
-                request_serializer=type(request).SerializeToString,
-                response_deserializer=None,
-            )
             try:
+                call: Any = self._channel.open(self.timeout()).unary_unary(
+                    f"/{service}.RuntimeService/{method}",
+                    request_serializer=type(request).SerializeToString,
+                    response_deserializer=None,
+                )
                 result: bytes = call(request, timeout=self.timeout())
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     refusal = error
                     continue
                 raise self._error(what, error) from None
-            except ValueError:  # how grpc says that the channel was closed meanwhile
+            except ValueError:  # the channel is closed
                 raise UnavailableError(f"cannot {what} at {self._path}: the channel is closed") from None
             self._service = service
             return result
@@ -210,6 +176,5 @@ class GrpcRuntime:
 
     def _error(self, what: str, error: Any) -> UnavailableError | RuntimeCallError:
         number, name = error.code().value[0], error.code().name
-        details = " ".join((error.details() or "no reason given").split())  # runc's words come with line ends
-        words = f"cannot {what} at {self._path}: {details} ({name})"
+        words = f"cannot {what} at {self._path}: {details_of(error)} ({name})"
         return UnavailableError(words) if number in NO_ANSWER else RuntimeCallError(words, number)

@@ -16,10 +16,8 @@ caller that compares from there on misses nothing. A runtime without this servic
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from google.protobuf.message import DecodeError
 
@@ -27,6 +25,7 @@ from proxy.api.containerd import containerd_events_pb2 as pb
 from proxy.executor.runtime_ports import RuntimeEvent
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER
+from proxy.wire.grpc_channel import ONE_THREAD, GrpcChannel, details_of
 
 if TYPE_CHECKING:
     import grpc
@@ -40,15 +39,6 @@ MESSAGE_LIMIT = 64 << 10
 _EXIT, _START, _DELETE = "/tasks/exit", "/tasks/start", "/containers/delete"
 _SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
 _VERSION = "/containerd.services.version.v1.Version/Version"
-_OPTIONS = (
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("SingleThreadedUnaryStream", 1),  # the caller's thread reads; where grpc does not know it, one more does
-)
 
 
 class ContainerdEvents:
@@ -68,17 +58,15 @@ class ContainerdEvents:
         """
         self._path = path.removeprefix("unix://")
         self.timeout: Callable[[], float] = lambda: timeout_s
-        self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
-        self._closed = False
+        self._channel = GrpcChannel(self._path, MESSAGE_LIMIT, ONE_THREAD)
         self.unread: Callable[[str], None] = lambda what: None
 
     def listen(self) -> Iterator[RuntimeEvent]:
         """Subscribe; see ``proxy.executor.runtime_ports.Events``."""
         import grpc
 
-        channel = self._open()
         try:
+            channel = self._channel.open()
             self._ask(channel)
             subscribe: Any = channel.unary_stream(
                 _SUBSCRIBE,
@@ -91,8 +79,10 @@ class ContainerdEvents:
             self._ask(channel)
         except grpc.RpcError as error:
             raise self._error(error) from None
-        except ValueError:  # how grpc says that the channel was closed meanwhile
-            raise self._gone() from None
+        except ValueError:
+            raise UnavailableError(
+                f"cannot listen to events of {self._path}: the channel is closed"
+            ) from None
         return self._events(stream)
 
     def _ask(self, channel: grpc.Channel) -> None:
@@ -116,32 +106,14 @@ class ContainerdEvents:
         finally:
             stream.cancel()
 
-    def _open(self) -> grpc.Channel:
-        import grpc
-
-        with self._lock:
-            if self._closed:
-                raise self._gone()
-            if self._channel is None:
-                self._channel = grpc.insecure_channel(f"unix:{quote(self._path)}", options=_OPTIONS)
-            return self._channel
-
-    def _gone(self) -> UnavailableError:
-        return UnavailableError(f"cannot listen to events of {self._path}: the channel is closed")
-
     def _error(self, error: Any) -> UnavailableError | RuntimeCallError:
         number, name = error.code().value[0], error.code().name
-        details = " ".join((error.details() or "no reason given").split())
-        words = f"cannot listen to events of {self._path}: {details} ({name})"
+        words = f"cannot listen to events of {self._path}: {details_of(error)} ({name})"
         return UnavailableError(words) if number in NO_ANSWER else RuntimeCallError(words, number)
 
     def close(self) -> None:
         """End the stream, from any thread."""
-        with self._lock:
-            self._closed = True
-            channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+        self._channel.close()
 
 
 def _decoded(message: bytes) -> RuntimeEvent | None:

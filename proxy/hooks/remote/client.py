@@ -10,18 +10,16 @@ that, so that the call ends first, with a reason.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import grpc
 
 from proxy.hooks.remote.peer import Peer
 from proxy.model.errors import HookError
+from proxy.wire.grpc_channel import GrpcChannel, details_of
 
 LARGEST: Final = 16 << 20
 """The largest message in bytes, the same as kubelet's; Koordinator's proxy keeps gRPC's default of 4 MiB."""
@@ -29,17 +27,10 @@ SERVICE: Final = "/runtime.v1alpha1.RuntimeHookService/"
 """Path of the methods."""
 
 _LONGEST_WORDS = 300
-
 _OPTIONS = (
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", LARGEST),
     ("grpc.max_send_message_length", LARGEST),
-    # A server that comes back is seen within a second; the default waits up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.min_reconnect_backoff_ms", 500),  # also how long one attempt to connect may take
-    ("grpc.use_local_subchannel_pool", 1),
 )
 
 
@@ -57,8 +48,7 @@ class Client:
         self.path = path
         self._peer = Peer(path, users)
         self._timeout = timeout
-        self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
+        self._channel = GrpcChannel(path, LARGEST, *_OPTIONS)
         self._calls: set[object] = set()
         self._closed = False
 
@@ -81,7 +71,7 @@ class Client:
             answer: bytes = send(request, timeout=max(until - time.monotonic(), 0.001))
         except grpc.RpcError as error:
             raise HookError(f"cannot ask {method} at {self.path}: {self._cause(error)}") from None
-        except ValueError:  # how grpc says that the channel is closed
+        except ValueError:
             raise HookError(f"cannot ask {method} at {self.path}: the hook has been shut down") from None
         finally:
             self._calls.discard(mark)
@@ -92,9 +82,8 @@ class Client:
     def close(self) -> None:
         """Take no more calls; those that wait are let end, and the last one closes the channel."""
         self._closed = True
-        channel = self._channel
-        if channel is not None and not self._calls:
-            channel.close()  # may be done twice
+        if not self._calls:
+            self._channel.close()  # may be done twice
 
     def _check(self, method: str) -> None:
         """Refuse to ask a process that is not trusted."""
@@ -107,18 +96,14 @@ class Client:
             raise HookError(f"cannot ask {method} at {self.path}: {lack}")
 
     def _open(self) -> grpc.Channel:
-        with self._lock:
-            if self._closed:
-                raise ValueError
-            if self._channel is None:
-                address = f"unix:{quote(os.fsencode(self.path))}"
-                self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-            return self._channel
+        if self._closed:
+            raise ValueError
+        return self._channel.open()
 
     def _cause(self, error: Any) -> str:
         """Say in one line what grpc means; its own words for a missing socket are three lines."""
         name = error.code().name
-        details = " ".join((error.details() or "no reason given").split())
+        details = details_of(error)
         if name == "UNAVAILABLE":
             return f"no process answers there ({details.rpartition(': ')[2][:_LONGEST_WORDS]})"
         if name == "DEADLINE_EXCEEDED":
