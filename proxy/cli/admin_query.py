@@ -11,7 +11,7 @@ import click
 from proxy.admin.client import ask
 from proxy.cli.settings import config_option, read_config
 from proxy.config import Config, override
-from proxy.model.errors import UnavailableError
+from proxy.model.errors import ConfigError, PermissionDeniedError, UnavailableError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,6 +55,14 @@ def config_for(file: Path | None, admin: str | None) -> Config:
         ConfigError, UsageError: What is read is refused.
     """
     return read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
+
+
+def config_or_defaults(file: Path | None, admin: str | None) -> tuple[Config, str]:
+    """Find out where the daemon is asked, as ``config_for``; the defaults, and why, where that is refused."""
+    try:
+        return config_for(file, admin), ""
+    except (ConfigError, PermissionDeniedError) as error:
+        return Config(), str(error)
 
 
 def ask_daemon(

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.admin_query import asking_options, config_for
-from proxy.config import Config
-from proxy.model.errors import ConfigError, PermissionDeniedError
+from proxy.cli.admin_query import asking_options, config_or_defaults
 from proxy.model.phrases import counted
 
 
@@ -43,7 +41,7 @@ def bundle(
     now = time.time()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     path = output or Path(f"topoproxy-bundle-{stamp}.tar.gz")
-    config, refused = _config(file, admin)
+    config, refused = config_or_defaults(file, admin)
     members = collect(BundleSettings(config, refused, timeout, log, now))
     data = pack(f"topoproxy-bundle-{stamp}", members, now)
     write_bundle(path, data)
@@ -53,11 +51,3 @@ def bundle(
     )
     for name, why in manifest["absent"].items():
         click.echo(f"without {name}: {why}")
-
-
-def _config(file: Path | None, admin: str | None) -> tuple[Config, str]:
-    """Read the configuration; where it is refused, the defaults say where to look."""
-    try:
-        return config_for(file, admin), ""
-    except (ConfigError, PermissionDeniedError) as error:
-        return Config(), str(error)

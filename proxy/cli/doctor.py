@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxy.cli.admin_query import asking_options, config_for
-from proxy.config import Config
+from proxy.cli.admin_query import asking_options, config_or_defaults
 from proxy.model import schema_ids
-from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
+from proxy.model.errors import UsageError
 from proxy.model.phrases import counted
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def doctor(
         raise UsageError(
             f"cannot ignore {', '.join(unknown)}: there is no such check (there are: {', '.join(CHECKS)})"
         )
-    config, refused = _config(file, admin)
+    config, refused = config_or_defaults(file, admin)
     findings = examine(gather(config, refused, timeout), ignored)
     failed = sum(each.result is CheckResult.FAIL for each in findings)
     if as_json:
@@ -58,14 +57,6 @@ def doctor(
         click.echo("\n".join(finding_lines(findings, failed)))
     if failed:
         click.get_current_context().exit(BROKEN)
-
-
-def _config(file: Path | None, admin: str | None) -> tuple[Config, str]:
-    """Read the configuration; where it is refused, the other checks go by the defaults."""
-    try:
-        return config_for(file, admin), ""
-    except (ConfigError, PermissionDeniedError) as error:
-        return Config(), str(error)
 
 
 def _page(findings: Sequence[Finding], failed: int) -> dict[str, object]:

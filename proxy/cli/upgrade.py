@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.admin_query import asking_options, config_for
-from proxy.config import Config
+from proxy.cli.admin_query import asking_options, config_or_defaults
 from proxy.model import schema_ids
-from proxy.model.errors import ConfigError, InputError, PermissionDeniedError, UsageError
+from proxy.model.errors import InputError, UsageError
 
 HINDERED = 1
 REPLACE_S = 120.0
@@ -61,7 +60,7 @@ def upgrade(
 
     if compare + describe + now != 1:
         raise UsageError("cannot upgrade: say --check, --now or --describe")
-    config, refused = _config(file, admin)
+    config, refused = config_or_defaults(file, admin)
     if describe:
         click.echo(json.dumps(interface(config), indent=1, ensure_ascii=False))
         return
@@ -84,14 +83,6 @@ def upgrade(
         click.echo(words, err=as_json)
     if failed:
         click.get_current_context().exit(HINDERED)
-
-
-def _config(file: Path | None, admin: str | None) -> tuple[Config, str]:
-    """Read the configuration; that it is refused is a finding."""
-    try:
-        return config_for(file, admin), ""
-    except (ConfigError, PermissionDeniedError) as error:
-        return Config(), str(error)
 
 
 def _read(path: Path) -> dict[str, object]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import structs
 
 from proxy.engine.admission import sum_requests
+from proxy.engine.adoption import parse_cpus
 from proxy.engine.container_events import ContainerFound
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
@@ -28,7 +29,6 @@ from proxy.executor.time_slices import TimeSlices
 from proxy.executor.worker import Worker
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import parent_of, pod_facts
@@ -40,15 +40,8 @@ SILENT_LIMIT = 3
 ADOPT_AT_ONCE = 64
 """Containers that are looked up, adopted and recorded together, before the event loop gets a turn."""
 PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
-
-
-@functools.lru_cache(maxsize=64)
-def saved_cpus(text: str) -> CpuSet | None:
-    """Parse the CPUs that the runtime has saved; None if invalid. Cached: most containers have the same."""
-    try:
-        return CpuSet.parse(text)
-    except ValueError:
-        return None
+saved_cpus = functools.lru_cache(maxsize=64)(parse_cpus)
+"""Parse the CPUs that the runtime has saved; None if invalid. Most containers have the same."""
 
 
 def by_pod(found: list[RuntimeContainer]) -> Iterator[list[RuntimeContainer]]:

@@ -10,33 +10,21 @@
 set -eu
 
 version=${KUBERNETES:-v1.36.2}
+what="Kubernetes $version"
 limit=${TOPOPROXY_CLUSTER_LIMIT:-3600}
 programs=${*:-kube-apiserver}
 directory=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/topoproxy/kubernetes-$version
-
-give_up() {
-    echo "cannot build Kubernetes $version: $1" >&2
-    exit 1
-}
+. "$(dirname "$0")/../go_build.sh"
 
 missing() { for program in $programs; do [ -x "$directory/$program" ] || echo "$program"; done; }
 
+[ -z "$(missing)" ] || begin_build
 if [ -n "$(missing)" ]; then
-    for tool in go flock; do
-        command -v $tool >/dev/null 2>&1 || give_up "there is no $tool"
-    done
-    mkdir -p "$directory" || give_up "no directory $directory"
-    exec 9>"$directory/lock"
-    flock -w "$limit" 9 || give_up "another build is still running in $directory"
-fi
-if [ -n "$(missing)" ]; then
-    source=$directory/source log=$directory/build.log
+    download "k8s.io/kubernetes@$version"
+    mod=$source/go.mod source=$directory/source
     mkdir -p "$source"
     cd "$source"
-    export GOFLAGS=-mod=mod CGO_ENABLED=0
-    timeout "$limit" go mod download -json "k8s.io/kubernetes@$version" >"$directory/module.json" 2>"$log" ||
-        give_up "k8s.io/kubernetes@$version cannot be had: $(tail -n 1 "$log")"
-    mod=$(sed -n 's/^[[:space:]]*"GoMod": "\(.*\)",*$/\1/p' "$directory/module.json")
+    modules=mod
     # The module replaces its staging modules by directories of its repository; a module that depends on it must
     # replace them by their versions.
     {
@@ -46,7 +34,7 @@ if [ -n "$(missing)" ]; then
         printf ')\n'
     } >go.mod
     printf 'package controlplane\n\nimport _ "k8s.io/kubernetes/pkg/kubelet/cm/cpumanager"\n' >deps.go
-    timeout "$limit" go mod tidy >>"$log" 2>&1 || give_up "$(tail -n 1 "$log")"
+    GOFLAGS=-mod=mod timeout "$limit" go mod tidy >>"$log" 2>&1 || give_up "$(tail -n 1 "$log")"
     minor=${version#v1.}
     minor=${minor%%.*}
     flags="-s -w"
@@ -54,10 +42,7 @@ if [ -n "$(missing)" ]; then
         flags="$flags -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=$minor"
     done
     for program in $(missing); do
-        timeout "$limit" nice go build -p "${TOPOPROXY_GO_JOBS:-2}" -trimpath -ldflags "$flags" \
-            -o "$directory/$program.new" "k8s.io/kubernetes/cmd/$program" >>"$log" 2>&1 ||
-            give_up "$program: $(tail -n 1 "$log")"
-        mv "$directory/$program.new" "$directory/$program"
+        go_make "$directory/$program" "k8s.io/kubernetes/cmd/$program"
     done
 fi
 echo "$directory"

@@ -9,9 +9,11 @@
 # TOPOPROXY_CLUSTER_LIMIT bounds the time of each step (seconds).
 set -eu
 
+what="the readers"
 limit=${TOPOPROXY_CLUSTER_LIMIT:-3600}
 programs=${*:-nrt-scheduler volcano-scheduler koord-scheduler}
 directory=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/topoproxy/readers-1
+. "$(dirname "$0")/../go_build.sh"
 
 # The module of a program with its version, its package, and the release of Kubernetes that its go.mod names with the one
 # that takes its place: not each patch release of the staging modules is published.
@@ -49,12 +51,7 @@ build() {
 complete() { for program in $programs; do [ -x "$directory/$program" ] || return 1; done; }
 
 if ! complete; then
-    for tool in go flock; do
-        command -v $tool >/dev/null 2>&1 || { warn "the readers" "there is no $tool"; exit 1; }
-    done
-    mkdir -p "$directory"
-    exec 9>"$directory/lock"
-    flock -w "$limit" 9 || { warn "the readers" "another build is still running in $directory"; exit 1; }
+    begin_build
     for program in $programs; do
         [ -x "$directory/$program" ] && continue
         # shellcheck disable=SC2046

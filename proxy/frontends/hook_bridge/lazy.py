@@ -10,33 +10,33 @@ the same. A message that facts are read from is never changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, overload
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from proxy.hooks.readonly import CANNOT_CHANGE
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
+_Values = TypeVar("_Values", bound=Collection[Any])
 
 
-class LazyMap(Mapping[str, _V]):
-    """A map of texts that is read when it is first looked at; it compares and prints as a dict."""
+class _Lazy(Generic[_Values]):
+    """A collection that is read when it is first looked at."""
 
     __slots__ = ("_load", "_origin", "_values")
-    __hash__ = None  # type: ignore[assignment]  # as a dict
 
-    def __init__(self, load: Callable[[Any], dict[str, _V]], origin: object) -> None:
-        """Make a map that is not read yet.
+    def __init__(self, load: Callable[[Any], _Values], origin: object) -> None:
+        """Make a collection that is not read yet.
 
         Args:
-            load: Makes a new dict of ``origin``; it gives the same each time.
+            load: Makes the values of ``origin``, a new dict or a tuple; it gives the same each time.
             origin: What it is read from.
         """
-        self._values: dict[str, _V] | None = None
+        self._values: _Values | None = None
         self._load = load
         self._origin: object = origin
 
-    def _all(self) -> dict[str, _V]:
+    def _all(self) -> _Values:
         values = self._values
         if values is None:
             # Another thread may have read it meanwhile, and let go of the origin: values come first.
@@ -46,65 +46,7 @@ class LazyMap(Mapping[str, _V]):
                 self._origin = None
         return values
 
-    def __getitem__(self, key: str) -> _V:
-        return self._all()[key]
-
-    def __setitem__(self, key: object, value: object) -> NoReturn:
-        raise TypeError(CANNOT_CHANGE)
-
-    def __delitem__(self, key: object) -> NoReturn:
-        raise TypeError(CANNOT_CHANGE)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._all()
-
-    def __eq__(self, other: object) -> bool:
-        mine = self._all()
-        return mine == (other._all() if isinstance(other, LazyMap) else other)
-
-    def __repr__(self) -> str:
-        return repr(self._all())
-
-    def __reduce__(self) -> tuple[type, tuple[dict[str, _V]]]:
-        return dict, (self._all(),)  # copies and pickles are plain
-
-
-class LazyList(Sequence[_T]):
-    """A list that is read when it is first looked at; it compares, hashes and prints as a tuple."""
-
-    __slots__ = ("_load", "_origin", "_values")
-
-    def __init__(self, load: Callable[[Any], tuple[_T, ...]], origin: object) -> None:
-        """Make a list that is not read yet; as for ``LazyMap``."""
-        self._values: tuple[_T, ...] | None = None
-        self._load = load
-        self._origin: object = origin
-
-    def _all(self) -> tuple[_T, ...]:
-        values = self._values
-        if values is None:
-            origin = self._origin
-            if (values := self._values) is None:
-                values = self._values = self._load(origin)
-                self._origin = None
-        return values
-
-    @overload
-    def __getitem__(self, index: int) -> _T: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[_T, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> _T | tuple[_T, ...]:
-        return self._all()[index]
-
-    def __iter__(self) -> Iterator[_T]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._all())
 
     def __len__(self) -> int:
@@ -115,13 +57,47 @@ class LazyList(Sequence[_T]):
 
     def __eq__(self, other: object) -> bool:
         mine = self._all()
-        return mine == (other._all() if isinstance(other, LazyList) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._all())
+        return mine == (other._all() if isinstance(other, type(self)) else other)
 
     def __repr__(self) -> str:
         return repr(self._all())
+
+
+class LazyMap(_Lazy[dict[str, _V]], Mapping[str, _V]):
+    """A map of texts that is read when it is first looked at; it compares and prints as a dict."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]  # as a dict
+
+    def __getitem__(self, key: str) -> _V:
+        return self._all()[key]
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise TypeError(CANNOT_CHANGE)
+
+    def __delitem__(self, key: object) -> NoReturn:
+        raise TypeError(CANNOT_CHANGE)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, _V]]]:
+        return dict, (self._all(),)  # copies and pickles are plain
+
+
+class LazyList(_Lazy[tuple[_T, ...]], Sequence[_T]):
+    """A list that is read when it is first looked at; it compares, hashes and prints as a tuple."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: int) -> _T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[_T, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> _T | tuple[_T, ...]:
+        return self._all()[index]
+
+    def __hash__(self) -> int:
+        return hash(self._all())
 
     def __reduce__(self) -> tuple[type, tuple[tuple[_T, ...]]]:
         return tuple, (self._all(),)
