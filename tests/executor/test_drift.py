@@ -189,6 +189,32 @@ def test_an_update_at_the_runtimes_socket_is_attributed_and_corrected(
     live(day, settle_per_second=1000)
 
 
+def test_a_runtime_that_stores_an_update_after_the_write_is_asked_once_more(
+    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attribution, "STORED_S", 0.2)
+
+    async def day(w: Any) -> None:
+        writes = reporting(w)
+        ls, _ = await two(w)
+        asked: list[str] = []
+        answers = iter(["4-15", "0-7"])  # the second is stored by then
+
+        def detail(container_id: str) -> RuntimeDetail:
+            asked.append(container_id)
+            return RuntimeDetail(cpuset_cpus=next(answers))
+
+        monkeypatch.setattr(w.runtime, "detail", detail)
+        scribble(w, writes, ls, "0-7")
+        await done(w, 1)
+        await w.until(lambda: counted(w))
+        assert (counted(w), asked) == ({"runc": 1}, [ls, ls])
+        assert w.executor.state.runtime.saved.get(ls) == CpuSet.parse("0-7")
+        assert ls in w.executor.state.runtime.unsettled
+
+    live(day)
+
+
 def test_a_container_that_was_just_checked_is_checked_again_later(
     live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

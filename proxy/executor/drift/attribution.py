@@ -4,6 +4,10 @@ The rules are in ``proxy.engine.likely_writer``. The runtime is queried because 
 container at the runtime's own socket: then the runtime has saved that cpuset, will write it again at the next
 update of any resource, and must be sent ours. A few containers are queried at once, each at most once in
 ``AGAIN_S``. The others are queried later, as they may have been updated since.
+
+CRI-O (1.34, server/container_update_resources.go, UpdateContainerResources) stores the resources of an update
+after runc has written them, so its answer may be of before. Where the answer explains nothing, the runtime is
+queried once more.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ AGAIN_S = 10.0
 """Seconds in which the runtime is asked at most once about a container."""
 PAUSE_S = 1.0
 """Seconds between two rounds of the containers that are asked about later."""
+STORED_S = 0.5
+"""Seconds in which a runtime stores what it has just written."""
 
 
 class Attribution:
@@ -54,13 +60,28 @@ class Attribution:
             found: By container id, the cpuset in the kernel; None where it was not read.
             hints: The programs that were seen lately.
         """
-        context, now = self._context, self._context.clock()
-        saved = {i: context.state.runtime.saved.get(i) for i in found}
-        seen = {i: hinted(hints, i, now) for i in found}
-        saved.update(await self._ask(found))
-        there, manager = context.state.containers, self._kubelet_cpus.manager
+        seen = {i: hinted(hints, i, self._context.clock()) for i in found}
+        saved = {i: self._context.state.runtime.saved.get(i) for i in found}
+        answered = await self._ask(found)
+        authors = self._weigh(found, saved | answered, seen)
+        unexplained = [i for i, author in authors.items() if author is Author.UNKNOWN and i in answered]
+        if not unexplained:
+            return authors
+        await asyncio.sleep(STORED_S)
+        for container_id in unexplained:
+            self._asked.pop(container_id, None)
+        return self._weigh(found, saved | answered | await self._ask(unexplained), seen)
+
+    def _weigh(
+        self,
+        found: Mapping[str, CpuSet | None],
+        saved: Mapping[str, CpuSet | None],
+        seen: Mapping[str, Author],
+    ) -> dict[str, Author]:
+        """Return the likely writer of each container's cpuset."""
+        there, manager = self._context.state.containers, self._kubelet_cpus.manager
         return {
-            i: likely(Evidence(cpus, saved[i], kubelet_sets(manager, there[i]), seen[i]))
+            i: likely(Evidence(cpus, saved.get(i), kubelet_sets(manager, there[i]), seen[i]))
             if cpus is not None and i in there
             else seen[i]
             for i, cpus in found.items()

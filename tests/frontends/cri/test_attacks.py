@@ -120,10 +120,14 @@ def test_of_many_clients_that_do_not_read_the_worst_is_ended(tmp_path):
         assert honest.answered()
         hostile = [bed.client() for _ in range(8)]
         data = b"".join(call(stream, CREATE, b"refuse") for stream in range(1, 100_001, 2))
-        for client in hostile:
-            client.send(data, 0.3)
+        rest, end = dict.fromkeys(hostile, data), time.monotonic() + 60
+        # On a busy machine the front is not scheduled for longer than the limit of one sending.
+        while len(ended := [line for line in bed.lines if "does not read" in line]) < 3:
+            assert time.monotonic() < end, ended
+            for client in hostile:
+                rest[client] = rest[client][client.send(rest[client], 0.3) :]
         assert honest.answered()
-        assert 3 <= len([line for line in bed.lines if "does not read" in line]) < len(hostile)
+        assert len([line for line in bed.lines if "does not read" in line]) < len(hostile)
         assert bed.rss() - before < GROWTH_MIB
 
 
