@@ -29,7 +29,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
-from tests.testkit.daemon import DaemonNode, run, until
+from tests.testkit.daemon import DaemonNode, join_left_threads, run, until
 
 OLD = Path(__file__).parent / "old_ledgers/b3705ac"
 WHOLE = described(2, 1, 8, 2)
@@ -112,8 +112,11 @@ def container_record(data: Mapping[str, Any]) -> ContainerRecord:
 def old_node(name: str) -> Iterator[OldNode]:
     with tempfile.TemporaryDirectory(prefix="tp-") as base:
         node = OldNode(Path(base), name)
-        with node.runtime.start():
-            yield node
+        try:
+            with node.runtime.start():
+                yield node
+        finally:
+            join_left_threads()
 
 
 def missing(old: object, new: object) -> object:

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from proxy.config.origin import Origin
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
+from proxy.executor.threads import Threads
 from proxy.topology.build import described
 from tests.testkit.answers import check
 
@@ -118,6 +120,18 @@ def temporary_node(make: Callable[[Path], AnyNode] = DaemonNode) -> Iterator[Any
             yield node
         finally:
             node.runtime.stop()
+            join_left_threads()
+
+
+def join_left_threads() -> None:
+    """Wait for threads that daemons left behind at their end: they still write where files are removed next.
+
+    On a busy machine, a step of the shutdown that usually takes milliseconds does not end in time.
+    """
+    for thread in threading.enumerate():
+        pool = getattr(getattr(thread, "_target", None), "__self__", None)
+        if isinstance(pool, Threads) and pool._closed:
+            thread.join(LIMIT_S)
 
 
 def run(
