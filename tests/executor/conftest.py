@@ -80,10 +80,11 @@ class MemoryCgroups:
         return container_id if container_id in self.sets else None
 
     def read(self, path: str) -> CpusetValue:
-        if path == "" or path not in self.sets:
+        cpus = self.sets.get(path) if path else None
+        if cpus is None:
             return CpusetValue(MACHINE.online, MACHINE.memory_nodes, MACHINE.online, MACHINE.memory_nodes)
         mems = self.mems.get(path, Mask())
-        return CpusetValue(self.sets[path], mems, self.sets[path], mems or MACHINE.memory_nodes)
+        return CpusetValue(cpus, mems, cpus, mems or MACHINE.memory_nodes)
 
     def cpus(self, path: str) -> CpuSet:
         return self.read(path).effective_cpus
@@ -133,7 +134,10 @@ class MemoryCgroups:
 
 @dataclass
 class MemoryCpuGroups:
-    """CFS quotas by path, under the kernel's rules of cgroup v1 (all periods are the same)."""
+    """CFS quotas by path, under the kernel's rules of cgroup v1 (all periods are the same).
+
+    Threads read them while the test adds and removes groups, so they are listed from a copy.
+    """
 
     log: list[str]
     quotas: dict[str, int] = field(default_factory=dict)
@@ -148,9 +152,10 @@ class MemoryCpuGroups:
         return path if path in self.quotas and path.rpartition("/")[2].startswith("pod") else None
 
     def quota(self, path: str) -> int:
-        if path not in self.quotas:
+        quota = self.quotas.get(path)
+        if quota is None:
             raise CgroupError(f"cannot read {path}: gone", errno.ENOENT)
-        return self.quotas[path]
+        return quota
 
     def set_quota(self, path: str, quota: int) -> bool:
         if self.quota(path) == quota:
@@ -168,7 +173,7 @@ class MemoryCpuGroups:
             parts = path.split("/")
             above = [self.quotas.get("/".join(parts[:n]), -1) for n in range(1, len(parts))]
             limit = next((q for q in reversed(above) if q > 0), quota)
-            below = max((q for p, q in self.quotas.items() if p.startswith(f"{path}/")), default=-1)
+            below = max((q for p, q in self.quotas.copy().items() if p.startswith(f"{path}/")), default=-1)
             if quota > limit or quota < below:
                 raise CgroupError(f"cannot write {path}: {below} to {limit}", errno.EINVAL)
         self.quotas[path] = quota
@@ -219,7 +224,7 @@ class PlayedRuntime:
 
     def group(self, container_id: str) -> str | None:
         """Where the CFS quota of a container that has been started is."""
-        return next((path for path in self.cpu.quotas if path.endswith(f"/{container_id}")), None)
+        return next((path for path in self.cpu.quotas.copy() if path.endswith(f"/{container_id}")), None)
 
     def limit(self, container_id: str, quota: int) -> None:
         """What an update does to the quota: saved where it is named, and what is saved is written."""
