@@ -53,7 +53,9 @@ def _saved_cpus_learned(state: NodeState, event: call_events.SavedCpusLearned) -
 
 
 def _containers_unsettled(state: NodeState, event: call_events.ContainersUnsettled) -> Handled:
-    return state.knowing(state.runtime.unsettling(event.ids)), (SettleSoon(),)
+    # A container may have gone since its cpuset was written: nothing would forget it any more.
+    there = [container_id for container_id in event.ids if container_id in state.containers]
+    return (state.knowing(state.runtime.unsettling(there)), (SettleSoon(),)) if there else (state, ())
 
 
 def _settling_began(state: NodeState, event: call_events.SettlingBegan) -> Handled:

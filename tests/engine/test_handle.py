@@ -265,7 +265,8 @@ def test_a_container_that_exits_gives_its_cpus_back_for_good() -> None:
 
 def test_a_container_is_removed_with_all_that_is_known_of_it() -> None:
     state = handle(OWNED, SavedCpusLearned("lse", OWN))[0]
-    play = story(handle(state, ContainersUnsettled(("lse", "ls")))[0])
+    both = state.changed(put=(SHARER,))
+    play = story(handle(both, ContainersUnsettled(("lse", "ls")))[0])
     play >> ContainersRemoved(("lse", "unknown")) << PutRecord("c/lse", None)
     assert play << Felt("container removed") << NotifyGone(OWNER)
     assert not play.state.runtime.saved
@@ -408,12 +409,19 @@ def test_observers_are_notified_of_lists() -> None:
 
 
 def test_containers_are_settled_in_their_order() -> None:
+    play = story(SHARED.changed(put=(OWNER,)))
+    assert play >> ContainersUnsettled(("ls", "lse")) << SettleSoon()
+    assert play >> ContainersUnsettled(("ls",)) << SettleSoon()
+    assert play >> SettlingBegan("ls")
+    assert list(play.state.runtime.unsettled) == ["lse"]
+    assert play >> SettlingBegan("ls")
+
+
+def test_a_container_that_has_gone_is_not_settled() -> None:
     play = story(SHARED)
-    assert play >> ContainersUnsettled(("a", "b")) << SettleSoon()
-    assert play >> ContainersUnsettled(("a",)) << SettleSoon()
-    assert play >> SettlingBegan("a")
-    assert list(play.state.runtime.unsettled) == ["b"]
-    assert play >> SettlingBegan("a")
+    assert play >> ContainersUnsettled(("gone",))
+    assert play >> ContainersUnsettled(("gone", "ls")) << SettleSoon()
+    assert list(play.state.runtime.unsettled) == ["ls"]
 
 
 def test_nothing_is_kept_of_what_is_saved_for_a_container_that_is_not_there() -> None:
