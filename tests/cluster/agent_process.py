@@ -169,3 +169,15 @@ def writes(plane: ControlPlane, *, events: bool = False) -> int:
     """Return how many writes of our kinds of objects the API server has answered, with Events or without."""
     found = _WRITES.findall(plane.request("GET", "/metrics", raw=True))
     return sum(int(n) for resource, _, n in found if events or resource != "events")
+
+
+def wait_until_quiet(plane: ControlPlane, quiet_s: float, limit_s: float = 30.0) -> None:
+    """Wait until our kinds of objects have not been written for some seconds; Events do not count."""
+    began = since = time.monotonic()
+    before = writes(plane)
+    while time.monotonic() - since < quiet_s:
+        assert time.monotonic() - began < limit_s, f"there are always writes within {quiet_s} s"
+        time.sleep(0.25)
+        now = writes(plane)
+        if now != before:
+            before, since = now, time.monotonic()
