@@ -20,8 +20,6 @@ from proxy.backends.cgroup.fences import KernelFences
 from proxy.backends.cgroup.inotify import InotifyWrites
 from proxy.backends.cgroup.locator import Locator
 from proxy.backends.cgroup.memory import KernelMemory, open_memory
-from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
-from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.backends.runtime.containerd_events import ContainerdEvents
 from proxy.backends.runtime.quirks import QUIRKS
@@ -31,6 +29,12 @@ from proxy.executor.machine.hotplug import NO_UEVENTS
 from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.executor.node_rules import node_of
 from proxy.executor.options import ExecutorOptions
+from proxy.kubelet_assembly import (
+    device_plugin_registry_of,
+    kubelet_allocations_of,
+    kubelet_cpu_manager_of,
+    kubelet_of,
+)
 from proxy.model.errors import CgroupError, TopologyError
 from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
@@ -42,28 +46,21 @@ from proxy.topology.uevents import listen
 
 if TYPE_CHECKING:
     from proxy.backends.cluster.files import AgentFiles
-    from proxy.backends.device_plugins.registry import DevicePluginRegistry
     from proxy.engine.node import Node
     from proxy.engine.suppression import SuppressionSettings
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.context import NodeContext
-    from proxy.executor.device_claims import OtherManagers
-    from proxy.executor.device_ports import DevicePlugins, KubeletAllocations
     from proxy.executor.drift.ports import WriteEvents
     from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
     from proxy.executor.partitions.ports import Partitions as KernelPartitions
     from proxy.executor.ports import (
         Displaced,
         Hardware,
-        Kubelet,
-        KubeletCpuManager,
         Ledger,
         MachineEvents,
         NodeObject,
     )
     from proxy.executor.systemd.ports import Fences, Units
-    from proxy.frontends.device_registration.service import DevicePluginService
-    from proxy.frontends.podresources.service import PodResourcesService
     from proxy.telemetry.port import Telemetry
 
 
@@ -146,9 +143,9 @@ def _ports(
     units, fences = _systemd(cgroups)
     return Ports(
         hardware=lambda known: _changed(config, known) if reread else None,
-        kubelet=_kubelet(config, context, files),
+        kubelet=kubelet_of(config, context, files),
         devices=_devices(config, context),
-        kubelet_cpu_manager=_kubelet_cpu_manager(config, context),
+        kubelet_cpu_manager=kubelet_cpu_manager_of(config, context),
         node_object=_node_object(config, files),
         namespaces=None if files is None else files.namespaces,
         cluster=files,
@@ -164,8 +161,8 @@ def _ports(
         writes=_writes(context),
         partitions=partitions,
         partition_kind=kind,
-        device_plugins=_device_plugins(config, context),
-        kubelet_devices=_kubelet_devices(config, context),
+        device_plugins=device_plugin_registry_of(config, context),
+        kubelet_devices=kubelet_allocations_of(config, context),
     )
 
 
@@ -317,118 +314,9 @@ def options_of(config: Config) -> ExecutorOptions:
     )
 
 
-def _kubelet(config: Config, context: NodeContext, files: AgentFiles | None) -> Kubelet | None:
-    """Return the sources of what kubelet knows; None where none is configured."""
-    asked, complain = config.kubelet, context.telemetry.problem
-    client: Kubelet | None = None
-    if asked.pods or asked.pods_api or asked.pod_resources:
-        from proxy.backends.kubelet.client import KubeletClient
-
-        client = KubeletClient(_kubelet_settings(config), complain)
-    if files is None:
-        return client
-    from proxy.backends.cluster.pod_facts import PodFactSources
-
-    return PodFactSources(files.pods, client, complain)
-
-
 def _devices(config: Config, context: NodeContext) -> Hardware:
     """Find out where devices are, by sysfs."""
     return SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=context.telemetry.problem)
-
-
-def _kubelet_cpu_manager(config: Config, context: NodeContext) -> KubeletCpuManager:
-    """Find out what kubelet's CPU manager does."""
-    asked = config.kubelet
-    return KubeletCpuManagerReader(
-        _kubelet_settings(config),
-        str(asked.state_dir),
-        str(asked.config_file or ""),
-        lambda: context.state.node.topology,
-    )
-
-
-def pod_resources_of(config: Config, executor: NodeExecutor) -> PodResourcesService:
-    """Make what serves the pod-resources API; imports what only that needs, so call it in a thread."""
-    from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
-    from proxy.frontends.podresources.service import PodResourcesService
-
-    path, kubelet = config.pod_resources.serve, config.kubelet.pod_resources
-    assert path is not None
-    return PodResourcesService(path, executor, SharedPodResources(str(kubelet)) if kubelet else None)
-
-
-def _device_plugins(config: Config, context: NodeContext) -> DevicePlugins | None:
-    """Make what device plug-ins register with; None where they are not served."""
-    if not config.device_plugins.enabled:
-        return None
-    from proxy.backends.device_plugins.registry import DevicePluginRegistry
-
-    return DevicePluginRegistry(context, config.device_plugins.timeout)
-
-
-def _kubelet_devices(config: Config, context: NodeContext) -> KubeletAllocations | None:
-    """Make what reads the devices that kubelet has assigned; None where no device plug-ins are served."""
-    if not config.device_plugins.enabled:
-        return None
-    from proxy.backends.kubelet.device_checkpoint import KubeletDevicesReader
-
-    return KubeletDevicesReader(str(config.kubelet.state_dir), context.telemetry)
-
-
-def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginService:
-    """Make what serves device plug-ins."""
-    from proxy.backends.device_plugins.registry import DevicePluginRegistry
-    from proxy.frontends.device_registration.service import DevicePluginService
-
-    plugins = executor.device_plugins
-    assert isinstance(plugins, DevicePluginRegistry)
-    kubelet = None
-    if config.device_plugins.shim:
-        from proxy.backends.device_plugins.kubelet_registration import KubeletRegistration
-
-        shim_directory = config.device_plugins.shim_directory
-        kubelet = KubeletRegistration(config.kubelet.plugin_directory, shim_directory)
-    return DevicePluginService(
-        config.device_plugins, executor, plugins, _other_managers(config, executor, plugins), kubelet
-    )
-
-
-def _other_managers(
-    config: Config, executor: NodeExecutor, plugins: DevicePluginRegistry
-) -> OtherManagers | None:
-    """Make what finds resources with two managers; None where kubelet is not asked."""
-    if config.kubelet.pod_resources is None:
-        return None
-    from proxy.backends.kubelet.managed_elsewhere import OtherManagersReader
-    from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
-    from proxy.executor.device_claims import OtherManagers
-    from proxy.sockets.unix_socket import is_in_use
-
-    sysfs = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root)
-    reader = OtherManagersReader(
-        SharedPodResources(str(config.kubelet.pod_resources)),
-        lambda name: sysfs.located(name).functions,
-        executor.telemetry,
-    )
-    return OtherManagers(executor, reader.read, plugins.withdraw, is_in_use)
-
-
-def _kubelet_settings(config: Config) -> KubeletSettings:
-
-    asked = config.kubelet
-    return KubeletSettings(
-        pods_url=asked.pods,
-        pods_api=str(asked.pods_api or ""),
-        pod_resources=str(asked.pod_resources or ""),
-        token_file=str(asked.token_file or ""),
-        ca_file=str(asked.ca_file or ""),
-        cert_file=str(asked.cert_file or ""),
-        key_file=str(asked.key_file or ""),
-        insecure=asked.insecure_skip_verify,
-        timeout=asked.timeout,
-        configz=asked.configz,
-    )
 
 
 def _machine_events(context: NodeContext) -> MachineEvents | None:

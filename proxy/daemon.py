@@ -229,7 +229,7 @@ class Daemon:
 
     async def _serve_pod_resources(self) -> None:
         """Serve the pod-resources API; what it needs is imported in a thread, and only here."""
-        from proxy.assembly import pod_resources_of
+        from proxy.kubelet_assembly import pod_resources_of
 
         assert self.executor is not None
         if self._pod_resources is None:
@@ -238,7 +238,7 @@ class Daemon:
 
     def _serve_device_plugins(self) -> None:
         """Let device plug-ins register."""
-        from proxy.assembly import device_plugins_of
+        from proxy.kubelet_assembly import device_plugins_of
 
         assert self.executor is not None
         self._device_plugins = device_plugins_of(self.config, self.executor)

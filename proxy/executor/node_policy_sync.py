@@ -1,8 +1,8 @@
 """The policy of the node while it runs: by the Node object, kubelet and our configuration.
 
 All are compared in each pass, the Node object in a worker. What has changed takes effect at once, without
-moving owners (``proxy.engine.node_policy``). What cannot be applied is reported; the old value stays in
-effect, and it is tried again each time, since owners come and go.
+moving owners (``proxy.engine.node_policy_applied``). What cannot be applied is reported; the old value stays
+in effect, and it is tried again each time, since owners come and go.
 """
 
 from __future__ import annotations
@@ -15,13 +15,8 @@ from msgspec import structs
 
 from proxy.engine.node import Node
 from proxy.engine.node_events import NodeRulesChanged
-from proxy.engine.node_policy import (
-    AppliedPolicy,
-    NodePolicy,
-    PolicyValue,
-    apply_node_policy,
-    read_node_policy,
-)
+from proxy.engine.node_policy import NodePolicy, PolicyValue, read_node_policy
+from proxy.engine.node_policy_applied import AppliedPolicy, apply_node_policy
 from proxy.executor.context import NodeContext
 from proxy.executor.kubelet_cpu_manager import KubeletCpus
 from proxy.executor.worker import Worker

@@ -5,13 +5,8 @@ import json
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.node_policy import (
-    AppliedPolicy,
-    NodePolicy,
-    PolicyValue,
-    apply_node_policy,
-    read_node_policy,
-)
+from proxy.engine.node_policy import NodePolicy, PolicyValue, read_node_policy
+from proxy.engine.node_policy_applied import AppliedPolicy, apply_node_policy
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KeepQuota, NodeBindPolicy

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.node_policy import apply_node_policy, read_node_policy
+from proxy.engine.node_policy import read_node_policy
+from proxy.engine.node_policy_applied import apply_node_policy
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy, NumaPolicy

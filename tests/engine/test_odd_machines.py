@@ -20,7 +20,8 @@ from proxy.engine.adoption import adopt
 from proxy.engine.create import place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.node_policy import apply_node_policy, read_node_policy
+from proxy.engine.node_policy import read_node_policy
+from proxy.engine.node_policy_applied import apply_node_policy
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy, NumaStrategy

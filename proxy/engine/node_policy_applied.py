@@ -1,0 +1,133 @@
+"""Applying the policy of a node while containers run.
+
+The policy may change at any moment while containers run. Owners keep their CPUs, also
+those that are reserved from now on: taking CPUs from a running owner would break a promise, and they return
+when it ends. Pools follow at once. So a reservation that is possible on an empty node may leave the shared
+pool empty on this one; then it is rejected, tried again as owners go, and the old reservation stays in
+effect. The same holds for class SYSTEM; each is applied by itself if both together are not possible.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from proxy.engine.node import Node
+from proxy.engine.node_policy import NodePolicy, PolicyValue
+from proxy.engine.state import NodeState
+from proxy.model.errors import ConfigError
+from proxy.model.idset import CpuSet
+from proxy.model.options import TopologyOptions, check_cpu_options, check_topology_options
+from proxy.model.workload import Phase, Pool
+
+T = TypeVar("T")
+
+
+class AppliedPolicy(Struct, frozen=True):
+    """The result of applying a policy.
+
+    Attributes:
+        state: The state under the policy in effect.
+        policy: The policy in effect, with what is wrong with other values.
+        notes: Owners of CPUs that are reserved now, one sentence each.
+        kept: Why parts of the policy keep their previous values, one sentence each.
+    """
+
+    state: NodeState
+    policy: NodePolicy
+    notes: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+def apply_node_policy(
+    state: NodeState,
+    policy: NodePolicy,
+    before: NodePolicy,
+    options: TopologyOptions,
+    rules: Node | None = None,
+) -> AppliedPolicy:
+    """Apply a policy to a running node, as far as possible.
+
+    Args:
+        state: The node as it is.
+        policy: The policy that was read.
+        before: The policy in effect.
+        options: Of the topology manager, as our configuration has them.
+        rules: The node with rules of our configuration that no policy has; the node as it is if None.
+    """
+    rules = rules or state.node
+    problem = _policy_problem(policy.on(rules), options)
+    kept: tuple[str, ...] = ()
+    if problem:
+        policy = structs.replace(policy, policy=_keep_previous(before.policy, problem), scope=before.scope)
+        kept = (policy.policy.problem,)
+    node = policy.on(rules)
+    if node != state.node and _shared_pool_empty(state.under(node)):
+        policy, empty = _applicable(state, rules, policy, before)
+        kept, node = (*kept, *empty), policy.on(rules)
+    if node == state.node:
+        return AppliedPolicy(state, policy, kept=kept)
+    after = state.under(node)
+    return AppliedPolicy(after, policy, tuple(_owners_of_reserved(state, after)), kept)
+
+
+def _applicable(
+    state: NodeState, rules: Node, policy: NodePolicy, before: NodePolicy
+) -> tuple[NodePolicy, list[str]]:
+    """Return the part of a policy that can be applied, where all of it cannot, and why the rest cannot."""
+    parts = (
+        ("reserved", (), "keep CPUs {} from the shared pool (strict-cpu-reservation)"),
+        ("reservation", (), "keep CPUs {} back"),
+        ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
+    )
+    kept: list[str] = []
+    names = [name for main, more, _ in parts for name in (main, *more)]
+    found = structs.replace(policy, **{name: getattr(before, name) for name in names})
+    for main, more, what in parts:
+        new = structs.replace(found, **{name: getattr(policy, name) for name in (main, *more)})
+        if not _shared_pool_empty(state.under(new.on(rules))):
+            found = new
+            continue
+        words = f"cannot {what.format(getattr(policy, main).value)}: they would leave the shared pool empty"
+        value = _keep_previous(getattr(before, main), words)
+        found, kept = structs.replace(found, **{main: value}), [*kept, value.problem]
+    return found, kept
+
+
+def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:
+    stays = str(before.value) or "none"
+    return structs.replace(before, problem=f"{problem} (the previous value stays in effect: {stays})")
+
+
+def _shared_pool_empty(state: NodeState) -> bool:
+    """Return whether containers without exclusive CPUs would have none, now or when promises are kept."""
+    # Where all CPUs are reserved, all are shareable: containers have to run somewhere.
+    return state.node.machine.online <= state.node.withheld or not state.pools.shared - state.aside()
+
+
+def _policy_problem(node: Node, options: TopologyOptions) -> str:
+    """Return why a topology policy is not possible on this machine or with other settings; empty if it is."""
+    machine = node.machine
+    count = len(machine.nodes)
+    distances = all(len(each.distance) == count for each in machine.nodes)
+    try:
+        check_cpu_options(node.options, node.policy, len(machine.packages), count)
+        check_topology_options(options, node.policy, count, distances=distances)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _owners_of_reserved(before: NodeState, after: NodeState) -> list[str]:
+    """Return sentences about owners of CPUs that are reserved now and were not before."""
+    new = after.node.withheld - before.node.withheld
+    held: dict[str, CpuSet] = {}
+    for container in after.containers.values():
+        clash = container.placement.exclusive & new
+        if clash and container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED:
+            held[container.ref] = clash
+    return [
+        f"CPUs {cpus} are kept back now, and {ref} owns them: it keeps them until it ends"
+        for ref, cpus in sorted(held.items())
+    ]

@@ -1,0 +1,133 @@
+"""From configuration to what a node has to do with kubelet: asking it, and serving parts of it in its place.
+
+As in ``proxy.assembly``, what only some nodes use is imported where it is called for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
+from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.topology.devices import SysfsDevices
+
+if TYPE_CHECKING:
+    from proxy.backends.cluster.files import AgentFiles
+    from proxy.backends.device_plugins.registry import DevicePluginRegistry
+    from proxy.config.schema import Config
+    from proxy.executor.context import NodeContext
+    from proxy.executor.device_claims import OtherManagers
+    from proxy.executor.device_ports import DevicePlugins, KubeletAllocations
+    from proxy.executor.node_executor import NodeExecutor
+    from proxy.executor.ports import Kubelet, KubeletCpuManager
+    from proxy.frontends.device_registration.service import DevicePluginService
+    from proxy.frontends.podresources.service import PodResourcesService
+
+
+def kubelet_of(config: Config, context: NodeContext, files: AgentFiles | None) -> Kubelet | None:
+    """Return the sources of what kubelet knows; None where none is configured."""
+    asked, complain = config.kubelet, context.telemetry.problem
+    client: Kubelet | None = None
+    if asked.pods or asked.pods_api or asked.pod_resources:
+        from proxy.backends.kubelet.client import KubeletClient
+
+        client = KubeletClient(_kubelet_settings(config), complain)
+    if files is None:
+        return client
+    from proxy.backends.cluster.pod_facts import PodFactSources
+
+    return PodFactSources(files.pods, client, complain)
+
+
+def kubelet_cpu_manager_of(config: Config, context: NodeContext) -> KubeletCpuManager:
+    """Find out what kubelet's CPU manager does."""
+    asked = config.kubelet
+    return KubeletCpuManagerReader(
+        _kubelet_settings(config),
+        str(asked.state_dir),
+        str(asked.config_file or ""),
+        lambda: context.state.node.topology,
+    )
+
+
+def kubelet_allocations_of(config: Config, context: NodeContext) -> KubeletAllocations | None:
+    """Make what reads the devices that kubelet has assigned; None where no device plug-ins are served."""
+    if not config.device_plugins.enabled:
+        return None
+    from proxy.backends.kubelet.device_checkpoint import KubeletDevicesReader
+
+    return KubeletDevicesReader(str(config.kubelet.state_dir), context.telemetry)
+
+
+def pod_resources_of(config: Config, executor: NodeExecutor) -> PodResourcesService:
+    """Make what serves the pod-resources API; imports what only that needs, so call it in a thread."""
+    from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
+    from proxy.frontends.podresources.service import PodResourcesService
+
+    path, kubelet = config.pod_resources.serve, config.kubelet.pod_resources
+    assert path is not None
+    return PodResourcesService(path, executor, SharedPodResources(str(kubelet)) if kubelet else None)
+
+
+def device_plugin_registry_of(config: Config, context: NodeContext) -> DevicePlugins | None:
+    """Make what device plug-ins register with; None where they are not served."""
+    if not config.device_plugins.enabled:
+        return None
+    from proxy.backends.device_plugins.registry import DevicePluginRegistry
+
+    return DevicePluginRegistry(context, config.device_plugins.timeout)
+
+
+def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginService:
+    """Make what serves device plug-ins."""
+    from proxy.backends.device_plugins.registry import DevicePluginRegistry
+    from proxy.frontends.device_registration.service import DevicePluginService
+
+    plugins = executor.device_plugins
+    assert isinstance(plugins, DevicePluginRegistry)
+    kubelet = None
+    if config.device_plugins.shim:
+        from proxy.backends.device_plugins.kubelet_registration import KubeletRegistration
+
+        shim_directory = config.device_plugins.shim_directory
+        kubelet = KubeletRegistration(config.kubelet.plugin_directory, shim_directory)
+    return DevicePluginService(
+        config.device_plugins, executor, plugins, _other_managers(config, executor, plugins), kubelet
+    )
+
+
+def _other_managers(
+    config: Config, executor: NodeExecutor, plugins: DevicePluginRegistry
+) -> OtherManagers | None:
+    """Make what finds resources with two managers; None where kubelet is not asked."""
+    if config.kubelet.pod_resources is None:
+        return None
+    from proxy.backends.kubelet.managed_elsewhere import OtherManagersReader
+    from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
+    from proxy.executor.device_claims import OtherManagers
+    from proxy.sockets.unix_socket import is_in_use
+
+    sysfs = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root)
+    reader = OtherManagersReader(
+        SharedPodResources(str(config.kubelet.pod_resources)),
+        lambda name: sysfs.located(name).functions,
+        executor.telemetry,
+    )
+    return OtherManagers(executor, reader.read, plugins.withdraw, is_in_use)
+
+
+def _kubelet_settings(config: Config) -> KubeletSettings:
+    """Return how kubelet is asked."""
+    asked = config.kubelet
+    return KubeletSettings(
+        pods_url=asked.pods,
+        pods_api=str(asked.pods_api or ""),
+        pod_resources=str(asked.pod_resources or ""),
+        token_file=str(asked.token_file or ""),
+        ca_file=str(asked.ca_file or ""),
+        cert_file=str(asked.cert_file or ""),
+        key_file=str(asked.key_file or ""),
+        insecure=asked.insecure_skip_verify,
+        timeout=asked.timeout,
+        configz=asked.configz,
+    )
