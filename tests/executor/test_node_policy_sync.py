@@ -107,7 +107,7 @@ def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
         node.path.write_text('{"metadata": {"anno')
         await node.follow()
         assert w.on(ls) == "1-15"
-        assert any("what it said last stays in effect" in what for what in problems_of(w))
+        assert any("its last content stays in effect" in what for what in problems_of(w))
         await node.say(reservation={"reservedCPUs": "0-"})
         assert w.on(ls) == "0-15", "a list that is none counts as absent"
         assert any(f"annotation {RESERVATION}: " in what for what in problems_of(w))
