@@ -156,9 +156,9 @@ test-outage: venv e2e-tools ## kill the API server for ten minutes under churn, 
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin TOPOPROXY_OUTAGE_S=$(or $(OUTAGE),600) $(BIN)/python -m pytest -s -k outage_delays \
 	  tests/cluster/test_disturbances.py tests/e2e/cluster $(PYTEST_ARGS)
 
-bench-cluster: venv ## measure the cluster agent at a real kube-apiserver: latency, writes, memory, sizes
+bench-cluster: venv ## measure the cluster agent at a real kube-apiserver: latency, writes, memory, sizes: CASES="one two fast idle reading large"
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
-	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m tests.cluster.figures 2>/dev/null
+	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m tests.cluster.figures $(CASES) 2>/dev/null
 
 bench-fleet: venv ## simulate a fleet of 5,000 nodes and 100,000 pods with both schedulers: FLEET_ARGS="NODES PODS"
 	@$(BIN)/python bench/fleet.py $(FLEET_ARGS)

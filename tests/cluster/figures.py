@@ -1,4 +1,4 @@
-"""Figures of the cluster agent at a real API server: ``make bench-cluster`` prints them.
+"""Figures of the cluster agent at a real API server: ``make bench-cluster`` prints them, or only some cases.
 
 Latency is from the end of StartContainer to the event of a watch of the Numatopology that shows the
 container's CPUs as taken; memory is the resident set of the agent; writes are counted by the API server.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -17,9 +18,11 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+from proxy.agent.watcher import LASTS_S, QUIET_LASTS_S
 from proxy.demo import client as demo
 from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
@@ -41,6 +44,8 @@ from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 STATIC = "cpuManagerPolicy: static\nreconcilePeriod: 1h\n"
 PODS = 250
+FLEET_NODES, FLEET_PERIOD_S, WATCHES = 5000, 10, 3
+FLEET_KINDS = ("numatopologies", "noderesourcetopologies", "nodes", "events")
 Work = Callable[[DaemonNode, AgentProcess], None]
 
 
@@ -162,6 +167,76 @@ def reading(uids: dict[str, str]) -> Work:
     return work
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """What the API server has counted of our kinds of objects, by resource; then a mean.
+
+    Attributes:
+        requests: Writes, and their bytes.
+        events: Events of watches, and their bytes.
+    """
+
+    requests: dict[str, tuple[float, float]]
+    events: dict[str, tuple[float, float]]
+
+    @classmethod
+    def of(cls, plane: ControlPlane) -> Traffic:
+        text = plane.request("GET", "/metrics", raw=True)
+
+        def counted(name: str) -> dict[str, tuple[float, float]]:
+            found: dict[tuple[str, str], float] = {}
+            for part, labels, value in re.findall(rf"(?m)^{name}_(count|sum){{([^}}]*)}} (\S+)", text):
+                if resource := re.search(r'resource="(\w+)"', labels):
+                    found[resource[1], part] = found.get((resource[1], part), 0) + float(value)
+            return {kind: (found[kind, "count"], found[kind, "sum"]) for kind, part in found if part == "sum"}
+
+        return cls(counted("apiserver_request_body_size_bytes"), counted("apiserver_watch_events_sizes"))
+
+    def until(self, later: Traffic, changes: int) -> Traffic:
+        """Return count and bytes for each of some changes."""
+
+        def each(
+            before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]
+        ) -> dict[str, tuple[float, float]]:
+            zero = 0.0, 0.0
+            found = {}
+            for kind in FLEET_KINDS:
+                (n0, b0), (n1, b1) = before.get(kind, zero), after.get(kind, zero)
+                found[kind] = (n1 - n0) / changes, (b1 - b0) / changes
+            return found
+
+        return Traffic(each(self.requests, later.requests), each(self.events, later.events))
+
+
+def show_fleet(change: Traffic, stored: dict[str, int]) -> None:
+    """Print what a change costs, and what a fleet costs in which each node changes now and then.
+
+    Args:
+        change: Means of one change.
+        stored: Bytes of the objects as a reader gets them.
+    """
+    for kind in FLEET_KINDS:
+        (writes, sent), (events, echoed) = change.requests[kind], change.events[kind]
+        print(
+            f"a change, {kind}: {writes:.1f} writes of {sent / max(writes, 0.1):.0f} bytes, "
+            f"{events:.1f} events of {echoed / max(events, 0.1):.0f} bytes to the agent"
+        )
+    rate = FLEET_NODES / FLEET_PERIOD_S
+    print(f"{FLEET_NODES} nodes of 512 CPUs, a change of each in {FLEET_PERIOD_S} s:")
+    for kind in FLEET_KINDS:
+        (writes, sent), (_, echoed) = change.requests[kind], change.events[kind]
+        read = writes * stored.get(kind, 0)
+        print(
+            f"  {kind}: {rate * writes:.0f} writes per second, {rate * sent / 1e6:.1f} MB/s of requests, "
+            f"{rate * echoed / 1e6:.1f} MB/s to the agents, {rate * read / 1e6:.1f} MB/s to each reader"
+        )
+    for lasts in (LASTS_S, QUIET_LASTS_S):
+        opened = FLEET_NODES * WATCHES / lasts
+        print(
+            f"  watches: {FLEET_NODES * WATCHES} open, {opened:.0f} opened per second if one lasts {lasts} s"
+        )
+
+
 def figures(plane: ControlPlane) -> None:
     def idle(node: DaemonNode, agent: AgentProcess) -> None:
         with node.client() as client:
@@ -176,6 +251,7 @@ def figures(plane: ControlPlane) -> None:
         print(f"Numatopology of 64 CPUs: {len(page)} bytes with the fields of the API server")
 
     def large(node: DaemonNode, agent: AgentProcess) -> None:
+        stored = {}
         with node.client() as client:
             for number in range(100):
                 client.launch(DemoPod(f"p{number}", kube_qos=KubeQos.GUARANTEED, cpus=4))
@@ -187,19 +263,30 @@ def figures(plane: ControlPlane) -> None:
             del found["metadata"]["managedFields"]
             bare = len(json.dumps(found, separators=(",", ":")))
             print(f"{found['kind']} of 512 CPUs: {whole} bytes, {bare} without managedFields")
+            stored[path.split("/")[4]] = whole
         print(f"memory of the agent on 512 CPUs: {agent.rss_kb / 1024:.1f} MiB")
+        time.sleep(60)  # Events of these pods are late
+        before = Traffic.of(plane)
+        with node.client() as client:
+            for number in range(10):
+                client.launch(DemoPod(f"q{number}", kube_qos=KubeQos.GUARANTEED, cpus=4))
+                time.sleep(3)
+        time.sleep(5)
+        show_fleet(before.until(Traffic.of(plane), 10), stored)
 
     one = "cluster:\n  nodeResourceTopology: none\n"
     facts = "clusterFacts:\n  directory: {directory}/cluster\n"
     uids: dict[str, str] = {}
-    for cores, settings, work in (
-        (64, one, timed(plane, "one object, 1 pod per second", lambda: 1.0, 100)),
-        (64, "", timed(plane, "two objects, 1 pod per second", lambda: 1.0, 100)),
-        (64, "", timed(plane, "two objects, 4 pods per second", lambda: random.uniform(0, 0.5), 100)),
-        (16, "", idle),
-        (16, facts, reading(uids)),
-        (128, "", large),
-    ):
+    cases: dict[str, tuple[int, str, Work]] = {
+        "one": (64, one, timed(plane, "one object, 1 pod per second", lambda: 1.0, 100)),
+        "two": (64, "", timed(plane, "two objects, 1 pod per second", lambda: 1.0, 100)),
+        "fast": (64, "", timed(plane, "two objects, 4 pods per second", lambda: random.uniform(0, 0.5), 100)),
+        "idle": (16, "", idle),
+        "reading": (16, facts, reading(uids)),
+        "large": (128, "", large),
+    }
+    for name in sys.argv[1:] or cases:
+        cores, settings, work = cases[name]
         plane.node()
         if settings == facts:
             uids.update((name, bound_pod(plane, name)) for name in (f"p{number}" for number in range(PODS)))
