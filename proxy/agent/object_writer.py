@@ -2,7 +2,8 @@
 
 Theory of operation. For each object the writer holds what is wanted and what was written last. Where the two
 differ, and the last write was a second ago, it writes; changes meanwhile replace what is wanted, so a burst
-costs one write, and an object that does not change costs none. A write that fails is repeated with back-off,
+costs one write, and an object that does not change costs none. A change that is not urgent waits a moment for
+one that is: a new sandbox mostly has a container soon. A write that fails is repeated with back-off,
 with what is wanted by then. Nothing is queued: memory is bounded by the number of objects.
 
 All writes share a budget (``write_budget``): a few at once, and one a second. Where more are due, the object
@@ -57,6 +58,7 @@ class _Kept:
         write: Writes that.
         patience: So many times longer than an object of the node it may wait; infinity: until none waits.
         since: The time from which it has not been written as wanted.
+        settled: The time until which a change that is not urgent waits for another one.
         written: What was written last; a value that nothing equals before the first write.
         due: The time of the next write at the earliest.
         failures: Failed writes in a row.
@@ -73,6 +75,7 @@ class _Kept:
     write: Write
     patience: float
     since: float
+    settled: float = 0.0
     written: object = field(default_factory=object)
     due: float = 0.0
     failures: int = 0
@@ -110,6 +113,7 @@ class ObjectWriter:
         write: Write,
         *,
         patience: float = 1.0,
+        settles: float = 0.0,
         once: bool = False,
         gives_up: bool = False,
     ) -> None:
@@ -120,6 +124,7 @@ class ObjectWriter:
             wanted: What is compared with what was written last.
             write: Writes it.
             patience: So many times longer than an object of the node it may wait; infinity: until none waits.
+            settles: So many seconds this change waits for an urgent one; the first of an object never waits.
             once: Forget it once it is written; the oldest of more than ``ONCE_LIMIT`` are forgotten before.
             gives_up: Forget it also after ``ONCE_REFUSALS`` refusals in a row.
         """
@@ -132,7 +137,9 @@ class ObjectWriter:
             return
         else:
             if kept.written == kept.wanted:
-                kept.since = self._now()
+                kept.since, kept.settled = self._now(), self._now() + settles
+            elif not settles:
+                kept.settled = 0.0
             kept.wanted, kept.write = wanted, write
             if kept.failures:  # something new may be accepted
                 kept.failures, kept.due = 0, min(kept.due, self._now() + LEAST_S)
@@ -188,7 +195,7 @@ class ObjectWriter:
                 behind.sort(key=lambda each: each[1].waited(now), reverse=True)
                 pause = math.inf
                 for path, kept in behind:
-                    wait = kept.due - now
+                    wait = max(kept.due, kept.settled) - now
                     if wait <= 0:
                         wait = self._budget.wait(now, spare=kept.patience == math.inf)
                     if wait > 0:

@@ -45,6 +45,8 @@ KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh
 DISCOVER_S = 300.0
 EVENT_BURST, EVENT_S = 25, 2.0
 """So many Events at once, and one more every so many seconds."""
+SETTLES_S = 0.5
+"""Seconds for which a new fingerprint waits: a new sandbox mostly has a container by then."""
 POD_PATIENCE = 30.0
 """So many times longer than an object of the node the annotation of a pod may wait."""
 
@@ -81,6 +83,7 @@ class Publisher:
         self._is_silent = False
         self._groups: dict[str, list[str]] = {}
         self._allocations = True
+        self._zones: object = None
         self._annotated: dict[str, JsonObject] = {}
         self._looked_for_annotations = False
         self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
@@ -232,7 +235,9 @@ class Publisher:
             version = collection.split("/")[3]
             koordinator = self._koordinator
             value = nrt.koordinator_topology(page, version) if koordinator else nrt.nfd_topology(page)
-            self._want(collection, value, self._apply)
+            settles = SETTLES_S if value["zones"] == self._zones else 0.0
+            self._zones = value["zones"]
+            self._want(collection, value, self._apply, settles)
         if self._settings.pod_annotations:
             self._annotate(page)
 
@@ -260,10 +265,16 @@ class Publisher:
                 remove = self._merge(path, withdrawn(patch))
                 self.writer.want(path, None, remove, patience=POD_PATIENCE)
 
-    def _want(self, collection: str, value: JsonObject, write: Callable[[str, JsonObject], Write]) -> None:
+    def _want(
+        self,
+        collection: str,
+        value: JsonObject,
+        write: Callable[[str, JsonObject], Write],
+        settles: float = 0.0,
+    ) -> None:
         path = f"{collection}/{self._session.node}"
         owned = nrt.with_owner(value, self._session.node, self._status.uid)
-        self.writer.want(path, msgspec.json.encode(owned), write(path, owned))
+        self.writer.want(path, msgspec.json.encode(owned), write(path, owned), settles=settles)
 
     def _apply(self, path: str, value: JsonObject) -> Write:
         return lambda: self._session.api.apply(path, value)

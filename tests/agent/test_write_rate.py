@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from proxy import logs
 from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject
-from proxy.agent.object_writer import WRITE_BURST, ObjectWriter
-from proxy.agent.publisher import POD_PATIENCE
+from proxy.agent.object_writer import LEAST_S, WRITE_BURST, ObjectWriter
+from proxy.agent.publisher import POD_PATIENCE, SETTLES_S
 from proxy.agent.write_budget import WriteBudget
 
 
@@ -45,7 +45,7 @@ class Server:
         self.error: Exception | None = None
         self.attempts = 0
 
-    def want(self, path: str, value: object, patience: float = 1.0) -> None:
+    def want(self, path: str, value: object, patience: float = 1.0, settles: float = 0.0) -> None:
         self.changed.setdefault(path, self._now())
 
         async def write() -> JsonObject | None:
@@ -56,7 +56,7 @@ class Server:
             self.delays.setdefault(path, []).append(self._now() - self.changed.pop(path))
             return None
 
-        self.writer.want(path, value, write, patience=patience, once=patience == math.inf)
+        self.writer.want(path, value, write, patience=patience, settles=settles, once=patience == math.inf)
 
     def count(self, since: float, path: str = "") -> int:
         return sum(1 for at, written in self.writes if at > since and written.startswith(path))
@@ -104,6 +104,35 @@ def test_one_object_and_a_pod_every_second_are_one_write_a_second_each_within_a_
         assert server.count(100.0) - server.count(200.0) <= 101
         assert max(server.delays["node"]) <= 1.0
         assert len(server.delays["node"]) >= 299
+
+    play(test)
+
+
+def test_a_sandbox_and_its_container_are_one_write_and_the_container_waits_for_nothing() -> None:
+    async def test(server: Server) -> None:
+        server.want("node", "nothing")
+        await asyncio.sleep(5.0)
+        for number in range(200):
+            server.want("node", ("sandbox", number), settles=SETTLES_S)
+            await asyncio.sleep(0.1)
+            server.changed["node"] = server._now()
+            server.want("node", ("container", number))
+            await asyncio.sleep(0.95)
+        assert max(server.delays["node"]) < 0.01
+        assert len(server.writes) == 201
+
+    play(test)
+
+
+def test_a_change_that_is_not_urgent_is_written_once_it_has_waited() -> None:
+    async def test(server: Server) -> None:
+        server.want("node", 0)
+        await asyncio.sleep(5.0)
+        for number in range(1, 5):
+            server.want("node", number, settles=SETTLES_S)
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(5.0)
+        assert [at for at, _ in server.writes] == [0.0, 5.0 + SETTLES_S, 5.0 + SETTLES_S + LEAST_S]
 
     play(test)
 
