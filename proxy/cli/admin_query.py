@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from proxy.admin.client import ask
 from proxy.cli.settings import config_option, read_config
-from proxy.config import Config, override
 from proxy.model.errors import ConfigError, PermissionDeniedError, UnavailableError
+
+if TYPE_CHECKING:
+    from proxy.config import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,6 +56,8 @@ def config_for(file: Path | None, admin: str | None) -> Config:
     Raises:
         ConfigError, UsageError: What is read is refused.
     """
+    from proxy.config import Config, override
+
     return read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
 
 
@@ -62,6 +66,8 @@ def config_or_defaults(file: Path | None, admin: str | None) -> tuple[Config, st
     try:
         return config_for(file, admin), ""
     except (ConfigError, PermissionDeniedError) as error:
+        from proxy.config import Config
+
         return Config(), str(error)
 
 

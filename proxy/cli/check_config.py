@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from proxy.cli.settings import read_config, setting_options
-from proxy.config import Config, as_yaml, check_against
-from proxy.config.checks import ineffective
-from proxy.config.files import exposed
-from proxy.config.load import untrusted
 from proxy.model.errors import HookError, TopologyError
-from proxy.model.machine import Machine
 
 if TYPE_CHECKING:
+    from proxy.config import Config
     from proxy.config.hooks import HooksConfig
     from proxy.hooks.loader.directories import Candidate
+    from proxy.model.machine import Machine
 
 
 @click.command()
@@ -46,6 +43,8 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **words: str |
 
         click.echo(json.dumps(configuration_schema(), indent=1))
         return
+    from proxy.config import Config, as_yaml
+
     if defaults:
         click.echo(as_yaml(Config()), nl=False)
         return
@@ -58,6 +57,7 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **words: str |
 
 
 def _machine(config: Config) -> str:
+    from proxy.config import check_against
     from proxy.topology.reader import read_machine
 
     try:
@@ -92,6 +92,10 @@ def _runtime(config: Config) -> str:
 
 def _files(file: Path | None, config: Config) -> Iterator[str]:
     """Report files that are open to other users, and settings that can have no effect."""
+    from proxy.config.checks import ineffective
+    from proxy.config.files import exposed
+    from proxy.config.load import untrusted
+
     if lack := untrusted(file):
         yield f"note: serve refuses this file as it is: {lack}"
     yield from (f"note: {sentence}" for sentence in (*exposed(config), *ineffective(config)))

@@ -7,18 +7,17 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
-from proxy.config import Config
 from proxy.model.errors import InputError, TopoproxyError
-from proxy.observe.device_list import DeviceList
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
-from proxy.topology.cdi import CDI_ROOTS
-from proxy.topology.devices import SysfsDevices
-from proxy.topology.pci import nvidia_addresses, pci_functions
-from proxy.topology.reader import read_machine, sysfs_of
+
+if TYPE_CHECKING:
+    from proxy.config import Config
+    from proxy.observe.device_list import DeviceList
 
 UNKNOWN = "unknown"
 _COLUMNS = ("DEVICE", "KIND", "NAMES", "NUMA", "L3", "MANAGER", "CONTAINER", "HEALTH")
@@ -85,6 +84,12 @@ def _daemon(config: Config, timeout: float) -> tuple[Mapping[str, object], str]:
 def _list(
     config: Config, sysfs_root: Path | None, procfs_root: Path | None, page: Mapping[str, object]
 ) -> DeviceList:
+    from proxy.observe.device_list import DeviceList
+    from proxy.topology.cdi import CDI_ROOTS
+    from proxy.topology.devices import SysfsDevices
+    from proxy.topology.pci import nvidia_addresses, pci_functions
+    from proxy.topology.reader import read_machine, sysfs_of
+
     sysfs = sysfs_of(sysfs_root or config.sysfs_root)
     if procfs_root is None:
         procfs_root = config.procfs_root if sysfs_root is None else sysfs.absolute().parent / "proc"

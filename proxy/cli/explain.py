@@ -6,21 +6,17 @@ import difflib
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.model.errors import TopoproxyError
-from proxy.observe.explain_text import (
-    ExplainedDecision,
-    known_names,
-    newest,
-    read_records,
-    render,
-    render_pods,
-)
 from proxy.observe.json_access import as_map
 from proxy.observe.value_text import clean
+
+if TYPE_CHECKING:
+    from proxy.observe.explain_text import ExplainedDecision
 
 _NEAR = 3
 
@@ -54,6 +50,8 @@ def explain(
 
     Ends with 69 when the daemon does not answer, and with 1 when it has no decision for POD.
     """  # noqa: D301 - click wants the real backspace
+    from proxy.observe.explain_text import newest, read_records, render, render_pods
+
     answer = ask_daemon(
         config_for(file, admin), "/explain", timeout, {"query": query.strip()} if query.strip() else None
     )
@@ -74,6 +72,8 @@ def _as_json(answer: object, shown: list[ExplainedDecision]) -> str:
 
 
 def _unknown(query: str, answer: object) -> str:
+    from proxy.observe.explain_text import known_names
+
     query = clean(query)
     alike = [name for name in known_names(answer) if name.count("/") == query.count("/")]
     near = difflib.get_close_matches(query, alike, n=_NEAR)

@@ -6,14 +6,17 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from proxy.cli.admin_query import RUNS, ask_daemon, config_for
 from proxy.cli.settings import read_config, setting_options
-from proxy.config import Config
 from proxy.model import schema_ids
 from proxy.model.errors import TopoproxyError
+
+if TYPE_CHECKING:
+    from proxy.config import Config
 
 ASK_S = 30.0
 LOOK_S = 0.5

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from proxy.cli.admin_query import ask_daemon, asking_options
-from proxy.config import Config, override
-from proxy.config.load import DEFAULT_FILE, load
 from proxy.model.errors import ConfigError
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map, one_line
+
+if TYPE_CHECKING:
+    from proxy.config import Config
 
 
 @click.command()
@@ -41,6 +43,8 @@ def reload(file: Path | None, admin: str | None, as_json: bool, timeout: float) 
 
 def _where(file: Path | None, admin: str | None) -> Config:
     """Find the admin socket; the usual one where the configuration is what the daemon will refuse."""
+    from proxy.config import DEFAULT_FILE, Config, load, override
+
     if admin is not None:
         return override(Config(), {"adminSocket": ("--admin", admin)})
     try:

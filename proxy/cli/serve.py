@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from proxy.cli.settings import read_config, setting_options
-from proxy.config.schema import Config
+
+if TYPE_CHECKING:
+    from proxy.config.schema import Config
 
 
 @click.command()

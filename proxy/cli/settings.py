@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from proxy.config import Config, load, override
-from proxy.config.frozen_mapping import FrozenMapping
-from proxy.config.load import DEFAULT_FILE
-from proxy.config.origin import Origin
+if TYPE_CHECKING:
+    from proxy.config import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,7 +56,7 @@ def config_option(command: F) -> F:
         "file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help=f"The configuration; {DEFAULT_FILE} (which may be missing) by default.",
+        help="The configuration; /etc/topoproxy/config.yaml (which may be missing) by default.",
     )
     return add(command)
 
@@ -84,6 +82,10 @@ def read_config(file: Path | None, words: dict[str, str | None], *, trusted: boo
         ConfigError: The file is refused.
         UsageError: An option is refused.
     """
+    from proxy.config import load, override
+    from proxy.config.frozen_mapping import FrozenMapping
+    from proxy.config.origin import Origin
+
     values: dict[str, tuple[str, str]] = {}
     for parameter, text in words.items():
         option, key = _BY_PARAMETER[parameter]

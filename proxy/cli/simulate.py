@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import shutil
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +13,11 @@ from proxy.cli.simulate_cluster import (
     cluster_options,
     refuse_cluster_options,
     refuse_other_options,
-    simulate_cluster,
 )
-from proxy.config import Config, load
-from proxy.model.errors import UsageError
-from proxy.simulate.cluster import Fate
-from proxy.simulate.compare import compare_lines, differences, differences_data
-from proxy.simulate.data import page
-from proxy.simulate.hosts import MAX_PODS
-from proxy.simulate.machines import Named, copies, described_machines, sysfs_machine
-from proxy.simulate.manifests import Pods, load_pods
-from proxy.simulate.plugins import check_plugins, load_plugins
-from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
-from proxy.simulate.sizes import too_small
-from proxy.simulate.summary import Findings, find
-from proxy.simulate.text import explain_lines, report
+from proxy.simulate.limits import MAX_PODS
 
 FILE = click.Path(path_type=Path)
 _REFUSED = 1
-_BAR = 30
-"""Characters of the progress bar."""
 
 
 @click.command()
@@ -144,121 +122,12 @@ def simulate(
         refuse_other_options({"--compare": other, "--explain": explain, "--fill": fill, "--retry": retry})
     else:
         refuse_cluster_options(asked)
-    named = [] if cluster and not (machines or sysfs_root) else _machines(machines, sysfs_root, nodes, file)
-    plugins = load_plugins(devices) if devices else {}
-    if devices:
-        check_plugins(plugins, named, devices)
-    configs = [load(file), *([load(other)] if other else [])]
-    if cluster:
-        placed = simulate_cluster(
-            pods,
-            hosts_of(configs[0], named, Rules(plugins, max_pods=max_pods)),
-            asked,
-            replicas=replicas,
-            anywhere=anywhere,
-            counter=functools.partial(_counter, progress),
-            as_json=as_json,
-            verbose=verbose,
-        )
-        if fail_on_refused and not placed:
-            click.get_current_context().exit(_REFUSED)
-        return
-    reported = load_pods(pods, [machine.name for machine in named], replicas, bound=not anywhere)
-    rules = Rules(plugins, fill, retry, max_pods, frozenset(_wanted(explain, reported)))
-    hosts = [hosts_of(config, named, rules) for config in configs]
-    with _counter(progress, len(reported.guests) * len(configs)) as step:
-        played = [
-            rehearse(config, some, reported.guests, rules, step)
-            for config, some in zip(configs, hosts, strict=True)
-        ]
-    found = [find(rehearsal) for rehearsal in played]
-    notes = list(dict.fromkeys([*reported.notes, *(note for each in played for note in too_small(each))]))
-    if as_json:
-        click.echo(json.dumps(_data(played, found, notes), indent=1))
-    else:
-        click.echo("\n".join(_words(played, found, notes, rules.explain, verbose=verbose)))
-    if fail_on_refused and any(result.fate is not Fate.PLACED for each in played for result in each.results):
+    from proxy.cli.simulate_pods import SimulateOptions, simulate_on_machines  # only here: --help is quick
+
+    options = SimulateOptions(
+        pods, machines, sysfs_root, nodes, devices, file, other, replicas, fill, retry, anywhere, max_pods,
+        explain, as_json, verbose, progress,
+    )  # fmt: skip
+    placed = simulate_on_machines(options, asked if cluster else None)
+    if fail_on_refused and not placed:
         click.get_current_context().exit(_REFUSED)
-
-
-def _machines(words: Sequence[str], root: Path | None, nodes: int, file: Path | None) -> list[Named]:
-    if words and root:
-        raise UsageError("cannot use --machine and --sysfs-root together: which machine is meant?")
-    if words:
-        return copies(described_machines(words), nodes)
-    config = Config() if root else load(file)
-    return copies([sysfs_machine(root or config.sysfs_root, None if root else config.procfs_root)], nodes)
-
-
-def _wanted(words: Sequence[str], reported: Pods) -> Iterator[str]:
-    """Find the pods that are to be explained.
-
-    Raises:
-        UsageError: There is no such pod.
-    """
-    refs = {guest.ref for guest in reported.guests} if words else set()
-    for word in words:
-        ref = word if "/" in word else f"default/{word}"
-        if ref not in refs:
-            import difflib
-
-            close = difflib.get_close_matches(ref, sorted(refs), n=1)
-            meant = f" (did you mean {close[0]}?)" if close else ""
-            raise UsageError(f"cannot explain {word}: there is no pod {ref}{meant}")
-        yield ref
-
-
-@contextmanager
-def _counter(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
-    """Return what counts the pods on standard error, a few times a second; or nothing."""
-    show = sys.stderr.isatty() if wanted is None else wanted
-    done, last, began = 0, 0.0, time.monotonic()
-
-    def step() -> None:
-        nonlocal done, last
-        done += 1
-        now = time.monotonic()
-        if show and (now - last > 0.2 or done == total):
-            last = now
-            left = (now - began) / done * (total - done)
-            bar = "#" * (_BAR * done // total)
-            click.echo(f"\r[{bar:.<{_BAR}}] {done} of {total} pods, {left:.0f} s left ", err=True, nl=False)
-
-    yield step
-    if show:
-        click.echo(f"\r{f'{total} pods in {time.monotonic() - began:.1f} s':<{_BAR + 40}}", err=True)
-
-
-def _data(played: Sequence[Rehearsal], found: Sequence[Findings], notes: Sequence[str]) -> dict[str, object]:
-    pages = [page(one, its, notes) for one, its in zip(played, found, strict=True)]
-    if len(pages) == 1:
-        return pages[0]
-    changed = differences(played[0], found[0], played[1], found[1])
-    return {
-        "schema": pages[0]["schema"],
-        "a": pages[0],
-        "b": pages[1],
-        "differences": differences_data(changed),
-    }
-
-
-def _words(
-    played: Sequence[Rehearsal],
-    found: Sequence[Findings],
-    notes: Sequence[str],
-    explain: frozenset[str],
-    *,
-    verbose: bool,
-) -> list[str]:
-    if len(played) == 2:
-        lines = compare_lines(played[0], found[0], played[1], found[1], notes, verbose=verbose)
-    else:
-        lines = report(played[0], found[0], notes, verbose=verbose)
-    width = shutil.get_terminal_size((100, 24)).columns
-    for name, rehearsal in zip("AB", played, strict=False):
-        for result in rehearsal.results:
-            if result.guest.ref in explain:
-                title = f"{name}: " if len(played) > 1 else ""
-                first, *rest = explain_lines(result, width)
-                lines += ["", f"{title}{first}", *rest]
-    return lines

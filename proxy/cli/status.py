@@ -7,16 +7,18 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from proxy.admin.client import ask
 from proxy.admin.status_text import render
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
-from proxy.config import Config
-from proxy.config.kinds import parse_duration
 from proxy.model.errors import UnavailableError, UsageError
 from proxy.observe.json_access import as_list, as_map, one_line, table
+
+if TYPE_CHECKING:
+    from proxy.config import Config
 
 NOT_READY = 1
 """The exit status where the daemon is not ready."""
@@ -26,6 +28,8 @@ POLL_S = 0.2
 def _seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
     """Read a duration such as ``30s``."""
     try:
+        from proxy.config.kinds import parse_duration
+
         return None if text is None else parse_duration(text)
     except ValueError as error:
         raise click.BadParameter(str(error), context, option) from None

@@ -9,11 +9,6 @@ from pathlib import Path
 
 import click
 
-from proxy.topology.description import load_machine
-from proxy.topology.facts import machine_to_json
-from proxy.topology.picture import render
-from proxy.topology.reader import read_machine
-
 _PICTURE = "├└│─·…"
 
 
@@ -74,6 +69,11 @@ def topology(
     sysfs_root: Path, procfs_root: Path | None, as_json: bool, description: Path | None, ascii_only: bool
 ) -> None:
     """Show the machine: sockets, NUMA nodes, caches, cores, memory and distances."""
+    from proxy.topology.description import load_machine
+    from proxy.topology.facts import machine_to_json
+    from proxy.topology.picture import render
+    from proxy.topology.reader import read_machine
+
     machine = load_machine(description) if description else read_machine(sysfs_root, procfs_root)
     if as_json:
         click.echo(to_text(machine_to_json(machine)))

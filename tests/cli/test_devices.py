@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.api.kubelet import podresources_pb2 as pb
-from proxy.cli import devices as command
 from proxy.cli.main import cli
 from proxy.demo.client import DemoPod
 from proxy.engine.node_events import DevicesChanged
@@ -118,7 +117,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonNode]:
             "devices": [{"name": "0", "containerEdits": {"deviceNodes": nodes}}],
         }
         (directory / "cdi/nvme.json").write_text(json.dumps(spec))
-        monkeypatch.setattr(command, "CDI_ROOTS", (directory / "cdi",))
+        monkeypatch.setattr("proxy.topology.cdi.CDI_ROOTS", (directory / "cdi",))
         write_machine(directory / "machine")
         made.settings = (
             "cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\nreconcilePeriod: 200ms\n"

@@ -10,14 +10,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import proxy.hooks
 from proxy.atomic_write import write_file
 from proxy.cli.settings import config_option, read_config
-from proxy.config.schema import HooksConfig
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError, UsageError
+
+if TYPE_CHECKING:
+    from proxy.config.schema import HooksConfig
 
 TEMPLATE = "00-template"
 

@@ -15,12 +15,12 @@ import click
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.cli.hooks.file_commands import shipped
 from proxy.cli.settings import config_option, read_config
-from proxy.config import Config
 from proxy.model import schema_ids
 from proxy.model.errors import HookError, InputError, UnavailableError
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
 if TYPE_CHECKING:
+    from proxy.config import Config
     from proxy.config.schema import HooksConfig
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import json
 import re
@@ -160,6 +159,8 @@ def run(
         raise UsageError("cannot run hooks: name a file (NN-name.py)")
     hooks = _load(files, pairs, read_config(file, {}).hooks)
     happens = _events(event_files, examples, hooks)
+    import asyncio
+
     from proxy.cli.hooks.dry_run import rehearse
 
     done = asyncio.run(rehearse(hooks, happens))

@@ -1,0 +1,187 @@
+"""What ``topoproxy simulate`` does: machines and pods from files, trial placements, and the output."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from proxy.cli.simulate_cluster import ClusterOptions, simulate_cluster
+from proxy.config import Config, load
+from proxy.model.errors import UsageError
+from proxy.simulate.cluster import Fate
+from proxy.simulate.compare import compare_lines, differences, differences_data
+from proxy.simulate.data import page
+from proxy.simulate.machines import Named, copies, described_machines, sysfs_machine
+from proxy.simulate.manifests import Pods, load_pods
+from proxy.simulate.plugins import check_plugins, load_plugins
+from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
+from proxy.simulate.sizes import too_small
+from proxy.simulate.summary import Findings, find
+from proxy.simulate.text import explain_lines, report
+
+_BAR = 30
+"""Characters of the progress bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """The options of the command, by their names."""
+
+    pods: tuple[str, ...]
+    machines: tuple[str, ...]
+    sysfs_root: Path | None
+    nodes: int
+    devices: Path | None
+    file: Path | None
+    other: Path | None
+    replicas: int
+    fill: bool
+    retry: bool
+    anywhere: bool
+    max_pods: int
+    explain: tuple[str, ...]
+    as_json: bool
+    verbose: bool
+    progress: bool | None
+
+
+def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None) -> bool:
+    """Simulate, and print what came of it.
+
+    Args:
+        options: The options of the command.
+        fleet: Those of ``--cluster``; None without it.
+
+    Returns:
+        Whether all pods have been placed.
+
+    Raises:
+        InputError, ConfigError, UsageError: A file or an option is not what it should be.
+    """
+    given = bool(options.machines or options.sysfs_root)
+    named = [] if fleet is not None and not given else _machines(options)
+    plugins = load_plugins(options.devices) if options.devices else {}
+    if options.devices:
+        check_plugins(plugins, named, options.devices)
+    configs = [load(options.file), *([load(options.other)] if options.other else [])]
+    if fleet is not None:
+        return simulate_cluster(
+            options.pods,
+            hosts_of(configs[0], named, Rules(plugins, max_pods=options.max_pods)),
+            fleet,
+            replicas=options.replicas,
+            anywhere=options.anywhere,
+            counter=functools.partial(_counter, options.progress),
+            as_json=options.as_json,
+            verbose=options.verbose,
+        )
+    names = [machine.name for machine in named]
+    reported = load_pods(options.pods, names, options.replicas, bound=not options.anywhere)
+    explained = frozenset(_wanted(options.explain, reported))
+    rules = Rules(plugins, options.fill, options.retry, options.max_pods, explained)
+    hosts = [hosts_of(config, named, rules) for config in configs]
+    with _counter(options.progress, len(reported.guests) * len(configs)) as step:
+        played = [
+            rehearse(config, some, reported.guests, rules, step)
+            for config, some in zip(configs, hosts, strict=True)
+        ]
+    found = [find(rehearsal) for rehearsal in played]
+    notes = list(dict.fromkeys([*reported.notes, *(note for each in played for note in too_small(each))]))
+    if options.as_json:
+        click.echo(json.dumps(_data(played, found, notes), indent=1))
+    else:
+        click.echo("\n".join(_words(played, found, notes, rules.explain, verbose=options.verbose)))
+    return all(result.fate is Fate.PLACED for each in played for result in each.results)
+
+
+def _machines(options: SimulateOptions) -> list[Named]:
+    words, root, nodes = options.machines, options.sysfs_root, options.nodes
+    if words and root:
+        raise UsageError("cannot use --machine and --sysfs-root together: which machine is meant?")
+    if words:
+        return copies(described_machines(words), nodes)
+    config = Config() if root else load(options.file)
+    return copies([sysfs_machine(root or config.sysfs_root, None if root else config.procfs_root)], nodes)
+
+
+def _wanted(words: Sequence[str], reported: Pods) -> Iterator[str]:
+    """Find the pods that are to be explained.
+
+    Raises:
+        UsageError: There is no such pod.
+    """
+    refs = {guest.ref for guest in reported.guests} if words else set()
+    for word in words:
+        ref = word if "/" in word else f"default/{word}"
+        if ref not in refs:
+            import difflib
+
+            close = difflib.get_close_matches(ref, sorted(refs), n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise UsageError(f"cannot explain {word}: there is no pod {ref}{meant}")
+        yield ref
+
+
+@contextmanager
+def _counter(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
+    """Return what counts the pods on standard error, a few times a second; or nothing."""
+    show = sys.stderr.isatty() if wanted is None else wanted
+    done, last, began = 0, 0.0, time.monotonic()
+
+    def step() -> None:
+        nonlocal done, last
+        done += 1
+        now = time.monotonic()
+        if show and (now - last > 0.2 or done == total):
+            last = now
+            left = (now - began) / done * (total - done)
+            bar = "#" * (_BAR * done // total)
+            click.echo(f"\r[{bar:.<{_BAR}}] {done} of {total} pods, {left:.0f} s left ", err=True, nl=False)
+
+    yield step
+    if show:
+        click.echo(f"\r{f'{total} pods in {time.monotonic() - began:.1f} s':<{_BAR + 40}}", err=True)
+
+
+def _data(played: Sequence[Rehearsal], found: Sequence[Findings], notes: Sequence[str]) -> dict[str, object]:
+    pages = [page(one, its, notes) for one, its in zip(played, found, strict=True)]
+    if len(pages) == 1:
+        return pages[0]
+    changed = differences(played[0], found[0], played[1], found[1])
+    return {
+        "schema": pages[0]["schema"],
+        "a": pages[0],
+        "b": pages[1],
+        "differences": differences_data(changed),
+    }
+
+
+def _words(
+    played: Sequence[Rehearsal],
+    found: Sequence[Findings],
+    notes: Sequence[str],
+    explain: frozenset[str],
+    *,
+    verbose: bool,
+) -> list[str]:
+    if len(played) == 2:
+        lines = compare_lines(played[0], found[0], played[1], found[1], notes, verbose=verbose)
+    else:
+        lines = report(played[0], found[0], notes, verbose=verbose)
+    width = shutil.get_terminal_size((100, 24)).columns
+    for name, rehearsal in zip("AB", played, strict=False):
+        for result in rehearsal.results:
+            if result.guest.ref in explain:
+                title = f"{name}: " if len(played) > 1 else ""
+                first, *rest = explain_lines(result, width)
+                lines += ["", f"{title}{first}", *rest]
+    return lines
