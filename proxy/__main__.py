@@ -20,7 +20,7 @@ def main() -> NoReturn:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if os.environ.get("TOPOPROXY_SUCCEEDS") and os.fork():  # see proxy.succession.successor
             os._exit(0)
-    if sys.argv[1:2] != ["agent"]:  # which connects to the API server
+    if not {"agent", "scheduler-extender"} & set(sys.argv[1:2]):  # which connect to the API server
         memory_trim.without_tls()
     from proxy.cli.main import command_line
 

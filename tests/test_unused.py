@@ -31,16 +31,7 @@ ENTRIES = (
 """What pyproject.toml, the command line, a reload and ``make`` name, and what authors import."""
 CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
 """What is called by a name that is put together: the method of an RPC."""
-UNDER_WAY: tuple[str, ...] = (
-    "proxy.scheduler.decision.TOO_FEW",
-    "proxy.scheduler.node_table.MOST_CLASSES",
-    "proxy.scheduler.node_table.NodeTable.put_unknown",
-    "proxy.scheduler.node_table.NodeTable.tick",
-    "proxy.scheduler.pod_demand.ENDED",
-    "proxy.scheduler.pod_demand.has_ended",
-    "proxy.scheduler.pod_demand.read_demand",
-    "proxy.scheduler.pod_demand.with_cpus",
-)
+UNDER_WAY: tuple[str, ...] = ()
 """Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")
 """Classes of others that call no method by a name that only they know."""

@@ -30,6 +30,7 @@ COMMANDS = {
     "reload": "Have the running proxy read its configuration again.",
     "report": "Print the node's picture for schedulers.",
     "agent": "Publish the node in the cluster: objects, Events, its condition; end rejected pods.",
+    "scheduler-extender": "Tell kube-scheduler which nodes would admit a pod, and bind it there.",
     "observe": "Show what enforcing would change, against the cpusets that the kernel has.",
     "explain": "Show why a container is on its CPUs, or why it was refused.",
     "hooks": "Look at hooks, write them, try them, and switch them on and off.",

@@ -36,7 +36,6 @@ SHOWN = "shown"
 """The owner of what the object of the node shows as taken."""
 NOT_STATIC = "CPUManagerNotStatic"
 OTHER_POLICY = "TopologyPolicyDiffers"
-TOO_FEW = "InsufficientCPUs"
 REORDERED = "PendingPodsConflict"
 
 

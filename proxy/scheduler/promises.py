@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.pod_demand import PodDemand
 
-GRACE_S = 60.0
+GRACE_S = 20.0
 LOST_S = 60.0
 
 

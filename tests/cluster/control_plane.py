@@ -121,14 +121,15 @@ class ControlPlane:
             self._api.wait()
             self._api = None
 
-    def start_scheduler(self) -> None:
-        """Start the stock kube-scheduler."""
-        config = self.directory / "scheduler.yaml"
+    def start_scheduler(self, **more: Any) -> None:
+        """Start the stock kube-scheduler; ``more`` is added to its configuration."""
+        config = self.directory / f"scheduler-{len(self._more)}.yaml"
         value = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(self.kubeconfig())},
             "leaderElection": {"leaderElect": False},
+            **more,
         }
         config.write_text(yaml.safe_dump(value))
         self._run_program("kube-scheduler", f"--config={config}")

@@ -1,0 +1,100 @@
+"""``topoproxy scheduler-extender``: what kube-scheduler asks before it binds a pod."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from proxy.model.errors import TopoproxyError, UsageError
+
+STRATEGIES = ("fewest-numa-nodes", "least-allocated", "most-allocated", "balanced-allocation")
+
+
+@click.command()
+@click.option(
+    "--listen",
+    default=":8443",
+    show_default=True,
+    metavar="[HOST]:PORT",
+    help="Where kube-scheduler connects.",
+)
+@click.option("--tls-cert", default="", metavar="FILE", help="The server's certificate, PEM.")
+@click.option("--tls-key", default="", metavar="FILE", help="Its key.")
+@click.option("--client-ca", default="", metavar="FILE", help="Admit only clients of this authority.")
+@click.option("--plain-http", is_flag=True, help="Serve without TLS, on a loopback address only.")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The credentials for the API server; without it those of the pod, else KUBECONFIG.",
+)
+@click.option(
+    "--lease",
+    default="topoproxy-system/topoproxy-scheduler-extender",
+    show_default=True,
+    metavar="NAMESPACE/NAME",
+    help="The Lease object: of several replicas the one that holds it answers.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    default=STRATEGIES[0],
+    show_default=True,
+    help="Which of the nodes that fit come first.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(("debug", "info", "warning", "error")),
+    default="info",
+    show_default=True,
+    help="The least important records that are written.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(("text", "klog", "json")),
+    default="text",
+    show_default=True,
+    help="How records look.",
+)
+def scheduler_extender(
+    listen: str,
+    tls_cert: str,
+    tls_key: str,
+    client_ca: str,
+    plain_http: bool,
+    kubeconfig: Path | None,
+    lease: str,
+    strategy: str,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Keep kube-scheduler from sending pods to nodes that must refuse them, until SIGTERM.
+
+    The stock kube-scheduler asks over HTTPS which nodes would admit a pod, with the engine that decides on
+    the nodes themselves, and has the pod bound here. Nodes are known from the objects that the agents of
+    topoproxy, Volcano, NFD or Koordinator publish. Needs the extra ``cluster``; docs/scheduler.md has the
+    configuration of kube-scheduler and the permissions.
+    """
+    host, _, port = listen.rpartition(":")
+    namespace, _, name = lease.partition("/")
+    if not port.isdigit() or not namespace or not name:
+        raise UsageError("cannot start: --listen is [HOST]:PORT, and --lease is NAMESPACE/NAME")
+    if plain_http:
+        if host not in ("127.0.0.1", "[::1]", "localhost"):
+            raise UsageError("cannot serve without TLS on an address that is not loopback")
+    elif not tls_cert or not tls_key:
+        raise UsageError("cannot start without --tls-cert and --tls-key (or --plain-http on loopback)")
+    try:
+        from proxy.extender.process import ExtenderOptions, run
+    except ImportError as error:
+        raise TopoproxyError(
+            f"cannot run the extender: {error.name} is not installed; install requirements-cluster.lock"
+        ) from error
+    from proxy.scheduler.scores import Strategy
+
+    options = ExtenderOptions(
+        host.strip("[]"), int(port), "" if plain_http else tls_cert, tls_key, client_ca, kubeconfig,
+        (namespace, name), Strategy(strategy), log_level, log_format,
+    )  # fmt: skip
+    return run(options)

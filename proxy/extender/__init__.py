@@ -1,0 +1,1 @@
+"""``topoproxy scheduler-extender``: what kube-scheduler asks, answered from what the API server shows."""

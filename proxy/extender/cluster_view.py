@@ -1,0 +1,183 @@
+"""The table of nodes, kept current by watches of the API server.
+
+Four collections are followed: pods that have not ended, nodes, Numatopologies and NodeResourceTopologies.
+Each object is reduced to what decisions read when it arrives. A node is joined again when one of its objects
+changes; what is malformed makes the node unknown, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.agent.api_client import ApiClient, JsonObject
+from proxy.agent.objects.node_resource_topology import path as topology_path
+from proxy.agent.objects.numatopology import PATH as NUMATOPOLOGIES
+from proxy.agent.watcher import Key, Watcher
+from proxy.executor.tasks import tended
+from proxy.model.errors import InputError, TopoproxyError
+from proxy.model.kubelet import NodeMeta
+from proxy.pools.node_meta import node_meta_of
+from proxy.scheduler.node_facts import UnknownNodeError, join_facts
+from proxy.scheduler.node_table import NodeTable
+from proxy.scheduler.numatopology import NumatopologyFacts, read_numatopology
+from proxy.scheduler.pod_demand import PodDemand, has_ended, read_demand
+from proxy.scheduler.resource_topology import ResourceTopologyFacts, read_resource_topology
+from proxy.telemetry.port import Telemetry
+
+T = TypeVar("T")
+TICK_S = 1.0
+_PREFIXES = ("node.koordinator.sh/", "node.koordator.sh/")
+
+
+class BoundPod(Struct, frozen=True):
+    """A pod that is bound to a node."""
+
+    demand: PodDemand
+    running: bool
+
+
+class Unreadable(Struct, frozen=True):
+    """An object that does not hold what it should."""
+
+    reason: str
+
+
+class ClusterView:
+    """Keeps a table current."""
+
+    def __init__(self, api: ApiClient, table: NodeTable, telemetry: Telemetry) -> None:
+        """Prepare to follow the cluster.
+
+        Args:
+            api: The API server.
+            table: What is kept current.
+            telemetry: The log.
+        """
+        self._table = table
+        self._telemetry = telemetry
+        self._api = api
+        self._keys: dict[Key, str] = {}
+        self.pods = Watcher(
+            api, "/api/v1/pods", _bound_pod, telemetry, changed=self._pod_changed,
+            selectors={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
+        )  # fmt: skip
+        self.nodes = Watcher(api, "/api/v1/nodes", _node, telemetry, changed=self._node_changed)
+        self.numatopologies = self._objects(NUMATOPOLOGIES, read_numatopology)
+        self.topologies = self._objects(topology_path("v1alpha2"), read_resource_topology)
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the oldest copy was known to be current; None before all were listed."""
+        ages = [each.age for each in self._watchers() if each.present or each is self.pods]
+        return None if not self.listed or None in ages else max(age for age in ages if age is not None)
+
+    @property
+    def listed(self) -> bool:
+        """Whether everything has been listed."""
+        return all(each.listed.is_set() for each in self._watchers())
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled."""
+        await self._choose_version()
+        async with asyncio.TaskGroup() as group:
+            for watcher in self._watchers():
+                group.create_task(tended(watcher.run, self._telemetry.fault))
+            group.create_task(tended(self._tick, self._telemetry.fault))
+
+    def _watchers(self) -> tuple[Watcher[object], ...]:
+        return (self.nodes, self.numatopologies, self.topologies, self.pods)  # type: ignore[return-value]
+
+    def _objects(self, path: str, reader: Callable[[JsonObject], T]) -> Watcher[T | Unreadable]:
+        def digest(raw: JsonObject) -> T | Unreadable:
+            try:
+                return reader(raw)
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                return Unreadable(f"{raw.get('kind', 'its object')} cannot be read: {error}")
+
+        return Watcher(
+            self._api, path, digest, self._telemetry, changed=lambda key, value: self._join(key[1])
+        )
+
+    async def _choose_version(self) -> None:
+        """Follow v1alpha1 where the cluster has no v1alpha2 of the NodeResourceTopology, as Koordinator's."""
+        try:
+            group = await self._api.get("/apis/topology.node.k8s.io")
+        except TopoproxyError:
+            return
+        versions = [each.get("version") for each in group.get("versions") or ()]
+        if versions and "v1alpha2" not in versions:
+            self.topologies = self._objects(topology_path(str(versions[0])), read_resource_topology)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._table.tick(asyncio.get_running_loop().time())
+
+    def _pod_changed(self, key: Key, pod: BoundPod | None) -> None:
+        now = asyncio.get_running_loop().time()
+        before = self._keys.get(key)
+        if before is not None and (pod is None or pod.demand.key != before):
+            del self._keys[key]
+            self._table.release(before, now)
+        if pod is not None:
+            self._keys[key] = pod.demand.key
+            self._table.observe(pod.demand, now, running=pod.running)
+
+    def _node_changed(self, key: Key, meta: NodeMeta | None) -> None:
+        if meta is None:
+            self._table.remove(key[1])
+            return
+        self._table.put_allocatable(
+            key[1],
+            {name: amount if name == "cpu" else amount // 1000 for name, amount in meta.allocatable.items()},
+        )
+        self._join(key[1])
+
+    def _join(self, name: str) -> None:
+        meta = self.nodes.values.get(("", name))
+        if meta is None:
+            return
+        numa, zones = self.numatopologies.values.get(("", name)), self.topologies.values.get(("", name))
+        for each in (numa, zones):
+            if isinstance(each, Unreadable):
+                self._table.put_unknown(name, each.reason)
+                return
+        assert not isinstance(numa, Unreadable)
+        assert not isinstance(zones, Unreadable)
+        self._put(name, meta, numa, zones)
+
+    def _put(
+        self, name: str, meta: NodeMeta, numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None
+    ) -> None:
+        try:
+            node = join_facts(name, meta, numa, zones)
+        except UnknownNodeError as error:
+            self._table.put_unknown(name, str(error))
+        else:
+            self._table.put(node, asyncio.get_running_loop().time())
+
+
+def _bound_pod(raw: JsonObject) -> BoundPod | None:
+    if has_ended(raw) or not (raw.get("spec") or {}).get("nodeName"):
+        return None
+    try:
+        demand = read_demand(raw)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+    return BoundPod(demand, (raw.get("status") or {}).get("phase") == "Running")
+
+
+def _node(raw: JsonObject) -> NodeMeta:
+    found = node_meta_of(raw)
+    return replace(
+        found,
+        labels={key: value for key, value in found.labels.items() if key.startswith(_PREFIXES)},
+        annotations={key: value for key, value in found.annotations.items() if key.startswith(_PREFIXES)},
+        capacity={},
+        allocatable={key: value for key, value in found.allocatable.items() if key in ("cpu", "memory")},
+    )

@@ -1,0 +1,147 @@
+"""The lease that one replica holds: only that one binds pods.
+
+Theory. A replica that binds must know all that was promised before, and must be the only one that promises.
+The Lease object (coordination.k8s.io/v1) is written under optimistic locking, so one replica at a time holds
+it. Clocks are not compared: a replica takes the lease over when it has seen it unchanged for its whole
+duration, by its own monotonic clock. The holder counts the duration from *before* its last renewal was sent,
+and stops ``MARGIN_S`` early, which is longer than a bind may take: so a bind of the old holder has ended when
+the new one begins.
+
+A holder that cannot renew ends its process, and starts again as a follower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from datetime import UTC, datetime
+
+from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject
+from proxy.model.errors import TopoproxyError
+from proxy.telemetry.port import Telemetry
+
+DURATION_S = 15
+RETRY_S = 2.0
+MARGIN_S = 6.0
+
+
+class Lease:
+    """One replica's view of the lease."""
+
+    def __init__(
+        self, api: ApiClient, namespace: str, name: str, identity: str, telemetry: Telemetry
+    ) -> None:
+        """Name the lease; nothing is asked yet.
+
+        Args:
+            api: The API server.
+            namespace: Of the Lease object.
+            name: Of the Lease object.
+            identity: Of this replica; unique.
+            telemetry: The log.
+        """
+        self._api = api
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name = name
+        self._identity = identity
+        self._telemetry = telemetry
+        self._version = ""
+        self._seen: tuple[str, float] = ("", 0.0)
+        self._until = 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether this replica may bind now."""
+        return time.monotonic() < self._until - MARGIN_S
+
+    async def acquire(self) -> None:
+        """Wait until this replica holds the lease."""
+        while True:
+            try:
+                if await self._try():
+                    self._telemetry.resolved("cannot ask for the lease")
+                    return
+            except TopoproxyError as error:
+                self._telemetry.problem("cannot ask for the lease", err=error)
+            await asyncio.sleep(RETRY_S)
+
+    async def keep(self) -> None:
+        """Renew the lease until it is lost."""
+        while self.held:
+            await asyncio.sleep(RETRY_S)
+            try:
+                async with asyncio.timeout(RETRY_S * 2):
+                    if not await self._write(self._version, self._renewed()):
+                        return
+            except (TopoproxyError, TimeoutError) as error:
+                self._telemetry.problem("cannot renew the lease", err=error)
+            else:
+                self._telemetry.resolved("cannot renew the lease")
+
+    async def release(self) -> None:
+        """Give the lease up, so that another replica need not wait."""
+        if self._until:
+            given = {"holderIdentity": "", "leaseDurationSeconds": 1}
+            with contextlib.suppress(TopoproxyError, TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self._write(self._version, given)
+            self._until = 0.0
+
+    async def _try(self) -> bool:
+        path = f"{self._collection}/{self._name}"
+        try:
+            found = await self._api.get(path)
+        except ApiServerError as error:
+            if error.status != 404:
+                raise
+            return await self._create()
+        spec, version = found.get("spec") or {}, str(found["metadata"]["resourceVersion"])
+        if version != self._seen[0]:
+            self._seen = version, time.monotonic()
+        lasts = spec.get("leaseDurationSeconds") or DURATION_S
+        free = not spec.get("holderIdentity") or time.monotonic() - self._seen[1] > lasts
+        return free and await self._write(version, {**self._renewed(), "acquireTime": _now()})
+
+    async def _create(self) -> bool:
+        began = time.monotonic()
+        value = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name},
+            "spec": {**self._renewed(), "acquireTime": _now()},
+        }
+        try:
+            self._taken(await self._api.create(self._collection, value), began)
+        except ApiServerError as error:
+            if error.status != 409:
+                raise
+            return False
+        return True
+
+    async def _write(self, version: str, spec: JsonObject) -> bool:
+        """Write the lease as it was seen; returns False where another replica was faster."""
+        began = time.monotonic()
+        value = {"metadata": {"resourceVersion": version}, "spec": spec}
+        try:
+            self._taken(await self._api.merge(f"{self._collection}/{self._name}", value), began)
+        except ApiServerError as error:
+            if error.status != 409:
+                raise
+            return False
+        return True
+
+    def _taken(self, lease: JsonObject, began: float) -> None:
+        self._version = str(lease["metadata"]["resourceVersion"])
+        self._until = began + DURATION_S
+
+    def _renewed(self) -> JsonObject:
+        return {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": DURATION_S,
+            "renewTime": _now(),
+        }
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,123 @@
+"""The extender as a process: its parts, its signals, its log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy import logs
+from proxy.agent.api_client import ApiClient
+from proxy.agent.credentials import read_credentials
+from proxy.config.cluster import ClusterConfig
+from proxy.executor.tasks import tended
+from proxy.extender.cluster_view import ClusterView
+from proxy.extender.http_server import HttpServer, server_context
+from proxy.extender.lease import Lease
+from proxy.extender.service import ExtenderService
+from proxy.scheduler.node_table import NodeTable
+from proxy.scheduler.scores import Strategy
+from proxy.telemetry.port import Telemetry
+
+DRAIN_S = 10.0
+LOST = 75
+"""The exit code where the lease was lost (sysexits EX_TEMPFAIL)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderOptions:
+    """What the command line sets.
+
+    Attributes:
+        host, port: Where to listen.
+        certificate, key: Files of the server's certificate; empty for plain HTTP.
+        client_ca: File of the authority of clients; empty where clients need no certificate.
+        kubeconfig: Credentials; None for those of the pod.
+        lease: Namespace and name of the Lease object.
+        strategy: How nodes that fit are ordered.
+        level, form: Of the log.
+    """
+
+    host: str
+    port: int
+    certificate: str
+    key: str
+    client_ca: str
+    kubeconfig: Path | None
+    lease: tuple[str, str]
+    strategy: Strategy
+    level: str
+    form: str
+
+
+async def _run(options: ExtenderOptions) -> int:
+    telemetry = logs.telemetry()
+    tls = None
+    if options.certificate:
+        tls = server_context(options.certificate, options.key, options.client_ca)
+    config = ClusterConfig(kubeconfig=options.kubeconfig)
+    api = ApiClient(lambda: read_credentials(config))
+    lease_api = ApiClient(lambda: read_credentials(config))
+    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+    lease = Lease(lease_api, *options.lease, identity, telemetry)
+    table = NodeTable()
+    view = ClusterView(api, table, telemetry)
+    service = ExtenderService(api, table, view, lease, telemetry, options.strategy)
+    server = HttpServer(service.handle, telemetry)
+    await server.start(options.host, options.port, tls)
+    telemetry.event("listening for kube-scheduler", path=f"{options.host}:{server.port}")
+    try:
+        return await _lead(lease, view, service, server, telemetry)
+    finally:
+        await server.stop(0)
+        await lease.release()
+        await api.close()
+        await lease_api.close()
+
+
+async def _lead(
+    lease: Lease, view: ClusterView, service: ExtenderService, server: HttpServer, telemetry: Telemetry
+) -> int:
+    """Wait for the lease, and decide for as long as it is held; returns the exit code."""
+    loop, end = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+    ended = asyncio.ensure_future(end.wait())
+    leading = asyncio.ensure_future(_while_held(lease, view, telemetry))
+    await asyncio.wait({ended, leading}, return_when=asyncio.FIRST_COMPLETED)
+    service.draining = ended.done()
+    if ended.done():
+        await server.stop(DRAIN_S)
+    leading.cancel()
+    ended.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await leading
+    return 0 if service.draining else LOST
+
+
+async def _while_held(lease: Lease, view: ClusterView, telemetry: Telemetry) -> None:
+    await lease.acquire()
+    telemetry.event("holding the lease")
+    # What other replicas bound is read after the lease was taken: lists are consistent reads.
+    following = asyncio.ensure_future(tended(view.run, telemetry.fault))
+    try:
+        await lease.keep()
+        telemetry.warning("the lease is lost")
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+def run(options: ExtenderOptions) -> int:
+    """Run the extender until SIGTERM or SIGINT, or until the lease is lost.
+
+    Returns:
+        The exit code.
+    """
+    logs.setup(options.level, options.form, logs.apart(sys.stderr))
+    return asyncio.run(_run(options))

@@ -1,0 +1,329 @@
+"""The verbs of a scheduler extender (k8s.io/kube-scheduler v0.36 extender/v1 types.go).
+
+kube-scheduler sends the pod and the names of the nodes that its own plugins have left (``nodeCacheCapable``).
+
+- *filter* keeps those that would admit the pod.
+- *prioritize* scores them, 0 to 10.
+- *bind* decides again for the one node, with the CPUs themselves, promises them, and creates the Binding. The
+  CPUs of LSE and LSR pods are written as the annotation ``resource-status`` by the same request, so there is
+  no moment in which the pod is bound and the annotation is missing.
+- *preempt* names victims that make room on one NUMA node.
+
+What cannot be decided is answered with an error, and kube-scheduler tries the pod again.
+Where the answer to a bind is lost, the promise stays until the watch shows what became of the pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject
+from proxy.allocation.koordinator.resource_status import status_text
+from proxy.extender.cluster_view import ClusterView
+from proxy.extender.http_server import HttpAnswer
+from proxy.extender.lease import Lease
+from proxy.extender.metrics import AGE, JUDGED, LEADER, NODES, PENDING, RequestFigures
+from proxy.model.errors import InputError, TopoproxyError, UnavailableError
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.claims import STRICT
+from proxy.scheduler.advice import choose_victims, find_moves
+from proxy.scheduler.decision import NOT_STATIC, OTHER_POLICY, NodeVerdict
+from proxy.scheduler.node_table import UNKNOWN, NodeTable
+from proxy.scheduler.pod_demand import PodDemand, read_demand, with_cpus
+from proxy.scheduler.scores import Strategy
+from proxy.telemetry.port import Telemetry
+
+BIND_S = 5.0
+"""Less than the margin of the lease."""
+STALE_S = 30.0
+"""A copy of the cluster that is older is no base for a decision."""
+MOST_DEMANDS = 20_000
+MOST_WAITING = 500
+UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
+"""Reasons that the end of no pod removes."""
+_SCALE = 10
+"""kube-scheduler's scores of extenders end at 10, ours at 100."""
+
+
+class CannotDecideError(UnavailableError):
+    """This replica cannot decide now."""
+
+
+class ExtenderService:
+    """Answers kube-scheduler."""
+
+    def __init__(
+        self,
+        api: ApiClient,
+        table: NodeTable,
+        view: ClusterView,
+        lease: Lease,
+        telemetry: Telemetry,
+        strategy: Strategy,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            api: The API server.
+            table: The nodes.
+            view: Keeps the table current.
+            lease: Says whether this replica may bind.
+            telemetry: The log.
+            strategy: How nodes that fit are ordered.
+        """
+        self._api = api
+        self._table = table
+        self._view = view
+        self._lease = lease
+        self._telemetry = telemetry
+        self._strategy = strategy
+        self._demands: OrderedDict[str, PodDemand] = OrderedDict()
+        self._waiting: OrderedDict[str, PodDemand] = OrderedDict()
+        self._figures = RequestFigures()
+        self._verbs = {
+            "/filter": self._filter,
+            "/prioritize": self._prioritize,
+            "/bind": self._bind,
+            "/preempt": self._preempt,
+        }
+        self.draining = False
+
+    async def handle(self, method: str, target: str, body: bytes) -> HttpAnswer:
+        """Answer a request."""
+        path, _, query = target.partition("?")
+        if method == "GET":
+            return self._page(path, query)
+        verb = self._verbs.get(path)
+        if verb is None or method != "POST":
+            return HttpAnswer(f"there is {', '.join(self._verbs)}\n", 404)
+        began, result = time.perf_counter(), "error"
+        try:
+            self._check()
+            answer = await verb(_decoded(body))
+            result = "ok"
+        except CannotDecideError as error:
+            answer = HttpAnswer(f"{error}\n", 503)
+        except InputError as error:
+            answer = HttpAnswer({"Error": str(error)} if path != "/prioritize" else f"{error}\n", 200)
+            answer = answer if path in ("/filter", "/bind") else HttpAnswer(f"{error}\n", 400)
+        self._figures.add(path[1:], result, time.perf_counter() - began)
+        return answer
+
+    # -- verbs --------------------------------------------------------------------------------------------
+
+    async def _filter(self, asked: JsonObject) -> HttpAnswer:
+        demand = self._demand(asked)
+        found = self._table.filter(demand, _names(asked))
+        if found.fits:
+            self._waiting.pop(demand.key, None)
+        else:
+            self._waiting[demand.key] = demand
+            _bounded(self._waiting, MOST_WAITING)
+        failed: dict[str, dict[str, str]] = {"FailedNodes": {}, "FailedAndUnresolvableNodes": {}}
+        for name, words in found.failed.items():
+            reason = words.partition(":")[0]
+            kind = "FailedAndUnresolvableNodes" if reason in UNRESOLVABLE else "FailedNodes"
+            failed[kind][name] = reason
+        return HttpAnswer({"NodeNames": found.fits, **failed, "Error": ""})
+
+    async def _prioritize(self, asked: JsonObject) -> HttpAnswer:
+        names = _names(asked)
+        scores = self._table.scores(self._demand(asked), names, self._strategy)
+        return HttpAnswer(
+            [{"Host": name, "Score": score // _SCALE} for name, score in zip(names, scores, strict=True)]
+        )
+
+    async def _bind(self, asked: JsonObject) -> HttpAnswer:
+        namespace, name = _text(asked, "PodNamespace"), _text(asked, "PodName")
+        uid, node = _text(asked, "PodUID"), _text(asked, "Node")
+        demand = self._demands.get(uid) or await self._read_pod(namespace, name, uid)
+        verdict = self._table.place(node, demand)
+        if not verdict.fits:
+            return HttpAnswer({"Error": f"cannot bind {demand.ref} to {node}: {verdict.message}"})
+        annotations: dict[str, str] = {}
+        if demand.pod.qos in STRICT and verdict.cpus:
+            annotations[RESOURCE_STATUS] = self._resource_status(node, verdict)
+            demand = with_cpus(demand, annotations[RESOURCE_STATUS])
+        self._table.promise(node, demand, asyncio.get_running_loop().time())
+        problem = await self._create_binding(demand, node, annotations)
+        if not problem:
+            self._waiting.pop(uid, None)
+            self._demands.pop(uid, None)
+        return HttpAnswer({"Error": problem})
+
+    async def _preempt(self, asked: JsonObject) -> HttpAnswer:
+        demand = self._demand(asked)
+        proposed = asked.get("NodeNameToMetaVictims")
+        if not isinstance(proposed, dict):
+            raise InputError(
+                "cannot preempt: NodeNameToMetaVictims is missing (nodeCacheCapable must be set)"
+            )
+        answer = {}
+        for name, victims in proposed.items():
+            uids = [str(each.get("UID")) for each in (victims or {}).get("Pods") or ()]
+            chosen = self._victims(name, demand, uids)
+            if chosen is not None:
+                violations = (victims or {}).get("NumPDBViolations") or 0
+                pods = [{"UID": uid} for uid in chosen]
+                answer[name] = {"Pods": pods, "NumPDBViolations": violations}
+        return HttpAnswer({"NodeNameToMetaVictims": answer})
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Check that this replica may decide.
+
+        Raises:
+            CannotDecideError: It may not.
+        """
+        age = self._view.age
+        if self.draining:
+            raise CannotDecideError("cannot decide: this replica ends")
+        if not self._lease.held:
+            raise CannotDecideError("cannot decide: another replica holds the lease, or it cannot be renewed")
+        if age is None:
+            raise CannotDecideError("cannot decide: the cluster has not been read yet")
+        if age > STALE_S:
+            raise CannotDecideError(f"cannot decide: the copy of the cluster is {age:.0f} seconds old")
+
+    def _demand(self, asked: JsonObject) -> PodDemand:
+        pod = asked.get("Pod")
+        if not isinstance(pod, dict):
+            raise InputError("cannot read the request: Pod is missing")
+        demand = read_demand(pod)
+        self._demands[demand.key] = demand
+        self._demands.move_to_end(demand.key)
+        _bounded(self._demands, MOST_DEMANDS)
+        return demand
+
+    async def _read_pod(self, namespace: str, name: str, uid: str) -> PodDemand:
+        """Read a pod that was filtered before this replica began."""
+        try:
+            async with asyncio.timeout(BIND_S):
+                found = read_demand(await self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))
+        except (TopoproxyError, TimeoutError) as error:
+            raise InputError(f"cannot read the pod {namespace}/{name}: {error or 'no answer'}") from error
+        if found.key != uid:
+            raise InputError(f"cannot bind {namespace}/{name}: it was replaced by a pod of that name")
+        self._check()
+        return found
+
+    async def _create_binding(self, demand: PodDemand, node: str, annotations: Mapping[str, str]) -> str:
+        """Create the Binding; returns why that failed, empty where it did not."""
+        namespace, name = demand.spec.namespace, demand.spec.name
+        metadata = {"name": name, "namespace": namespace, "uid": demand.key, "annotations": dict(annotations)}
+        value = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": metadata,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        try:
+            async with asyncio.timeout(BIND_S):
+                await self._api.create(f"/api/v1/namespaces/{namespace}/pods/{name}/binding", value)
+        except ApiServerError as error:
+            if error.status < 500 and error.status != 408:
+                self._table.release(demand.key, asyncio.get_running_loop().time())
+            return f"cannot bind {demand.ref} to {node}: {error}"
+        except (TopoproxyError, TimeoutError) as error:
+            # The pod may be bound: the promise stays until the watch shows it, or for a minute.
+            return f"cannot bind {demand.ref} to {node}: {str(error) or 'the API server does not answer'}"
+        return ""
+
+    def _resource_status(self, node: str, verdict: NodeVerdict) -> str:
+        facts = self._table.node(node)
+        assert facts is not None
+        numa = facts.rules.machine.nodes
+        shares = {
+            each.id: {"cpu": 1000 * len(each.cpus & verdict.cpus)}
+            for each in numa
+            if not each.cpus.isdisjoint(verdict.cpus)
+        }
+        return status_text(verdict.cpus, shares)
+
+    def _victims(self, name: str, demand: PodDemand, proposed: list[str]) -> tuple[str, ...] | None:
+        node = self._table.node(name)
+        if not demand.aligned:
+            return tuple(proposed)
+        if node is None:
+            return None
+        pending = {each.pod for each in self._table.pending(name)}
+        return choose_victims(node, demand, self._table.pods(name), proposed, pending)
+
+    # -- pages --------------------------------------------------------------------------------------------
+
+    def _page(self, path: str, query: str) -> HttpAnswer:
+        if path in ("/healthz", "/livez"):
+            return HttpAnswer("ok\n")
+        if path == "/readyz":
+            try:
+                self._check()
+            except CannotDecideError as error:
+                return HttpAnswer(f"{error}\n", 503)
+            return HttpAnswer("ok\n")
+        if path == "/metrics":
+            return HttpAnswer(self._metrics())
+        if path == "/advice":
+            return self._advice(dict(parse_qsl(query)).get("pod", ""))
+        return HttpAnswer("there is /healthz, /readyz, /metrics and /advice\n", 404)
+
+    def _metrics(self) -> str:
+        table = self._table
+        names = list(table.names())
+        known = sum(table.node(name) is not None for name in names)
+        pending = sum(len(table.pending(name)) for name in names)
+        age = self._view.age
+        return self._figures.text(
+            {
+                LEADER: [({}, float(self._lease.held))],
+                AGE: [({}, age)] if age is not None else [],
+                NODES: [({"state": "known"}, known), ({"state": "unknown"}, len(names) - known)],
+                PENDING: [({}, pending)],
+                JUDGED: [({}, table.judged)],
+            }
+        )
+
+    def _advice(self, ref: str) -> HttpAnswer:
+        names = [name for name in self._table.names() if self._table.node(name) is not None]
+        waiting = [each for each in self._waiting.values() if not ref or each.ref == ref][:10]
+        moves = [move for each in waiting for move in find_moves(self._table, each, names)]
+        found = [
+            {"pod": move.pod, "node": move.node, "move": move.moved, "to": move.target} for move in moves
+        ]
+        return HttpAnswer({"waiting": [each.ref for each in self._waiting.values()], "moves": found})
+
+
+def _decoded(body: bytes) -> JsonObject:
+    try:
+        found: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"cannot read the request: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError("cannot read the request: it is not an object")
+    return found
+
+
+def _names(asked: JsonObject) -> list[str]:
+    names = asked.get("NodeNames")
+    if not isinstance(names, list):
+        raise InputError("cannot read the request: NodeNames is missing (nodeCacheCapable must be set)")
+    return [str(name) for name in names]
+
+
+def _text(asked: JsonObject, name: str) -> str:
+    value = asked.get(name)
+    if not isinstance(value, str) or not value:
+        raise InputError(f"cannot read the request: {name} is missing")
+    return value
+
+
+def _bounded(kept: OrderedDict[str, PodDemand], most: int) -> None:
+    while len(kept) > most:
+        kept.popitem(last=False)

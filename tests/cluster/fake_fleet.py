@@ -1,0 +1,211 @@
+"""A fleet of nodes as objects, which admit pods by the engine and publish what they hold some time later.
+
+A node of the fleet does what kubelet and the exporter do, as far as schedulers see it: a pod that is bound is
+admitted or fails with kubelet's reason, and the Numatopology follows after a delay.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.pod_dry_run import dry_run
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet
+from proxy.model.options import Scope, TopologyPolicy
+from proxy.scheduler.node_facts import machine_of
+from proxy.scheduler.numatopology import read_numatopology
+from proxy.scheduler.pod_demand import read_demand
+from tests.cluster.control_plane import ApiError, ControlPlane, Json
+from tests.scheduler.objects import numatopology, pod
+
+PODS = "/api/v1/namespaces/fleet/pods"
+NUMATOPOLOGIES = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
+CRD = Path(__file__).parents[2] / "deploy" / "scheduler" / "numatopology-crd.yaml"
+POLL_S = 0.15
+
+
+class FakeNode:
+    """One node: the engine's state, and the pods on it."""
+
+    def __init__(self, name: str, numa_nodes: int, cores: int) -> None:
+        self.name = name
+        self._shape: dict[str, Any] = {"numa_nodes": numa_nodes, "cores": cores, "policy": "single-numa-node"}
+        rows = read_numatopology(numatopology(name, **self._shape)).cpus
+        machine = machine_of(rows, {})
+        node = Node(
+            machine,
+            CpuTopology.of(machine),
+            static=True,
+            reserved=CpuSet([0]),
+            policy=TopologyPolicy.SINGLE_NUMA_NODE,
+            scope=Scope.CONTAINER,
+        )
+        self.state = NodeState.empty(node)
+        self.refs: dict[str, str] = {}
+
+    def admit(self, raw: Json) -> str:
+        """Admit a pod; returns the reason of the rejection, empty where it is admitted."""
+        demand = read_demand(raw)
+        outcome = dry_run(self.state, demand.arrival())
+        self.state = outcome.state
+        return "" if outcome.verdict.admitted else outcome.verdict.reason or "Rejected"
+
+    def end(self, uid: str) -> None:
+        gone = [each.id for each in self.state.containers.values() if each.pod.uid == uid]
+        pods = [each.sandbox_id for each in self.state.pods.values() if each.uid == uid]
+        self.state = self.state.changed(drop=gone)
+        for sandbox in pods:
+            self.state = self.state.without_pod(sandbox)
+
+    def published(self) -> Json:
+        held = {owner.partition("/")[0]: str(each.cpus) for owner, each in self.state.owners.items()}
+        taken = CpuSet.parse(",".join(held.values()))
+        free = self.state.node.machine.online - taken - self.state.node.reserved
+        return numatopology(self.name, free=str(free), pods=held, **self._shape)
+
+
+class FakeFleet:
+    """The nodes, and what became of the pods that were bound to them.
+
+    Attributes:
+        rejected: Pods that their node has rejected, by name.
+        admitted: Names of pods to their nodes.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, nodes: int, *, numa_nodes: int = 4, cores: int = 4, delay_s: float = 1.0
+    ) -> None:
+        self.plane = plane
+        self.nodes = {f"f{n}": FakeNode(f"f{n}", numa_nodes, cores) for n in range(nodes)}
+        self.rejected: dict[str, str] = {}
+        self.admitted: dict[str, str] = {}
+        self._seen: dict[str, str] = {}
+        self._delay_s = delay_s
+        self._due: dict[str, float] = {}
+        self._end = threading.Event()
+        self._pool = ThreadPoolExecutor(8)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._chance = random.Random(5)
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        """Create the objects, and begin to admit pods."""
+        self.plane.install(CRD)
+        for name in ("fleet",):
+            if self.plane.get(f"/api/v1/namespaces/{name}") is None:
+                self.plane.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        list(self._pool.map(self._create, self.nodes.values()))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self._pool.shutdown()
+        if self.error:
+            raise self.error
+
+    def create_pods(self, prefix: str, sizes: list[int], scheduler: str) -> None:
+        def create(numbered: tuple[int, int]) -> None:
+            number, size = numbered
+            raw = pod(f"{prefix}{number}", size, schedulerName=scheduler)
+            del raw["metadata"]["uid"], raw["metadata"]["namespace"]
+            self.plane.create(PODS, raw)
+
+        list(self._pool.map(create, enumerate(sizes)))
+
+    def until_settled(self, count: int, quiet_s: float = 6.0, most_s: float = 120.0) -> float:
+        """Wait until so many pods were bound, or no more are; returns the seconds until the last bind."""
+        began = last = time.monotonic()
+        done = len(self._seen)
+        while done < count and time.monotonic() - last < quiet_s and time.monotonic() - began < most_s:
+            time.sleep(0.1)
+            if len(self._seen) != done:
+                done, last = len(self._seen), time.monotonic()
+        return last - began
+
+    def clear(self) -> None:
+        """Delete all pods."""
+        self.plane.delete(f"{PODS}?gracePeriodSeconds=0")
+        while self._seen or self._due:
+            time.sleep(0.1)
+        self.rejected.clear()
+        self.admitted.clear()
+
+    def double_bookings(self) -> int:
+        """Count CPUs that two pods of one node own."""
+        found = 0
+        for node in self.nodes.values():
+            times = Counter(cpu for owner in node.state.owners.values() for cpu in owner.cpus)
+            found += sum(count > 1 for count in times.values())
+        return found
+
+    def figures(self, count: int) -> str:
+        return f"{len(self.admitted)} of {count} pods run, {len(self.rejected)} rejected on the node"
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _create(self, node: FakeNode) -> None:
+        self.plane.node(node.name)
+        cpus = len(node.state.node.machine.online) - 1
+        offers = {"cpu": str(cpus), "memory": "256Gi", "pods": "250"}
+        status = {"status": {"capacity": offers, "allocatable": offers}}
+        self.plane.merge(f"/api/v1/nodes/{node.name}/status", status)
+        raw = {**node.published(), "kind": "Numatopology"}
+        self.plane.create(NUMATOPOLOGIES, raw)
+
+    def _run(self) -> None:
+        while not self._end.wait(POLL_S):
+            try:
+                self._step()
+            except (ApiError, OSError):
+                continue  # the API server is away
+            except BaseException as error:
+                self.error = error
+                return
+
+    def _step(self) -> None:
+        items = self.plane.request("GET", f"{PODS}?resourceVersion=0")["items"]
+        bound = {
+            each["metadata"]["uid"]: {"apiVersion": "v1", "kind": "Pod", **each}
+            for each in items
+            if each["spec"].get("nodeName")
+        }
+        changed = set()
+        for uid in [uid for uid in self._seen if uid not in bound]:
+            name = self._seen.pop(uid)
+            self.nodes[name].end(uid)
+            changed.add(name)
+        new = [each for uid, each in bound.items() if uid not in self._seen]
+        # As kubelet: what comes in one update is handled in the order of creation.
+        new.sort(key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"]))
+        statuses = [self._admit(each) for each in new]
+        changed |= {each["spec"]["nodeName"] for each in new}
+        list(self._pool.map(lambda pair: self.plane.merge(*pair), statuses))
+        now = time.monotonic()
+        for name in changed:
+            self._due.setdefault(name, now + self._delay_s * self._chance.uniform(0.5, 1.5))
+        due = [name for name, when in self._due.items() if when <= now]
+        list(self._pool.map(self._publish, due))
+        for name in due:
+            del self._due[name]
+
+    def _admit(self, raw: Json) -> tuple[str, Json]:
+        name, node = raw["metadata"]["name"], raw["spec"]["nodeName"]
+        self._seen[raw["metadata"]["uid"]] = node
+        reason = self.nodes[node].admit(raw)
+        if reason:
+            self.rejected[name] = f"{node}: {reason}"
+            return f"{PODS}/{name}/status", {"status": {"phase": "Failed", "reason": reason}}
+        self.admitted[name] = node
+        return f"{PODS}/{name}/status", {"status": {"phase": "Running"}}
+
+    def _publish(self, name: str) -> None:
+        self.plane.merge(f"{NUMATOPOLOGIES}/{name}", {"spec": self.nodes[name].published()["spec"]})

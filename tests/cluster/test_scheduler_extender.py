@@ -1,0 +1,151 @@
+"""The extender under the stock kube-scheduler, on a fleet of nodes as objects."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane, missing
+from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess, extender_config
+from tests.cluster.fake_fleet import NUMATOPOLOGIES, PODS, FakeFleet
+from tests.scheduler.objects import pod
+
+NODES, CPUS = 12, 31
+SIZES = (2, 3, 4, 4)
+
+
+class Bed:
+    """A control plane, a fleet, an extender and two schedulers: one asks it, one does not."""
+
+    def __init__(self, plane: ControlPlane, fleet: FakeFleet, extender: ExtenderProcess) -> None:
+        self.plane = plane
+        self.fleet = fleet
+        self.extender = extender
+
+    def pods(self, part: float) -> list[int]:
+        """Return sizes of pods that ask for a part of all CPUs together."""
+        chance, sizes = random.Random(3), list[int]()
+        while sum(sizes) < part * NODES * CPUS:
+            sizes.append(chance.choice(SIZES))
+        return sizes
+
+    def burst(self, prefix: str, sizes: list[int], scheduler: str = SCHEDULER) -> tuple[int, int]:
+        """Create pods at once; returns how many run, and how many their nodes have rejected."""
+        self.fleet.create_pods(prefix, sizes, scheduler)
+        self.fleet.until_settled(len(sizes))
+        time.sleep(2)
+        found = len(self.fleet.admitted), len(self.fleet.rejected)
+        assert self.fleet.double_bookings() == 0
+        self.fleet.clear()
+        return found
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    if reason := missing("kube-scheduler"):
+        pytest.skip(reason)
+    plane = ControlPlane(tmp_path_factory.mktemp("scheduling"))
+    try:
+        plane.start_api()
+        plane.install(DEPLOY / "rbac.yaml")
+        plane.install(DEPLOY / "scheduler-name-policy.yaml")
+        fleet = FakeFleet(plane, NODES)
+        fleet.start()
+        extender = ExtenderProcess(plane)
+        extender.start()
+        plane.start_scheduler()
+        plane.start_scheduler(**extender_config(extender.port))
+        yield Bed(plane, fleet, extender)
+        fleet.stop()
+        extender.stop()
+    finally:
+        plane.close()
+
+
+def test_no_pod_of_a_burst_is_rejected_by_its_node(bed: Bed) -> None:
+    sizes = bed.pods(0.95)
+    stock = bed.burst("stock-", sizes, "default-scheduler")
+    ours = bed.burst("ours-", sizes)
+    print(f"{len(sizes)} pods: stock runs {stock[0]}, rejected {stock[1]}; with the extender {ours}")
+    assert ours[1] == 0
+    assert ours[0] >= stock[0]
+
+
+def test_an_extender_that_is_killed_in_a_burst(bed: Bed) -> None:
+    sizes = bed.pods(0.8)
+    bed.fleet.create_pods("a", sizes[: len(sizes) // 2], SCHEDULER)
+    bed.extender.kill()
+    bed.fleet.create_pods("b", sizes[len(sizes) // 2 :], SCHEDULER)
+    time.sleep(1)
+    bed.extender.start()  # after the lease of the one that was killed
+    bed.fleet.until_settled(len(sizes), quiet_s=30)
+    assert len(bed.fleet.admitted) == len(sizes), bed.fleet.figures(len(sizes))
+    assert not bed.fleet.rejected
+    assert bed.fleet.double_bookings() == 0
+    bed.fleet.clear()
+
+
+def test_two_replicas_and_the_end_of_one(bed: Bed) -> None:
+    first, second = bed.extender, ExtenderProcess(bed.plane)
+    second.start(wait=False)
+    try:
+        time.sleep(2)
+        assert first.is_ready()
+        assert "another replica holds the lease" in second.get("/readyz")
+        assert first.stop() == 0
+        second.until_ready(10)
+    finally:
+        second.stop()
+        first.start()
+    assert bed.burst("again", [4] * 6) == (6, 0)
+
+
+def test_objects_that_are_stale_or_malformed(bed: Bed) -> None:
+    try:
+        for number in range(NODES - 1):
+            bed.plane.merge(
+                f"{NUMATOPOLOGIES}/f{number}", {"spec": {"numares": {"cpu": {"allocatable": "x"}}}}
+            )
+        time.sleep(1)
+        bed.fleet.create_pods("left", [4] * 4, SCHEDULER)
+        bed.fleet.until_settled(4)
+        assert set(bed.fleet.admitted.values()) == {f"f{NODES - 1}"}
+    finally:
+        for number in range(NODES - 1):
+            spec = bed.fleet.nodes[f"f{number}"].published()["spec"]
+            bed.plane.merge(f"{NUMATOPOLOGIES}/f{number}", {"spec": spec})
+        bed.fleet.clear()
+
+
+def test_cpus_of_an_lsr_pod_are_annotated_when_it_is_bound(bed: Bed) -> None:
+    raw = pod("lsr", 4, labels={"koordinator.sh/qosClass": "LSR"}, schedulerName=SCHEDULER)
+    del raw["metadata"]["uid"], raw["metadata"]["namespace"]
+    bed.plane.create(PODS, raw)
+    bed.fleet.until_settled(1)
+    found = bed.plane.get(f"{PODS}/lsr")
+    assert found is not None
+    status = json.loads(found["metadata"]["annotations"]["scheduling.koordinator.sh/resource-status"])
+    assert status["numaNodeResources"][0]["resources"] == {"cpu": "4"}
+    bed.fleet.clear()
+
+
+def test_the_policy_names_the_scheduler_of_pods_that_ask_for_alignment(bed: Bed) -> None:
+    bed.plane.merge(
+        "/api/v1/namespaces/fleet", {"metadata": {"labels": {"topoproxy.io/scheduler": "aligned"}}}
+    )
+    time.sleep(1)  # until the admission plug-in has seen the label and the policy
+    names = {}
+    for name, wishes in (
+        ("plain", {}),
+        ("asks", {"volcano.sh/numa-topology-policy": "single-numa-node"}),
+    ):
+        raw = pod(name, 2, annotations=wishes)
+        del raw["metadata"]["uid"], raw["metadata"]["namespace"]
+        names[name] = bed.plane.create(PODS, raw)["spec"]["schedulerName"]
+    assert names == {"plain": "default-scheduler", "asks": SCHEDULER}
+    bed.fleet.until_settled(2)
+    bed.fleet.clear()

@@ -1,0 +1,85 @@
+"""The lease: one holder at a time, whatever the clocks say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy import logs
+from proxy.extender import lease as module
+from proxy.extender.lease import Lease
+from tests.extender.extender_bed import LEASES, ClusterApi
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DURATION_S", 1)
+    monkeypatch.setattr(module, "RETRY_S", 0.05)
+    monkeypatch.setattr(module, "MARGIN_S", 0.3)
+
+
+def lease(api: ClusterApi, identity: str) -> Lease:
+    return Lease(api.client(), "default", "extender", identity, logs.telemetry())
+
+
+def test_one_holds_it_and_the_other_follows_when_it_is_silent() -> None:
+    async def run() -> None:
+        api = ClusterApi()
+        one, two = lease(api, "one"), lease(api, "two")
+        await one.acquire()
+        keeping = asyncio.ensure_future(one.keep())
+        waiting = asyncio.ensure_future(two.acquire())
+        await asyncio.sleep(1.5)
+        assert (one.held, two.held) == (True, False)
+        keeping.cancel()
+        while not two.held:
+            await asyncio.sleep(0.01)
+            assert not (one.held and two.held)
+        await waiting
+        assert not one.held
+
+    asyncio.run(run())
+
+
+def test_a_holder_that_was_replaced_ends() -> None:
+    async def run() -> None:
+        api = ClusterApi()
+        one, two = lease(api, "one"), lease(api, "two")
+        await one.acquire()
+        spec = {**api.collections[LEASES]["extender"]["spec"], "holderIdentity": ""}
+        api.put(LEASES, "extender", spec=spec)
+        await two.acquire()
+        async with asyncio.timeout(1):
+            await one.keep()
+
+    asyncio.run(run())
+
+
+def test_a_holder_that_cannot_renew_ends_before_its_lease() -> None:
+    async def run() -> None:
+        api = ClusterApi()
+        one = lease(api, "one")
+        await one.acquire()
+        api.down = True
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await one.keep()
+        assert loop.time() - began < 1.0
+        assert not one.held
+
+    asyncio.run(run())
+
+
+def test_a_lease_that_is_given_up_need_not_be_waited_for() -> None:
+    async def run() -> None:
+        api = ClusterApi()
+        one, two = lease(api, "one"), lease(api, "two")
+        await one.acquire()
+        await one.release()
+        assert not one.held
+        async with asyncio.timeout(0.5):
+            await two.acquire()
+        assert two.held
+
+    asyncio.run(run())

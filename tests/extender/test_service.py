@@ -1,0 +1,226 @@
+"""What kube-scheduler is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from proxy.extender import lease as lease_module
+from proxy.extender import service as service_module
+from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, Bed, ClusterApi, asked
+from tests.scheduler.objects import pod
+
+
+def on_bed(test: Callable[[Bed], Awaitable[None]], *nodes: str) -> None:
+    api = ClusterApi()
+    for name in nodes or ("n1", "n2"):
+        api.add_node(name)
+
+    async def run() -> None:
+        bed = Bed(api)
+        async with bed.following():
+            await test(bed)
+
+    asyncio.run(run())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+def test_filter_and_prioritize_and_bind() -> None:
+    async def test(bed: Bed) -> None:
+        raw = asked("a", 7)
+        assert await bed.filter(raw, "n1", "n2", "n3") == ["n1", "n2"]
+        answer = await bed.ask("filter", Pod=raw, NodeNames=["n1", "n3"])
+        assert answer["FailedAndUnresolvableNodes"] == {"n3": "UnknownNode"}
+        scores = await bed.ask("prioritize", Pod=raw, NodeNames=["n1", "n2"])
+        assert scores == [{"Host": "n1", "Score": 0}, {"Host": "n2", "Score": 0}]
+        assert await bed.bind(raw, "n1") == ""
+        assert bed.api.bindings[0]["target"]["name"] == "n1"
+        assert bed.api.bindings[0]["metadata"]["uid"] == "a"
+        answer = await bed.ask("filter", Pod=asked("b", 9), NodeNames=["n1", "n2"])
+        assert answer["NodeNames"] == []
+        assert answer["FailedNodes"] == {"n1": "InsufficientCPUs", "n2": "TopologyAffinityError"}
+
+    on_bed(test)
+
+
+def test_two_binds_of_one_moment_never_get_the_same_cpus() -> None:
+    async def test(bed: Bed) -> None:
+        pods = [asked(f"p{number}", 7) for number in range(6)]
+        for raw in pods:
+            assert await bed.filter(raw, "n1") == ["n1"]
+        errors = await asyncio.gather(*(bed.bind(raw, "n1") for raw in pods))
+        assert sum(not error for error in errors) == 2
+        assert len(bed.api.bindings) == 2
+        assert any("cannot bind default/p" in error for error in errors)
+
+    on_bed(test, "n1")
+
+
+def test_cpus_of_lsr_pods_are_written_with_the_binding() -> None:
+    async def test(bed: Bed) -> None:
+        raw = asked("a", 2, labels={"koordinator.sh/qosClass": "LSR"})
+        await bed.filter(raw, "n1")
+        assert await bed.bind(raw, "n1") == ""
+        annotation = bed.api.bindings[0]["metadata"]["annotations"]
+        status = json.loads(annotation["scheduling.koordinator.sh/resource-status"])
+        assert status["numaNodeResources"] == [{"node": 0, "resources": {"cpu": "2"}}]
+        assert status["cpuset"] == "2-3"
+
+    on_bed(test)
+
+
+def test_a_bind_that_the_server_refuses_promises_nothing() -> None:
+    async def test(bed: Bed) -> None:
+        raw = asked("a", 7)
+        await bed.filter(raw, "n1")
+        bed.api.bind_status = 409
+        assert "as the test wants it" in await bed.bind(raw, "n1")
+        assert not bed.table.pending("n1")
+        bed.api.bind_status = 503
+        assert await bed.bind(raw, "n1")
+        assert len(bed.table.pending("n1")) == 1, "what became of it is not known"
+
+    on_bed(test)
+
+
+def test_a_pod_that_was_filtered_by_another_replica_is_read() -> None:
+    async def test(bed: Bed) -> None:
+        bed.api.add_pod(pod("a", 2))
+        assert await bed.bind(asked("a", 2), "n1") == ""
+        assert "was replaced" in await bed.bind(asked("a", 2, uid="other"), "n1")
+
+    on_bed(test)
+
+
+def test_a_node_that_vanishes_or_fills_between_filter_and_bind() -> None:
+    async def test(bed: Bed) -> None:
+        raw = asked("a", 7)
+        assert await bed.filter(raw, "n1", "n2") == ["n1", "n2"]
+        bed.api.remove(NODES, "n1")
+        bed.api.add_node("n2", free="1-3", pods={"x": "4-15"})
+        await until(lambda: bed.table.node("n1") is None)
+        await until(lambda: (found := bed.table.node("n2")) is not None and len(found.free) == 3)
+        assert "nothing is known" in await bed.bind(raw, "n1")
+        assert await bed.bind(raw, "n2")
+        assert not bed.api.bindings
+
+    on_bed(test)
+
+
+def test_malformed_objects_make_a_node_unknown() -> None:
+    async def test(bed: Bed) -> None:
+        bed.api.put(NUMATOPOLOGIES, "n1", spec={"cpuDetail": []}, kind="Numatopology")
+        await until(lambda: bed.table.node("n1") is None)
+        assert await bed.filter(asked("a", 2), "n1", "n2") == ["n2"]
+        answer = await bed.ask("bind", PodName="a", PodNamespace="default", PodUID="a", Node="n1")
+        assert "Numatopology cannot be read: cpuDetail names no CPU" in answer["Error"]
+
+    on_bed(test)
+
+
+def test_pods_that_others_bind_count_too() -> None:
+    async def test(bed: Bed) -> None:
+        bed.api.add_pod(pod("x", 8, node="n1"))
+        await until(lambda: bool(bed.table.pending("n1")))
+        assert await bed.filter(asked("a", 8), "n1", "n2") == ["n2"]
+        bed.api.put("/api/v1/pods", "default/x", **{**pod("x", 8, node="n1"), "status": {"phase": "Failed"}})
+        await until(lambda: not bed.table.pending("n1"))
+        assert await bed.filter(asked("a", 8), "n1", "n2") == ["n1", "n2"]
+
+    on_bed(test)
+
+
+def test_victims_make_room_on_one_numa_node() -> None:
+    async def test(bed: Bed) -> None:
+        held = {"low": "1-4", "other": "8-11", "high": "5-7"}
+        bed.api.add_node("n1", free="12-15", pods=held)
+        for name, cpus, priority in (("low", 4, 1), ("other", 4, 2), ("high", 3, 9)):
+            bed.api.add_pod(pod(name, cpus, node="n1", priority=priority))
+        await until(lambda: len(bed.table.pods("n1")) == 3 and not bed.table.pending("n1"))
+        raw = asked("a", 8, priority=5)
+        answer = await bed.ask("preempt", Pod=raw, NodeNameToMetaVictims={"n1": {"Pods": [{"UID": "low"}]}})
+        uids = [each["UID"] for each in answer["NodeNameToMetaVictims"]["n1"]["Pods"]]
+        assert uids == ["low", "other"]
+        raw = asked("b", 4, priority=5)
+        answer = await bed.ask("preempt", Pod=raw, NodeNameToMetaVictims={"n1": {"Pods": [{"UID": "low"}]}})
+        assert len(answer["NodeNameToMetaVictims"]["n1"]["Pods"]) == 1
+        raw = asked("c", 8, priority=2)
+        answer = await bed.ask("preempt", Pod=raw, NodeNameToMetaVictims={"n1": {"Pods": []}})
+        assert answer["NodeNameToMetaVictims"] == {}
+
+    on_bed(test)
+
+
+def test_advice_names_a_pod_whose_move_makes_room() -> None:
+    async def test(bed: Bed) -> None:
+        bed.api.add_node("n1", free="3-7,10-15", pods={"x": "1-2", "y": "8-9"})
+        bed.api.add_node("n2", free="1-3", pods={"z": "4-15"})
+        for name in ("x", "y"):
+            bed.api.add_pod(pod(name, 2, node="n1"))
+        await until(lambda: len(bed.table.pods("n1")) == 2 and not bed.table.pending("n1"))
+        await until(lambda: (found := bed.table.node("n2")) is not None and len(found.free) == 3)
+        assert await bed.filter(asked("a", 8), "n1", "n2") == []
+        status, advice = await bed.get("/advice?pod=default/a")
+        assert status == 200
+        assert advice["waiting"] == ["default/a"]
+        assert advice["moves"] == [{"pod": "default/a", "node": "n1", "move": "default/y", "to": "n2"}]
+
+    on_bed(test)
+
+
+def test_what_cannot_be_decided_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(bed: Bed) -> None:
+        assert (await bed.get("/readyz"))[0] == 200
+        monkeypatch.setattr(service_module, "STALE_S", 0.0)
+        bed.api.crash()
+        await until(lambda: bool(bed.view.age))
+        status, words = await bed.ask("filter", Pod=asked("a", 2), NodeNames=["n1"])
+        assert (status, "seconds old" in words) == (503, True)
+        monkeypatch.setattr(lease_module, "MARGIN_S", 60.0)
+        status, words = await bed.ask("filter", Pod=asked("a", 2), NodeNames=["n1"])
+        assert (status, "lease" in words) == (503, True)
+        bed.service.draining = True
+        assert (await bed.get("/readyz"))[0] == 503
+        assert (await bed.get("/livez"))[0] == 200
+
+    on_bed(test)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "words"),
+    [
+        ("filter", b"{", "cannot read the request"),
+        ("filter", b"[]", "it is not an object"),
+        ("filter", b"{}", "Pod is missing"),
+        ("filter", b'{"Pod": {"metadata": {"name": "a"}, "spec": {}}}', "at least one container"),
+        ("bind", b'{"PodName": "a"}', "is missing"),
+    ],
+)
+def test_malformed_requests(verb: str, body: bytes, words: str) -> None:
+    async def test(bed: Bed) -> None:
+        answer = await bed.service.handle("POST", f"/{verb}", body)
+        assert isinstance(answer.value, dict)
+        assert words in answer.value["Error"]
+
+    on_bed(test)
+
+
+def test_metrics() -> None:
+    async def test(bed: Bed) -> None:
+        await bed.filter(asked("a", 2), "n1")
+        status, text = await bed.get("/metrics")
+        assert status == 200
+        assert 'topoproxy_extender_requests_total{verb="filter",result="ok"} 1' in text
+        assert 'topoproxy_extender_request_seconds_count{verb="filter"} 1' in text
+        assert 'topoproxy_extender_nodes{state="known"} 2' in text
+        assert "topoproxy_extender_leader 1" in text
+
+    on_bed(test)
