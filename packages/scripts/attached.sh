@@ -1,7 +1,9 @@
 # A node whose kubelet still connects to topoproxy would lose its runtime with the package.
 attached() {
-    for place in "$root/var/lib/topoproxy/attach" "$root/var/lib/topoproxy/attach.old"; do
-        if [ -e "$place" ]; then return 0; fi
+    for state in $(state_dirs); do
+        for place in "$root$state/attach" "$root$state/attach.old"; do
+            if [ -e "$place" ]; then return 0; fi
+        done
     done
     for place in "$root"/var/lib/kubelet/*.yaml "$root"/var/lib/kubelet/*.env "$root"/var/lib/kubelet/*.conf \
         "$root"/etc/default/kubelet "$root"/etc/sysconfig/kubelet "$root"/etc/kubernetes/kubelet.conf.d/*.conf \
@@ -18,7 +20,7 @@ attached() {
 refuse_if_attached() {
     if attached; then
         echo "topoproxy: cannot be removed while kubelet is attached to it: $place says so." >&2
-        echo "topoproxy: run topoproxy detach (or /var/lib/topoproxy/rescue-detach) first; TOPOPROXY_REMOVE_ATTACHED=yes removes it all the same." >&2
+        echo "topoproxy: run topoproxy detach (or rescue-detach in its state directory) first; TOPOPROXY_REMOVE_ATTACHED=yes removes it all the same." >&2
         [ "${TOPOPROXY_REMOVE_ATTACHED:-no}" = yes ] || exit 1
     fi
 }

@@ -1,5 +1,12 @@
 booted() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
 
+# The state directory, and one that the configuration names instead; without ending slashes.
+state_dirs() {
+    echo /var/lib/topoproxy
+    cat "$root/etc/topoproxy/config.yaml" "$root"/etc/topoproxy/config.d/*.yaml 2>/dev/null |
+        sed -n "s|^stateDir:[[:space:]]*[\"']\{0,1\}\(/[^\"'#[:space:]]*\).*|\1|p" | sed 's|/*$||'
+}
+
 forget_bytecode() {
     if [ -d "$root/usr/lib/topoproxy" ]; then
         find "$root/usr/lib/topoproxy" -name __pycache__ -type d -prune -exec rm -rf {} +

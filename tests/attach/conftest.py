@@ -66,7 +66,17 @@ LAYOUTS: Mapping[str, Mapping[str, str]] = {
         CONFIG: f"{HEAD}maxPods: 9\n",
     },
 }
+MICROK8S_RUNTIME = "${SNAP_COMMON}/run/containerd.sock"
+MICROK8S = {
+    "var/snap/microk8s/x7/args/kubelet": (
+        f"--kubeconfig=${{SNAP_DATA}}/credentials/kubelet.config\n"
+        f"--container-runtime-endpoint={MICROK8S_RUNTIME}\n--containerd={MICROK8S_RUNTIME}\n--node-labels=a=b\n"
+    ),
+    "var/snap/microk8s/x7/args/containerd": "--address ${SNAP_COMMON}/run/containerd.sock\n",
+}
+"""The layout of a snap; ``current`` is a link to the revision that runs."""
 CHANGED = {
+    "microk8s": ["/var/snap/microk8s/current/args/kubelet"],
     "kubeadm-flags": ["/var/lib/kubelet/kubeadm-flags.env"],
     "instance-config": [f"/{CONFIG}", "/var/lib/kubelet/instance-config.yaml"],
     "config-file": ["/etc/kubelet.json"],
@@ -156,7 +166,7 @@ class FakeNode:
         if route.startswith("/release"):
             self.released = {"/release/start": True, "/release/undo": False}.get(route, self.released)
             return {"stage": "released" if self.released else ""}
-        uses = self.uses_us() and "restart kubelet.service" in self.log and self.calls
+        uses = self.uses_us() and any(line.startswith("restart ") for line in self.log) and self.calls
         return {
             "ready": self.ready,
             "runtime": {"endpoint": self.runtime, "connected": self.ready, "reason": "no socket"},
@@ -198,13 +208,15 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Fak
         root = tmp_path / "root"
         (root / "proc").mkdir(parents=True)
         (root / "etc/systemd/system").mkdir(parents=True)
-        for number, (name, text) in enumerate(LAYOUTS[layout].items()):
+        for number, (name, text) in enumerate({**LAYOUTS, "microk8s": MICROK8S}[layout].items()):
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             path.chmod(0o640 if number % 2 else 0o604)
             # Whole seconds: cp of busybox keeps no more.
             os.utime(path, (1_700_000_000 + number, 1_700_001_000 + number))
+        if layout == "microk8s":
+            (root / "var/snap/microk8s/current").symlink_to("x7")
         return FakeNode(layout, root, tmp_path / "state", tmp_path / "systemd")
 
     return make

@@ -17,7 +17,7 @@ import pytest
 from proxy.attach import journal as journals
 from proxy.attach.service import RESCUE, attach, detach, planned
 from proxy.model.errors import InputError, TopoproxyError
-from tests.attach.conftest import CHANGED, CONFIG, LAYOUTS, OURS, RUNTIME, FakeNode, Killed
+from tests.attach.conftest import CHANGED, CONFIG, LAYOUTS, MICROK8S_RUNTIME, OURS, RUNTIME, FakeNode, Killed
 
 Fake = Callable[[str], FakeNode]
 STEPS = (
@@ -266,6 +266,26 @@ def test_the_script_needs_no_python(fake: Fake, tmp_path: Path, monkeypatch: pyt
     )
     assert (done.returncode, done.stderr) == (0, "")
     nothing_is_left(node, before)
+
+
+@pytest.mark.parametrize("way", ["detach", "rescue"])
+def test_microk8s_is_changed_in_its_arguments_and_its_own_unit_restarted(fake: Fake, way: str) -> None:
+    node = fake("microk8s")
+    node.runtime = "/var/snap/microk8s/common/run/containerd.sock"
+    before = node.hashes()
+    (path,) = (node.root / name.lstrip("/") for name in CHANGED["microk8s"])
+    text = path.read_text()
+    assert attach(node.node(), 20) == f"attached: kubelet uses {OURS}, and its calls arrive"
+    assert path.read_text() == text.replace(f"endpoint={MICROK8S_RUNTIME}", f"endpoint={OURS}")
+    assert "restart snap.microk8s.daemon-kubelite.service" in node.log
+    if way == "rescue":
+        assert rescue(node).returncode == 0
+    else:
+        done = detach(node.node(), 20, force=False, release=True)
+        assert done == f"detached: kubelet uses {MICROK8S_RUNTIME}"
+    nothing_is_left(node, before)
+    restarts = [line for line in node.log if line.startswith("restart")]
+    assert restarts == ["restart snap.microk8s.daemon-kubelite.service"] * 2
 
 
 def test_a_configuration_that_names_no_endpoint_gets_one(fake: Fake) -> None:

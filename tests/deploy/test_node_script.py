@@ -29,9 +29,9 @@ case "$name $*" in
 "dpkg --purge topoproxy") rm -f "$NODE/installed" ;;
 "uname -m") echo x86_64 ;;
 "topoproxy attach"*)
-    mkdir -p "$NODE/root/var/lib/topoproxy/attach"
-    echo attached >"$NODE/root/var/lib/topoproxy/attach/state" ;;
-"topoproxy detach --yes") rm -r "$NODE/root/var/lib/topoproxy/attach" ;;
+    mkdir -p "$NODE/root$STATE/attach"
+    echo attached >"$NODE/root$STATE/attach/state" ;;
+"topoproxy detach --yes") rm -r "$NODE/root$STATE/attach" ;;
 esac
 """
 HOST = r"""#!/bin/sh
@@ -39,7 +39,7 @@ HOST = r"""#!/bin/sh
 for word; do
     shift
     case $word in
-    /var/lib/topoproxy* | /etc/topoproxy*) word=$NODE/root$word ;;
+    /var/lib/topoproxy* | /etc/topoproxy* | /data*) word=$NODE/root$word ;;
     esac
     set -- "$@" "$word"
 done
@@ -53,6 +53,7 @@ class Node:
     def __init__(self, directory: Path, api: str) -> None:
         self.directory = directory
         self.api = api
+        self.state = "/var/lib/topoproxy"
         for name in ("bin", "faults", "packages", "scripts", "root"):
             (directory / name).mkdir()
         for name in ("dpkg", "dpkg-query", "uname", "topoproxy"):
@@ -80,6 +81,7 @@ class Node:
         environment = {
             "PATH": f"{self.directory}/bin:{os.environ['PATH']}",
             "NODE": str(self.directory),
+            "STATE": self.state,
             "HOST": str(self.directory / "host"),
             "PACKAGES": str(self.directory / "packages"),
             "SCRIPTS": str(self.directory / "scripts"),
@@ -117,7 +119,7 @@ class Node:
 
     @property
     def attached(self) -> bool:
-        return (self.directory / "root/var/lib/topoproxy/attach").exists()
+        return (self.directory / f"root{self.state}/attach").exists()
 
     @property
     def drop_in(self) -> str:
@@ -279,6 +281,22 @@ def test_absent_detaches_before_it_purges(node: Node, leases: Leases) -> None:
     assert node.run("absent")[0] == 0
     assert node.calls == []
     assert leases.holder == ""
+
+
+@pytest.mark.parametrize("by_chart", [True, False])
+def test_a_state_directory_elsewhere_is_found(node: Node, by_chart: bool) -> None:
+    node.state = "/data/topo"
+    if by_chart:
+        node.configure('stateDir: "/data/topo" # on the fast disk\n')
+    else:
+        (node.directory / "root/etc/topoproxy").mkdir(parents=True)
+        file = node.directory / "root/etc/topoproxy/config.yaml"
+        file.write_text("mode: observe\nstateDir: /data/topo\n")
+    assert node.run("attached")[0] == 0
+    assert node.run("attached")[0] == 0
+    assert "topoproxy reload" in node.calls, "it is known to be attached"
+    assert node.run("absent")[0] == 0
+    assert node.calls == ["topoproxy detach --yes", "dpkg --purge topoproxy"]
 
 
 def test_absent_that_cannot_detach_purges_nothing(node: Node) -> None:

@@ -101,6 +101,22 @@ def test_it_is_not_removed_while_kubelet_connects_to_it(built: Built, root: Path
     assert not (root / "usr/lib/topoproxy").exists()
 
 
+def test_a_state_directory_elsewhere_is_looked_at_and_kept(built: Built, root: Path) -> None:
+    assert dpkg(root, "--install", built.deb).returncode == 0
+    (root / "etc/topoproxy/config.d").mkdir(parents=True)
+    file = root / "etc/topoproxy/config.d/10-state.yaml"
+    file.write_text("mode: observe\nstateDir: '/data/topo/' # ours\n")
+    (root / "data/topo/attach").mkdir(parents=True)
+    done = dpkg(root, "--purge", "topoproxy")
+    assert done.returncode != 0
+    assert "data/topo/attach says so" in done.stderr
+    (root / "data/topo/attach").rmdir()
+    done = dpkg(root, "--purge", "topoproxy")
+    assert done.returncode == 0
+    assert "the state directory /data/topo is kept" in done.stderr
+    assert (root / "data/topo").is_dir()
+
+
 @pytest.mark.parametrize("name", ["attach", "attach.old"])
 def test_a_purge_keeps_the_way_back_of_an_attached_node(
     built: Built, root: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -38,8 +38,15 @@ else
     exit 1
 fi
 
+# The state directory, as the configuration that is on the node says.
+state_dir() {
+    found=$(host sh -c 'cat "$@" 2>/dev/null' sh /etc/topoproxy/config.yaml $drop_in |
+        sed -n "s|^stateDir:[[:space:]]*[\"']\{0,1\}\(/[^\"'#[:space:]]*\).*|\1|p" | tail -n 1)
+    echo "${found:-/var/lib/topoproxy}"
+}
+
 # The journal of topoproxy attach is there as long as kubelet is attached.
-attached() { host test -e /var/lib/topoproxy/attach; }
+attached() { host test -e "$(state_dir)/attach"; }
 
 # Put a file onto the node: name, content from standard input.
 put() { host sh -c 'umask 022; mkdir -p "$(dirname "$1")" && cat >"$1.new" && mv "$1.new" "$1"' sh "$1"; }
@@ -97,7 +104,7 @@ revert_configuration() {
 
 attach() {
     # An attach that was cut off may have left no daemon: the next one starts it, which reads the configuration.
-    if [ "$(host cat /var/lib/topoproxy/attach/state 2>/dev/null)" = attached ]; then
+    if [ "$(host cat "$(state_dir)/attach/state" 2>/dev/null)" = attached ]; then
         host topoproxy reload || return 1
     fi
     # It undoes itself where kubelet's calls do not arrive. On an attached node it sets an endpoint that was reset.
