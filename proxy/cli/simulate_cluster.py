@@ -75,7 +75,7 @@ def cluster_options(command: Command) -> Command:
                 "--percentage-of-nodes",
                 type=click.IntRange(0, 100),
                 metavar="N",
-                help="--cluster: percentageOfNodesToScore of kube-scheduler.  [default: 0: by their number]",
+                help="--cluster: percentageOfNodesToScore.  [default: 0; with the extender 100]",
             ),
             click.option(
                 "--svg",
@@ -174,6 +174,7 @@ def _settings(options: ClusterOptions, replicas: int, *, anywhere: bool) -> Flee
         ArrivalPattern(arrival, options.rate or 10.0, options.lifetime or 0.0),
         1 if options.seed is None else options.seed,
         options.percentage_of_nodes or 0,
+        100 if options.percentage_of_nodes is None else options.percentage_of_nodes,
         replicas=replicas,
         anywhere=anywhere,
     )

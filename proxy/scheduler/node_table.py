@@ -53,7 +53,6 @@ class _Row(Struct):
     node: SchedulableNode | None = None
     problem: str = "nothing is known of it"
     pending: tuple[Promise, ...] = ()
-    kind: int = -1
     free: int = 0
     allocatable: Mapping[str, int] = field(default_factory=dict)
     requested: dict[str, int] = field(default_factory=dict)
@@ -71,6 +70,7 @@ class NodeTable:
         self._pods: dict[str, PodDemand] = {}
         self._promises = Promises()
         self._kinds: dict[object, int] = {}
+        self._kind_of: dict[str, int] = {}
         self._shapes: dict[int, tuple[Node, int]] = {}
         self._verdicts: dict[object, dict[int, NodeVerdict]] = {}
         self._kept = 0
@@ -87,7 +87,8 @@ class NodeTable:
     def put_unknown(self, name: str, problem: str) -> None:
         """Note that nothing can be decided for a node, and why."""
         row = self._rows.setdefault(name, _Row())
-        row.node, row.problem, row.pending, row.kind = None, problem, (), -1
+        row.node, row.problem, row.pending = None, problem, ()
+        self._kind_of.pop(name, None)
 
     def put_allocatable(self, name: str, allocatable: Mapping[str, int]) -> None:
         """Note what the Node object of a node offers: thousandths of CPUs, bytes."""
@@ -97,6 +98,7 @@ class NodeTable:
     def remove(self, name: str) -> None:
         """Forget a node; promises of its pods stay until the pods are gone."""
         self._rows.pop(name, None)
+        self._kind_of.pop(name, None)
 
     def node(self, name: str) -> SchedulableNode | None:
         """Return the facts of a node; None where nothing can be decided for it."""
@@ -169,32 +171,15 @@ class NodeTable:
         if not demand.aligned:
             return FilterResult(list(names), {})
         known = self._verdicts_of(demand)
-        fits: list[str] = []
+        kinds = list(map(self._kind_of.get, names))
+        met = set(kinds)
+        passing = {kind for kind in met if kind in known and known[kind].fits}
+        if len(passing) == len(met):
+            return FilterResult(list(names), {})
+        fits = [name for name, kind in zip(names, kinds, strict=True) if kind in passing]
+        others = [name for name, kind in zip(names, kinds, strict=True) if kind not in passing]
         failed: dict[str, str] = {}
-        new: list[str] = []
-        rows, needed = self._rows, demand.exclusive
-        for name in names:
-            row = rows.get(name)
-            if row is None or row.node is None:
-                failed[name] = f"{UNKNOWN}: {row.problem if row else 'nothing is known of it'}"
-            elif (verdict := known.get(row.kind)) is not None:
-                if verdict.fits:
-                    fits.append(name)
-                else:
-                    failed[name] = f"{verdict.reason}: {verdict.message}"
-            elif row.free < needed:
-                failed[name] = f"InsufficientCPUs: {row.free} CPUs are free, {needed} are needed"
-            else:
-                new.append(name)
-        for number, name in enumerate(new):
-            if number >= NEW_CLASSES and len(fits) >= ENOUGH and rows[name].kind not in known:
-                failed[name] = f"{NOT_JUDGED}: enough other nodes fit"
-                continue
-            verdict = self._judged(name, demand, known)
-            if verdict.fits:
-                fits.append(name)
-            else:
-                failed[name] = f"{verdict.reason}: {verdict.message}"
+        self._sort_out(others, demand, fits, failed)
         return FilterResult(fits, failed)
 
     def scores(self, demand: PodDemand, names: Sequence[str], strategy: Strategy) -> list[int]:
@@ -203,8 +188,11 @@ class NodeTable:
             if not demand.aligned:
                 return [0] * len(names)
             known = self._verdicts_of(demand)
-            counts = [len(self._judged(name, demand, known).numa_nodes) for name in names]
-            return volcano_scores(counts)
+            kinds = [kind for kind in map(self._kind_of.get, names) if kind is not None]
+            if len(kinds) < len(names) or not known.keys() >= set(kinds):
+                return volcano_scores([len(self._judged(each, demand, known).numa_nodes) for each in names])
+            count_of = {kind: len(known[kind].numa_nodes) for kind in set(kinds)}
+            return volcano_scores(list(map(count_of.__getitem__, kinds)))
         return [allocation_score(self._fractions(name, demand), strategy) for name in names]
 
     def place(self, name: str, demand: PodDemand) -> NodeVerdict:
@@ -223,6 +211,33 @@ class NodeTable:
 
     # -- inside -------------------------------------------------------------------------------------------
 
+    def _sort_out(
+        self, names: Iterable[str], demand: PodDemand, fits: list[str], failed: dict[str, str]
+    ) -> None:
+        """Add candidates to those that fit or to those that do not, and judge classes that are new."""
+        known = self._verdicts_of(demand)
+        judged = 0
+        for name in names:
+            row, kind = self._rows.get(name), self._kind_of.get(name)
+            if row is None or kind is None:
+                failed[name] = f"{UNKNOWN}: {row.problem if row else 'nothing is known of it'}"
+                continue
+            verdict = known.get(kind)
+            if verdict is None:
+                if row.free < demand.exclusive:
+                    needed = f"{demand.exclusive} are needed"
+                    failed[name] = f"InsufficientCPUs: {row.free} CPUs are free, {needed}"
+                    continue
+                if judged >= NEW_CLASSES and len(fits) >= ENOUGH:
+                    failed[name] = f"{NOT_JUDGED}: enough other nodes fit"
+                    continue
+                judged += 1
+                verdict = self._judged(name, demand, known)
+            if verdict.fits:
+                fits.append(name)
+            else:
+                failed[name] = f"{verdict.reason}: {verdict.message}"
+
     def _count(self, name: str, demand: PodDemand) -> None:
         before = self._pods.get(demand.key)
         if before is not None and before.node == name:
@@ -240,7 +255,7 @@ class NodeTable:
         row.pending = tuple(each for each in self._promises.of(name) if each.is_pending(node, now))
         row.free = len(node.free) - sum(each.demand.lasting for each in row.pending)
         key = self._shape(node.rules), *_counts(node), *(each.demand.signature for each in row.pending)
-        row.kind = self._kinds.setdefault(key, len(self._kinds))
+        self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))
 
     def _shape(self, rules: Node) -> int:
         known = self._shapes.get(id(rules))
@@ -258,12 +273,12 @@ class NodeTable:
         row = self._rows.get(name)
         if row is None or row.node is None:
             return NodeVerdict(fits=False, reason=UNKNOWN, message=row.problem if row else "")
-        verdict = known.get(row.kind)
+        kind = self._kind_of[name]
+        verdict = known.get(kind)
         if verdict is None:
             self.judged += 1
             self._kept += 1
-            verdict = judge(row.node, demand, [each.demand for each in row.pending])
-            known[row.kind] = verdict
+            verdict = known[kind] = judge(row.node, demand, [each.demand for each in row.pending])
         return verdict
 
     def _fractions(self, name: str, demand: PodDemand) -> list[float]:

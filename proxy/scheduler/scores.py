@@ -35,7 +35,8 @@ def volcano_scores(counts: Sequence[int], weight: int = 1) -> list[int]:
         weight: The argument of Volcano's plugin.
     """
     most = max(counts, default=0)
-    return [weight * (HIGHEST - (HIGHEST * count // most if most else 0)) for count in counts]
+    score_of = {count: weight * (HIGHEST - (HIGHEST * count // most if most else 0)) for count in set(counts)}
+    return list(map(score_of.__getitem__, counts))
 
 
 def allocation_score(fractions: Sequence[float], strategy: Strategy) -> int:

@@ -37,6 +37,7 @@ def _settings(settings: FleetSettings) -> Data:
         "lifetime": pattern.lifetime,
         "seed": settings.seed,
         "percentage_of_nodes_to_score": settings.percentage,
+        "extended_percentage_of_nodes_to_score": settings.extended_percentage,
         "extender_weight": settings.weight,
         "strategy": settings.strategy.value,
     }

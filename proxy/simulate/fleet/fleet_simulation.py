@@ -39,7 +39,8 @@ class FleetSettings:
     Attributes:
         pattern: When pods come, and how long they stay.
         seed: Of all random numbers.
-        percentage: ``percentageOfNodesToScore`` of both schedulers; 0: by the number of nodes.
+        percentage: ``percentageOfNodesToScore`` of the stock scheduler; 0: by the number of nodes.
+        extended_percentage: The same of the scheduler with the extender.
         weight: The extender's weight in the scheduler's configuration.
         strategy: How the extender scores nodes.
         replicas: Copies of each recorded pod.
@@ -49,7 +50,8 @@ class FleetSettings:
     pattern: ArrivalPattern = _BURST
     seed: int = 1
     percentage: int = 0
-    weight: int = 1
+    extended_percentage: int = 100
+    weight: int = 10
     strategy: Strategy = Strategy.FEWEST_NUMA_NODES
     replicas: int = 1
     anywhere: bool = False
@@ -211,5 +213,5 @@ def _stock(hosts: Sequence[Host], settings: FleetSettings) -> StockFleetSchedule
 
 def _with_extender(hosts: Sequence[Host], settings: FleetSettings) -> StockFleetScheduler:
     return ExtendedFleetScheduler(
-        hosts, settings.seed, settings.percentage, settings.weight, settings.strategy
+        hosts, settings.seed, settings.extended_percentage, settings.weight, settings.strategy
     )

@@ -19,11 +19,13 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.promises import GRACE_S
 from proxy.scheduler.scores import Strategy
 from proxy.simulate.fleet.fleet_pods import FleetPod
-from proxy.simulate.fleet.stock_scheduler import StockScheduler
+from proxy.simulate.fleet.stock_scheduler import BEST, StockScheduler
 from proxy.simulate.hosts import Host
 
 STOCK = "stock"
 WITH_EXTENDER = "with extender"
+EXTENDER_SCALE = 10
+"""kube-scheduler's MaxNodeScore divided by MaxExtenderPriority."""
 
 
 class StockFleetScheduler:
@@ -78,13 +80,15 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             hosts: The nodes.
             seed: Of the random numbers that decide among equal nodes.
             percentage: ``percentageOfNodesToScore``.
-            weight: The extender's weight in the scheduler's configuration.
+            weight: The extender's weight in the scheduler's configuration; its scores are 0 to 10, and those
+                of plug-ins 0 to 100.
             strategy: How the extender scores nodes.
         """
         super().__init__(hosts, seed, percentage)
         self._names = [host.name for host in hosts]
         self._at = {name: at for at, name in enumerate(self._names)}
-        self._weight, self._strategy = weight, strategy
+        self._added = [score // EXTENDER_SCALE * weight * EXTENDER_SCALE for score in range(BEST + 1)]
+        self._strategy = strategy
         self._table, self._now = NodeTable(), 0.0
         self._shown: list[dict[str, CpuSet]] = [{} for _ in hosts]
         for at, host in enumerate(hosts):
@@ -95,10 +99,12 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         """Return the position of the node for a pod; -1 where none will do."""
         demand = pod.demand
 
-        def asked(nodes: Sequence[int]) -> tuple[list[int], list[int]]:
-            fits = self._table.filter(demand, [self._names[at] for at in nodes]).fits
+        def asked(nodes: Sequence[int]) -> tuple[Sequence[int], list[int]]:
+            names = list(map(self._names.__getitem__, nodes))
+            fits = self._table.filter(demand, names).fits
             scores = self._table.scores(demand, fits, self._strategy)
-            return [self._at[name] for name in fits], [score * self._weight for score in scores]
+            passed = nodes if len(fits) == len(names) else list(map(self._at.__getitem__, fits))
+            return passed, list(map(self._added.__getitem__, scores))
 
         at = self._stock.choose(pod.kind.stock, asked)
         if at >= 0:

@@ -20,6 +20,8 @@ again for the nodes that have changed since: one for each pod that was bound.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +43,8 @@ LEAST_PERCENTAGE = 5
 UNREQUESTED = {CPU: 100, MEMORY: 200 << 20}
 """What a container that requests none counts with in LeastAllocated, in thousandths of a CPU and bytes."""
 _SCORED = (CPU, MEMORY)
-_UNFIT, _UNKNOWN = -1, -2
-"""What stands in place of a score for a node that lacks room, and for one that has changed."""
+_UNFIT = -1
+"""What stands in place of a score for a node that lacks room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,15 @@ def enough_nodes(nodes: int, percentage: int = 0) -> int:
     return max(LEAST_FEASIBLE, nodes * min(share, 100) // 100)
 
 
+@dataclass(frozen=True, slots=True)
+class _KindScores:
+    """The scores of all nodes for a kind of pod, and the nodes that have changed since."""
+
+    demand: StockDemand
+    scores: list[int]
+    stale: set[int]
+
+
 class StockScheduler:
     """kube-scheduler with its default plug-ins. ``take`` keeps its view of the nodes."""
 
@@ -94,13 +105,13 @@ class StockScheduler:
         self._chance = chance
         self._start = 0
         self._enough = enough_nodes(len(hosts), percentage)
-        self._scores: dict[int, tuple[StockDemand, list[int]]] = {}
+        self._scores: dict[int, _KindScores] = {}
 
     def take(self, at: int, demand: StockDemand, sign: int = 1) -> None:
         """Count a pod that was bound to a node; ``sign`` -1: that has left it."""
         self._nodes[at].take(demand, sign)
-        for _, scores in self._scores.values():
-            scores[at] = _UNKNOWN
+        for known in self._scores.values():
+            known.stale.add(at)
 
     def fitting(self, demand: StockDemand) -> Iterator[int]:
         """Return all nodes that NodeResourcesFit lets a pod pass."""
@@ -113,41 +124,36 @@ class StockScheduler:
             demand: The pod.
             asked: The extender, if there is one.
         """
-        scores = self._known_scores(demand)
-        nodes: Sequence[int] = self._feasible(demand, scores)
+        scores = self._current_scores(demand)
+        nodes: Sequence[int] = self._feasible(scores)
         added: Sequence[int] = ()
         if asked is not None and nodes:
             nodes, added = asked(nodes)
         if len(nodes) < 2:
             return nodes[0] if nodes else -1
         totals = [scores[at] for at in nodes]
-        if added:
-            totals = [total + more for total, more in zip(totals, added, strict=True)]
+        if any(added):
+            totals = list(map(operator.add, totals, added))
         best = max(totals)
         return self._chance.choice([at for at, total in zip(nodes, totals, strict=True) if total == best])
 
-    def _known_scores(self, demand: StockDemand) -> list[int]:
+    def _current_scores(self, demand: StockDemand) -> list[int]:
         known = self._scores.get(id(demand))
         if known is None:
-            known = self._scores[id(demand)] = demand, [_UNKNOWN] * len(self._nodes)
-        return known[1]
+            known = _KindScores(demand, [_UNFIT] * len(self._nodes), set(range(len(self._nodes))))
+            self._scores[id(demand)] = known
+        for at in known.stale:
+            node = self._nodes[at]
+            known.scores[at] = node.score(demand) if node.fits(demand) else _UNFIT
+        known.stale.clear()
+        return known.scores
 
-    def _feasible(self, demand: StockDemand, scores: list[int]) -> list[int]:
+    def _feasible(self, scores: list[int]) -> list[int]:
         """Return the nodes that the scheduler goes on with, in the order in which it finds them."""
-        found: list[int] = []
-        start, count = self._start, len(self._nodes)
-        looked = count
-        for number in range(count):
-            at = (start + number) % count
-            score = scores[at]
-            if score == _UNKNOWN:
-                node = self._nodes[at]
-                score = scores[at] = node.score(demand) if node.fits(demand) else _UNFIT
-            if score != _UNFIT:
-                found.append(at)
-                if len(found) == self._enough:
-                    looked = number + 1
-                    break
+        start, count = self._start, len(scores)
+        order = itertools.chain(range(start, count), range(start))
+        found = list(itertools.islice((at for at in order if scores[at] != _UNFIT), self._enough))
+        looked = (found[-1] - start) % count + 1 if len(found) == self._enough else count
         self._start = (start + looked) % count
         return found
 
