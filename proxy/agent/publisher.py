@@ -45,8 +45,9 @@ KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh
 DISCOVER_S = 300.0
 EVENT_BURST, EVENT_S = 25, 2.0
 """So many Events at once, and one more every so many seconds."""
-SETTLES_S = 0.5
-"""Seconds for which a new fingerprint waits: a new sandbox mostly has a container by then."""
+FINGERPRINT_S, FIGURES_S = 0.5, 5.0
+"""Seconds for which a new fingerprint waits, because a new sandbox mostly has a container by then, and the figures
+for people, which change once more when a container has been created."""
 POD_PATIENCE = 30.0
 """So many times longer than an object of the node the annotation of a pod may wait."""
 
@@ -83,7 +84,7 @@ class Publisher:
         self._is_silent = False
         self._groups: dict[str, list[str]] = {}
         self._allocations = True
-        self._zones: object = None
+        self._placed_by: tuple[object, object] = None, None
         self._annotated: dict[str, JsonObject] = {}
         self._looked_for_annotations = False
         self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
@@ -235,9 +236,10 @@ class Publisher:
             version = collection.split("/")[3]
             koordinator = self._koordinator
             value = nrt.koordinator_topology(page, version) if koordinator else nrt.nfd_topology(page)
-            settles = SETTLES_S if value["zones"] == self._zones else 0.0
-            self._zones = value["zones"]
-            self._want(collection, value, self._apply, settles)
+            before, self._placed_by = self._placed_by, nrt.placed_by(value)
+            pauses = 0.0, FINGERPRINT_S, FIGURES_S
+            same = sum(one == other for one, other in zip(before, self._placed_by, strict=True))
+            self._want(collection, value, self._apply, pauses[same])
         if self._settings.pod_annotations:
             self._annotate(page)
 

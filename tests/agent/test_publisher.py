@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy import logs
-from proxy.agent import node_follower, object_writer
+from proxy.agent import node_follower, object_writer, publisher
 from proxy.agent.objects.node_page import NodePage
 from proxy.agent.publisher import Publisher
 from proxy.agent.session import AgentSession
@@ -169,6 +169,30 @@ def test_a_change_of_the_node_is_written_and_a_new_owner_is_an_event() -> None:
         await it.until(lambda: len(it.api.collections[EVENTS]) == 2)
         reasons = {each["reason"] for each in it.api.collections[EVENTS].values()}
         assert reasons == {"PlacedExclusively"}
+
+    publish(test)
+
+
+def test_what_no_scheduler_places_by_waits_for_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "FINGERPRINT_S", 0.4)
+    monkeypatch.setattr(publisher, "FIGURES_S", 1.2)
+
+    async def test(it: Published) -> None:
+        async def lasted(**changes: Any) -> float:
+            """Change the node, and return the seconds until the topology has been written."""
+            await asyncio.sleep(0.2)
+            before, began = it.api.count("PATCH", TOPOLOGY), asyncio.get_running_loop().time()
+            it.daemon.change(**changes)
+            await it.until(lambda: it.api.count("PATCH", TOPOLOGY) > before)
+            return asyncio.get_running_loop().time() - began
+
+        await it.until(lambda: it.get(TOPOLOGY))
+        assert await lasted(freeCPUs="7") < 0.4
+        assert 0.4 <= await lasted(pods=PAGE["pods"][:1]) < 1.2, "the fingerprint alone"
+        assert await lasted(mode="other") >= 1.2, "the figures alone"
+        it.daemon.change(mode="another")
+        assert await lasted(freeCPUs="6-7") < 0.4
+        assert "mode=another" in it.get(TOPOLOGY)["metadata"]["annotations"]["topoproxy/figures"]
 
     publish(test)
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from proxy import logs
 from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject
 from proxy.agent.object_writer import LEAST_S, WRITE_BURST, ObjectWriter
-from proxy.agent.publisher import POD_PATIENCE, SETTLES_S
+from proxy.agent.publisher import FINGERPRINT_S, POD_PATIENCE
 from proxy.agent.write_budget import WriteBudget
 
 
@@ -113,7 +113,7 @@ def test_a_sandbox_and_its_container_are_one_write_and_the_container_waits_for_n
         server.want("node", "nothing")
         await asyncio.sleep(5.0)
         for number in range(200):
-            server.want("node", ("sandbox", number), settles=SETTLES_S)
+            server.want("node", ("sandbox", number), settles=FINGERPRINT_S)
             await asyncio.sleep(0.1)
             server.changed["node"] = server._now()
             server.want("node", ("container", number))
@@ -129,10 +129,10 @@ def test_a_change_that_is_not_urgent_is_written_once_it_has_waited() -> None:
         server.want("node", 0)
         await asyncio.sleep(5.0)
         for number in range(1, 5):
-            server.want("node", number, settles=SETTLES_S)
+            server.want("node", number, settles=FINGERPRINT_S)
             await asyncio.sleep(0.2)
         await asyncio.sleep(5.0)
-        assert [at for at, _ in server.writes] == [0.0, 5.0 + SETTLES_S, 5.0 + SETTLES_S + LEAST_S]
+        assert [at for at, _ in server.writes] == [0.0, 5.0 + FINGERPRINT_S, 5.0 + FINGERPRINT_S + LEAST_S]
 
     play(test)
 

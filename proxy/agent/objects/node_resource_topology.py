@@ -78,6 +78,18 @@ def with_owner(value: Mapping[str, Any], node: str, uid: str) -> dict[str, Any]:
     return {**value, "metadata": {**value["metadata"], "ownerReferences": [owner]}}
 
 
+def placed_by(value: Mapping[str, Any]) -> tuple[object, object]:
+    """Return what schedulers place pods by, and that with the fingerprint; the figures are in neither."""
+    notes = {name: text for name, text in value["metadata"]["annotations"].items() if name != FIGURES}
+    fingerprint = notes.pop(ANNOTATION, "")
+    attributes = [
+        each for each in value.get("attributes", ()) if each["name"] not in (ATTRIBUTE, ATTRIBUTE_METHOD)
+    ]
+    labels = value["metadata"].get("labels")
+    basis = value["zones"], value["topologyPolicies"], attributes, notes, labels
+    return basis, (basis, fingerprint)
+
+
 def figures(page: NodePage) -> str:
     """Return what schedulers do not read and people want to see, in a few words."""
     owners = [each.cpus for pod in page.pods for each in pod.containers if each.cpus]
