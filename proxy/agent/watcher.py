@@ -1,13 +1,13 @@
 """A copy of a collection at the API server, kept current by a watch.
 
 Theory (Kubernetes API concepts, "Efficient detection of changes"). A list gives all objects and a resource
-version; a watch from that version gives each later change. When a watch ends, as it does after some minutes,
+version; a watch from that version gives each later change. When a watch ends, as it does after a while,
 the next one starts at the version of the last event, so nothing is missed and nothing is read twice.
 Bookmarks move the version forward while nothing changes. Where the server no longer has that version, it
 answers 410: the collection is listed again, and the objects that are gone are the difference.
 
 Memory is bounded twice: selectors choose the objects at the server, and ``digest`` keeps of each object only
-what its reader needs. A watch that is silent for longer than two bookmarks counts as broken.
+what its reader needs.
 
 While the API server does not answer, the copy stays as it is: ``age`` says since when it may be stale.
 """
@@ -38,15 +38,11 @@ FORBIDDEN = 6
 ABSENT_S = 60.0
 """Seconds before a collection is asked for again that does not exist (its CRD is not installed), or that the
 credentials do not permit."""
-SILENCE_S = 130.0
-"""A bookmark comes about once a minute."""
-MARGIN_S = 15.0
-"""A watch should have ended so many seconds ago: the connection is dead."""
-LASTS_S = 300
-"""Seconds after which the server ends a watch."""
-QUIET_LASTS_S = 60
-"""The same after a watch without bookmarks: there are none where etcd does not report its progress to the API
-server (``--experimental-watch-progress-notify-interval``) and the collection does not change."""
+LASTS_S = 90
+"""Seconds after which the server ends a watch. Bookmarks come about once a minute, but there are none where
+nothing changes and etcd does not report its progress to the API server."""
+SILENCE_S = LASTS_S + 10.0
+"""Seconds without a byte after which a connection is dead: its watch should have ended."""
 _UNREADABLE = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -92,7 +88,6 @@ class Watcher(Generic[T]):
         self._version = ""
         self._contact: float | None = None
         self._forbidden = 0
-        self._bookmarked = False
         self.values: dict[Key, T] = {}
         self.listed = asyncio.Event()
         self.is_open = False
@@ -165,16 +160,14 @@ class Watcher(Generic[T]):
 
     async def _follow(self) -> None:
         """Handle the events of one watch."""
-        lasts = LASTS_S if self._bookmarked else QUIET_LASTS_S
-        silence, self._bookmarked = min(SILENCE_S, lasts + MARGIN_S), False
         params = {
             **self._selectors,
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(lasts),
+            "timeoutSeconds": str(LASTS_S),
         }
         accept = self._accept.replace("List;", ";")
-        async with self._api.watch(self._path, params, silence, accept) as lines:
+        async with self._api.watch(self._path, params, SILENCE_S, accept) as lines:
             self._answers()
             async for line in lines:
                 self._contact = asyncio.get_running_loop().time()
@@ -192,7 +185,6 @@ class Watcher(Generic[T]):
             raise ApiUnreachableError(f"cannot watch {self._path} at the API server: {error!r}") from error
         self._version = version
         if kind == "BOOKMARK":
-            self._bookmarked = True
             return
         self._set(key, None if kind == "DELETED" else self._digested(item))
 

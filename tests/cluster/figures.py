@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from proxy.agent.watcher import LASTS_S, QUIET_LASTS_S
+from proxy.agent.watcher import LASTS_S
 from proxy.demo import client as demo
 from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
@@ -230,11 +230,8 @@ def show_fleet(change: Traffic, stored: dict[str, int]) -> None:
             f"  {kind}: {rate * writes:.0f} writes per second, {rate * sent / 1e6:.1f} MB/s of requests, "
             f"{rate * echoed / 1e6:.1f} MB/s to the agents, {rate * read / 1e6:.1f} MB/s to each reader"
         )
-    for lasts in (LASTS_S, QUIET_LASTS_S):
-        opened = FLEET_NODES * WATCHES / lasts
-        print(
-            f"  watches: {FLEET_NODES * WATCHES} open, {opened:.0f} opened per second if one lasts {lasts} s"
-        )
+    watches = FLEET_NODES * WATCHES
+    print(f"  watches: {watches} open, {watches / LASTS_S:.0f} opened per second")
 
 
 def figures(plane: ControlPlane) -> None:
@@ -270,8 +267,7 @@ def figures(plane: ControlPlane) -> None:
         with node.client() as client:
             for number in range(10):
                 client.launch(DemoPod(f"q{number}", kube_qos=KubeQos.GUARANTEED, cpus=4))
-                time.sleep(3)
-        time.sleep(5)
+                time.sleep(FLEET_PERIOD_S)
         show_fleet(before.until(Traffic.of(plane), 10), stored)
 
     one = "cluster:\n  nodeResourceTopology: none\n"

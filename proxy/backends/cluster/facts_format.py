@@ -6,8 +6,8 @@ all namespaces, ``pods.json`` the pods that are bound to the node.
 
 Theory. A file is replaced as a whole when its objects change. In between, the agent sets its modification
 time to when the API server has confirmed them last, by an event, a bookmark or the start of a watch, which
-happens about once a minute. So a reader knows two ages: how long ago the objects were read, and since when
-they may be outdated.
+happens at least every 90 seconds. So a reader knows two ages: how long ago the objects were read, and since
+when they may be outdated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from msgspec import Struct
 SCHEMA = "topoproxy-cluster-facts/1"
 LARGEST = 16 << 20
 """Bytes of a file. 500 pods of ten containers each have 2 MiB; 10,000 namespaces of ten labels each 4 MiB."""
-CURRENT_S = 90.0
-"""Seconds for which facts count as current after the API server has confirmed them, about once a minute."""
+CURRENT_S = 110.0
+"""Seconds for which facts count as current after the API server has confirmed them: a watch lasts 90, and the
+agent records it every 10."""
 
 
 class FactsKind(enum.StrEnum):
