@@ -188,10 +188,13 @@ class NodeTable:
             if not demand.aligned:
                 return [0] * len(names)
             known = self._verdicts_of(demand)
-            kinds = [kind for kind in map(self._kind_of.get, names) if kind is not None]
-            if len(kinds) < len(names) or not known.keys() >= set(kinds):
+            kinds = list(map(self._kind_of.get, names))
+            met = set(kinds)
+            if not known.keys() >= met:
                 return volcano_scores([len(self._judged(each, demand, known).numa_nodes) for each in names])
-            count_of = {kind: len(known[kind].numa_nodes) for kind in set(kinds)}
+            count_of: dict[int | None, int] = {
+                kind: len(known[kind].numa_nodes) for kind in met if kind is not None
+            }
             return volcano_scores(list(map(count_of.__getitem__, kinds)))
         return [allocation_score(self._fractions(name, demand), strategy) for name in names]
 

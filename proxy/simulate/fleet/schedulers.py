@@ -99,12 +99,13 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         """Return the position of the node for a pod; -1 where none will do."""
         demand = pod.demand
 
-        def asked(nodes: Sequence[int]) -> tuple[Sequence[int], list[int]]:
+        def asked(nodes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
             names = list(map(self._names.__getitem__, nodes))
             fits = self._table.filter(demand, names).fits
             scores = self._table.scores(demand, fits, self._strategy)
             passed = nodes if len(fits) == len(names) else list(map(self._at.__getitem__, fits))
-            return passed, list(map(self._added.__getitem__, scores))
+            alike = len(set(scores)) < 2
+            return passed, () if alike else list(map(self._added.__getitem__, scores))
 
         at = self._stock.choose(pod.kind.stock, asked)
         if at >= 0:

@@ -33,7 +33,7 @@ from proxy.simulate.hosts import PODS, Host
 from proxy.simulate.pods import needs_of
 
 Asked = Callable[[Sequence[int]], tuple[Sequence[int], Sequence[int]]]
-"""An extender: of some nodes those that pass, and what it adds to the score of each of these."""
+"""An extender: of some nodes those that pass, and what it adds to their scores; nothing where they are alike."""
 
 BEST = 100
 """The best score of a plug-in."""
@@ -132,7 +132,7 @@ class StockScheduler:
         if len(nodes) < 2:
             return nodes[0] if nodes else -1
         totals = [scores[at] for at in nodes]
-        if any(added):
+        if added:
             totals = list(map(operator.add, totals, added))
         best = max(totals)
         return self._chance.choice([at for at, total in zip(nodes, totals, strict=True) if total == best])
