@@ -25,7 +25,6 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject
-from proxy.allocation.koordinator.resource_status import status_text
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpAnswer
 from proxy.extender.lease import Lease
@@ -34,7 +33,7 @@ from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
 from proxy.scheduler.advice import choose_victims, find_moves
-from proxy.scheduler.decision import NOT_STATIC, OTHER_POLICY, NodeVerdict
+from proxy.scheduler.decision import NOT_STATIC, OTHER_POLICY, resource_status
 from proxy.scheduler.node_table import UNKNOWN, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, read_demand, with_cpus
 from proxy.scheduler.scores import Strategy
@@ -149,7 +148,9 @@ class ExtenderService:
             return HttpAnswer({"Error": f"cannot bind {demand.ref} to {node}: {verdict.message}"})
         annotations: dict[str, str] = {}
         if demand.pod.qos in STRICT and verdict.cpus:
-            annotations[RESOURCE_STATUS] = self._resource_status(node, verdict)
+            facts = self._table.node(node)
+            assert facts is not None
+            annotations[RESOURCE_STATUS] = resource_status(facts, verdict)
             demand = with_cpus(demand, annotations[RESOURCE_STATUS])
         self._table.promise(node, demand, asyncio.get_running_loop().time())
         problem = await self._create_binding(demand, node, annotations)
@@ -236,17 +237,6 @@ class ExtenderService:
             # The pod may be bound: the promise stays until the watch shows it, or for a minute.
             return f"cannot bind {demand.ref} to {node}: {str(error) or 'the API server does not answer'}"
         return ""
-
-    def _resource_status(self, node: str, verdict: NodeVerdict) -> str:
-        facts = self._table.node(node)
-        assert facts is not None
-        numa = facts.rules.machine.nodes
-        shares = {
-            each.id: {"cpu": 1000 * len(each.cpus & verdict.cpus)}
-            for each in numa
-            if not each.cpus.isdisjoint(verdict.cpus)
-        }
-        return status_text(verdict.cpus, shares)
 
     def _victims(self, name: str, demand: PodDemand, proposed: list[str]) -> tuple[str, ...] | None:
         node = self._table.node(name)

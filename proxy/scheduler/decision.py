@@ -22,7 +22,9 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from proxy.allocation.cpu_request import CPU, MILLI
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
+from proxy.allocation.koordinator.resource_status import status_text
 from proxy.engine.node import Node
 from proxy.engine.owners import CpuHold
 from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
@@ -88,6 +90,16 @@ def judge(node: SchedulableNode, demand: PodDemand, pending: Sequence[PodDemand]
             words = f"{refusals[0].ref} would be refused if the pods came to the node in another order"
             return NodeVerdict(fits=False, reason=REORDERED, message=words)
     return verdict
+
+
+def resource_status(node: SchedulableNode, verdict: NodeVerdict) -> str:
+    """Return the annotation that names the CPUs which a pod would get."""
+    shares = {
+        numa.id: {CPU: MILLI * len(numa.cpus & verdict.cpus)}
+        for numa in node.rules.machine.nodes
+        if not numa.cpus.isdisjoint(verdict.cpus)
+    }
+    return status_text(verdict.cpus, shares)
 
 
 def shown_state(node: SchedulableNode) -> NodeState:

@@ -143,6 +143,23 @@ count: 5
         assert (found.placed, found.waiting, found.rejected) == (4, 1, {})
 
 
+def test_a_pod_of_class_lse_gets_the_cpus_that_its_annotation_names() -> None:
+    text = """
+kind: Fleet
+nodes: [{count: 2, cpus: 16, numaNodes: 2}]
+pods:
+- resources: {limits: {cpu: 5, memory: 1Gi}}
+  labels: {koordinator.sh/qosClass: LSE}
+count: 4
+"""
+    done = simulated(text)
+    _, extended = figures(done)
+    assert (extended.placed, extended.on_one, extended.rejected) == (4, 4, {})
+    for host in done.runs[1].hosts:
+        for container in host.state.containers.values():
+            assert container.pod.cpuset == container.placement.exclusive
+
+
 def test_the_picture_is_an_svg_with_both_runs() -> None:
     done = simulated()
     root = ET.fromstring(svg_of(done.runs, done.fleet.cpus))

@@ -45,7 +45,8 @@ class FleetPod:
     def demand(self) -> PodDemand:
         """What the scheduler extender reads."""
         pod = self.guest.arrival.pod
-        return replace(self.kind.demand, key=pod.uid, pod=pod)
+        spec = replace(self.kind.demand.spec, uid=pod.uid, name=pod.name)
+        return replace(self.kind.demand, key=pod.uid, spec=spec, pod=pod)
 
 
 def fleet_pods(guests: Iterable[Guest]) -> list[FleetPod]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.engine.handle import handle
-from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
+from proxy.engine.pod_dry_run import ArrivingPod, DryRunOutcome, dry_run
 from proxy.engine.pod_events import SandboxRemoved
 from proxy.model.workload import Pool
 from proxy.simulate.fleet.fleet_pods import FleetPod
@@ -31,6 +31,9 @@ class FleetScheduler(Protocol):
 
     def choose(self, pod: FleetPod) -> int:
         """Return the position of the node for a pod; -1 where none will do."""
+
+    def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
+        """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
 
     def fitting(self, pod: FleetPod) -> Iterator[int]:
         """Return all nodes on which a pod fits by requests."""
@@ -65,7 +68,6 @@ class FleetPodResult:
         on_one: Whether each of its containers with CPUs of its own was placed on one NUMA node.
         possible: Whether that was possible on some node when it was bound or last tried.
         came, bound: When, in seconds of the simulation; ``bound`` is negative where it never was.
-        decided_s: What the last decision about it took, in seconds of real time.
     """
 
     pod: FleetPod
@@ -76,7 +78,6 @@ class FleetPodResult:
     on_one: bool = False
     possible: bool = False
     bound: float = -1.0
-    decided_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class FleetRun:
             if pod.guest.mould.spec.uid in shown.get(pod.guest.host, ()):
                 self.hosts[number].take(pod.guest.needs)
                 self.scheduler.running(number, pod)
-            elif not self._bind(number, record, 0.0):
+            elif not self._arrive(number, record, pod.guest.arrival, 0.0):
                 rejected.append(pod.guest.ref)
         self._placed = self._rejected = 0
         return rejected
@@ -221,22 +222,22 @@ class FleetRun:
         """Schedule a pod; return whether a node was found for it."""
         began = time.perf_counter()
         at = self.scheduler.choose(record.pod)
-        record.decided_s = time.perf_counter() - began
-        self.decisions.append(record.decided_s)
+        arrival = self.scheduler.bind(at, record.pod) if at >= 0 else None
+        self.decisions.append(time.perf_counter() - began)
         sizes = record.pod.kind.sizes
         if sizes:
             # The chosen node first: where it has room, no other one needs a look.
             record.possible = (at >= 0 and self._free.holds(at, sizes)) or self._possible(record.pod)
-        if at < 0:
+        if arrival is None:
             return False
-        if self._bind(at, record, now) and stays != float("inf"):
+        if self._arrive(at, record, arrival, now) and stays != float("inf"):
             heapq.heappush(leaving, (now + stays, next(self._order), at, record))
         return True
 
-    def _bind(self, at: int, record: FleetPodResult, now: float) -> bool:
+    def _arrive(self, at: int, record: FleetPodResult, arrival: ArrivingPod, now: float) -> bool:
         """Have a node admit a pod; return whether it did."""
         host, pod = self.hosts[at], record.pod
-        outcome = dry_run(host.state, pod.guest.arrival)
+        outcome = dry_run(host.state, arrival)
         record.node, record.bound = host.name, now
         if outcome.verdict.admitted:
             host.state = outcome.state

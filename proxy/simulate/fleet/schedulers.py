@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from proxy.engine.pod_dry_run import DryRunOutcome
+from proxy.engine.pod_dry_run import ArrivingPod, DryRunOutcome
 from proxy.model.idset import CpuSet, union
+from proxy.pools.claims import STRICT
+from proxy.scheduler.decision import resource_status
 from proxy.scheduler.node_facts import DeviceCounts, SchedulableNode
 from proxy.scheduler.node_table import NodeTable
+from proxy.scheduler.pod_demand import with_cpus
 from proxy.scheduler.promises import GRACE_S
 from proxy.scheduler.scores import Strategy
 from proxy.simulate.fleet.fleet_pods import FleetPod
@@ -47,6 +50,10 @@ class StockFleetScheduler:
     def choose(self, pod: FleetPod) -> int:
         """Return the position of the node for a pod; -1 where none will do."""
         return self._stock.choose(pod.kind.stock)
+
+    def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
+        """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
+        return pod.guest.arrival
 
     def fitting(self, pod: FleetPod) -> Iterator[int]:
         """Return all nodes on which a pod fits by requests."""
@@ -107,10 +114,21 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             alike = len(set(scores)) < 2
             return passed, () if alike else list(map(self._added.__getitem__, scores))
 
-        at = self._stock.choose(pod.kind.stock, asked)
-        if at >= 0:
-            self._table.promise(self._names[at], demand, self._now)
-        return at
+        return self._stock.choose(pod.kind.stock, asked)
+
+    def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
+        """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
+        demand, name = pod.demand, self._names[at]
+        verdict = self._table.place(name, demand)
+        if not verdict.fits:
+            return None
+        arrival = pod.guest.arrival
+        facts = self._table.node(name)
+        if demand.pod.qos in STRICT and verdict.cpus and facts:
+            demand = with_cpus(demand, resource_status(facts, verdict))
+            arrival = demand.arrival()
+        self._table.promise(name, demand, self._now)
+        return arrival
 
     def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
         """Learn what a node has made of a pod that was bound to it."""

@@ -33,7 +33,7 @@ from proxy.simulate.hosts import PODS, Host
 from proxy.simulate.pods import needs_of
 
 Asked = Callable[[Sequence[int]], tuple[Sequence[int], Sequence[int]]]
-"""An extender: of some nodes those that pass, and what it adds to their scores; nothing where they are alike."""
+"""An extender: of some nodes those that pass, and what it adds to their scores; empty for equal ones."""
 
 BEST = 100
 """The best score of a plug-in."""
