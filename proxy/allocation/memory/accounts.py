@@ -81,11 +81,18 @@ def _is_plain(memory: MemoryState, block: Block, *, gone: bool) -> bool:
     if len(nodes) < len(block.affinity):
         return False
     free = sum(node.table(block.resource).free for node in nodes)
-    if not gone and not any(node.assignments for node in nodes):
-        return block.size <= free
-    alike = len({node.assignments for node in nodes}) == 1
-    ours = alike and all(node.cells == block.affinity for node in nodes)
-    return ours and (free > 0 if gone else block.size <= free)
+    has_all = free > 0 if gone else block.size <= free
+    return has_all and not _is_mixed(memory, block.affinity)
+
+
+def _is_mixed(memory: MemoryState, group: Mask) -> bool:
+    """Return whether blocks are held on some of these nodes, but not on all, or also on others."""
+    return any(
+        block.affinity != group and not block.affinity.isdisjoint(group)
+        for pod in memory.assignments.values()
+        for held in pod.values()
+        for block in held
+    )
 
 
 def _with(memory: MemoryState, block: Block) -> MemoryState:

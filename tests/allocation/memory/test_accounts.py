@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
@@ -274,3 +276,38 @@ def test_a_newer_attempt_without_memory_ends_what_an_older_one_held() -> None:
     bare = changed_copy(holding(POD, "app", 0, attempt=1), placement=Placement(Pool.SHARED, CpuSet(), Mask()))
     assert reserved(state.changed(put=[bare])) == (0, 0)
     assert reserved(state.changed(put=[bare]).changed(drop=[bare.id])) == (60, 0)
+
+
+def groups(state: NodeState) -> dict[str, tuple[int, int, int]]:
+    """Return, for each group of nodes, what is reserved and free in it, in MiB, and how many blocks it has.
+
+    How much of that each node of a group has depends on the order, as in kubelet.
+    """
+    assert state.memory is not None
+    found: dict[str, tuple[int, int, int]] = {}
+    for node in state.memory.nodes.values():
+        reserved, free, _ = found.get(str(node.cells), (0, 0, 0))
+        table = node.table("memory")
+        found[str(node.cells)] = (
+            reserved + table.reserved // MIB,
+            free + table.free // MIB,
+            node.assignments,
+        )
+    return found
+
+
+def test_any_history_counts_as_if_all_had_come_at_once() -> None:
+    """Also where running containers hold more than a node has, or nodes of another's group."""
+    for seed in range(60):
+        dice, state = random.Random(seed), NodeState.empty(NODE)
+        for step in range(25):
+            pod = asking(f"u{dice.randrange(6)}", ("c", ContainerKind.APP, 10))
+            nodes = dice.choice(((0,), (1,), (0, 1)))
+            mib = dice.choice((10, 30, 50, 80, 90, 120))
+            there = sorted(state.containers)
+            if there and dice.random() < 0.4:
+                state = state.changed(drop=[dice.choice(there)])
+            else:
+                state = state.with_pod(pod).changed(put=[holding(pod, "c", mib, nodes)])
+            again = NodeState.of(NODE, state.pods.values(), state.containers.values())
+            assert groups(state) == groups(again), (seed, step)
