@@ -108,6 +108,22 @@ def test_the_same_field_many_times_in_one_block_ends_the_connection():
     assert error.value.code == CALM
 
 
+def test_eight_values_of_the_same_field_in_one_block_pass():
+    encoder = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+
+    def block(count, text):
+        paths = [encoder.encode(b"/%b%d" % (text, n)) for n in range(count)]
+        return b"".join(b"\x04" + bytes([0x80 | len(path)]) + path for path in paths)
+
+    session, _ = begun()
+    session.from_client(frame(HEADERS, 5, 1, b"\x83\x86" + block(8, b"a")))
+    session.from_client(frame(HEADERS, 5, 3, b"\x83\x86" + block(16, b"a")[: len(block(8, b"a"))] * 2))
+    session.from_client(frame(HEADERS, 5, 5, b"\x83\x86" + block(8, b"b")))
+    assert session.open_streams == 3, "the limit is of a block, and what was decoded before counts for nothing"
+    with pytest.raises(RelayError, match="again and again"):
+        session.from_client(frame(HEADERS, 5, 7, b"\x83\x86" + block(9, b"c")))
+
+
 def test_a_connection_that_ends_for_its_client_says_why():
     session, _ = begun()
     with pytest.raises(RelayError) as error:

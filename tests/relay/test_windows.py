@@ -60,6 +60,22 @@ def test_the_window_for_a_long_body_is_granted_in_one_frame():
     assert stream.send == 65_535, "nothing more was granted"
 
 
+def test_the_window_for_a_long_body_is_granted_with_its_length():
+    net = Net(keep).run()
+    sid = net.client.open(CREATE)
+    body = grpc(bytes(LARGE))
+    stream = net.client.streams[sid]
+    net.client.data(sid, body[:5], end=False)
+    net.run()
+    assert stream.send == 65_535 - 5 + len(body)
+    net.client.data(sid, body[5:100_000], end=False)
+    net.run()
+    assert stream.send == 65_535 - 100_000 + len(body), "it is granted once"
+    net.client.data(sid, body[100_000:])
+    net.run()
+    assert (net.server.streams[sid].body, stream.send) == (body, 65_535)
+
+
 def test_15_8_mib_rewritten():
     net = Net(rewrite, server=Peer(client=False, consume=16_000)).run()
     body = bytes(16_567_500)
