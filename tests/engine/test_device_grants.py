@@ -323,11 +323,14 @@ def test_a_restart_knows_the_devices_from_the_ledger() -> None:
 
 def test_the_ledger_forgets_what_was_never_allocated() -> None:
     story = Story()
-    pod = story.pod("a", ask())
+    pod, answered = story.pod("a", ask()), story.pod("b", ask())
     story.create(pod)
-    ledger = {"a": load_record(record_of(story.state.devices, "a") or {})}
-    _, effects = handle(NodeState.empty(NODE), LedgerRead((pod,), (), {}, (), 0.0, ledger, (NIC,)))
-    assert records(effects) == {"d/a": None}
+    story.create(answered)
+    story.given(answered)
+    ledger = {key: load_record(record_of(story.state.devices, key) or {}) for key in "ab"}
+    read = LedgerRead((pod, answered), (), {}, (), 0.0, ledger, (NIC,))
+    _, effects = handle(NodeState.empty(NODE), read)
+    assert records(effects) == {"d/a": None}, "the record of the other is right"
 
 
 def test_devices_of_the_manager_before_stay_with_their_containers() -> None:

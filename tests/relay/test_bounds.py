@@ -119,7 +119,7 @@ def test_eight_values_of_the_same_field_in_one_block_pass():
     session.from_client(frame(HEADERS, 5, 1, b"\x83\x86" + block(8, b"a")))
     session.from_client(frame(HEADERS, 5, 3, b"\x83\x86" + block(16, b"a")[: len(block(8, b"a"))] * 2))
     session.from_client(frame(HEADERS, 5, 5, b"\x83\x86" + block(8, b"b")))
-    assert session.open_streams == 3, "the limit is of a block, and what was decoded before counts for nothing"
+    assert session.open_streams == 3, "the limit is of one block"
     with pytest.raises(RelayError, match="again and again"):
         session.from_client(frame(HEADERS, 5, 7, b"\x83\x86" + block(9, b"c")))
 

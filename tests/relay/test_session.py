@@ -518,6 +518,19 @@ def test_a_lost_connection_ends_every_call_once(state):
     assert not net.session.unsent
 
 
+def test_an_upload_that_waits_for_the_runtimes_window_goes_with_its_connection():
+    net = Net(server=Peer(client=False, consume=None)).run()
+    held, upload = net.client.call(CREATE, bytes(60_000)), net.client.open("/other.Service/Upload")
+    net.run()
+    net.session.release(held)  # that spends the runtime's window
+    net.client.data(upload, bytes(10_000), end=False)
+    net.run()
+    books = net.session._streams.books
+    assert books.queue
+    net.session.lost()
+    assert not books.queue
+
+
 def test_a_client_that_closes_ends_its_held_calls():
     net = started()
     sids = [net.client.call(CREATE, b"c") for _ in range(3)]
