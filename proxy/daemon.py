@@ -25,7 +25,7 @@ from proxy.executor.tasks import tended
 from proxy.executor.time_slices import TimeSlices
 from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.errnos import FULL
-from proxy.model.errors import CannotCreateError, InputError, UnavailableError
+from proxy.model.errors import CannotCreateError, UnavailableError
 from proxy.notify import SystemdNotifier
 from proxy.process_upkeep import ping_watchdog, stay_small
 from proxy.release.lazy import LazyRelease
@@ -66,6 +66,8 @@ SETTLE_LIMIT_S = 3.0
 """How long a stop may take to send the runtime the CPUs that BE containers have got back."""
 DRAIN_GRACE_S = 0.2
 """Seconds after ``drainTimeout`` for the last connections to be closed."""
+FAILED = "failed: "
+"""Begins the page about a replacement that has failed."""
 QUIET_S, GOAWAY_S, LOOK_S = 5.0, 1.0, 0.002
 """Seconds to wait for a moment without calls that place containers before a successor takes over, and for
 clients to see that they are to connect again; between two looks."""
@@ -130,7 +132,8 @@ class Daemon:
         self.reload: Reload | None = None
         self._reload_wanted = asyncio.Event()
         self._successor: Successor | None = None
-        self._succeeding = False
+        self._succession: asyncio.Task[None] | None = None
+        self._succession_lack = ""
         self._former_calls = True
         self.replaced = asyncio.Event()
 
@@ -354,6 +357,7 @@ class Daemon:
             device_plugins=self._device_plugins,
         )
         routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
+        routes["/successor"] = self._succession_state
         actions = {**takeover.actions(), **leaving.actions()}
         if self._staging is not None:
             routes |= self._staging.routes()
@@ -405,22 +409,31 @@ class Daemon:
 
     # -- succession ---------------------------------------------------------------------------------------
 
-    async def _begin_succession(self) -> str:
-        """Start the process that is to replace this one; return its id, or why it did not start."""
+    def _begin_succession(self) -> str:
+        """Start to replace this process by another one, and return how far that is."""
+        if self._succession is None or self._succession_lack:
+            self._succession_lack = ""
+            self._succession = asyncio.get_running_loop().create_task(self._start_successor())
+        return self._succession_state()
+
+    def _succession_state(self) -> str:
+        """Return how far a replacement of this process is; a page of the admin socket."""
+        if self._succession_lack:
+            return f"{FAILED}{self._succession_lack}\n"
+        return "preparing\n" if self._succession is not None else "none\n"
+
+    async def _start_successor(self) -> None:
+        """Start the process that is to replace this one; ``replaced`` is set when it has prepared."""
         from proxy.succession.successor import Successor
 
-        if self._succeeding:
-            raise InputError("cannot replace the daemon: a successor has been started already")
         assert self._listener is not None
-        self._succeeding = True
         try:
             self._successor = await asyncio.to_thread(Successor.started, self._listener)
         except UnavailableError as error:
-            return f"{error}\n"
-        finally:
-            self._succeeding = self._successor is not None
-        self.replaced.set()
-        return f"{self._successor.pid}\n"
+            self._succession_lack = str(error)
+            logs.log.error("not replaced", err=str(error))
+        else:
+            self.replaced.set()
 
     async def hand_over(self) -> None:
         """Let the successor have the socket and the state of the node.

@@ -12,7 +12,7 @@ from proxy.model import schema_ids
 from proxy.model.errors import InputError, UsageError
 
 HINDERED = 1
-REPLACE_S = 120.0
+REPLACE_S = 600.0
 """Seconds that replacing the daemon may take, with the calls that it waits for."""
 
 

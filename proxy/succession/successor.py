@@ -12,7 +12,7 @@ from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.sockets.unix_socket import Listener
 from proxy.succession.messages import QUIET, SERVING, SUCCEEDS, receive
 
-PREPARE_S, SERVE_S = 45.0, 30.0
+PREPARE_S, SERVE_S = 300.0, 120.0
 """Seconds until a successor has prepared, and until it serves once it has the state."""
 
 

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 from proxy.admin.client import ask
-from proxy.model.errors import TopoproxyError
+from proxy.model.errors import TopoproxyError, UnavailableError
 
 LOOK_S = 0.05
+FAILED = "failed: "
+"""Begins the page about a replacement that has failed."""
 
 
 def replace_daemon(admin: Path, timeout: float) -> int:
@@ -29,30 +31,43 @@ def replace_daemon(admin: Path, timeout: float) -> int:
         UnavailableError: The daemon does not answer, or is of a version that cannot be replaced.
         PermissionDeniedError: Only root may.
     """
-    end = time.monotonic() + timeout
-    answer = str(ask(admin, "/successor", timeout, act=True)).strip()
-    if not answer.isdigit():
-        raise TopoproxyError(answer)
-    pid = int(answer)
-    while not _is_ready(admin, pid):
+    end, former = time.monotonic() + timeout, _owner(admin)
+    ask(admin, "/successor", timeout, act=True)
+    while not (pid := _replaced(admin, former)):
         if time.monotonic() >= end:
             raise TopoproxyError(
-                f"cannot replace the daemon in {timeout:g} seconds: process {pid} is not ready yet"
+                f"cannot replace the daemon in {timeout:g} seconds: no other process is ready"
             )
         time.sleep(LOOK_S)
     return pid
 
 
-def _is_ready(admin: Path, pid: int) -> bool:
+def _replaced(admin: Path, former: int) -> int:
+    """Return the process that has replaced another one and is ready; 0 as long as there is none.
+
+    Raises:
+        TopoproxyError: The other one goes on.
+    """
     try:
-        return _owner(admin) == pid and "passed" in str(ask(admin, "/readyz"))
-    except (TopoproxyError, OSError):  # between the two of them no process listens
-        return False
+        pid = _owner(admin)
+        page = str(ask(admin, "/successor" if pid == former else "/readyz"))
+    except (UnavailableError, OSError):  # between the two of them no process listens
+        return 0
+    if pid == former and page.startswith(FAILED):
+        raise TopoproxyError(page.removeprefix(FAILED).strip())
+    return pid if pid != former and "passed" in page else 0
 
 
 def _owner(path: Path) -> int:
-    """Return the process that listens on a socket."""
+    """Return the process that listens on a socket.
+
+    Raises:
+        UnavailableError: None does.
+    """
     size = struct.calcsize("3i")
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
+        try:
+            client.connect(str(path))
+        except OSError as error:
+            raise UnavailableError(f"cannot ask the daemon at {path}: {error.strerror}") from error
         return int(struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])
