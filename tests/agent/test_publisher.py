@@ -11,6 +11,7 @@ import pytest
 
 from proxy import logs
 from proxy.agent import node_follower, object_writer, publisher
+from proxy.agent.api_client import APPLY
 from proxy.agent.objects.node_page import NodePage
 from proxy.agent.publisher import Publisher
 from proxy.agent.session import AgentSession
@@ -111,6 +112,9 @@ def test_all_that_the_cluster_takes_is_published_and_owned_by_the_node() -> None
         assert it.get(VOLCANO)["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
         await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"])
         assert it.api.collections[EVENTS] == {}, "what was there before is not news"
+        applied = [r for r in it.api.seen if r.headers.get("Content-Type", "").startswith(APPLY)]
+        answers = {r.headers["Accept"] for r in applied}
+        assert answers == {"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
 
     publish(test)
 

@@ -208,12 +208,12 @@ class Traffic:
         return Traffic(each(self.requests, later.requests), each(self.events, later.events))
 
 
-def show_fleet(change: Traffic, stored: dict[str, int]) -> None:
+def show_fleet(change: Traffic, stored: dict[str, tuple[int, int]]) -> None:
     """Print what a change costs, and what a fleet costs in which each node changes now and then.
 
     Args:
         change: Means of one change.
-        stored: Bytes of the objects as a reader gets them.
+        stored: Bytes of the objects as a reader gets them, and of their metadata, which answer a write.
     """
     for kind in FLEET_KINDS:
         (writes, sent), (events, echoed) = change.requests[kind], change.events[kind]
@@ -225,10 +225,11 @@ def show_fleet(change: Traffic, stored: dict[str, int]) -> None:
     print(f"{FLEET_NODES} nodes of 512 CPUs, a change of each in {FLEET_PERIOD_S} s:")
     for kind in FLEET_KINDS:
         (writes, sent), (_, echoed) = change.requests[kind], change.events[kind]
-        read = writes * stored.get(kind, 0)
+        whole, answer = stored.get(kind, (0, 0))
         print(
             f"  {kind}: {rate * writes:.0f} writes per second, {rate * sent / 1e6:.1f} MB/s of requests, "
-            f"{rate * echoed / 1e6:.1f} MB/s to the agents, {rate * read / 1e6:.1f} MB/s to each reader"
+            f"{rate * writes * answer / 1e6:.1f} MB/s of answers, {rate * echoed / 1e6:.1f} MB/s of watches "
+            f"of the agents, {rate * writes * whole / 1e6:.1f} MB/s to each reader"
         )
     watches = FLEET_NODES * WATCHES
     print(f"  watches: {watches} open, {watches / LASTS_S:.0f} opened per second")
@@ -248,7 +249,7 @@ def figures(plane: ControlPlane) -> None:
         print(f"Numatopology of 64 CPUs: {len(page)} bytes with the fields of the API server")
 
     def large(node: DaemonNode, agent: AgentProcess) -> None:
-        stored = {}
+        stored: dict[str, tuple[int, int]] = {}
         with node.client() as client:
             for number in range(100):
                 client.launch(DemoPod(f"p{number}", kube_qos=KubeQos.GUARANTEED, cpus=4))
@@ -257,10 +258,12 @@ def figures(plane: ControlPlane) -> None:
             found = plane.get(path)
             assert found is not None
             whole = len(json.dumps(found, separators=(",", ":")))
+            metadata = len(json.dumps(found["metadata"], separators=(",", ":")))
             del found["metadata"]["managedFields"]
             bare = len(json.dumps(found, separators=(",", ":")))
             print(f"{found['kind']} of 512 CPUs: {whole} bytes, {bare} without managedFields")
-            stored[path.split("/")[4]] = whole
+            print(f"answer to a write of it: {metadata} bytes")
+            stored[path.split("/")[4]] = whole, metadata
         print(f"memory of the agent on 512 CPUs: {agent.rss_kb / 1024:.1f} MiB")
         time.sleep(60)  # Events of these pods are late
         before = Traffic.of(plane)
