@@ -8,6 +8,7 @@ changes; what is malformed makes the node unknown, with the reason.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -88,6 +89,7 @@ class ClusterView:
             for watcher in self._watchers():
                 group.create_task(tended(watcher.run, self._telemetry.fault))
             group.create_task(tended(self._tick, self._telemetry.fault))
+            group.create_task(self._freeze())
 
     def _watchers(self) -> tuple[Watcher[object], ...]:
         return (self.nodes, self.numatopologies, self.topologies, self.pods)  # type: ignore[return-value]
@@ -112,6 +114,13 @@ class ClusterView:
         versions = [each.get("version") for each in group.get("versions") or ()]
         if versions and "v1alpha2" not in versions:
             self.topologies = self._objects(topology_path(str(versions[0])), read_resource_topology)
+
+    async def _freeze(self) -> None:
+        """Take what has been listed out of the garbage collection: a pass over it would delay an answer."""
+        for watcher in self._watchers():
+            await watcher.listed.wait()
+        gc.collect()
+        gc.freeze()
 
     async def _tick(self) -> None:
         while True:

@@ -8,7 +8,10 @@ kubelet does not keep that order. It handles pods of one watch event by their cr
 events as they were bound. With a strict topology policy the order can decide: a small pod that comes first
 takes the lowest NUMA node, where the large one fitted. So where pods are pending, the other orders that are
 likely are tried too, and the pod fits only if all pods are admitted in each: as bound, as created, with the
-new pod first, and by size. Pods with equal demands need no such trial.
+new pod first, and by size. Pods with equal demands need no such trial, and neither do pods of one container
+under ``single-numa-node`` where so many CPUs are free that each finds a NUMA node after all others, wherever
+these are: a pod of s CPUs is refused only if all n NUMA nodes have at most s - 1 left. Where too many pods
+are pending for a trial, the node takes no more until it shows some.
 
 Volcano's predicate (Volcano v1.12 pkg/scheduler/plugins/numaaware ``predicateFn``) comes first: a pod with
 the annotation ``volcano.sh/numa-topology-policy`` needs a node with that policy and a static CPU manager.
@@ -30,6 +33,8 @@ from proxy.engine.owners import CpuHold
 from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.koordinator import NodeBindPolicy
+from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerKind
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.pod_demand import PodDemand
@@ -39,6 +44,8 @@ SHOWN = "shown"
 NOT_STATIC = "CPUManagerNotStatic"
 OTHER_POLICY = "TopologyPolicyDiffers"
 REORDERED = "PendingPodsConflict"
+MOST_PENDING = 4
+"""Pending pods whose orders are tried."""
 
 
 class NodeVerdict(Struct, frozen=True):
@@ -64,28 +71,55 @@ class NodeVerdict(Struct, frozen=True):
 FITS = NodeVerdict(fits=True)
 
 
-def judge(node: SchedulableNode, demand: PodDemand, pending: Sequence[PodDemand] = ()) -> NodeVerdict:
-    """Decide for a pod and a node.
+class ExpectedNode(Struct, frozen=True):
+    """A node with the pods that are promised to it.
+
+    Attributes:
+        node: The node as its objects show it.
+        shown: The state of the engine that they show.
+        state: The same after the pending pods have come in the order of their promises.
+        pending: The pods.
+        lost: Those of them that the node would refuse.
+    """
+
+    node: SchedulableNode
+    shown: NodeState
+    state: NodeState
+    pending: tuple[PodDemand, ...] = ()
+    lost: tuple[PodDemand, ...] = ()
+
+
+def expect(node: SchedulableNode, pending: Sequence[PodDemand] = ()) -> ExpectedNode:
+    """Return a node with the pods that are promised to it.
 
     Args:
         node: The node as its objects show it.
-        demand: The pod.
-        pending: Pods that are promised to the node and that it does not show, in the order of the promises.
+        pending: Pods that are promised to it and that it does not show, in the order of the promises.
     """
+    shown = shown_state(node)
+    state, lost = _arrive(shown, pending)
+    return ExpectedNode(node, shown, state, tuple(pending), tuple(lost))
+
+
+def judge(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
+    """Decide for a pod and a node."""
+    node = expected.node
     if refused := _volcano_mismatch(node.rules, demand):
         return refused
-    state = shown_state(node)
-    before, lost = _arrive(state, pending)
-    outcome = dry_run(before, demand.arrival())
+    outcome = dry_run(expected.state, demand.arrival())
     if not outcome.verdict.admitted:
         reason = outcome.verdict.reason or "Rejected"
         return NodeVerdict(fits=False, reason=reason, message=outcome.verdict.operator_message)
     verdict = _placed(node.rules, outcome)
-    if not pending:
+    orders = _orders(expected.pending, demand)
+    if not orders or _spacious(node, (*expected.pending, demand)):
         return verdict
-    for order in _orders(pending, demand):
+    if len(expected.pending) > MOST_PENDING:
+        words = f"{len(expected.pending)} pods are promised to the node that it does not show yet"
+        return NodeVerdict(fits=False, reason=REORDERED, message=words)
+    for order in orders:
         # A pending pod that is refused in any case has no place to lose.
-        refusals = [each for each in _arrive(state, order)[1] if each not in lost]
+        refusals = [each for each in _arrive(expected.shown, order)[1] if each not in expected.lost]
         if refusals:
             words = f"{refusals[0].ref} would be refused if the pods came to the node in another order"
             return NodeVerdict(fits=False, reason=REORDERED, message=words)
@@ -168,6 +202,21 @@ def _arrive(state: NodeState, pods: Iterable[PodDemand]) -> tuple[NodeState, lis
         if not outcome.verdict.admitted:
             refused.append(demand)
     return state, refused
+
+
+def _spacious(node: SchedulableNode, pods: Sequence[PodDemand]) -> bool:
+    """Return whether each pod finds a NUMA node after all others, wherever these are."""
+    rules = node.rules
+    plain = (
+        rules.policy is TopologyPolicy.SINGLE_NUMA_NODE
+        and rules.bind is NodeBindPolicy.NONE
+        and not rules.options.full_pcpus_only
+    )
+    if not plain or any(pod.largest != pod.exclusive or pod.devices or pod.pod.cpuset for pod in pods):
+        return False
+    left = len(node.free) - sum(pod.exclusive for pod in pods)
+    most = len(rules.machine.nodes)
+    return all(left + pod.exclusive > most * (pod.exclusive - 1) for pod in pods)
 
 
 def _orders(pending: Sequence[PodDemand], demand: PodDemand) -> list[tuple[PodDemand, ...]]:

@@ -8,6 +8,9 @@ objects or its pending pods change; and verdicts are kept by demand and class. L
 one look into a table, and the engine works only for classes that a demand has not met: those of the nodes
 that changed since.
 
+What the counts alone forbid is not asked either: fewer free CPUs than the pod owns at once, and under
+``single-numa-node`` fewer on every NUMA node than its largest container owns.
+
 A demand that is new meets many classes at once. Then at most ``NEW_CLASSES`` of them are judged once enough
 candidates fit, and the candidates of other classes are left out of this answer, as a scheduler leaves out
 nodes by ``percentageOfNodesToScore``. Where too few fit, all are judged.
@@ -24,15 +27,17 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from proxy.engine.node import Node
+from proxy.model.options import TopologyPolicy
 from proxy.model.requests import MEMORY
-from proxy.scheduler.decision import FITS, NodeVerdict, judge
+from proxy.model.workload import TOPOLOGY_AFFINITY
+from proxy.scheduler.decision import FITS, ExpectedNode, NodeVerdict, expect, judge
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.promises import Promise, Promises
 from proxy.scheduler.scores import Strategy, allocation_score, volcano_scores
 
-NEW_CLASSES = 12
-ENOUGH = 32
+NEW_CLASSES = 4
+ENOUGH = 16
 MOST_VERDICTS = 400_000
 MOST_CLASSES = 200_000
 UNKNOWN = "UnknownNode"
@@ -54,6 +59,8 @@ class _Row(Struct):
     problem: str = "nothing is known of it"
     pending: tuple[Promise, ...] = ()
     free: int = 0
+    largest: int = 0
+    expected: ExpectedNode | None = None
     allocatable: Mapping[str, int] = field(default_factory=dict)
     requested: dict[str, int] = field(default_factory=dict)
 
@@ -178,6 +185,8 @@ class NodeTable:
             return FilterResult(list(names), {})
         fits = [name for name, kind in zip(names, kinds, strict=True) if kind in passing]
         others = [name for name, kind in zip(names, kinds, strict=True) if kind not in passing]
+        # Nodes with pending pods take longest, and are left out first.
+        others.sort(key=lambda name: len(self.pending(name)))
         failed: dict[str, str] = {}
         self._sort_out(others, demand, fits, failed)
         return FilterResult(fits, failed)
@@ -209,8 +218,9 @@ class NodeTable:
         if not demand.aligned:
             return FITS
         self.judged += 1
-        pending = [each.demand for each in row.pending if each.pod != demand.key]
-        return judge(row.node, demand, pending)
+        if any(each.pod == demand.key for each in row.pending):  # an earlier bind of it
+            return judge(demand, expect(row.node, [p.demand for p in row.pending if p.pod != demand.key]))
+        return judge(demand, _expected(row))
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -230,6 +240,9 @@ class NodeTable:
                 if row.free < demand.exclusive:
                     needed = f"{demand.exclusive} are needed"
                     failed[name] = f"InsufficientCPUs: {row.free} CPUs are free, {needed}"
+                    continue
+                if row.largest < demand.largest:
+                    failed[name] = f"{TOPOLOGY_AFFINITY}: no NUMA node has {demand.largest} free CPUs"
                     continue
                 if judged >= NEW_CLASSES and len(fits) >= ENOUGH:
                     failed[name] = f"{NOT_JUDGED}: enough other nodes fit"
@@ -257,6 +270,7 @@ class NodeTable:
         node = row.node
         row.pending = tuple(each for each in self._promises.of(name) if each.is_pending(node, now))
         row.free = len(node.free) - sum(each.demand.lasting for each in row.pending)
+        row.largest, row.expected = _largest(node), None
         key = self._shape(node.rules), *_counts(node), *(each.demand.signature for each in row.pending)
         self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))
 
@@ -281,7 +295,7 @@ class NodeTable:
         if verdict is None:
             self.judged += 1
             self._kept += 1
-            verdict = known[kind] = judge(row.node, demand, [each.demand for each in row.pending])
+            verdict = known[kind] = judge(demand, _expected(row))
         return verdict
 
     def _fractions(self, name: str, demand: PodDemand) -> list[float]:
@@ -296,9 +310,24 @@ class NodeTable:
         ]
 
 
+def _expected(row: _Row) -> ExpectedNode:
+    """Return a node with its pending pods; it is made once for all demands."""
+    assert row.node is not None
+    if row.expected is None:
+        row.expected = expect(row.node, [each.demand for each in row.pending])
+    return row.expected
+
+
 def _add(requested: dict[str, int], demand: PodDemand, sign: int) -> None:
     for each in _COUNTED:
         requested[each] = requested.get(each, 0) + sign * demand.needs.get(each, 0)
+
+
+def _largest(node: SchedulableNode) -> int:
+    """Return the most CPUs that one container may own, as far as a sum says it."""
+    if not node.rules.static or node.rules.policy is not TopologyPolicy.SINGLE_NUMA_NODE:
+        return len(node.rules.machine.online)
+    return max((len(node.free & each.cpus) for each in node.rules.machine.nodes), default=0)
 
 
 def _counts(node: SchedulableNode) -> tuple[object, ...]:

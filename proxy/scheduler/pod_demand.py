@@ -88,6 +88,14 @@ class PodDemand(Struct, frozen=True):
         """Whether the pod takes something that the object of its node shows: CPUs of its own, or devices."""
         return bool(self.exclusive or self.devices)
 
+    @property
+    def largest(self) -> int:
+        """Most CPUs that one container owns, where the policy of the node alone aligns the pod; else 0."""
+        if not self.exclusive or self.pod.qos in STRICT or self.pod.aligned is not NumaPolicy.NONE:
+            return 0
+        asks = self.spec.ask
+        return max(container_cpus(asks, ask) for ask in asks.containers)
+
     def arrival(self) -> ArrivingPod:
         """Return the pod as it arrives at a node."""
         spec = self.spec

@@ -87,6 +87,7 @@ class FakeFleet:
         self.nodes = {f"f{n}": FakeNode(f"f{n}", numa_nodes, cores) for n in range(nodes)}
         self.rejected: dict[str, str] = {}
         self.admitted: dict[str, str] = {}
+        self.times: list[float] = []
         self._seen: dict[str, str] = {}
         self._delay_s = delay_s
         self._due: dict[str, float] = {}
@@ -130,6 +131,12 @@ class FakeFleet:
             if len(self._seen) != done:
                 done, last = len(self._seen), time.monotonic()
         return last - began
+
+    def rate(self, began: float) -> float:
+        """Return pods bound a second, until nine of ten that were bound were."""
+        times = sorted(when for when in self.times if when >= began)
+        some = times[: len(times) * 9 // 10]
+        return len(some) / (some[-1] - began) if some else 0.0
 
     def clear(self) -> None:
         """Delete all pods."""
@@ -185,6 +192,7 @@ class FakeFleet:
             changed.add(name)
         new = [each for uid, each in bound.items() if uid not in self._seen]
         # As kubelet: what comes in one update is handled in the order of creation.
+        self.times += [time.monotonic()] * len(new)
         new.sort(key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"]))
         statuses = [self._admit(each) for each in new]
         changed |= {each["spec"]["nodeName"] for each in new}

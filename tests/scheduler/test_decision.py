@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from proxy.model.idset import Mask
-from proxy.scheduler.decision import judge
+from proxy.scheduler.decision import NodeVerdict, _spacious, expect, judge
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.node_table import ENOUGH, NOT_JUDGED, NodeTable
+from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.resource_topology import read_resource_topology
 from tests.scheduler.objects import cpus, demand, node, resource_topology
+
+
+def decide(found: SchedulableNode, pod: PodDemand, pending: Sequence[PodDemand] = ()) -> NodeVerdict:
+    return judge(pod, expect(found, pending))
+
 
 GPU, NIC = "example.com/gpu", "example.com/nic"
 
@@ -39,12 +47,12 @@ class TestFourCPUsAGPUAndANIC:
     """A pod of 4 CPUs, 200 MB, one GPU and one NIC on NUMA nodes of 4 CPUs, a GPU and a NIC each."""
 
     def test_combination_1_cpus_gpu_and_nic_of_numa_node_0(self) -> None:
-        verdict = judge(two_numa_nodes(gpus=(1, 1)), demand("p", 4, **ASK))
+        verdict = decide(two_numa_nodes(gpus=(1, 1)), demand("p", 4, **ASK))
         assert verdict.fits
         assert (verdict.cpus, verdict.numa_nodes) == (cpus("0-3"), Mask([0]))
 
     def test_combination_2_cpus_gpu_and_nic_of_numa_node_1(self) -> None:
-        verdict = judge(two_numa_nodes(gpus=(0, 1)), demand("p", 4, **ASK))
+        verdict = decide(two_numa_nodes(gpus=(0, 1)), demand("p", 4, **ASK))
         assert verdict.fits
         assert (verdict.cpus, verdict.numa_nodes) == (cpus("4-7"), Mask([1]))
 
@@ -52,23 +60,23 @@ class TestFourCPUsAGPUAndANIC:
     def test_combination_3_across_numa_nodes_never(
         self, gpus: tuple[int, int], nics: tuple[int, int]
     ) -> None:
-        verdict = judge(two_numa_nodes(gpus, nics), demand("p", 4, **ASK))
+        verdict = decide(two_numa_nodes(gpus, nics), demand("p", 4, **ASK))
         assert (verdict.fits, verdict.reason) == (False, "TopologyAffinityError")
 
     def test_a_second_pod_gets_the_other_combination(self) -> None:
         first = demand("first", 4, **ASK)
         reserving = two_numa_nodes(reserve=1)
-        verdict = judge(reserving, demand("second", 4, **ASK), [first])
+        verdict = decide(reserving, demand("second", 4, **ASK), [first])
         assert (verdict.fits, verdict.numa_nodes) == (True, Mask([1]))
-        third = judge(reserving, demand("third", 4, **ASK), [first, demand("second", 4, **ASK)])
+        third = decide(reserving, demand("third", 4, **ASK), [first, demand("second", 4, **ASK)])
         assert not third.fits
 
 
 def test_two_free_cpus_on_each_numa_node_are_no_room_for_three() -> None:
     """The sum over the NUMA nodes would do; kube-scheduler knows no more than that (kubernetes#84869)."""
     table = node(free="0-1,8-9")
-    assert judge(table, demand("p", 2)).fits
-    assert judge(table, demand("p", 3)).reason == "TopologyAffinityError"
+    assert decide(table, demand("p", 2)).fits
+    assert decide(table, demand("p", 3)).reason == "TopologyAffinityError"
 
 
 @pytest.mark.parametrize(
@@ -76,12 +84,12 @@ def test_two_free_cpus_on_each_numa_node_are_no_room_for_three() -> None:
     [("none", True), ("best-effort", True), ("restricted", False), ("single-numa-node", False)],
 )
 def test_policies_as_kubelet_has_them(policy: str, admitted: bool) -> None:
-    assert judge(node(policy=policy, free="0-1,8-9"), demand("p", 3)).fits is admitted
+    assert decide(node(policy=policy, free="0-1,8-9"), demand("p", 3)).fits is admitted
 
 
 def test_restricted_admits_what_no_numa_node_could_hold() -> None:
-    assert judge(node(policy="restricted"), demand("p", 10)).fits
-    assert not judge(node(policy="single-numa-node"), demand("p", 10)).fits
+    assert decide(node(policy="restricted"), demand("p", 10)).fits
+    assert not decide(node(policy="single-numa-node"), demand("p", 10)).fits
 
 
 def test_containers_are_decided_one_by_one_or_as_a_pod() -> None:
@@ -89,8 +97,8 @@ def test_containers_are_decided_one_by_one_or_as_a_pod() -> None:
     by_container = node(zones=resource_topology("n1", zones, scope="container"))
     as_a_pod = node(zones=resource_topology("n1", zones, scope="pod"))
     pod = demand("p", 6, 6)
-    assert judge(by_container, pod).numa_nodes == Mask([0, 1])
-    assert judge(as_a_pod, pod).reason == "TopologyAffinityError"
+    assert decide(by_container, pod).numa_nodes == Mask([0, 1])
+    assert decide(as_a_pod, pod).reason == "TopologyAffinityError"
 
 
 def test_init_containers_hand_their_cpus_on() -> None:
@@ -98,13 +106,13 @@ def test_init_containers_hand_their_cpus_on() -> None:
     first = {"name": "first", "image": "x", "resources": {"requests": amounts, "limits": amounts}}
     pod = demand("p", 6, initContainers=[first])
     assert (pod.exclusive, pod.lasting) == (8, 6)
-    verdict = judge(node(free="0-7"), pod)
+    verdict = decide(node(free="0-7"), pod)
     assert (verdict.fits, len(verdict.cpus)) == (True, 6)
 
 
 def test_reserved_cpus_of_an_amount_are_not_given() -> None:
     assert node(reserved=2).free == cpus("2-15")
-    assert judge(node(reserved=2), demand("p", 7)).numa_nodes == Mask([1])
+    assert decide(node(reserved=2), demand("p", 7)).numa_nodes == Mask([1])
 
 
 def test_neither_free_nor_held_is_reserved() -> None:
@@ -122,12 +130,12 @@ def test_neither_free_nor_held_is_reserved() -> None:
 )
 def test_volcano_predicate(node_policy: str, static: bool, reason: str) -> None:
     wish = demand("p", 2, annotations={"volcano.sh/numa-topology-policy": "single-numa-node"})
-    assert judge(node(policy=node_policy, static=static), wish).reason == reason
+    assert decide(node(policy=node_policy, static=static), wish).reason == reason
 
 
 def test_lsr_pods_get_cpus_as_a_whole() -> None:
     pod = demand("p", 4, labels={"koordinator.sh/qosClass": "LSR"})
-    verdict = judge(node(policy="none"), pod)
+    verdict = decide(node(policy="none"), pod)
     assert (verdict.fits, len(verdict.cpus), len(verdict.numa_nodes)) == (True, 4, 1)
 
 
@@ -135,16 +143,16 @@ def test_an_order_in_which_a_pending_pod_would_be_refused_counts() -> None:
     """Bound first, the large pod gets the large NUMA node; if the small one comes first, it takes that."""
     half = node(free="0-5,8-9")
     large, small = demand("large", 6), demand("small", 2)
-    assert judge(half, small).fits
-    verdict = judge(half, small, [large])
+    assert decide(half, small).fits
+    verdict = decide(half, small, [large])
     assert (verdict.fits, verdict.reason) == (False, "PendingPodsConflict")
     assert "default/large would be refused" in verdict.message
 
 
 def test_pods_that_demand_the_same_need_no_other_order() -> None:
     pending = [demand(f"p{number}", 4) for number in range(2)]
-    assert judge(node(free="1-15"), demand("p2", 4), pending).fits
-    assert not judge(node(free="1-15"), demand("p3", 4), [*pending, demand("p2", 4)]).fits
+    assert decide(node(free="1-15"), demand("p2", 4), pending).fits
+    assert not decide(node(free="1-15"), demand("p3", 4), [*pending, demand("p2", 4)]).fits
 
 
 def test_nodes_of_one_class_get_the_verdict_of_their_own_cpus() -> None:
@@ -163,3 +171,19 @@ def test_nodes_of_one_class_get_the_verdict_of_their_own_cpus() -> None:
         assert len(judged) > ENOUGH
         assert result.fits
         assert set(result.fits) == {name for name in judged if table.place(name, pod).fits}
+
+
+def test_where_each_pod_finds_room_after_all_others_the_order_does_not_matter() -> None:
+    """What is not tried is what a trial would find."""
+    chance = random.Random(23)
+    spacious = 0
+    for _ in range(150):
+        free = ",".join(str(cpu) for cpu in range(1, 16) if chance.random() < 0.85)
+        found = node(free=free, pods={})
+        pods = [demand(f"p{number}", chance.randint(1, 3)) for number in range(chance.randint(2, 4))]
+        if not _spacious(found, pods):
+            continue
+        spacious += 1
+        for order in itertools.permutations(pods):
+            assert not expect(found, order).lost
+    assert spacious > 20
