@@ -41,8 +41,8 @@ from proxy.telemetry.port import Telemetry
 
 BIND_S = 5.0
 """Less than the margin of the lease."""
-STALE_S = 30.0
-"""A copy of the cluster that is older is no base for a decision."""
+STALE_S = 90.0
+"""A copy of the cluster that is older is no base for a decision; a bookmark comes about once a minute."""
 MOST_DEMANDS = 20_000
 MOST_WAITING = 500
 UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
@@ -108,6 +108,7 @@ class ExtenderService:
             answer = await verb(_decoded(body))
             result = "ok"
         except CannotDecideError as error:
+            self._telemetry.frequent("a request was not answered", method=path[1:], reason=str(error))
             answer = HttpAnswer(f"{error}\n", 503)
         except InputError as error:
             answer = HttpAnswer({"Error": str(error)} if path != "/prioritize" else f"{error}\n", 200)

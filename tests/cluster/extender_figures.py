@@ -4,7 +4,8 @@
 
 Answers are those of the service, from the bytes of a request to the bytes of its answer, while pods are
 promised to the nodes; their times are those of the processor. Pods a second are those of the real
-kube-scheduler with the extender and without, on one fleet in one run; without the programs of TOPOPROXY_CLUSTER that part is left out.
+kube-scheduler with the extender and without, on one fleet in one run; without the programs of
+TOPOPROXY_CLUSTER that part is left out.
 """
 
 from __future__ import annotations
