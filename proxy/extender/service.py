@@ -41,6 +41,8 @@ from proxy.telemetry.port import Telemetry
 
 BIND_S = 5.0
 """Less than the margin of the lease."""
+BINDS = 16
+"""Binds at the same time: as many connections to the API server stay open."""
 STALE_S = 90.0
 """A copy of the cluster that is older is no base for a decision; a bookmark comes about once a minute."""
 MOST_DEMANDS = 20_000
@@ -86,6 +88,7 @@ class ExtenderService:
         self._demands: OrderedDict[str, PodDemand] = OrderedDict()
         self._waiting: OrderedDict[str, PodDemand] = OrderedDict()
         self._figures = RequestFigures()
+        self._binding = asyncio.Semaphore(BINDS)
         self._verbs = {
             "/filter": self._filter,
             "/prioritize": self._prioritize,
@@ -141,6 +144,11 @@ class ExtenderService:
         )
 
     async def _bind(self, asked: JsonObject) -> HttpAnswer:
+        async with self._binding:
+            self._check()
+            return await self._bind_one(asked)
+
+    async def _bind_one(self, asked: JsonObject) -> HttpAnswer:
         namespace, name = _text(asked, "PodNamespace"), _text(asked, "PodName")
         uid, node = _text(asked, "PodUID"), _text(asked, "Node")
         demand = self._demands.get(uid) or await self._read_pod(namespace, name, uid)

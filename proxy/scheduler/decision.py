@@ -88,6 +88,13 @@ class ExpectedNode(Struct, frozen=True):
     pending: tuple[PodDemand, ...] = ()
     lost: tuple[PodDemand, ...] = ()
 
+    def with_more(self, pods: Sequence[PodDemand]) -> ExpectedNode:
+        """Return the node with more pods that are promised to it."""
+        if not pods:
+            return self
+        state, lost = _arrive(self.state, pods)
+        return replace(self, state=state, pending=(*self.pending, *pods), lost=(*self.lost, *lost))
+
 
 def expect(node: SchedulableNode, pending: Sequence[PodDemand] = ()) -> ExpectedNode:
     """Return a node with the pods that are promised to it.
@@ -97,8 +104,7 @@ def expect(node: SchedulableNode, pending: Sequence[PodDemand] = ()) -> Expected
         pending: Pods that are promised to it and that it does not show, in the order of the promises.
     """
     shown = shown_state(node)
-    state, lost = _arrive(shown, pending)
-    return ExpectedNode(node, shown, state, tuple(pending), tuple(lost))
+    return ExpectedNode(node, shown, shown).with_more(pending)
 
 
 def judge(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:

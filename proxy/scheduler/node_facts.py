@@ -58,7 +58,6 @@ class SchedulableNode(Struct, frozen=True):
         shown: Uids of the pods that the object counts already, and the CPUs that it shows for them.
         lists_pods: Whether the object lists the pods that hold CPUs.
         counts_named: Whether the object counts CPUs that the annotation of a pod names.
-        fingerprint: Of the pods that the object counts; empty where it has none.
     """
 
     name: str
@@ -69,7 +68,6 @@ class SchedulableNode(Struct, frozen=True):
     shown: Mapping[str, CpuSet] = field(default_factory=dict)
     lists_pods: bool = False
     counts_named: bool = True
-    fingerprint: str = ""
 
 
 def join_facts(
@@ -113,7 +111,6 @@ def join_facts(
         shown,
         bool((numa and numa.shown is not None) or (zones and zones.lists_pods)),
         numa is not None or zones is None or not zones.rows,
-        zones.fingerprint if zones else "",
     )
 
 

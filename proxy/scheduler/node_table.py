@@ -36,7 +36,7 @@ from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.promises import Promise, Promises
 from proxy.scheduler.scores import Strategy, allocation_score, volcano_scores
 
-NEW_CLASSES = 4
+NEW_CLASSES = 1
 ENOUGH = 16
 MOST_VERDICTS = 400_000
 MOST_CLASSES = 200_000
@@ -270,7 +270,7 @@ class NodeTable:
         node = row.node
         row.pending = tuple(each for each in self._promises.of(name) if each.is_pending(node, now))
         row.free = len(node.free) - sum(each.demand.lasting for each in row.pending)
-        row.largest, row.expected = _largest(node), None
+        row.largest = _largest(node)
         key = self._shape(node.rules), *_counts(node), *(each.demand.signature for each in row.pending)
         self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))
 
@@ -313,9 +313,12 @@ class NodeTable:
 def _expected(row: _Row) -> ExpectedNode:
     """Return a node with its pending pods; it is made once for all demands."""
     assert row.node is not None
-    if row.expected is None:
-        row.expected = expect(row.node, [each.demand for each in row.pending])
-    return row.expected
+    pending = tuple(each.demand for each in row.pending)
+    known = row.expected
+    if known is None or known.node is not row.node or known.pending != pending[: len(known.pending)]:
+        known = expect(row.node)
+    row.expected = known = known.with_more(pending[len(known.pending) :])
+    return known
 
 
 def _add(requested: dict[str, int], demand: PodDemand, sign: int) -> None:

@@ -25,7 +25,6 @@ CpuRows = tuple[tuple[int, int, int, int], ...]
 """CPUs: id, core, socket, NUMA node."""
 CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
 POD_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
-FINGERPRINT = "nodeTopologyPodsFingerprint"
 _ZONE = re.compile(r"node-([0-9]{1,4})")
 _POLICIES = {
     "BestEffort": TopologyPolicy.BEST_EFFORT,
@@ -55,7 +54,6 @@ class ResourceTopologyFacts(Struct, frozen=True):
         rows: CPUs by Koordinator's annotation.
         held: CPUs of pods by Koordinator's annotation, by uid.
         lists_pods: Whether there is such an annotation.
-        fingerprint: Of the pods that the amounts include; empty where there is none.
     """
 
     zones: Mapping[int, Mapping[str, ZoneAmounts]]
@@ -68,7 +66,6 @@ class ResourceTopologyFacts(Struct, frozen=True):
     rows: CpuRows = ()
     held: Mapping[str, CpuSet] = field(default_factory=dict)
     lists_pods: bool = False
-    fingerprint: str = ""
 
     @property
     def shown(self) -> Mapping[str, CpuSet]:
@@ -138,7 +135,6 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
         _rows(annotations),
         held or {},
         held is not None,
-        attributes.get(FINGERPRINT, ""),
     )
 
 
