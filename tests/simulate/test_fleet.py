@@ -262,6 +262,13 @@ def test_a_recorded_node_has_free_what_its_objects_show() -> None:
     assert used == 11_000, "the pod that runs and the two that came"
 
 
+def test_recorded_pods_come_again_to_empty_nodes_where_they_may_go_anywhere() -> None:
+    shown = numatopology("4-7,8-11", ("uid-a", "1-3"), ("uid-gone", "12-15"))
+    done = simulated(listed(node(), shown, pod("a", 3, "n1")), FleetSettings(anywhere=True))
+    assert (done.fleet.cpus, done.fleet.running, done.fleet.pods) == (15, 0, 1)
+    assert figures(done)[1].on_one == 1
+
+
 def test_a_pod_that_runs_and_is_not_shown_takes_its_cpus() -> None:
     done = simulated(listed(node(), numatopology("1-15"), pod("a", 7, "n1"), pod("b", 8)))
     assert figures(done)[1].placed == 1

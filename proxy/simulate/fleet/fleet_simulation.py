@@ -44,7 +44,7 @@ class FleetSettings:
         weight: The extender's weight in the scheduler's configuration.
         strategy: How the extender scores nodes.
         replicas: Copies of each recorded pod.
-        anywhere: Whether recorded pods come again wherever they run.
+        anywhere: Whether recorded pods come again, and their nodes are empty in the beginning.
     """
 
     pattern: ArrivalPattern = _BURST
@@ -137,42 +137,42 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
     Raises:
         InputError: Something in them is not what it should be, or there are no nodes or no pods.
     """
-    nodes = recorded.recorded_nodes(documents)
-    every = [*hosts, *nodes.hosts]
-    mixes = []
-    for document in documents:
-        if generation.is_fleet(document.value):
-            made, mix = generation.read_fleet(document)
-            every += made
-            mixes += [mix] if mix else []
-    names = [host.name for host in every]
-    if not every:
-        raise InputError("cannot simulate a cluster without nodes: give Node objects, a Fleet or --machine")
-    if len(set(names)) < len(names):
-        twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise InputError(f"cannot simulate two nodes of the name {twice}")
+    nodes = recorded.recorded_nodes(documents, empty=settings.anywhere)
+    fleets = [generation.read_fleet(each) for each in documents if generation.is_fleet(each.value)]
+    every = [*hosts, *nodes.hosts, *(host for made, _ in fleets for host in made)]
+    names = _names(every)
     others = (generation.KIND, *recorded.KINDS)
-    pods = pods_of(documents, names, settings.replicas, bound=not settings.anywhere, others=others)
-    known = frozenset(names)
-    for guest in pods.guests:
-        if guest.host and guest.host not in known:
-            raise InputError(f"cannot place the pod {guest.ref} of {guest.where}: no node {guest.host}")
-    milli = sum(host.offers.get(CPU, 0) for host in every)
-    chance = random.Random(settings.seed)  # noqa: S311 - not a secret
+    pods = pods_of(documents, tuple(names), settings.replicas, bound=not settings.anywhere, others=others)
     guests = [*pods.guests]
-    for mix in mixes:
-        guests += generation.pods_of(mix, milli, chance, len(guests))
+    milli, chance = sum(host.offers.get(CPU, 0) for host in every), _chance(settings)
+    for _, mix in fleets:
+        if mix is not None:
+            guests += generation.pods_of(mix, milli, chance, len(guests))
     found = fleet_pods(guests)
+    running = tuple(pod for pod in found if pod.guest.host)
     coming = tuple(pod for pod in found if not pod.guest.host)
+    for guest in (pod.guest for pod in running):
+        if guest.host not in names:
+            raise InputError(f"cannot place the pod {guest.ref} of {guest.where}: no node {guest.host}")
     if not coming:
         raise InputError("cannot simulate a cluster without pods that come: give Pods, workloads or a Fleet")
-    return Fleet(
-        tuple(every),
-        {name: frozenset(shown) for name, shown in nodes.shown.items()},
-        tuple(pod for pod in found if pod.guest.host),
-        coming,
-        (*nodes.notes, *pods.notes),
-    )
+    shown = {name: frozenset(uids) for name, uids in nodes.shown.items()}
+    return Fleet(tuple(every), shown, running, coming, (*nodes.notes, *pods.notes))
+
+
+def _names(hosts: Sequence[Host]) -> dict[str, int]:
+    """Return the names of nodes and how often each is there, which is once.
+
+    Raises:
+        InputError: A name is there twice, or there are no nodes.
+    """
+    if not hosts:
+        raise InputError("cannot simulate a cluster without nodes: give Node objects, a Fleet or --machine")
+    names = Counter(host.name for host in hosts)
+    twice, count = names.most_common(1)[0]
+    if count > 1:
+        raise InputError(f"cannot simulate two nodes of the name {twice}")
+    return names
 
 
 def simulate_fleet(
@@ -186,8 +186,7 @@ def simulate_fleet(
         step: Called after each pod of each run.
     """
     size = fleet.size()
-    chance = random.Random(settings.seed)  # noqa: S311 - not a secret
-    times = list(settings.pattern.times(len(fleet.coming), chance))
+    times = list(settings.pattern.times(len(fleet.coming), _chance(settings)))
     most = max((max(len(numa.cpus) for numa in host.node.machine.nodes) for host in fleet.hosts), default=1)
     asked = {cpus for pod in fleet.coming for cpus in pod.kind.sizes if cpus <= most}
     runs = []
@@ -208,10 +207,14 @@ def simulate_fleet(
 
 
 def _stock(hosts: Sequence[Host], settings: FleetSettings) -> StockFleetScheduler:
-    return StockFleetScheduler(hosts, settings.seed, settings.percentage)
+    return StockFleetScheduler(hosts, _chance(settings), settings.percentage)
 
 
 def _with_extender(hosts: Sequence[Host], settings: FleetSettings) -> StockFleetScheduler:
     return ExtendedFleetScheduler(
-        hosts, settings.seed, settings.extended_percentage, settings.weight, settings.strategy
+        hosts, _chance(settings), settings.extended_percentage, settings.weight, settings.strategy
     )
+
+
+def _chance(settings: FleetSettings) -> random.Random:
+    return random.Random(settings.seed)  # noqa: S311 - not a secret

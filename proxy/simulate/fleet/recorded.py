@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.kubelet.pod_fields import CPU
 from proxy.engine.node import Node
@@ -57,8 +59,12 @@ class _Objects:
     zones: dict[str, ResourceTopologyFacts] = field(default_factory=dict)
 
 
-def recorded_nodes(documents: Iterable[Document]) -> RecordedNodes:
+def recorded_nodes(documents: Iterable[Document], *, empty: bool = False) -> RecordedNodes:
     """Read the nodes of documents; objects of other kinds are left out.
+
+    Args:
+        documents: The objects.
+        empty: Whether what the objects show as taken is free all the same.
 
     Raises:
         InputError: An object of a node does not hold what it should; one line with file and line.
@@ -71,7 +77,7 @@ def recorded_nodes(documents: Iterable[Document]) -> RecordedNodes:
             _keep(objects.numa, name, read_numatopology, raw, where)
         else:
             _keep(objects.zones, name, read_resource_topology, raw, where)
-    return _joined(objects)
+    return _joined(objects, empty=empty)
 
 
 def _each(documents: Iterable[Document]) -> Iterator[tuple[str, str, Mapping[str, Any], str]]:
@@ -101,7 +107,7 @@ def _keep(
         raise InputError(f"cannot read the {kind} {where}: {error}") from None
 
 
-def _joined(objects: _Objects) -> RecordedNodes:
+def _joined(objects: _Objects, *, empty: bool) -> RecordedNodes:
     made = RecordedNodes()
     unknown = 0
     for name, meta in objects.meta.items():
@@ -112,6 +118,7 @@ def _joined(objects: _Objects) -> RecordedNodes:
         if numa is not None or zones is not None:
             try:
                 node = join_facts(name, meta, numa, zones)
+                node = _emptied(node) if empty else node
             except UnknownNodeError as error:
                 raise InputError(f"cannot use the node {name}: {error}") from None
         unknown += node is None
@@ -148,3 +155,12 @@ def _host(name: str, meta: NodeMeta, node: SchedulableNode | None) -> Host:
 def _without_topology(cpus: int) -> Node:
     machine = described(1, 1, cpus, 1)
     return Node(machine, CpuTopology.of(machine))
+
+
+def _emptied(node: SchedulableNode) -> SchedulableNode:
+    devices = {
+        resource: {numa: (total, total) for numa, (total, _) in zones.items()}
+        for resource, zones in node.devices.items()
+    }
+    free = node.rules.machine.online - node.reserved
+    return replace(node, free=free, devices=devices, shown={})

@@ -36,15 +36,14 @@ class StockFleetScheduler:
 
     name = STOCK
 
-    def __init__(self, hosts: Sequence[Host], seed: int, percentage: int = 0) -> None:
+    def __init__(self, hosts: Sequence[Host], chance: random.Random, percentage: int = 0) -> None:
         """Look at some nodes.
 
         Args:
             hosts: The nodes.
-            seed: Of the random numbers that decide among equal nodes.
+            chance: Decides among equal nodes.
             percentage: ``percentageOfNodesToScore``; 0: by the number of nodes.
         """
-        chance = random.Random(seed)  # noqa: S311 - not a secret
         self._stock = StockScheduler(hosts, chance, percentage)
 
     def choose(self, pod: FleetPod) -> int:
@@ -79,19 +78,19 @@ class ExtendedFleetScheduler(StockFleetScheduler):
     name = WITH_EXTENDER
 
     def __init__(
-        self, hosts: Sequence[Host], seed: int, percentage: int, weight: int, strategy: Strategy
+        self, hosts: Sequence[Host], chance: random.Random, percentage: int, weight: int, strategy: Strategy
     ) -> None:
         """Look at some nodes.
 
         Args:
             hosts: The nodes.
-            seed: Of the random numbers that decide among equal nodes.
+            chance: Decides among equal nodes.
             percentage: ``percentageOfNodesToScore``.
             weight: The extender's weight in the scheduler's configuration; its scores are 0 to 10, and those
                 of plug-ins 0 to 100.
             strategy: How the extender scores nodes.
         """
-        super().__init__(hosts, seed, percentage)
+        super().__init__(hosts, chance, percentage)
         self._names = [host.name for host in hosts]
         self._at = {name: at for at, name in enumerate(self._names)}
         self._added = [score // EXTENDER_SCALE * weight * EXTENDER_SCALE for score in range(BEST + 1)]
