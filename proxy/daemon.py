@@ -40,6 +40,7 @@ from proxy.reload.steps import (
 from proxy.sockets.instance_lock import Lock
 from proxy.sockets.unix_socket import Listener, mirror_mode
 from proxy.staging.lazy import LazyStaging
+from proxy.succession.messages import FAILED
 from proxy.takeover.lazy import LazyTakeover
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ SETTLE_LIMIT_S = 3.0
 """How long a stop may take to send the runtime the CPUs that BE containers have got back."""
 DRAIN_GRACE_S = 0.2
 """Seconds after ``drainTimeout`` for the last connections to be closed."""
-FAILED = "failed: "
-"""Begins the page about a replacement that has failed."""
 QUIET_S, GOAWAY_S, LOOK_S = 5.0, 1.0, 0.002
 """Seconds to wait for a moment without calls that place containers before a successor takes over, and for
 clients to see that they are to connect again; between two looks."""

@@ -13,6 +13,8 @@ READY: Final = {"ready": True}
 QUIET: Final = "quiet"
 """The key of the message ``go``: no call that decides where containers are was in flight at the end."""
 SERVING: Final = "serving"
+FAILED: Final = "failed: "
+"""Begins the page of the admin socket about a replacement that has failed."""
 _BYTES: Final = 4096
 
 

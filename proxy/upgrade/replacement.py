@@ -9,10 +9,9 @@ from pathlib import Path
 
 from proxy.admin.client import ask
 from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.succession.messages import FAILED
 
 LOOK_S = 0.05
-FAILED = "failed: "
-"""Begins the page about a replacement that has failed."""
 
 
 def replace_daemon(admin: Path, timeout: float) -> int:

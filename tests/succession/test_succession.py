@@ -63,15 +63,30 @@ class Node(DaemonNode):
         self.settings = "\n".join(f"{key}: {self.directory / name}" for key, name in roots.items())
         self.file = self.directory / "config.yaml"
         self.configure("")
+        self.ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.ear.bind(str(self.directory / "notify"))
+        self.ear.setblocking(False)
         with (self.directory / "log").open("ab") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "proxy", "serve", "--config", str(self.file)], stdout=log, stderr=log
+                [sys.executable, "-m", "proxy", "serve", "--config", str(self.file)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "NOTIFY_SOCKET": str(self.directory / "notify")},
             )
         self.wait(lambda: self.answers("ready"))
 
     def configure(self, text: str) -> None:
         head = "apiVersion: topoproxy/v1\nkind: TopoproxyConfiguration\nkubelet: {stateDir: /nowhere}\n"
         self.file.write_text(head + self.configuration(text))
+
+    def notified(self) -> list[str]:
+        """What was sent to systemd since the last look."""
+        found = list[str]()
+        while True:
+            try:
+                found += self.ear.recv(4096).decode().splitlines()
+            except BlockingIOError:
+                return [line for line in found if not line.startswith("STATUS=")]
 
     @property
     def admin(self) -> Path:
@@ -113,6 +128,7 @@ def node() -> Iterator[Node]:
                 except ProcessLookupError:
                     continue
             one.popen.wait()
+            one.ear.close()
 
 
 def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
@@ -124,8 +140,12 @@ def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
         stopping = threading.Thread(target=client.stop, args=(stopped,))
         stopping.start()
         node.wait(lambda: any(call.method == "StopContainer" for call in node.runtime.calls))
+        assert node.notified() == ["READY=1"]
         pid = replace_daemon(node.admin, LIMIT_S)
         assert pid == node.holder() != node.popen.pid
+        assert node.notified() == [f"MAINPID={pid}", "READY=1"], (
+            "systemd has another main process, then it is ready"
+        )
         assert node.popen.poll() is None, "it has a call to finish"
         with node.client() as another:
             assert another.version().startswith("standin")
