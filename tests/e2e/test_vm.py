@@ -57,6 +57,16 @@ ASKED = os.environ.get("TOPOPROXY_VM") or ""
 QUICK = pytest.mark.quick
 
 
+BUILD_DEB = """
+import sys
+from pathlib import Path
+sys.path[:0] = [".", "packages"]
+import deb
+out, version, python = sys.argv[1:]
+deb.build(Path(out), version, "amd64", 1795000000, (python,))
+"""
+
+
 def kinds(*quick: str) -> list[object]:
     """All kinds of machines, for a story that is a quick one on some."""
     return [pytest.param(kind, marks=QUICK) if kind in quick else kind for kind in KINDS]
@@ -310,6 +320,48 @@ def test_takeover(story: Story, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v1-cgroupfs", "v2-systemd"])
 def test_beside_kubelet(story: Story, kind: str) -> None:
     beside_kubelet(story, kind, "vm_beside.py")
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two directories with a Debian package each: of this version, and of a later one."""
+    made = {}
+    for name in ("old", "new"):
+        copy, out = tmp_path_factory.mktemp("copy") / "tree", tmp_path_factory.mktemp(name)
+        tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=REPO, text=True).split("\0")
+        for file in filter(None, tracked):
+            if not file.startswith("tests/"):
+                (copy / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(REPO / file, copy / file)
+        init = copy / "proxy/__init__.py"
+        version = re.search(r'__version__ = "(.*)"', init.read_text())
+        assert version is not None
+        number = version[1] if name == "old" else "99.0.0"
+        init.write_text(init.read_text().replace(version[1], number))
+        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        words = [sys.executable, "-c", BUILD_DEB, str(out), number, python]
+        subprocess.run(words, cwd=copy, check=True, timeout=300)
+        made[name] = out
+    return made
+
+
+@pytest.mark.parametrize("kind", ["v2-systemd"])
+@pytest.mark.parametrize("way", ["hand", "chart"])
+def test_a_node_from_the_package_to_the_purge(
+    story: Story, packages: dict[str, Path], way: str, kind: str
+) -> None:
+    if not KUBELET.is_file():
+        pytest.skip(NO_KUBELET)
+    machine = Machine(sockets=2, nodes=1, threads=1, memory=1024, modules=NETFILTER)
+    carried = {
+        "kubelet": KUBELET,
+        **packages,
+        "README.md": REPO / "README.md",
+        "chart/node.sh": REPO / "deploy/helm/topoproxy/files/node.sh",
+        "chart/turn.py": REPO / "deploy/helm/topoproxy/files/turn.py",
+        "chart/leases.py": REPO / "tests/deploy/leases.py",
+    }
+    story.ends_well(kind, f"vm_node.py {way}", machine, carried, "the story ends well")
 
 
 @pytest.fixture
