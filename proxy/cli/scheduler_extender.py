@@ -21,7 +21,9 @@ STRATEGIES = ("fewest-numa-nodes", "least-allocated", "most-allocated", "balance
 )
 @click.option("--tls-cert", default="", metavar="FILE", help="The server's certificate, PEM.")
 @click.option("--tls-key", default="", metavar="FILE", help="Its key.")
-@click.option("--client-ca", default="", metavar="FILE", help="Admit only clients of this authority.")
+@click.option(
+    "--client-ca", default="", metavar="FILE", help="The authority of kube-scheduler's certificate."
+)
 @click.option("--plain-http", is_flag=True, help="Serve without TLS, on a loopback address only.")
 @click.option(
     "--kubeconfig",
@@ -83,8 +85,10 @@ def scheduler_extender(
     if plain_http:
         if host not in ("127.0.0.1", "[::1]", "localhost"):
             raise UsageError("cannot serve without TLS on an address that is not loopback")
-    elif not tls_cert or not tls_key:
-        raise UsageError("cannot start without --tls-cert and --tls-key (or --plain-http on loopback)")
+    elif not (tls_cert and tls_key and client_ca):
+        raise UsageError(
+            "cannot start without --tls-cert, --tls-key and --client-ca (or --plain-http on loopback)"
+        )
     try:
         from proxy.extender.process import ExtenderOptions, run
     except ImportError as error:

@@ -22,7 +22,7 @@ BODY_LIMIT = 16 << 20
 IDLE_S = 120.0
 REQUEST_S = 20.0
 CONNECTIONS = 256
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
+_REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
 _REASONS |= {413: "Content Too Large", 500: "Internal Server Error", 503: "Service Unavailable"}
 
 
@@ -33,8 +33,8 @@ class HttpAnswer(Struct, frozen=True):
     status: int = 200
 
 
-Handler = Callable[[str, str, bytes], Awaitable[HttpAnswer]]
-"""Is called with the method, the path with its query, and the body."""
+Handler = Callable[[str, str, bytes, bool], Awaitable[HttpAnswer]]
+"""Is called with the method, the path with its query, the body, and whether the client is trusted."""
 
 
 class HttpServer:
@@ -121,19 +121,24 @@ class HttpServer:
             if headers.get("expect", "").lower() == "100-continue":
                 writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = await reader.readexactly(length) if length else b""
-            answer = await self._answer(method, path, body)
+            answer = await self._answer(method, path, body, trusted=_is_trusted(writer))
             wants = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
             keep = wants and answer.status < 500 and not self._draining
             await _send(writer, answer, keep=keep)
         self._connections[task] = False
         return keep
 
-    async def _answer(self, method: str, path: str, body: bytes) -> HttpAnswer:
+    async def _answer(self, method: str, path: str, body: bytes, *, trusted: bool) -> HttpAnswer:
         try:
-            return await self._handler(method, path, body)
+            return await self._handler(method, path, body, trusted)
         except Exception as error:  # noqa: BLE001 - a fault in one answer must not end the process
             self._telemetry.fault(error)
             return HttpAnswer(f"internal error: {type(error).__name__}\n", 500)
+
+
+def _is_trusted(writer: asyncio.StreamWriter) -> bool:
+    """Return whether a client has a certificate of the authority; without TLS every client is trusted."""
+    return writer.get_extra_info("ssl_object") is None or bool(writer.get_extra_info("peercert"))
 
 
 async def _send(writer: asyncio.StreamWriter, answer: HttpAnswer, *, keep: bool) -> None:
@@ -150,7 +155,7 @@ async def _send(writer: asyncio.StreamWriter, answer: HttpAnswer, *, keep: bool)
 
 
 def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:
-    """Return the TLS settings of the server; clients need a certificate where their authority is named.
+    """Return the TLS settings of the server; a certificate of a client must be of the authority.
 
     Raises:
         CannotCreateError: A file cannot be read, or does not hold what it should.
@@ -159,10 +164,10 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(certificate, key)
-        if client_ca:
-            context.load_verify_locations(client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(client_ca)
     except (OSError, ssl.SSLError) as error:
-        named = ", ".join(filter(None, (certificate, key, client_ca)))
-        raise CannotCreateError(f"cannot use the certificates {named}: {error}") from error
+        raise CannotCreateError(
+            f"cannot use the certificates {certificate}, {key}, {client_ca}: {error}"
+        ) from error
+    context.verify_mode = ssl.CERT_OPTIONAL  # probes of kubelet have none
     return context

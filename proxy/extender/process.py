@@ -36,7 +36,7 @@ class ExtenderOptions:
     Attributes:
         host, port: Where to listen.
         certificate, key: Files of the server's certificate; empty for plain HTTP.
-        client_ca: File of the authority of clients; empty where clients need no certificate.
+        client_ca: File of the authority of clients.
         kubeconfig: Credentials; None for those of the pod.
         lease: Namespace and name of the Lease object.
         strategy: How nodes that fit are ordered.

@@ -47,6 +47,7 @@ STALE_S = 90.0
 """A copy of the cluster that is older is no base for a decision; a bookmark comes about once a minute."""
 MOST_DEMANDS = 20_000
 MOST_WAITING = 500
+OPEN_PAGES = ("/healthz", "/livez", "/readyz", "/metrics")
 UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
 """Reasons that the end of no pod removes."""
 _SCALE = 10
@@ -97,9 +98,11 @@ class ExtenderService:
         }
         self.draining = False
 
-    async def handle(self, method: str, target: str, body: bytes) -> HttpAnswer:
-        """Answer a request."""
+    async def handle(self, method: str, target: str, body: bytes, trusted: bool) -> HttpAnswer:
+        """Answer a request; only probes and metrics are for clients that are not trusted."""
         path, _, query = target.partition("?")
+        if not trusted and path not in OPEN_PAGES:
+            return HttpAnswer("a certificate of the authority of clients is needed\n", 403)
         if method == "GET":
             return self._page(path, query)
         verb = self._verbs.get(path)

@@ -56,7 +56,6 @@ class SchedulableNode(Struct, frozen=True):
         free: CPUs that a new owner may get.
         devices: Devices by NUMA node.
         shown: Uids of the pods that the object counts already, and the CPUs that it shows for them.
-        lists_pods: Whether the object lists the pods that hold CPUs.
         counts_named: Whether the object counts CPUs that the annotation of a pod names.
     """
 
@@ -66,7 +65,6 @@ class SchedulableNode(Struct, frozen=True):
     free: CpuSet
     devices: DeviceCounts = field(default_factory=dict)
     shown: Mapping[str, CpuSet] = field(default_factory=dict)
-    lists_pods: bool = False
     counts_named: bool = True
 
 
@@ -109,7 +107,6 @@ def join_facts(
         free - reserved,
         zones.devices if zones else {},
         shown,
-        bool((numa and numa.shown is not None) or (zones and zones.lists_pods)),
         numa is not None or zones is None or not zones.rows,
     )
 

@@ -53,7 +53,6 @@ class ResourceTopologyFacts(Struct, frozen=True):
         cpu_policy, options, reserved: Of the CPU manager, by Koordinator's annotation.
         rows: CPUs by Koordinator's annotation.
         held: CPUs of pods by Koordinator's annotation, by uid.
-        lists_pods: Whether there is such an annotation.
     """
 
     zones: Mapping[int, Mapping[str, ZoneAmounts]]
@@ -65,7 +64,6 @@ class ResourceTopologyFacts(Struct, frozen=True):
     reserved: CpuSet = field(default_factory=CpuSet)
     rows: CpuRows = ()
     held: Mapping[str, CpuSet] = field(default_factory=dict)
-    lists_pods: bool = False
 
     @property
     def shown(self) -> Mapping[str, CpuSet]:
@@ -133,8 +131,7 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
         {str(k): str(v) for k, v in options.items()} if isinstance(options, dict) else {},
         CpuSet.parse(manager.text("reservedCPUs")),
         _rows(annotations),
-        held or {},
-        held is not None,
+        held,
     )
 
 
@@ -196,10 +193,10 @@ def _rows(annotations: Mapping[str, Any]) -> CpuRows:
     return tuple(sorted(tuple(row.number(name) for name in names) for row in rows))  # type: ignore[misc]
 
 
-def _held(annotations: Mapping[str, Any]) -> dict[str, CpuSet] | None:
+def _held(annotations: Mapping[str, Any]) -> dict[str, CpuSet]:
     text = annotations.get(POD_ALLOCS)
     if not text:
-        return None
+        return {}
     found: dict[str, CpuSet] = {}
     for each in Fields({"allocs": load(str(text))}).each("allocs"):
         uid = each.text("uid")

@@ -94,11 +94,11 @@ async def answers(table: NodeTable, nodes: int, requests: int, chance: random.Ra
         raw = asked(f"p{number}", chance.choice(SIZES))
         body = msgspec.json.encode({"Pod": raw, "Nodes": None, "NodeNames": names})
         began = time.process_time()
-        fits = (await service.handle("POST", "/filter", body)).value
+        fits = (await service.handle("POST", "/filter", body, True)).value
         msgspec.json.encode(fits)
         kept = fits["NodeNames"]  # type: ignore[index]
         body = msgspec.json.encode({"Pod": raw, "Nodes": None, "NodeNames": kept})
-        msgspec.json.encode((await service.handle("POST", "/prioritize", body)).value)
+        msgspec.json.encode((await service.handle("POST", "/prioritize", body, True)).value)
         found.append(time.process_time() - began)
         if kept:
             table.promise(chance.choice(kept), read_demand({**pod("x", 2), **raw}), 0.0)
@@ -142,7 +142,7 @@ def print_rates(nodes: int, pods: int) -> None:
             extender = ExtenderProcess(plane)
             extender.start()
             plane.start_scheduler()
-            plane.start_scheduler(**extender_config(extender.port))
+            plane.start_scheduler(**extender_config(extender))
             time.sleep(3)
             for name, scheduler in (("stock", "default-scheduler"), ("with the extender", SCHEDULER)):
                 began = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -20,10 +21,29 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "scheduler"
 PROFILE: dict[str, Any] = {"profiles": [{"schedulerName": SCHEDULER}], "percentageOfNodesToScore": 100}
 
 
-def extender_config(port: int, **more: Any) -> dict[str, Any]:
+def make_certificates(directory: Path) -> None:
+    """Make an authority, and certificates of the server and of kube-scheduler: NAME.crt and NAME.key."""
+    (directory / "san").write_text("subjectAltName=IP:127.0.0.1\n")
+    steps = ["req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=ca"]
+    for name in ("server", "client"):
+        steps.append(f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}")
+        signed = f"-CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile san -out {name}.crt"
+        steps.append(f"x509 -req -in {name}.csr {signed}")
+    for step in steps:
+        subprocess.run(["openssl", *step.split()], cwd=directory, check=True, capture_output=True)
+
+
+def extender_config(process: ExtenderProcess, **more: Any) -> dict[str, Any]:
     """Return the part of a scheduler's configuration that names the extender."""
+    directory = process.plane.directory
     extender = {
-        "urlPrefix": f"http://127.0.0.1:{port}",
+        "urlPrefix": f"https://127.0.0.1:{process.port}",
+        "enableHTTPS": True,
+        "tlsConfig": {
+            "caFile": str(directory / "ca.crt"),
+            "certFile": str(directory / "client.crt"),
+            "keyFile": str(directory / "client.key"),
+        },
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
         "bindVerb": "bind",
@@ -45,23 +65,31 @@ class ExtenderProcess:
         self.port = port or free_port()
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = plane.create(f"{ACCOUNT}/token", asked)["status"]["token"]
+        if not (plane.directory / "ca.crt").exists():
+            make_certificates(plane.directory)
         self._kubeconfig = plane.kubeconfig(token, f"extender-{self.port}.kubeconfig")
         self.log = plane.directory / f"extender-{self.port}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, wait: bool = True) -> None:
         command = [
-            *(sys.executable, "-m", "proxy", "scheduler-extender", "--plain-http"),
+            *(sys.executable, "-m", "proxy", "scheduler-extender"),
+            *("--tls-cert", "server.crt", "--tls-key", "server.key", "--client-ca", "ca.crt"),
             *("--listen", f"127.0.0.1:{self.port}", "--kubeconfig", str(self._kubeconfig)),
         ]
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, cwd=self.plane.directory)
         if wait:
             self.until_ready()
 
-    def get(self, path: str) -> str:
+    def get(self, path: str, *, trusted: bool = False) -> str:
+        context = ssl.create_default_context(cafile=self.plane.directory / "ca.crt")
+        if trusted:
+            client = self.plane.directory / "client"
+            context.load_cert_chain(client.with_suffix(".crt"), client.with_suffix(".key"))
+        url = f"https://127.0.0.1:{self.port}{path}"
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=5, context=context) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return f"{error.code}: {error.read().decode()}"

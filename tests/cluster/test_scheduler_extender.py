@@ -58,7 +58,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         extender = ExtenderProcess(plane)
         extender.start()
         plane.start_scheduler()
-        plane.start_scheduler(**extender_config(extender.port))
+        plane.start_scheduler(**extender_config(extender))
         yield Bed(plane, fleet, extender)
         fleet.stop()
         extender.stop()
@@ -69,6 +69,8 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 def test_no_pod_of_a_burst_is_rejected_by_its_node(bed: Bed) -> None:
     sizes = bed.pods(0.95)
     stock = bed.burst("stock-", sizes, "default-scheduler")
+    assert bed.extender.get("/advice").startswith("403"), "without a certificate"
+    assert bed.extender.get("/advice", trusted=True).startswith("{")
     ours = bed.burst("ours-", sizes)
     print(f"{len(sizes)} pods: stock runs {stock[0]}, rejected {stock[1]}; with the extender {ours}")
     assert ours[1] == 0

@@ -84,7 +84,7 @@ class Bed:
             await asyncio.gather(task, return_exceptions=True)
 
     async def ask(self, verb: str, **asked: Any) -> Any:
-        answer = await self.service.handle("POST", f"/{verb}", json.dumps(asked).encode())
+        answer = await self.service.handle("POST", f"/{verb}", json.dumps(asked).encode(), True)
         return answer.value if answer.status == 200 else (answer.status, answer.value)
 
     async def filter(self, raw: Json, *names: str) -> list[str]:
@@ -101,7 +101,7 @@ class Bed:
         return str(answer["Error"])
 
     async def get(self, path: str) -> tuple[int, Any]:
-        answer = await self.service.handle("GET", path, b"")
+        answer = await self.service.handle("GET", path, b"", True)
         return answer.status, answer.value
 
 

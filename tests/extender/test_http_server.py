@@ -11,7 +11,8 @@ from proxy.extender.http_server import HttpAnswer, HttpServer
 Client = Callable[[bytes], Awaitable[bytes]]
 
 
-async def handler(method: str, path: str, body: bytes) -> HttpAnswer:
+async def handler(method: str, path: str, body: bytes, trusted: bool) -> HttpAnswer:
+    assert trusted, "there is no TLS"
     if path == "/fault":
         raise ZeroDivisionError
     if path == "/slow":

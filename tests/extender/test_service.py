@@ -206,7 +206,7 @@ def test_what_cannot_be_decided_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_malformed_requests(verb: str, body: bytes, words: str) -> None:
     async def test(bed: Bed) -> None:
-        answer = await bed.service.handle("POST", f"/{verb}", body)
+        answer = await bed.service.handle("POST", f"/{verb}", body, True)
         assert isinstance(answer.value, dict)
         assert words in answer.value["Error"]
 
@@ -222,5 +222,15 @@ def test_metrics() -> None:
         assert 'topoproxy_extender_request_seconds_count{verb="filter"} 1' in text
         assert 'topoproxy_extender_nodes{state="known"} 2' in text
         assert "topoproxy_extender_leader 1" in text
+
+    on_bed(test)
+
+
+def test_clients_without_a_certificate_get_probes_and_metrics_only() -> None:
+    async def test(bed: Bed) -> None:
+        for path, status in (("/readyz", 200), ("/livez", 200), ("/metrics", 200), ("/advice", 403)):
+            assert (await bed.service.handle("GET", path, b"", False)).status == status
+        for verb in ("filter", "prioritize", "bind", "preempt"):
+            assert (await bed.service.handle("POST", f"/{verb}", b"{}", False)).status == 403
 
     on_bed(test)

@@ -64,14 +64,13 @@ def test_what_the_agent_publishes_is_read_back() -> None:
     assert (found.reserved, found.free) == (cpus("0"), cpus("1,4-7"))
     assert (found.rules.policy, found.rules.scope) == (TopologyPolicy.RESTRICTED, Scope.POD)
     assert found.shown == {"u-a": cpus("2-3")}
-    assert found.lists_pods
     assert [node.distance for node in found.rules.machine.nodes] == [(10, 21), (21, 10)]
 
 
 def test_an_object_of_nfd_alone_gives_amounts() -> None:
     found = join_facts("n1", None, None, read_resource_topology(nfd_topology(PAGE)))
     assert [len(found.free & node.cpus) for node in found.rules.machine.nodes] == [1, 4]
-    assert (found.rules.static, found.lists_pods) == (True, False)
+    assert found.rules.static
 
 
 def test_an_object_of_koordinator_names_cpus() -> None:

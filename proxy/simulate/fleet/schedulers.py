@@ -155,7 +155,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         node = host.node
         devices = _devices(host) if host.state.devices.registered else {}
         shown = self._shown[at]
-        facts = SchedulableNode(host.name, node, node.reserved, host.ownable, devices, shown, lists_pods=True)
+        facts = SchedulableNode(host.name, node, node.reserved, host.ownable, devices, shown)
         self._now += 2 * GRACE_S
         self._table.put(facts, self._now)
 
