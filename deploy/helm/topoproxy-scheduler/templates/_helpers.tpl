@@ -1,0 +1,11 @@
+{{- define "topoproxyScheduler.name" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}-scheduler
+{{- end }}
+
+{{- define "topoproxyScheduler.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
