@@ -11,8 +11,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from proxy import __version__
+from proxy.admin.server import Reply
 from proxy.config.enums import Mode
 from proxy.config.schema import Config
+from proxy.engine.enforcement import applies_to
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.mode import NodeMode
@@ -20,7 +22,7 @@ from proxy.model.mode import NodeMode
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from proxy.admin.server import Reply, Route
+    from proxy.admin.server import Route
     from proxy.attach.endpoint_watch import EndpointWatch
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.change_feed import ChangeFeed
@@ -115,8 +117,6 @@ class Pages:
 
     def readyz(self) -> Reply:
         """Answer whether the daemon is ready for calls: each check in a line, as kube-apiserver does."""
-        from proxy.admin.server import Reply
-
         checks = self._checks()
         failed = {str(check["name"]): str(check["reason"]) for check in checks if not check["ok"]}
         names = [str(check["name"]) for check in checks]
@@ -259,7 +259,6 @@ class Pages:
 
     def node(self, params: Mapping[str, str]) -> dict[str, object]:
         """Give what the cluster agent publishes about the node, with the version of ``changes``."""
-        from proxy.engine.enforcement import applies_to
         from proxy.observe.node_description import describe_node
 
         executor, feed = self._followed()

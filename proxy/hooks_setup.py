@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -240,7 +241,6 @@ def _holds(directory: Path, ending: str) -> bool:
 
 
 def _import(names: Iterable[str]) -> None:
-    import importlib
 
     for name in names:
         importlib.import_module(name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.sockets.unix_socket import is_in_use
 from proxy.topology.devices import SysfsDevices
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ def _other_managers(
     from proxy.backends.kubelet.managed_elsewhere import OtherManagersReader
     from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
     from proxy.executor.device_claims import OtherManagers
-    from proxy.sockets.unix_socket import is_in_use
 
     sysfs = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root)
     reader = OtherManagersReader(

@@ -17,6 +17,7 @@ neither the time to the listening socket nor a command that logs nothing need ho
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -203,8 +204,6 @@ def apart(stream: TextIO) -> TextIO:
     Closing standard error, as a hook may do, does not close a log that is written there, nor is the log
     written into the socket that gets its number.
     """
-    import fcntl
-
     try:
         descriptor = fcntl.fcntl(stream.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
     except (OSError, ValueError, AttributeError):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy import logs, memory_trim
+from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
 
 if TYPE_CHECKING:
     from proxy.executor.context import NodeContext
@@ -55,7 +56,6 @@ async def stay_small(executor: NodeContext) -> None:
     await executor.reconciled.wait()
     await asyncio.sleep(SETTLED_S)
     memory_trim.freeze()
-    from proxy.telemetry.metrics import RECONCILES, RUNTIME_EVENT_STREAMS
 
     telemetry, seen, begin, kept = executor.telemetry, (-1, -1), SOON_LOOKS, memory_trim.resident()
     again = False

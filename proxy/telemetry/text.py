@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from proxy.model.errors import TopoproxyError
 from proxy.model.quoting import MESSAGE
 
 Plain = str | int | float | bool
@@ -33,8 +34,6 @@ def _value(value: object) -> Plain:
 
 def described(error: BaseException) -> str:
     """Return an exception in words: ours have a sentence, of others the type is part of it."""
-    from proxy.model.errors import TopoproxyError
-
     return str(error) if isinstance(error, TopoproxyError) else f"{type(error).__name__}: {error}"
 
 

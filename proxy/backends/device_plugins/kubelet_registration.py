@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from proxy.api.kubelet import deviceplugin_pb2 as pb
 from proxy.backends.kubelet.channel import UnixChannel
 from proxy.backends.kubelet.errors import KubeletError
-
-if TYPE_CHECKING:
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
 
 SOCKET_NAME: Final = "kubelet.sock"
 REGISTER: Final = "/v1beta1.Registration/Register"
@@ -49,8 +47,6 @@ class KubeletRegistration:
         Raises:
             KubeletError: kubelet refuses it or does not answer, or the link cannot be made.
         """
-        from proxy.api.kubelet import deviceplugin_pb2 as pb
-
         link = self._directory / path.name
         try:
             self._link(link, path)

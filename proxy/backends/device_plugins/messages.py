@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from google.protobuf.message import DecodeError, Message
+
 from proxy.allocation.devices.state import RegisteredDevice
+from proxy.api.kubelet import deviceplugin_pb2 as pb
 from proxy.model.devices import AllocateAnswer, DeviceMount, DeviceNode
 from proxy.model.idset import Mask
 from proxy.model.quoting import quoted
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
-
     M = TypeVar("M", bound=Message)
 
 MESSAGE_LIMIT: Final = 4 << 20
@@ -47,8 +46,6 @@ def read_devices(content: bytes) -> dict[str, RegisteredDevice]:
     Raises:
         PluginAnswerError: The list cannot be used.
     """
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
-
     listed = _decoded(pb.ListAndWatchResponse, content).devices
     if len(listed) > DEVICES_LIMIT:
         raise PluginAnswerError(f"it lists {len(listed)} devices (the most is {DEVICES_LIMIT})")
@@ -76,8 +73,6 @@ def read_options(content: bytes) -> tuple[bool, bool]:
     Raises:
         PluginAnswerError: The answer is too large, or cannot be decoded.
     """
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
-
     _bounded(content, ANSWER_LIMIT)
     options = _decoded(pb.DevicePluginOptions, content)
     return options.get_preferred_allocation_available, options.pre_start_required
@@ -85,8 +80,6 @@ def read_options(content: bytes) -> tuple[bool, bool]:
 
 def preference_request(available: Collection[str], must_include: Collection[str], size: int) -> bytes:
     """Write a request for the preference of a plug-in."""
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
-
     asked = pb.ContainerPreferredAllocationRequest(
         available_deviceIDs=sorted(available),
         must_include_deviceIDs=sorted(must_include),
@@ -101,8 +94,6 @@ def read_preference(content: bytes, available: Collection[str], size: int) -> tu
     Raises:
         PluginAnswerError: It is too large, or names devices that were not offered, one twice, or too many.
     """
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
-
     _bounded(content, max(ANSWER_LIMIT, 4 * ID_LIMIT * size))  # a character has up to 4 bytes
     answers = _decoded(pb.PreferredAllocationResponse, content).container_responses
     if len(answers) > 1:
@@ -119,16 +110,12 @@ def read_preference(content: bytes, available: Collection[str], size: int) -> tu
 
 def allocate_request(ids: Iterable[str]) -> bytes:
     """Write a request for what one container needs to use devices."""
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
-
     asked = pb.ContainerAllocateRequest(devices_ids=ids)
     return pb.AllocateRequest(container_requests=[asked]).SerializeToString()
 
 
 def pre_start_request(ids: Iterable[str]) -> bytes:
     """Write a request to prepare the devices of a container."""
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
-
     return pb.PreStartContainerRequest(devices_ids=ids).SerializeToString()
 
 
@@ -138,8 +125,6 @@ def read_allocation(content: bytes) -> AllocateAnswer:
     Raises:
         PluginAnswerError: The answer is not for one container, is too large, or holds impossible values.
     """
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
-
     _bounded(content, ANSWER_LIMIT)
     answers = _decoded(pb.AllocateResponse, content).container_responses
     if len(answers) != 1:
@@ -153,8 +138,6 @@ def read_container_answer(content: bytes) -> AllocateAnswer:
     Raises:
         PluginAnswerError: It cannot be decoded, or holds impossible values.
     """
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
-
     return _container_answer(_decoded(pb.ContainerAllocateResponse, content))
 
 
@@ -210,7 +193,6 @@ def _bounded(content: bytes, most: int) -> None:
 
 
 def _decoded(kind: type[M], content: bytes) -> M:
-    from google.protobuf.message import DecodeError
 
     message: Any = kind
     try:

@@ -14,8 +14,10 @@ from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from google.protobuf.message import DecodeError
 from msgspec import Struct
 
+from proxy.api.kubelet import deviceplugin_pb2 as pb
 from proxy.executor.device_ports import DevicePluginError
 from proxy.frontends.device_registration.plugin_directory import SOCKET_NAME, prepare, socket_of
 from proxy.model.errors import InputError, TopoproxyError
@@ -29,7 +31,6 @@ from proxy.telemetry import metrics
 if TYPE_CHECKING:
     import grpc
 
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
     from proxy.telemetry.port import Telemetry
 
 SERVICE: Final = "v1beta1.Registration"
@@ -220,9 +221,6 @@ def _give_up(job: concurrent.futures.Future[None]) -> None:
 
 
 def _decoded(content: bytes) -> pb.RegisterRequest | None:
-    from google.protobuf.message import DecodeError
-
-    from proxy.api.kubelet import deviceplugin_pb2 as pb
 
     try:
         return pb.RegisterRequest.FromString(content)

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from google.protobuf.message import DecodeError, Message
+
+from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.frontends.podresources.messages import allocatable_answer, pods_answer
 from proxy.frontends.podresources.rate_limit import RequestLimit
 from proxy.model.errors import TopoproxyError
@@ -23,9 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import grpc
-    from google.protobuf.message import Message
 
-    from proxy.api.kubelet import podresources_pb2 as pb
     from proxy.engine.state import NodeState
     from proxy.telemetry.port import Telemetry
 
@@ -117,8 +118,6 @@ class PodResourcesServer:
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         import grpc
 
-        from proxy.api.kubelet import podresources_pb2 as pb
-
         methods: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
             "List": (pb.ListPodResourcesRequest, self._list),
             "GetAllocatableResources": (pb.AllocatableResourcesRequest, self._allocatable),
@@ -162,7 +161,6 @@ class PodResourcesServer:
         return latest[2]
 
     def _get(self, asked: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
-        from proxy.api.kubelet import podresources_pb2 as pb
 
         for pod in self._list(pb.ListPodResourcesRequest()).pod_resources:
             if (pod.namespace, pod.name) == (asked.pod_namespace, asked.pod_name):
@@ -183,7 +181,6 @@ class PodResourcesServer:
 
 
 def _decoded(kind: type[Message], content: bytes) -> Message:
-    from google.protobuf.message import DecodeError
 
     try:
         return kind.FromString(content)

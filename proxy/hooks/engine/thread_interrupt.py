@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import itertools
 import operator
 import sys
@@ -81,7 +82,6 @@ class Pace:
 
 
 def _throw(ident: int) -> None:
-    import ctypes
 
     frame = sys._current_frames().get(ident)
     if frame is None or not _may(frame):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from types import TracebackType
 
@@ -37,7 +38,5 @@ def _line(traceback: TracebackType | None, path: str) -> int:
 
 def inject(thread: threading.Thread, error: type[BaseException]) -> None:
     """Have an exception raised in a thread, as soon as it runs Python; one that has ended stays so."""
-    import ctypes
-
     if thread.ident is not None and thread.is_alive():
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
