@@ -112,7 +112,7 @@ def _filled(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[l
     return [[row[i] for i in kept] for row in (columns, *rows)]
 
 
-def problems(data: Mapping[str, object], width: int) -> Iterable[str]:
+def problems(data: Mapping[str, object]) -> Iterable[str]:
     """Write what is wrong: failed checks, broken rules, and problems that were reported."""
     lines = [
         *_failed(data),

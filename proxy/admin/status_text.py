@@ -56,7 +56,7 @@ def render(status: object, width: int = 100) -> str:
     lines += short([as_map(entry) for entry in as_list(data.get("shortfalls"))])
     lines += device_plugins(as_map(data.get("devicePlugins")), width)
     lines += hooks(as_map(data.get("hooks")), width)
-    lines += [*containers(data, width), *drift(as_map(data.get("drift")), width), *problems(data, width)]
+    lines += [*containers(data, width), *drift(as_map(data.get("drift")), width), *problems(data)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 

@@ -40,7 +40,3 @@ class Distances(Struct, frozen=True):
         """
         ids = list(nodes)
         return sum(row[other] for row in (self.rows[node] for node in ids) for other in ids)
-
-    def average(self, nodes: Mask) -> float:
-        """Return the mean distance over all ordered pairs, 0 for no nodes."""
-        return self.total(nodes) / len(nodes) ** 2 if nodes else 0.0

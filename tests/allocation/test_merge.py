@@ -34,8 +34,8 @@ def fitter(one: Mask, other: Mask, table: Distances | None) -> Mask:
     """Of two masks the better one; of equal ones the first."""
     if len(one) != len(other):
         return min(one, other, key=len)
-    if table is not None and table.average(one) != table.average(other):
-        return min(one, other, key=table.average)
+    if table is not None and table.total(one) != table.total(other):
+        return min(one, other, key=table.total)
     return one if one.bits <= other.bits else other
 
 

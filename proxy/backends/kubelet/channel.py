@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from google.protobuf.message import DecodeError
-
 from proxy.backends.kubelet.errors import KubeletError
 from proxy.wire.grpc_channel import GrpcChannel, details_of
 
@@ -49,6 +47,7 @@ class UnixChannel:
             KubeletError: There is no answer, or it is an error; ``code`` and ``details`` say which.
         """
         import grpc
+        from google.protobuf.message import DecodeError
 
         try:
             send: Any = self._channel.open(self._timeout_s).unary_unary(method)

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.backends.kubelet.errors import KubeletError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import Mask
@@ -25,6 +24,7 @@ from proxy.model.workload import LocatedDevice
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+    from proxy.api.kubelet import podresources_pb2 as pb
     from proxy.backends.kubelet.channel import UnixChannel
 
     Answer = TypeVar("Answer", bound=Message)
@@ -101,6 +101,8 @@ class PodResources:
         Raises:
             KubeletError: Kubelet does not answer.
         """
+        from proxy.api.kubelet import podresources_pb2 as pb
+
         return self._call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
 
     def devices(self) -> pb.AllocatableResourcesResponse:
@@ -109,10 +111,13 @@ class PodResources:
         Raises:
             KubeletError: Kubelet does not answer.
         """
+        from proxy.api.kubelet import podresources_pb2 as pb
+
         request = pb.AllocatableResourcesRequest()
         return self._call("GetAllocatableResources", request, pb.AllocatableResourcesResponse)
 
     def _pod(self, namespace: str, pod: str) -> pb.PodResources | None:
+        from proxy.api.kubelet import podresources_pb2 as pb
 
         if self._clock() >= self._list_until:
             try:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from proxy.api.kubelet import pods_pb2 as pb
 from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.pod_spec import CONFIG_HASH, PodSpec, pod_spec
 from proxy.model.grpc_status import GrpcStatus
 
 if TYPE_CHECKING:
+    from proxy.api.kubelet import pods_pb2 as pb
     from proxy.backends.kubelet.channel import UnixChannel
 
 _GET = "/v1alpha1.Pods/GetPod"
@@ -37,6 +37,8 @@ class PodsApi:
             KubeletError: Kubelet does not serve the API, or does not answer; ``code`` says which.
             InputError: The pod is no valid one.
         """
+        from proxy.api.kubelet import pods_pb2 as pb
+
         try:
             answer = self._channel.call(
                 "ask kubelet for a pod", _GET, pb.GetPodRequest(pod_uid=uid), pb.GetPodResponse

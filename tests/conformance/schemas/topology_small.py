@@ -59,7 +59,8 @@ def _admits(case: Case) -> object:
 
 
 def _average(case: Case) -> object:
-    return distances(case.value("distances", (dict, list))).average(Mask(case.value("mask", list)))
+    mask = Mask(case.value("mask", list))
+    return distances(case.value("distances", (dict, list))).total(mask) / len(mask) ** 2 if mask else 0.0
 
 
 _KINDS = {
