@@ -14,8 +14,6 @@ import asyncio
 import contextlib
 import importlib
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,10 +23,8 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.reconciler import Reconciler
     from proxy.executor.start_update import StartUpdate
-    from proxy.frontends.hook_bridge.backfill import Backfill
-    from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
-    from proxy.frontends.hook_bridge.updates import Updates
     from proxy.frontends.hookserver.service import HookServerRunner
+    from proxy.hook_assembly import HookParts
     from proxy.hooks.engine.engine import HookEngine
     from proxy.hooks.registry import HookRegistry
 
@@ -38,25 +34,6 @@ FIRST_S: Final = 10.0
 """So long calls wait at most for the hooks that are there at a start."""
 STOP_S: Final = 8.0
 """How long hooks may take when they are notified that the daemon ends."""
-_IMPORTED: Final = (
-    "proxy.frontends.hook_bridge.calls",
-    "proxy.frontends.hook_bridge.lifecycle_events",
-    "proxy.frontends.hook_bridge.backfill",
-    "proxy.frontends.hook_bridge.updates",
-    "proxy.hooks.engine.engine",
-    "proxy.hooks.registry",
-)
-
-
-@dataclass(slots=True)
-class _Parts:
-    """What there is once there are hooks."""
-
-    engine: HookEngine
-    library: HookRegistry
-    following: LifecycleEvents
-    updates: Updates
-    learning: Backfill
 
 
 class DaemonHooks:
@@ -93,7 +70,7 @@ class DaemonHooks:
         self._start_update = start_update
         self._flow = flow
         self._marks = marks
-        self._parts: _Parts | None = None
+        self._parts: HookParts | None = None
         self._ready = asyncio.Event()
         if config.enabled:
             flow.awaited = self._ready
@@ -121,7 +98,7 @@ class DaemonHooks:
         if self.config.serve is None:
             return
         if self.server is None:
-            await asyncio.to_thread(_import, ("proxy.frontends.hookserver.service",))
+            await asyncio.to_thread(importlib.import_module, "proxy.frontends.hookserver.service")
             from proxy.frontends.hookserver.service import HookServerRunner
 
             self.server = HookServerRunner(self.config.serve, self._executor, self._start_update, self._flow)
@@ -159,36 +136,12 @@ class DaemonHooks:
 
     async def _begin(self) -> None:
         """Make all that hooks need, and connect it."""
-        await asyncio.to_thread(_import, _IMPORTED)  # it takes a tenth of a second, and calls go on
-        from proxy.frontends.hook_bridge.backfill import Backfill
-        from proxy.frontends.hook_bridge.calls import HookBridge
-        from proxy.frontends.hook_bridge.dispatch import HookDispatcher
-        from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
-        from proxy.frontends.hook_bridge.updates import Updates
-        from proxy.hooks.engine.engine import HookEngine
-        from proxy.hooks.registry import HookRegistry
+        # It takes a tenth of a second, and calls go on.
+        await asyncio.to_thread(importlib.import_module, "proxy.hook_assembly")
+        from proxy.hook_assembly import hook_parts_of
 
-        executor, config, owned = self._executor, self.config, self.config.owned_cpus
-        updates = Updates(executor, self._start_update, owned_cpus=owned)
-        engine = HookEngine(executor.telemetry.problem, updates.take)
-        learning = Backfill(executor, engine)
-        following = LifecycleEvents(executor, engine, learning.resumed, learning.later, owned_cpus=owned)
-        learning.following = following
-        library = HookRegistry(
-            config,
-            engine,
-            lambda: following.everything() if executor.reconciled.is_set() else None,
-            executor.telemetry.problem,
-            executor.telemetry.event,
-            marks=self._marks,
-        )
-        adopt, learn, hold = self._sync.adoption.adopt_one, learning.in_call, self._flow.hold
-        dispatcher = HookDispatcher(
-            executor, engine, updates, following, hold, adopt, learn, owned_cpus=owned
-        )
-        self._parts = _Parts(engine, library, following, updates, learning)
-        executor.store.subscribe(following)
-        self._flow.hook(HookBridge(dispatcher))
+        flow, adopt = self._flow, self._sync.adoption.adopt_one
+        self._parts = hook_parts_of(self.config, self._executor, self._start_update, flow, adopt, self._marks)
 
     # -- status -------------------------------------------------------------------------------------------
 
@@ -238,9 +191,3 @@ def _holds(directory: Path, ending: str) -> bool:
             return any(entry.name.endswith(ending) for entry in entries)
     except OSError:
         return False
-
-
-def _import(names: Iterable[str]) -> None:
-
-    for name in names:
-        importlib.import_module(name)

@@ -1,0 +1,80 @@
+"""The engine of hooks, the registry of their files and the hook bridge, put together.
+
+Only nodes with hooks import this module; see ``proxy.hooks_setup``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.calls.call_flow import CallFlow
+from proxy.config.hooks import HooksConfig
+from proxy.executor.node_executor import NodeExecutor
+from proxy.executor.start_update import StartUpdate
+from proxy.frontends.hook_bridge.backfill import Backfill
+from proxy.frontends.hook_bridge.calls import HookBridge
+from proxy.frontends.hook_bridge.dispatch import HookDispatcher
+from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
+from proxy.frontends.hook_bridge.updates import Updates
+from proxy.hooks.engine.engine import HookEngine
+from proxy.hooks.registry import HookRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class HookParts:
+    """The parts of a daemon that hooks need.
+
+    Attributes:
+        engine: Calls hooks.
+        library: Their files.
+        following: Notifies hooks of what happens to containers.
+        updates: Carries out what hooks want of containers.
+        learning: Looks up what hooks need to know of containers.
+    """
+
+    engine: HookEngine
+    library: HookRegistry
+    following: LifecycleEvents
+    updates: Updates
+    learning: Backfill
+
+
+def hook_parts_of(
+    config: HooksConfig,
+    executor: NodeExecutor,
+    start_update: StartUpdate,
+    flow: CallFlow,
+    adopt: Callable[[str], Awaitable[bool]],
+    marks: Path | None,
+) -> HookParts:
+    """Make the parts and connect them.
+
+    Args:
+        config: Where hooks are, and how they are asked.
+        executor: The executor of the node.
+        start_update: Follows updates.
+        flow: Decides calls.
+        adopt: Looks up a container that a call names and that is not known.
+        marks: A directory in which is noted which file is being loaded.
+    """
+    owned = config.owned_cpus
+    updates = Updates(executor, start_update, owned_cpus=owned)
+    engine = HookEngine(executor.telemetry.problem, updates.take)
+    learning = Backfill(executor, engine)
+    following = LifecycleEvents(executor, engine, learning.resumed, learning.later, owned_cpus=owned)
+    learning.following = following
+    library = HookRegistry(
+        config,
+        engine,
+        lambda: following.everything() if executor.reconciled.is_set() else None,
+        executor.telemetry.problem,
+        executor.telemetry.event,
+        marks=marks,
+    )
+    learn, hold = learning.in_call, flow.hold
+    dispatcher = HookDispatcher(executor, engine, updates, following, hold, adopt, learn, owned_cpus=owned)
+    executor.store.subscribe(following)
+    flow.hook(HookBridge(dispatcher))
+    return HookParts(engine, library, following, updates, learning)
