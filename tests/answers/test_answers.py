@@ -20,7 +20,8 @@ PAGE = (Path(__file__).parents[2] / "docs/json.md").read_text()
 IDS = sorted(value for name, value in vars(schema_ids).items() if name.isupper())
 ROWS = [line.split("|")[1:4] for line in PAGE.splitlines() if re.search(r"/[0-9]+` \|$", line)]
 """Commands, pages of the admin socket and the id of each row of the table."""
-TEXT_PAGES = {"/healthz", "/livez", "/metrics", "/readyz"}
+TEXT_PAGES = {"/healthz", "/livez", "/metrics", "/readyz", "/successor"}
+TEXT_ACTIONS = {"/successor"}
 KUBERNETES_PAGES = {"/report"}
 ANY_VALUE = {"/properties/problems/items/properties/keys/additionalProperties"}
 """Values of a log record, whose type depends on the name."""
@@ -108,7 +109,8 @@ def test_every_command_with_json_is_in_the_table() -> None:
 def test_every_page_of_the_admin_socket_is_in_the_table(answers: Answers) -> None:
     named = {word.partition("?")[0] for row in ROWS for word in re.findall(r"`((?:GET|POST) [^`]+)`", row[1])}
     gets = answers.routes - TEXT_PAGES - KUBERNETES_PAGES
-    assert named == {f"GET {path}" for path in gets} | {f"POST {path}" for path in answers.actions}
+    posts = answers.actions - TEXT_ACTIONS
+    assert named == {f"GET {path}" for path in gets} | {f"POST {path}" for path in posts}
 
 
 def test_the_directory_has_nothing_else() -> None:
