@@ -95,6 +95,7 @@ class Enforcer:
         self._missed: dict[str, int] = {}
         self._gone: dict[str, str] = {}
         self._held: dict[str, CpuSet] = {}
+        self._refused: set[str] = set()
         self._passes = 0
         self._be_groups = BeGroups(cgroups)
         self.sandboxes = SandboxCgroups(cgroups, quirks)
@@ -149,6 +150,7 @@ class Enforcer:
         self._held = {k: v for k, v in self._held.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
         self._gone = {k: v for k, v in self._gone.items() if k in there}
+        self._refused = {k for k in self._refused if k in there}
         some = [c for c in there.values() if not (c.id in leave or self._is_missing(c.id))]
         done = self._enforce(state, *_sharers_first(state, some))
         if not self._paused():
@@ -268,10 +270,12 @@ class Enforcer:
     def _holds(self, container_id: str, want: CpuSet, done: Enforced, *, written: bool) -> None:
         """Record that a container's cgroup holds the wanted cpuset."""
         busy = self._busy(container_id)
-        if written:
+        # Of a write that was refused, a part may be in effect: the container's own group, not yet its pod's.
+        if written or container_id in self._refused:
             done.written.append(container_id)
-            if not busy and self._held.get(container_id) == want:
-                done.drifted.append(container_id)
+            self._refused.discard(container_id)
+        if written and not busy and self._held.get(container_id) == want:
+            done.drifted.append(container_id)
         if busy:
             self._held.pop(container_id, None)
         else:
@@ -294,6 +298,7 @@ class Enforcer:
             if error.errno not in GONE:
                 done.errors.append(str(error))
                 done.refused[container.id] = error
+                self._refused.add(container.id)
                 return
             self._paths.pop(container.id, None)
             self._gone[container.id] = path

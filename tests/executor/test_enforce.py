@@ -102,6 +102,17 @@ def test_a_failed_write_is_reported() -> None:
     assert cgroups.looked == ["ls"] * 4, "what was gone is looked for again, at once"
 
 
+def test_a_write_that_was_refused_halfway_counts_once_it_is_whole() -> None:
+    cgroups = Cgroups(ls="0-1")
+    ours = enforcer(cgroups, one("ls"))
+    cgroups.error = errno.EBUSY  # of the pod's group
+    assert ours.enforce_all().written == []
+    cgroups.sets["ls"], cgroups.error = MACHINE.online, None  # its own has been written
+    done = ours.enforce_all()
+    assert (done.written, done.drifted) == (["ls"], []), "the runtime is to be sent it"
+    assert ours.enforce_all().written == []
+
+
 def test_what_was_known_of_a_container_goes_with_it() -> None:
     cgroups = Cgroups(a="0-3")
     node = Node(MACHINE, CpuTopology.of(MACHINE))
