@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.agent.object_writer import WRITE_BURST
+from proxy.agent.publisher import FIGURES_S
 from proxy.demo import client as demo
 from proxy.demo.client import DemoPod
 from proxy.model.errors import RuntimeCallError
@@ -122,7 +123,7 @@ def test_observe_claims_nothing_and_says_so(cluster: ControlPlane) -> None:
 def test_an_idle_node_writes_nothing(cluster: ControlPlane) -> None:
     def test(bed: Bed) -> None:
         bed.launch(owner())
-        time.sleep(3)
+        time.sleep(FIGURES_S + 3)
         before = writes(cluster)
         time.sleep(10)
         assert writes(cluster) == before
