@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import ParamSpec
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import Change, Follow, WriteCpusets
@@ -19,6 +20,8 @@ from proxy.executor.observer import Observer
 from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
+
+P = ParamSpec("P")
 
 Write = Callable[[Iterable[str]], Enforced]
 """Writes the cpusets of some containers, in the kernel worker's thread."""
@@ -73,13 +76,15 @@ class KernelWrites(Observer):
         ids = [i for i in ids if not inflight.is_awaited(i) or inflight.is_confined(i)]
         if not ids:
             return
-        done = await context.kernel.run(self._write, ids)
-        self.moved(done)
-        context.report_errors(done)
+        context.report_errors(await self.run(self._write, ids))
+
+    async def run(self, job: Callable[P, Enforced], *args: P.args, **kwargs: P.kwargs) -> Enforced:
+        """Run an enforcement, and process its result also where the caller has stopped waiting for it."""
+        return await self._context.kernel.run_noted(self.moved, job, *args, **kwargs)
 
     async def clear_sandboxes(self) -> None:
         """Have all sandboxes, also new ones, leave CPUs that are owned."""
-        self.moved(await self._context.kernel.run(self._context.enforcer.enforce_sandboxes))
+        await self.run(self._context.enforcer.enforce_sandboxes)
 
     async def widen_groups(self, container: Container) -> None:
         """Widen the cgroups above a container: on v1 no container can have CPUs that they lack.
@@ -89,7 +94,7 @@ class KernelWrites(Observer):
         context = self._context
         try:
             async with asyncio.timeout(context.options.call_timeout):
-                self.moved(await context.kernel.run(context.enforcer.enforce_groups))
+                await self.run(context.enforcer.enforce_groups)
         except TimeoutError:
             context.telemetry.problem(
                 "cannot write the cgroups above a container in time", **subject(container)

@@ -298,7 +298,7 @@ class Reservations:
             case to_do.AwaitOwnInflight(cpus):
                 return await self._await_own_inflight(one, cpus)
             case to_do.WriteSharers():
-                return self._written(one, await context.kernel.run(context.enforcer.enforce_pools))
+                return self._written(one, await self._writes.run(context.enforcer.enforce_pools))
             case to_do.WriteOwners():
                 return await self._write_owners(one)
             case to_do.ReadCpusets(container_ids):
@@ -361,14 +361,13 @@ class Reservations:
     async def _write_owners(self, one: Reservation) -> Event:
         context = self._context
         if one.kind is ReservationKind.MOVE:
-            return self._written(one, await context.kernel.run(context.enforcer.enforce, one.containers))
+            return self._written(one, await self._writes.run(context.enforcer.enforce, one.containers))
         # A call in flight would undo the write for a moment; the containers are written when it lands.
         inflight = context.state.inflight
         ids = [i for i in one.containers if not inflight.is_awaited(i) or inflight.is_confined(i)]
-        return self._written(one, await context.kernel.run(self._drift.enforce, ids))
+        return self._written(one, await self._writes.run(self._drift.enforce, ids))
 
     def _written(self, one: Reservation, done: Enforced) -> Event:
-        self._writes.moved(done)
         refused = [seen.RefusedWrite(i, error.errno, str(error)) for i, error in done.refused.items()]
         return seen.CpusetsWritten(tuple(refused), tuple(done.errors), self._drift.contested(one.cpus))
 

@@ -10,6 +10,7 @@ that calls of clients wait for have a few threads, so that they do not queue beh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
@@ -34,6 +35,32 @@ class Worker:
     async def run(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a job and wait for its result. Cancelling the wait drops a job that has not begun."""
         return await self.submit(job, *args, **kwargs)
+
+    async def run_noted(
+        self, noted: Callable[[T], object], job: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Do a job as ``run`` does, and pass its result to ``noted``, on the event loop.
+
+        Where the wait is cancelled after the job has begun, ``noted`` gets the result when the job ends.
+        """
+        future, loop = self._pool.submit(job, *args, **kwargs), asyncio.get_running_loop()
+        try:
+            result = await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                future.add_done_callback(lambda ended: self._note_late(ended, noted, loop))
+            raise
+        noted(result)
+        return result
+
+    def _note_late(
+        self, ended: Future[T], noted: Callable[[T], object], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        if ended.exception() is not None:
+            self._done(ended)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: the process ends
+            loop.call_soon_threadsafe(noted, ended.result())
 
     def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Queue a job; the caller must retrieve its result or exception."""

@@ -258,14 +258,14 @@ def test_a_kernel_that_does_not_answer_refuses_the_create(live: Callable[..., No
         ls = await w.run(await w.pod("ls", "LS"))
         sandbox = await w.pod("lse", "LSE", "", "0-3")
         answers = asyncio.Event()
-        run = w.executor.kernel.run
+        run = w.executor.kernel.run_noted
 
-        async def slowly(job: Any, *args: Any) -> Any:
+        async def slowly(noted: Any, job: Any, *args: Any) -> Any:
             if job == w.executor.enforcer.enforce_pools:
                 await answers.wait()
-            return await run(job, *args)
+            return await run(noted, job, *args)
 
-        w.executor.kernel.run = slowly
+        w.executor.kernel.run_noted = slowly
         call = await w.begin(sandbox)
         assert call.refused is not None
         assert "in time" in call.refused[1]

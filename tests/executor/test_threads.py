@@ -86,3 +86,53 @@ def test_a_stuck_job_does_not_hold_up_the_end_and_what_waits_is_cancelled() -> N
     gate.set()
     assert stuck.result(30) == (None, True)
     assert threads.shutdown(30)
+
+
+def test_a_result_is_noted_although_nothing_waits_for_it_any_more() -> None:
+    noted: list[int] = []
+
+    async def scenario() -> None:
+        worker, begun, go = Worker("w", pytest.fail), threading.Event(), threading.Event()
+
+        def job() -> int:
+            begun.set()
+            go.wait(10)
+            return 7
+
+        first = asyncio.create_task(worker.run_noted(noted.append, job))
+        second = asyncio.create_task(worker.run_noted(noted.append, lambda: 8))
+        await asyncio.to_thread(begun.wait, 10)
+        for task in (first, second):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert noted == []
+        go.set()
+        assert await worker.run_noted(noted.append, lambda: 9) == 9
+        await asyncio.sleep(0)
+        worker.close()
+
+    asyncio.run(scenario())
+    assert noted == [7, 9], "a job that has not begun is dropped"
+
+
+def test_a_job_that_fails_when_nothing_waits_any_more_is_reported() -> None:
+    failed: list[BaseException] = []
+
+    async def scenario() -> None:
+        worker, begun, go = Worker("w", failed.append), threading.Event(), threading.Event()
+
+        def job() -> int:
+            begun.set()
+            go.wait(10)
+            raise ValueError("late")
+
+        task = asyncio.create_task(worker.run_noted(lambda result: None, job))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        go.set()
+        await worker.run(lambda: None)
+        worker.close()
+
+    asyncio.run(scenario())
+    assert [str(error) for error in failed] == ["late"]

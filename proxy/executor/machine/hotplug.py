@@ -199,8 +199,7 @@ class Hotplug:
         if all(container.placement.replacement == used for container in short.containers):
             return
         ids = [container.id for container in short.containers]
-        done = await context.kernel.run(context.enforcer.enforce, ids)
-        self._writes.moved(done)
+        done = await self._writes.run(context.enforcer.enforce, ids)
         if done.refused or any(context.state.inflight.of(container_id) for container_id in ids):
             return
         changed = with_replacement(self._living(ids), used)

@@ -173,7 +173,7 @@ class Fencing:
         it goes with a later fence, and a container that is to have more widens it.
         """
         try:
-            self._writes.moved(await self._context.kernel.run(self._take, fence.path))
+            await self._writes.run(self._take, fence.path)
         except CgroupError as error:
             self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
@@ -269,7 +269,7 @@ class Fencing:
             context.broken(error)
         try:
             # Setting the property has written the file; where that failed, it is written here.
-            self._writes.moved(await context.kernel.run(context.enforcer.enforce, [container_id]))
+            await self._writes.run(context.enforcer.enforce, [container_id])
         except Exception as error:  # noqa: BLE001  as above
             context.broken(error)
         try:
