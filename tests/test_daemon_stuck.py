@@ -149,7 +149,9 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
             metrics = ask(node.directory / "admin.sock", "/metrics", 30)
             assert isinstance(metrics, str)
             (line,) = [
-                x for x in metrics.split("\n") if x.startswith('topoproxy_worker_stuck_seconds{worker="k')
+                x
+                for x in metrics.split("\n")
+                if x.startswith('topoproxy_worker_stuck_seconds{worker="kernel"')
             ]
             assert float(line.split()[-1]) > 0
             client.version()

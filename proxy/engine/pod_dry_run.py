@@ -13,7 +13,7 @@ from proxy.engine.container_events import ContainerCreated, CreateRequested, Pha
 from proxy.engine.explain_record import explain_pooled
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import PlanDecided, PodDecided
-from proxy.engine.pod_events import SandboxRequested, SandboxRunning
+from proxy.engine.pod_events import SandboxRemoved, SandboxRequested, SandboxRunning
 from proxy.engine.state import NodeState
 from proxy.model.explanation import Explanation
 from proxy.model.requests import ContainerKind
@@ -82,3 +82,9 @@ def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
             after, _ = handle(after, PhaseChanged(container_id, Phase.EXITED))
         placed.append(after.containers[container_id])
     return DryRunOutcome(Verdict(), after, tuple(placed), explanations=tuple(explanations))
+
+
+def without_pod(state: NodeState, sandbox_id: str) -> NodeState:
+    """Return a node after a pod that ran on it has been removed."""
+    after, _ = handle(state, SandboxRemoved(sandbox_id))
+    return after

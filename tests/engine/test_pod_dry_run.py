@@ -12,7 +12,7 @@ from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.pod_requests import peak_request
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.pod_dry_run import ArrivingPod, dry_run
+from proxy.engine.pod_dry_run import ArrivingPod, dry_run, without_pod
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
@@ -150,3 +150,16 @@ def test_machines_fill_up_and_empty_again() -> None:
     assert len(there) == 7, "one CPU at least stays for the others"
     assert state.aside() == MACHINE.online - state.pools.shared
     assert gone(state, there).pools.shared == CpuSet.parse("0-15")
+
+
+def test_a_pod_that_is_removed_leaves_its_cpus_and_memory() -> None:
+    before = node()
+    first = arrival("a", ask("main", 4, 20, gpus=1))
+    placed = dry_run(before, first)
+    assert placed.state.pools.shared != before.pools.shared
+    after = without_pod(placed.state, first.pod.sandbox_id)
+    assert violations(after) == []
+    assert after.pools == before.pools
+    assert dry_run(after, arrival("b", ask("main", 4, 20, gpus=1))).containers[0].placement.exclusive == (
+        placed.containers[0].placement.exclusive
+    )

@@ -17,9 +17,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from proxy.engine.handle import handle
-from proxy.engine.pod_dry_run import ArrivingPod, DryRunOutcome, dry_run
-from proxy.engine.pod_events import SandboxRemoved
+from proxy.engine.pod_dry_run import ArrivingPod, DryRunOutcome, dry_run, without_pod
 from proxy.model.workload import Pool
 from proxy.simulate.fleet.fleet_pods import FleetPod
 from proxy.simulate.fleet.free_cpus import FreeCpus
@@ -190,7 +188,7 @@ class FleetRun:
         """Have a pod leave, and try those again that wait."""
         now, _, at, gone = heapq.heappop(leaving)
         host = self.hosts[at]
-        host.state, _ = handle(host.state, SandboxRemoved(gone.pod.guest.arrival.pod.sandbox_id))
+        host.state = without_pod(host.state, gone.pod.guest.arrival.pod.sandbox_id)
         host.take(gone.pod.guest.needs, -1)
         self._free.update(at, host)
         self.scheduler.left(at, gone.pod, host)
