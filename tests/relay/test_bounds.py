@@ -12,7 +12,7 @@ from proxy.relay.body_budget import ALL_HELD_BYTES, BodyBudget
 from proxy.relay.direction import MOST_EMPTY
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
 from proxy.relay.frame_reader import LARGEST_BLOCK
-from proxy.relay.headers import LONGEST_TEXT
+from proxy.relay.headers import LONGEST_TEXT, HpackTracker
 from proxy.relay.requests import MOST_STREAMS
 from proxy.relay.session import Session
 from tests.relay.strict_peer import (
@@ -96,6 +96,13 @@ def test_a_long_value_of_the_wanted_field_is_not_decoded(monkeypatch):
     session.from_client(frame(HEADERS, 4, 3, b"\x83\x86\x00\xff" + number(len(coded)) + coded + b"\x01x"))
     assert session.open_streams == 2
     assert not owner.odd
+
+
+def test_the_longest_value_that_is_decoded():
+    coded = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode(b"a" * 1638)
+    assert len(coded) == LONGEST_TEXT
+    tracker = HpackTracker(b":path", {4: "/"})
+    assert tracker.feed(b"\x04\xff" + number(len(coded)) + coded) == "a" * 1638
 
 
 def test_the_same_field_many_times_in_one_block_ends_the_connection():
@@ -247,6 +254,13 @@ def test_streams_of_a_connection_are_bounded():
     assert session.open_streams == MOST_STREAMS + 1
 
 
+def test_a_client_allows_the_runtime_a_larger_header_table_and_nothing_else_does():
+    session, _ = begun()
+    session.from_client(settings((3, 100_000), (1, 8192)))
+    session.from_server(frame(4, 1, 0))
+    assert session._responses.follower.cap == 8192
+
+
 # -- the room of all connections --------------------------------------------------------------------------
 
 
@@ -264,6 +278,15 @@ def full(room, count, size):
         for _ in range(size // 10_000):
             session.from_client(frame(DATA, 0, 1, bytes(10_000)))
     return sessions
+
+
+def test_a_connection_that_is_over_leaves_the_room():
+    room = BodyBudget()
+    session, _ = begun(room)
+    session.from_client(opened(1) + frame(DATA, 0, 1, bytes(10_000)))
+    assert room.total == 10_000
+    session.untie()
+    assert (room.total, room.arriving) == (0, {})
 
 
 def test_the_body_that_arrives_for_the_longest_time_goes_first():
