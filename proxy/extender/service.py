@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject
+from proxy.agent.watcher import SILENCE_S
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpAnswer
 from proxy.extender.lease import Lease
@@ -43,8 +44,8 @@ BIND_S = 5.0
 """Less than the margin of the lease."""
 BINDS = 16
 """Binds at the same time: as many connections to the API server stay open."""
-STALE_S = 90.0
-"""A copy of the cluster that is older is no base for a decision; a bookmark comes about once a minute."""
+STALE_S = SILENCE_S + 10.0
+"""Seconds after which a copy is too old to decide with: quiet watches are opened again before."""
 MOST_DEMANDS = 20_000
 MOST_WAITING = 500
 OPEN_PAGES = ("/healthz", "/livez", "/readyz", "/metrics")
