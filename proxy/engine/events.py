@@ -1,8 +1,8 @@
 """What happens to a reservation, as values: the input of ``proxy.engine.reservation.step``.
 
 Most events are the result of an effect (``proxy.engine.effects``); ``ClientGone``, ``ContainersExited``,
-``Interrupted`` and ``Cancelled`` come at any time. An event carries all that the decision needs to know of
-the node at that moment, so a list of events replays a reservation exactly.
+``PlanWithdrawn``, ``Interrupted`` and ``Cancelled`` come at any time. An event carries all that the decision
+needs to know of the node at that moment, so a list of events replays a reservation exactly.
 """
 
 from __future__ import annotations
@@ -162,6 +162,10 @@ class ContainersExited(Struct, frozen=True):
     """None of the containers runs any more."""
 
 
+class PlanWithdrawn(Struct, frozen=True):
+    """The plan is not applied to the containers any more: they get what they would have without topoproxy."""
+
+
 class Interrupted(Struct, frozen=True):
     """An effect failed in a way that was not foreseen. The effects before it are done."""
 
@@ -186,6 +190,7 @@ Event = (
     | PlacementWithdrawn
     | ClientGone
     | ContainersExited
+    | PlanWithdrawn
     | Interrupted
     | Cancelled
 )

@@ -57,9 +57,10 @@ ledger says: both sets are kept free, and ``restoration`` gives the reservation 
 Where it finds none, the placement in the ledger counts, and the containers are on it.
 
 ``ClientGone`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a REPLACEMENT or a
-MOVE: no container is left that runs on the CPUs. ``Interrupted`` (an effect failed in a way not foreseen) and
-``Cancelled`` (the daemon stops) release what a REPLACEMENT holds; what CREATE and START have taken is
-released by the caller, which handles every fault of a call alike.
+MOVE: no container is left that runs on the CPUs. ``PlanWithdrawn`` does the same: nothing is written for the
+containers until the plan is applied again, and then they get their old CPUs. ``Interrupted`` (an effect
+failed in a way not foreseen) and ``Cancelled`` (the daemon stops) release what a REPLACEMENT holds; what
+CREATE and START have taken is released by the caller, which handles every fault of a call alike.
 """
 
 from __future__ import annotations
@@ -379,7 +380,7 @@ def _restore_again(one: Reservation, event: seen.PauseOver | seen.ReservationReq
 
 
 def _exited(one: Reservation) -> Step:
-    """No container is left that runs on the CPUs."""
+    """No container is left that topoproxy has on the CPUs."""
     if one.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
         return one, ()
     if not one.is_assigned:
@@ -407,6 +408,7 @@ def _cancelled(one: Reservation) -> Step:
 
 _AT_ANY_TIME: dict[type, Callable[[Reservation], Step]] = {
     seen.ContainersExited: _exited,
+    seen.PlanWithdrawn: _exited,
     seen.Interrupted: _interrupted,
     seen.Cancelled: _cancelled,
 }

@@ -188,7 +188,7 @@ class Reservations:
                 event = seen.Interrupted()
                 continue
             if reservation.kind is ReservationKind.MOVE and not self._is_applied(reservation):
-                event = seen.Cancelled()  # all containers get back what they would have without topoproxy
+                event = seen.PlanWithdrawn()
                 continue
             if run.client.is_gone():
                 reservation, _ = step(reservation, seen.ClientGone())

@@ -38,6 +38,7 @@ from proxy.engine.events import (
     CpusetsRead,
     CpusetsWritten,
     CpusInEffect,
+    Event,
     InflightLanded,
     InflightLate,
     Interrupted,
@@ -48,6 +49,7 @@ from proxy.engine.events import (
     PauseOver,
     PlacedElsewhere,
     PlacementWithdrawn,
+    PlanWithdrawn,
     RefusedWrite,
     ReservationRequested,
     TimedOut,
@@ -408,12 +410,14 @@ class TestMove:
         playbook >> found(NEW, NEW, "own") << EndDeadline() << AppendLedger()
         assert back(restoring(playbook >> event), "cannot record the placement: slow")
 
-    def test_an_exit_before_the_containers_are_placed_releases_the_target(self) -> None:
-        playbook = at_barrier(ReservationKind.MOVE) >> ContainersExited()
+    @pytest.mark.parametrize("event", [ContainersExited(), PlanWithdrawn()])
+    def test_an_end_before_the_containers_are_placed_releases_the_target(self, event: Event) -> None:
+        playbook = at_barrier(ReservationKind.MOVE) >> event
         assert playbook << RecordSoon() << ReleaseHold() << Abort()
 
-    def test_an_exit_after_that_leaves_them_their_old_placement(self) -> None:
-        playbook = drained() >> ContainersExited()
+    @pytest.mark.parametrize("event", [ContainersExited(), PlanWithdrawn()])
+    def test_an_end_after_that_leaves_them_their_old_placement(self, event: Event) -> None:
+        playbook = drained() >> event
         assert playbook << AssignOwn(OLD, hold=NONE) << RecordSoon() << Abort()
 
     def test_a_fault_has_it_undone_from_everywhere(self) -> None:
@@ -497,7 +501,7 @@ EVENTS = (
     *(ReservationRequested(), LedgerWritten(), LedgerLate("late"), LedgerRejected("odd"), InflightLanded()),
     *(InflightLate("busy", "", NEW), CpusetsWritten(), CpusetsRead(), PauseOver(), TimedOut()),
     *(PlacedElsewhere("t", REST), NoOtherPlacement(), PlacementWithdrawn(), ClientGone()),
-    *(ContainersExited(), Interrupted(), Cancelled()),
+    *(ContainersExited(), PlanWithdrawn(), Interrupted(), Cancelled()),
 )
 
 
