@@ -34,7 +34,7 @@ from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
 from proxy.scheduler.advice import choose_victims, find_moves
-from proxy.scheduler.decision import NOT_STATIC, OTHER_POLICY, resource_status
+from proxy.scheduler.decision import NOT_STATIC, OTHER_POLICY, REORDERED, resource_status
 from proxy.scheduler.node_table import UNKNOWN, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, read_demand, with_cpus
 from proxy.scheduler.scores import Strategy
@@ -138,6 +138,10 @@ class ExtenderService:
             reason = words.partition(":")[0]
             kind = "FailedAndUnresolvableNodes" if reason in UNRESOLVABLE else "FailedNodes"
             failed[kind][name] = reason
+        if not found.fits and REORDERED in failed["FailedNodes"].values():
+            # No event follows when that ends; after an error kube-scheduler asks again by itself.
+            words = "whether it fits depends on pods that are bound and that their nodes do not show yet"
+            return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {words}"})
         return HttpAnswer({"NodeNames": found.fits, **failed, "Error": ""})
 
     async def _prioritize(self, asked: JsonObject) -> HttpAnswer:

@@ -156,6 +156,11 @@ class FakeFleet:
             found += sum(count > 1 for count in times.values())
         return found
 
+    def fits_somewhere(self, size: int) -> bool:
+        """Return whether a node would admit a pod that asks for so many CPUs."""
+        demand = read_demand(pod("asked", size))
+        return any(dry_run(node.state, demand.arrival()).verdict.admitted for node in self.nodes.values())
+
     def figures(self, count: int) -> str:
         return f"{len(self.admitted)} of {count} pods run, {len(self.rejected)} rejected on the node"
 

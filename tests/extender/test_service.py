@@ -51,6 +51,20 @@ def test_filter_and_prioritize_and_bind() -> None:
     on_bed(test)
 
 
+def test_a_pod_that_only_pending_pods_keep_out_is_asked_for_again() -> None:
+    async def test(bed: Bed) -> None:
+        bed.api.add_node("half", free="0-5,8-9")
+        await until(lambda: bed.table.node("half") is not None)
+        large, small = asked("large", 6), asked("small", 2)
+        assert await bed.filter(small, "half") == await bed.filter(large, "half") == ["half"]
+        assert await bed.bind(large, "half") == ""
+        answer = await bed.ask("filter", Pod=small, NodeNames=["half"])
+        assert "cannot decide on default/small" in answer["Error"]
+        assert await bed.filter(small, "half", "n1") == ["n1"]
+
+    on_bed(test)
+
+
 def test_two_binds_of_one_moment_never_get_the_same_cpus() -> None:
     async def test(bed: Bed) -> None:
         pods = [asked(f"p{number}", 7) for number in range(6)]
