@@ -82,9 +82,8 @@ def test_no_pod_of_a_burst_is_rejected_by_its_node(bed: Bed) -> None:
     ours = bed.burst("ours-", sizes)
     print(f"{len(sizes)} pods: stock runs {stock[0]}, rejected {stock[1]}; with the extender {ours}")
     assert ours[1] == 0
-    assert not bed.fitting, "pods wait that would be admitted"
-    # How many fit depends on the order in which they come, too.
-    assert ours[0] + stock[1] >= stock[0]
+    # How many fit is left to chance: the order in which they come. Each that waits must fit nowhere.
+    assert not bed.fitting
 
 
 def test_an_extender_that_is_killed_in_a_burst(bed: Bed) -> None:
