@@ -25,6 +25,7 @@ import signal
 import sys
 import threading
 from collections import Counter, deque
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -146,13 +147,14 @@ def sizes() -> dict[str, int]:
     """Give how much all objects of the daemon hold, by class and attribute; and what its modules hold."""
     found: Counter[str] = Counter()
     for one in gc.get_objects():
+        held: Iterable[tuple[str, object]]
         kind = type(one)
         if isinstance(one, ModuleType):
             name, held = one.__name__, vars(one).items()
         else:
             name = f"{kind.__module__}.{kind.__qualname__}"
             slots = [slot for base in kind.__mro__ for slot in getattr(base, "__slots__", ())]
-            held = [  # type: ignore[assignment]
+            held = [
                 *getattr(one, "__dict__", {}).items(),
                 *((slot, getattr(one, slot, None)) for slot in slots),
             ]

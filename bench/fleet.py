@@ -11,6 +11,8 @@ import resource
 import sys
 import time
 
+from place_merge import bare_loop, millis
+
 from proxy.simulate.documents import documents
 from proxy.simulate.fleet.fleet_simulation import FleetSettings, fleet_of, simulate_fleet
 from proxy.simulate.fleet.fleet_text import fleet_lines, time_lines
@@ -29,17 +31,10 @@ count: {pods}
 """
 
 
-def bare_loop() -> float:
-    start = time.perf_counter()
-    for _ in range(1_000_000):
-        pass
-    return time.perf_counter() - start
-
-
 def main() -> int:
     words = [int(word) for word in sys.argv[1:3]]
     nodes, pods = [*words, *(5000, 100_000)[len(words) :]]
-    loop = min(bare_loop() for _ in range(5))
+    loop = millis(bare_loop) / 1e3
     began, used = time.perf_counter(), time.process_time()
     settings = FleetSettings()
     fleet = fleet_of(documents(FLEET.format(nodes=nodes, pods=pods).encode(), "bench"), (), settings)

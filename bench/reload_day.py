@@ -32,7 +32,7 @@ from churn import memory_mb
 from crash import say
 from faulty_node import KINDS, Node, node
 from procs import BenchError
-from table import number, render
+from table import number, percentile, render
 
 from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
@@ -312,7 +312,7 @@ HEAD = (
 
 def rows(day: ReloadDay) -> list[list[str]]:
     def middle(each: list[float], part: float) -> float:
-        return sorted(each)[min(len(each) - 1, int(len(each) * part))] * 1000
+        return percentile(each, part) * 1000
 
     return [
         [

@@ -12,6 +12,8 @@ import time
 from collections import Counter
 from typing import Any
 
+from place_merge import bare_loop, millis
+
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
@@ -57,17 +59,10 @@ def guests(count: int) -> list[Guest]:
     return [moulds[i % len(moulds)][1].copy(f"{moulds[i % len(moulds)][0]}-{i}", i) for i in range(count)]
 
 
-def bare_loop() -> float:
-    start = time.perf_counter()
-    for _ in range(1_000_000):
-        pass
-    return time.perf_counter() - start
-
-
 def main() -> int:
     words = [int(word) for word in sys.argv[1:3]]
     pods, count = [*words, *(10_000, 100)[len(words) :]]
-    loop = min(bare_loop() for _ in range(5))
+    loop = millis(bare_loop) / 1e3
     machines = copies([Named("m", described(2, 2, 16, 2))], count)
     rules = Rules({GPU: {f"gpu{i}": RegisteredDevice(f"gpu{i}", Mask([i])) for i in range(4)}}, max_pods=0)
     config = parse(CONFIG, "bench")

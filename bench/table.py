@@ -23,6 +23,11 @@ def render(head: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool
     return "\n".join((line(head), rule, *(line(row) for row in rows)))
 
 
+def percentile(samples: Sequence[float], part: float) -> float:
+    """The sample below which a part of all samples is, 0.99 for p99."""
+    return sorted(samples)[min(len(samples) - 1, int(len(samples) * part))]
+
+
 def number(value: float | None, unit: str = "") -> str:
     """A number with as many digits as it deserves; a dash where there is none."""
     if value is None:

@@ -32,7 +32,7 @@ from typing import Any
 from crash import say
 from faulty_node import KINDS, Node, node
 from procs import BENCH, BenchError
-from table import number, render
+from table import number, percentile, render
 
 from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
@@ -292,7 +292,7 @@ def rows(out: Upgrades) -> list[list[str]]:
     """Return the rows of the table."""
 
     def middle(each: list[float], part: float) -> str:
-        return number(sorted(each)[min(len(each) - 1, int(len(each) * part))] * 1000) if each else "-"
+        return number(percentile(each, part) * 1000) if each else "-"
 
     return [
         [

@@ -25,7 +25,7 @@ from proxy.executor.tasks import tended
 from proxy.executor.time_slices import TimeSlices
 from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.errnos import FULL
-from proxy.model.errors import CannotCreateError, UnavailableError
+from proxy.model.errors import CannotCreateError
 from proxy.notify import SystemdNotifier
 from proxy.process_upkeep import ping_watchdog, stay_small
 from proxy.release.lazy import LazyRelease
@@ -40,7 +40,7 @@ from proxy.reload.steps import (
 from proxy.sockets.instance_lock import Lock
 from proxy.sockets.unix_socket import Listener, mirror_mode
 from proxy.staging.lazy import LazyStaging
-from proxy.succession.messages import FAILED
+from proxy.succession.replacement import DaemonReplacement, wait_quiet
 from proxy.takeover.lazy import LazyTakeover
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.hooks_setup import DaemonHooks
     from proxy.model.machine import Machine
-    from proxy.succession.successor import Successor
     from proxy.telemetry.port import Telemetry
 
 NO_ROOM = (errno.EROFS, *FULL)
@@ -67,9 +66,9 @@ SETTLE_LIMIT_S = 3.0
 """How long a stop may take to send the runtime the CPUs that BE containers have got back."""
 DRAIN_GRACE_S = 0.2
 """Seconds after ``drainTimeout`` for the last connections to be closed."""
-QUIET_S, GOAWAY_S, LOOK_S = 5.0, 1.0, 0.002
+QUIET_S, GOAWAY_S = 5.0, 1.0
 """Seconds to wait for a moment without calls that place containers before a successor takes over, and for
-clients to see that they are to connect again; between two looks."""
+clients to see that they are to connect again."""
 REPLACED_S = 900.0
 """How long other calls may go on in a daemon that has been replaced."""
 STOP_S = 4.0
@@ -130,11 +129,8 @@ class Daemon:
         self._device_plugins: DevicePluginService | None = None
         self.reload: Reload | None = None
         self._reload_wanted = asyncio.Event()
-        self._successor: Successor | None = None
-        self._succession: asyncio.Task[None] | None = None
-        self._succession_lack = ""
         self._former_calls = True
-        self.replaced = asyncio.Event()
+        self.replacement = DaemonReplacement()
 
     @property
     def config(self) -> Config:
@@ -356,7 +352,7 @@ class Daemon:
             device_plugins=self._device_plugins,
         )
         routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
-        routes["/successor"] = self._succession_state
+        routes["/successor"] = self.replacement.page
         actions = {**takeover.actions(), **leaving.actions()}
         if self._staging is not None:
             routes |= self._staging.routes()
@@ -409,30 +405,8 @@ class Daemon:
     # -- succession ---------------------------------------------------------------------------------------
 
     def _begin_succession(self) -> str:
-        """Start to replace this process by another one, and return how far that is."""
-        if self._succession is None or self._succession_lack:
-            self._succession_lack = ""
-            self._succession = asyncio.get_running_loop().create_task(self._start_successor())
-        return self._succession_state()
-
-    def _succession_state(self) -> str:
-        """Return how far a replacement of this process is; a page of the admin socket."""
-        if self._succession_lack:
-            return f"{FAILED}{self._succession_lack}\n"
-        return "preparing\n" if self._succession is not None else "none\n"
-
-    async def _start_successor(self) -> None:
-        """Start the process that is to replace this one; ``replaced`` is set when it has prepared."""
-        from proxy.succession.successor import Successor
-
         assert self._listener is not None
-        try:
-            self._successor = await asyncio.to_thread(Successor.started, self._listener)
-        except UnavailableError as error:
-            self._succession_lack = str(error)
-            logs.log.error("not replaced", err=str(error))
-        else:
-            self.replaced.set()
+        return self.replacement.begin(self._listener)
 
     async def hand_over(self) -> None:
         """Let the successor have the socket and the state of the node.
@@ -442,37 +416,29 @@ class Daemon:
         Raises:
             TopoproxyError: The successor does not serve.
         """
-        assert self._successor is not None
+        successor = self.replacement.successor
+        assert successor is not None
         assert self._front is not None
         assert self._listener is not None
-        await self._quiet(QUIET_S)
+        await wait_quiet(self._is_busy, QUIET_S)
         clock = asyncio.get_running_loop().time
         began = clock()
         await self._front.retire(GOAWAY_S)
-        await self._quiet(self.config.drain_timeout, self._front.is_placing)
-        quiet = await self._quiet(GOAWAY_S)
+        await wait_quiet(self._front.is_placing, self.config.drain_timeout)
+        quiet = await wait_quiet(self._is_busy, GOAWAY_S)
         if self._flow is not None:
             self._flow.replaced = True
         for task in self._tasks:
             task.cancel()
         self._listener.hand_over()
         await self._undo(handing_over=True)
-        self._notifier.main_process(self._successor.pid)
-        await asyncio.to_thread(self._successor.take_over, quiet=quiet)
+        self._notifier.main_process(successor.pid)
+        await asyncio.to_thread(successor.take_over, quiet=quiet)
         if self._telemetry is not None:
-            self._telemetry.event("replaced", pid=self._successor.pid, seconds=f"{clock() - began:.3f}")
-
-    async def _quiet(self, limit: float, busy: Callable[[], bool] | None = None) -> bool:
-        """Wait for a moment without a call that decides where containers are; return whether there is one."""
-        busy, end = busy or self._is_busy, asyncio.get_running_loop().time() + limit
-        while busy():
-            if asyncio.get_running_loop().time() >= end:
-                return False
-            await asyncio.sleep(LOOK_S)
-        return True
+            self._telemetry.event("replaced", pid=successor.pid, seconds=f"{clock() - began:.3f}")
 
     def _is_busy(self) -> bool:
-        """Return whether such a call is open, of a client or of ours."""
+        """Return whether a call that decides where containers are is open, of a client or of ours."""
         assert self._front is not None
         return self._front.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
 

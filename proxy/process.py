@@ -76,7 +76,7 @@ async def _serve(
     loop.set_exception_handler(_say_once)
     await daemon.start()
     started()
-    waits = [asyncio.ensure_future(each) for each in (done.wait(), daemon.replaced.wait())]
+    waits = [asyncio.ensure_future(each) for each in (done.wait(), daemon.replacement.prepared.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if done.is_set():
         await daemon.stop()

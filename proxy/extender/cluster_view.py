@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from proxy.agent.watcher import Key, Watcher
 from proxy.executor.tasks import tended
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.kubelet import NodeMeta
+from proxy.pools.node_keys import PREFIXES
 from proxy.pools.node_meta import node_meta_of
 from proxy.scheduler.node_facts import UnknownNodeError, join_facts
 from proxy.scheduler.node_table import NodeTable
@@ -32,7 +33,6 @@ from proxy.telemetry.port import Telemetry
 
 T = TypeVar("T")
 TICK_S = 1.0
-_PREFIXES = ("node.koordinator.sh/", "node.koordator.sh/")
 
 
 class BoundPod(Struct, frozen=True):
@@ -91,8 +91,8 @@ class ClusterView:
             group.create_task(tended(self._tick, self._telemetry.fault))
             group.create_task(self._freeze())
 
-    def _watchers(self) -> tuple[Watcher[object], ...]:
-        return (self.nodes, self.numatopologies, self.topologies, self.pods)  # type: ignore[return-value]
+    def _watchers(self) -> tuple[Watcher[Any], ...]:
+        return self.nodes, self.numatopologies, self.topologies, self.pods
 
     def _objects(self, path: str, reader: Callable[[JsonObject], T]) -> Watcher[T | Unreadable]:
         def digest(raw: JsonObject) -> T | Unreadable:
@@ -185,8 +185,8 @@ def _node(raw: JsonObject) -> NodeMeta:
     found = node_meta_of(raw)
     return replace(
         found,
-        labels={key: value for key, value in found.labels.items() if key.startswith(_PREFIXES)},
-        annotations={key: value for key, value in found.annotations.items() if key.startswith(_PREFIXES)},
+        labels={key: value for key, value in found.labels.items() if key.startswith(PREFIXES)},
+        annotations={key: value for key, value in found.annotations.items() if key.startswith(PREFIXES)},
         capacity={},
         allocatable={key: value for key, value in found.allocatable.items() if key in ("cpu", "memory")},
     )

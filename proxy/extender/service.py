@@ -113,7 +113,8 @@ class ExtenderService:
         try:
             self._check()
             answer = await verb(_decoded(body))
-            result = "ok"
+            has_failed = isinstance(answer.value, dict) and answer.value.get("Error")
+            result = "error" if has_failed else "ok"
         except CannotDecideError as error:
             self._telemetry.frequent("a request was not answered", method=path[1:], reason=str(error))
             answer = HttpAnswer(f"{error}\n", 503)

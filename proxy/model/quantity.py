@@ -26,11 +26,11 @@ _FAR = 3 * _LONGEST
 """An exponent beyond this changes no result: a text of 100 characters is then below 1 or above LARGEST."""
 
 
-def parse_quantity(value: str | float, *, milli: bool = False) -> int:
+def parse_quantity(value: object, *, milli: bool = False) -> int:
     """Read an amount.
 
     Args:
-        value: The text, or the number that a YAML or JSON file has instead.
+        value: The text, or the number that a YAML or JSON file has instead; anything else is an error.
         milli: Count in thousandths, as CPU is counted.
 
     Returns:

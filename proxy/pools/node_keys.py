@@ -18,6 +18,8 @@ from proxy.model.koordinator import NodeBindPolicy, NumaPolicy, NumaStrategy
 from proxy.pools.annotations import E, one_of
 from proxy.pools.go_json import Fields, amount, amounts, load, short
 
+PREFIXES = ("node.koordinator.sh/", "node.koordator.sh/")
+"""Of all labels and annotations of nodes that have a reader here; the second as the document spells it."""
 BIND_POLICY = ("node.koordinator.sh/cpu-bind-policy", "node.koordator.sh/cpubind-policy")
 """Spellings of a label, ours first: of the code, and those of the document."""
 NUMA_STRATEGY = ("node.koordinator.sh/numa-allocate-strategy",)

@@ -75,7 +75,7 @@ def _amounts(raw: object, what: str, problems: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, value in _object(raw, what, problems).items():
         try:
-            found[name] = parse_quantity(value, milli=True)  # type: ignore[arg-type]  # it checks the kind
+            found[name] = parse_quantity(value, milli=True)
         except ValueError as error:
             problems.append(short(f"{what}: {name}: {error}"))
     return found

@@ -34,6 +34,7 @@ from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.model.options import TopologyPolicy, check_cpu_options, parse_cpu_options
+from proxy.pools.node_keys import PREFIXES
 from proxy.scheduler.numatopology import NumatopologyFacts
 from proxy.scheduler.resource_topology import CpuRows, ResourceTopologyFacts
 
@@ -123,10 +124,9 @@ def _manager(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None
 def _kept_labels(meta: NodeMeta | None) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
     """Return the labels and annotations of the Node object that a policy is read from."""
     meta = meta or _NO_LABELS
-    prefix = ("node.koordinator.sh/", "node.koordator.sh/")
     return (
-        tuple(sorted((k, v) for k, v in meta.labels.items() if k.startswith(prefix))),
-        tuple(sorted((k, v) for k, v in meta.annotations.items() if k.startswith(prefix))),
+        tuple(sorted((k, v) for k, v in meta.labels.items() if k.startswith(PREFIXES))),
+        tuple(sorted((k, v) for k, v in meta.annotations.items() if k.startswith(PREFIXES))),
     )
 
 

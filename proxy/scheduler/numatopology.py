@@ -49,7 +49,7 @@ def read_numatopology(raw: Mapping[str, Any]) -> NumatopologyFacts:
     cpus = _cpus(spec.get("cpuDetail"))
     cpu = Fields(Fields(spec.get("numares"), "numares").get("cpu"), "numares.cpu")
     kept = Fields(spec.get("resReserved"), "resReserved").get("cpu")
-    reserve = 0 if kept is None else -(-parse_quantity(kept, milli=True) // 1000)  # type: ignore[arg-type]
+    reserve = 0 if kept is None else -(-parse_quantity(kept, milli=True) // 1000)
     return NumatopologyFacts(
         cpus,
         CpuSet.parse(cpu.text("allocatable")),

@@ -165,7 +165,7 @@ def _amounts(each: Fields) -> ZoneAmounts:
 
     def read(name: str) -> int:
         value = each.get(name)
-        return 0 if value is None else parse_quantity(value, milli=milli)  # type: ignore[arg-type]
+        return 0 if value is None else parse_quantity(value, milli=milli)
 
     return ZoneAmounts(read("capacity"), read("allocatable"), read("available"))
 
@@ -188,9 +188,9 @@ def _rows(annotations: Mapping[str, Any]) -> CpuRows:
     detail = Fields.parse(str(text)).get("detail")
     if not isinstance(detail, list):
         raise ValueError(f"annotation {CPU_TOPOLOGY}: detail is not a list")  # noqa: TRY004  one kind of error
-    rows = [Fields(each, CPU_TOPOLOGY) for each in detail]
-    names = ("id", "core", "socket", "node")
-    return tuple(sorted(tuple(row.number(name) for name in names) for row in rows))  # type: ignore[misc]
+    rows = (Fields(each, CPU_TOPOLOGY) for each in detail)
+    found = ((row.number("id"), row.number("core"), row.number("socket"), row.number("node")) for row in rows)
+    return tuple(sorted(found))
 
 
 def _held(annotations: Mapping[str, Any]) -> dict[str, CpuSet]:

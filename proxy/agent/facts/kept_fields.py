@@ -13,11 +13,10 @@ import msgspec
 
 from proxy.backends.kubelet.pod_spec import CONFIG_HASH
 from proxy.pools.facts import POD_KEYS
+from proxy.pools.node_keys import PREFIXES
 
 Item = Mapping[str, Any]
 _ANNOTATIONS = frozenset({*POD_KEYS, CONFIG_HASH})
-_NODE_PREFIXES = ("node.koordinator.sh/", "node.koordator.sh/")
-"""Prefixes of the labels and annotations of nodes that have a reader (``proxy.pools.node_keys``)."""
 LONGEST_TEXT = 64 << 10
 """Characters of an annotation; no reader takes a longer one."""
 
@@ -31,7 +30,7 @@ def node_fields(item: Item) -> bytes:
     metadata = _metadata(item, "name", "uid")
     for part in ("labels", "annotations"):
         found = _texts(item["metadata"].get(part))
-        metadata[part] = {key: text for key, text in found.items() if key.startswith(_NODE_PREFIXES)}
+        metadata[part] = {key: text for key, text in found.items() if key.startswith(PREFIXES)}
     status = _only(item.get("status"), ("capacity", "allocatable"))
     return msgspec.json.encode({"kind": "Node", "metadata": metadata, "status": status})
 

@@ -477,7 +477,12 @@ def test_the_number_of_resources_is_limited(node: Node, monkeypatch: pytest.Monk
 def test_a_call_waits_for_the_list_of_a_plugin_that_registers_again(node: Node) -> None:
     plugin, again = node.plugin(), node.plugin(name="again.sock")
     gate, lists = threading.Event(), again._list
-    again._list = lambda request, context: gate.wait(30) and lists(request, context)  # type: ignore
+
+    def late(request: bytes, context: Any) -> Iterator[bytes]:
+        gate.wait(30)
+        yield from lists(request, context)
+
+    again._list = late  # type: ignore[method-assign]
     again.start()
 
     async def scenario() -> None:

@@ -1,0 +1,73 @@
+"""The replacement of this daemon: started over the admin socket, done in a quiet moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from proxy import logs
+from proxy.model.errors import UnavailableError
+from proxy.succession.messages import FAILED
+
+if TYPE_CHECKING:
+    from proxy.sockets.unix_socket import Listener
+    from proxy.succession.successor import Successor
+
+LOOK_S = 0.002
+"""Seconds between two looks for a quiet moment."""
+
+
+class DaemonReplacement:
+    """Starts the process that is to replace this one.
+
+    Attributes:
+        successor: The process, once it has prepared.
+        prepared: Set when it has.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is started."""
+        self.successor: Successor | None = None
+        self.prepared = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failure = ""
+
+    def begin(self, listener: Listener) -> str:
+        """Start the process, unless that is under way; return the page.
+
+        Args:
+            listener: The socket that it gets.
+        """
+        if self._task is None or self._failure:
+            self._failure = ""
+            self._task = asyncio.get_running_loop().create_task(self._start(listener))
+        return self.page()
+
+    def page(self) -> str:
+        """Return how far a replacement of this process is; a page of the admin socket."""
+        if self._failure:
+            return f"{FAILED}{self._failure}\n"
+        return "preparing\n" if self._task is not None else "none\n"
+
+    async def _start(self, listener: Listener) -> None:
+        from proxy.succession.successor import Successor
+
+        try:
+            self.successor = await asyncio.to_thread(Successor.started, listener)
+        except UnavailableError as error:
+            self._failure = str(error)
+            logs.log.error("not replaced", err=str(error))
+        else:
+            self.prepared.set()
+
+
+async def wait_quiet(is_busy: Callable[[], bool], limit_s: float) -> bool:
+    """Wait for a moment in which nothing is busy, for so many seconds; return whether there was one."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + limit_s
+    while is_busy():
+        if clock() >= end:
+            return False
+        await asyncio.sleep(LOOK_S)
+    return True
