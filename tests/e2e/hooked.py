@@ -6,13 +6,15 @@ import json
 import subprocess
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bed import wait_for
-from cri import Cri, cgroup_of
 from daemon import PROGRAM, Daemon
 
 from proxy.admin.client import ask
+
+if TYPE_CHECKING:
+    from cri import Cri
 
 HEAD = "from proxy.hooks import api\nAPI_VERSION = 1\n"
 
@@ -81,24 +83,3 @@ class HookedNode:
 def labels_of(cri: Cri, container: str) -> dict[str, str]:
     """A container's labels, as the runtime has them."""
     return dict(cri.status(container).status.labels)
-
-
-def pid_of(container: str) -> int:
-    """The process of a running container, once it is the container's program."""
-    group = cgroup_of(container)
-    assert group is not None
-    pid = int((group / "cgroup.procs").read_text().split()[0])
-    comm = Path(f"/proc/{pid}/comm")
-    wait_for("the runtime to leave", lambda: not comm.read_text().startswith(("runc", "crun")))
-    return pid
-
-
-def inside(container: str, path: str) -> Path:
-    """A path as a running container sees it."""
-    return Path(f"/proc/{pid_of(container)}/root") / path.lstrip("/")
-
-
-def environment(container: str) -> dict[str, str]:
-    """The environment of a running container's process."""
-    words = Path(f"/proc/{pid_of(container)}/environ").read_bytes().decode().split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)

@@ -21,7 +21,8 @@ from typing import Any
 import grpc
 import pytest
 from bed import Bed, end_process, wait_for
-from cri import EXITED, UNTIL_TOLD, cgroup_of, code
+from container_process import environment, inside
+from cri import EXITED, UNTIL_TOLD, code
 from daemon import Daemon, Node
 from kubelet import Kubelet
 from sample_plugin import built_sample_plugin
@@ -123,26 +124,6 @@ class DeviceNodes:
         """Which containers hold each device, by the daemon."""
         page: Any = ask(self.node.daemon.directory / "admin.sock", "/devices", timeout=20)
         return {each["id"]: each["containers"] for each in page["managed"]}
-
-
-def environment(container: str) -> dict[str, str]:
-    """The environment of a running container's process."""
-    content = (Path("/proc") / str(pid_of(container)) / "environ").read_text()
-    return dict(entry.partition("=")[::2] for entry in content.split("\0") if entry)
-
-
-def inside(container: str, path: str) -> Path:
-    """A path as a running container sees it."""
-    return Path(f"/proc/{pid_of(container)}/root{path}")
-
-
-def pid_of(container: str) -> int:
-    """The process of a running container, once it is no longer the runtime's (``runc init``)."""
-    directory = cgroup_of(container)
-    assert directory is not None
-    pid = int((directory / "cgroup.procs").read_text().split()[0])
-    wait_for("the container's program", lambda: b"init" not in Path(f"/proc/{pid}/cmdline").read_bytes())
-    return pid
 
 
 def device_of(container: str) -> str:

@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 from bed import CGROUPS, Bed, end_process, wait_for
+from container_process import environment, inside
 from cri import Cri, RpcError, cgroup_of, code, cpuset_of, is_v2, online
 from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
 from grpc import StatusCode
 from hook_server import SEEN
-from hooked import HookedNode, environment, inside, labels_of
+from hooked import HookedNode, labels_of
 
 from proxy.model.idset import CpuSet
 

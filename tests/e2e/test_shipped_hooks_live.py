@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from bed import CGROUPS, Bed, wait_for
+from container_process import environment, inside
 from cri import Cri, cgroup_of, online
 from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
-from hooked import environment, inside
 
 from proxy.model.idset import CpuSet
 

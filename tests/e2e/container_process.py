@@ -1,0 +1,39 @@
+"""The process of a running container, as the kernel shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bed import wait_for
+from cri import cgroup_of
+
+
+def pid_of(container: str) -> int:
+    """The process of a running container, once it runs the container's program.
+
+    A container is started when the runtime lets ``runc init`` go on, which then executes the program. Until
+    the kernel has built the new process image (``begin_new_exec`` to ``create_elf_tables``), the command line
+    and the environment are empty.
+    """
+    directory = cgroup_of(container)
+    assert directory is not None
+    pid = int((directory / "cgroup.procs").read_text().split()[0])
+    process = Path("/proc") / str(pid)
+
+    def runs_the_program() -> bool:
+        words = (process / "cmdline").read_bytes().split(b"\0")
+        return b"init" not in words and bool((process / "environ").read_bytes())
+
+    wait_for("the container's program", runs_the_program)
+    return pid
+
+
+def inside(container: str, path: str) -> Path:
+    """A path as a running container sees it."""
+    return Path(f"/proc/{pid_of(container)}/root") / path.lstrip("/")
+
+
+def environment(container: str) -> dict[str, str]:
+    """The environment of a running container's process."""
+    words = Path(f"/proc/{pid_of(container)}/environ").read_bytes().decode().split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
