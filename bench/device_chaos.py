@@ -320,7 +320,8 @@ def prepared(base: Path) -> Iterator[tuple[Node, PodsApi, Path]]:
     with node(base) as one:
         file = base / "config.yaml"
         config = json.loads(file.read_text())
-        config["kubelet"]["podsApi"] = f"unix://{base}/pods.sock"
+        # The API is served by this process, where the clients and the played runtime take their turns too.
+        config["kubelet"] |= {"podsApi": f"unix://{base}/pods.sock", "timeout": "5s"}
         config["devicePlugins"] = {
             "enabled": True,
             "socketDirectory": str(directory),
