@@ -1,8 +1,8 @@
-"""Run all tests in two processes: the end-to-end tests, which mostly wait, beside all others.
+"""Run all tests in two processes, which take about the same time.
 
     python -m tests.testkit.run_all [SEED]
 
-The output of the end-to-end tests is printed after that of the others. The last line counts both.
+The output of the second process is printed after that of the first. The last line counts both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import pytest
 from tests.testkit.shuffle import RANDOM, seed_of
 
 ROOT = Path(__file__).parents[2]
-END_TO_END = "tests/e2e"
+SECOND = ("tests/e2e", "tests/bench", "tests/fuzz", "tests/simulation")
+"""What the second process runs: the end-to-end tests, which mostly wait, and others that share no files."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|warnings?|xfailed|xpassed)")
 
 
@@ -58,8 +59,8 @@ def main(seed_text: str) -> int:
     """Run all; return the exit status."""
     began, seed = time.monotonic(), seed_of(seed_text)
     with tempfile.TemporaryFile() as output:
-        others = start(seed, subprocess.PIPE, f"--ignore={END_TO_END}")
-        beside = start(seed, output, END_TO_END)
+        others = start(seed, subprocess.PIPE, *(f"--ignore={path}" for path in SECOND))
+        beside = start(seed, output, *SECOND)
         runs = (others, beside)
         signal.signal(signal.SIGTERM, lambda *_: [run.terminate() for run in runs])
         assert others.stdout is not None
