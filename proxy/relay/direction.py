@@ -7,6 +7,7 @@ anything in it is decoded.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Final
 
 from proxy.relay import frames
@@ -116,26 +117,26 @@ class Direction(Walker):
 
     # What the frames of this direction mean. Each returns KEEP, CUT or LAST where it returns something.
 
+    @abstractmethod
     def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         """Handle a complete DATA frame for which ``passes`` has returned False."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_promise(self) -> None:
         """Record a PUSH_PROMISE; its block follows with END_STREAM cleared."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_window(self, stream: int, increment: int) -> int:
         """Handle a WINDOW_UPDATE."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_reset(self, stream: int) -> int:
         """Handle a RST_STREAM."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
         """Handle a SETTINGS frame, which always passes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_goaway(self, last: int) -> None:
         """Handle a GOAWAY, which always passes."""
-        raise NotImplementedError

@@ -22,6 +22,7 @@ one buffer each, so that pieces of a few bytes cost a few bytes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -45,7 +46,7 @@ def too_long() -> RelayError:
     return RelayError(f"cannot read a header: it is longer than {LARGEST_BLOCK} bytes", ENHANCE_YOUR_CALM)
 
 
-class Walker:
+class Walker(ABC):
     """One direction; subclasses say what the frames mean.
 
     Attributes:
@@ -117,7 +118,7 @@ class Walker:
                 self._gather_rest(data)
                 self._busy = False
                 return
-            if self._need > _HEAD and self._need - len(self._rest) < len(data):
+            if self._need > _HEAD:
                 mark = pos = self._end_rest(data)
             else:
                 data = b"".join((self._rest, data))
@@ -237,14 +238,14 @@ class Walker:
 
     # What the direction says.
 
+    @abstractmethod
     def passes(self, flags: int, stream: int, length: int) -> bool:
         """Count a DATA frame that only passes, or say that ``on_data`` must see it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_headers(self, flags: int, stream: int) -> int:
         """Record that a header begins."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_block(self, flags: int, stream: int, block: bytes) -> None:
         """Handle a complete header block; ``flags`` are those of its first frame."""
-        raise NotImplementedError

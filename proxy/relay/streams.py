@@ -376,7 +376,6 @@ class Streams:
             del self.dead[next(iter(self.dead))]
 
     def _uncount(self, stream: Stream) -> None:
-        stream.message = None
         size = stream.size
         if size:
             self.held -= size

@@ -260,7 +260,7 @@ class Peer:
                 self.grant(0, self.eaten)
                 self.eaten = 0
             eaten = self.stream_eaten[sid] = self.stream_eaten.get(sid, 0) + len(payload)
-            if eaten > self.consume and not stream.remote_closed:
+            if eaten > self.consume and not stream.remote_closed and not stream.reset_sent:
                 self.grant(sid, eaten)
                 self.stream_eaten[sid] = 0
 
@@ -335,6 +335,7 @@ class Peer:
         (count,) = struct.unpack(">I", payload)
         assert count > 0, "WINDOW_UPDATE 0"
         if sid:
+            assert self.streams[sid].reset_received is None, "WINDOW_UPDATE after RST_STREAM"
             self.streams[sid].send += count
             assert self.streams[sid].send < 1 << 31
         else:

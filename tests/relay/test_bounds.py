@@ -149,6 +149,31 @@ def test_a_connection_that_ends_for_the_runtime_has_no_stream_of_it():
     assert session.to_server()[-1] == frame(7, 0, 0, struct.pack(">II", 0, CALM))
 
 
+FAREWELL = frame(7, 0, 0, struct.pack(">II", 0, CALM))
+
+
+@pytest.mark.parametrize("client", [True, False])
+@pytest.mark.parametrize(
+    ("before", "sent"),
+    [
+        (b"", []),
+        (settings(), [FAREWELL]),
+        (settings() + frame(DATA, 0, 1, bytes(100))[:50], []),
+        (settings() + frame(HEADERS, 0, 1, b"\x83"), []),
+        (settings() + frame(HEADERS, 0, 1, b"\x83")[:5], [FAREWELL]),
+    ],
+    ids=["nothing", "settings", "inside DATA", "inside a header", "inside a frame that waits"],
+)
+def test_a_last_word_stands_only_where_a_frame_may_stand(client, before, sent):
+    session = Session(Owner(), frozenset().__contains__)
+    session.from_client(PREFACE)
+    (session.from_server if client else session.from_client)(before)
+    take = session.to_client if client else session.to_server
+    take()
+    session.farewell(CALM, client=client)
+    assert take() == sent
+
+
 def test_empty_data_of_a_held_stream_is_dropped_and_counted():
     net = Net(rewrite).run()
     sid = net.client.open(CREATE)
@@ -335,6 +360,22 @@ def test_a_body_in_one_frame_counts_for_its_connection_too(monkeypatch):
         session.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
     assert list(owner.requests) == [1]
     assert len(owner.crowded) == 1
+    assert owner.odd == [], "a refused request is not read"
+
+
+@pytest.mark.parametrize("message", [b"", b"config"])
+def test_a_body_in_one_frame_counts_only_while_it_waits(message):
+    room = BodyBudget()
+    session, owner = begun(room)
+    counted = []
+    owner.decide = lambda *_: counted.append(room.total)
+    body = grpc(message)
+    session.from_client(opened(1) + frame(DATA, 1, 1, body))
+    session.from_client(opened(3) + frame(DATA, 0, 3, body) + frame(DATA, 1, 3))
+    assert counted == [0, 2 * len(body)]
+    session.release(1)
+    session.release(3)
+    assert room.total == 0
 
 
 def test_for_want_of_memory_the_largest_body_goes():

@@ -109,6 +109,20 @@ def test_skimming_follows_and_remembers_only_harmless_blocks():
     assert not ours._table
 
 
+def test_a_harmless_block_is_read_once(monkeypatch):
+    ours, read = follower(), []
+    feed = HpackTracker.feed
+    monkeypatch.setattr(HpackTracker, "feed", lambda self, block: (read.append(block), feed(self, block)))
+    limit = headers._CACHED_BYTES
+    short, long = b"\x83" * limit, b"\x83" * (limit + 1)
+    for block in (short, short, long, long):
+        ours.skim(block)
+    assert read == [short, long, long]
+    for number in range(headers._CACHE_ENTRIES + 10):
+        ours.skim(b"\x04\x03%03x" % number)
+    assert len(ours._inert) == headers._CACHE_ENTRIES
+
+
 def test_table_sizes():
     ours = follower()
     with pytest.raises(RelayError):

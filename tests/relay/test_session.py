@@ -467,8 +467,9 @@ def test_the_runtime_goes_away(state):
     assert net.owner.ends == ([(sid, None)] if sid in net.owner.requests else [])
     assert net.session.open_streams == 0
     late = net.client.open(CREATE)  # was on its way already
-    net.client.data(late, grpc(bytes(60_000)))
+    net.client.data(late, grpc(bytes(160_000)))
     net.run()
+    assert net.client.streams[late].local_closed, "the client is never stuck with it"
     assert late not in net.owner.requests
     assert not net.server.streams[late].body
     net.session.release(sid)
@@ -575,6 +576,8 @@ def test_client_trailers_pass_behind_the_untouched_body():
     assert not net.owner.requests
     net.server.answer(sid, b"id")
     net.run()
+    assert net.server.streams[sid].reset_received is None, "the stream is not ours any more"
+    assert net.owner.odd == [(CREATE, RequestAnomaly.TRAILERS)]
     net.check_whole()
 
 
@@ -676,6 +679,7 @@ def test_what_would_exceed_the_memory_limit_is_refused(monkeypatch):
     assert net.client.streams[second].headers[0]["grpc-status"] == "8"
     assert "CreateContainer" in net.client.streams[second].headers[0]["grpc-message"]
     assert set(net.owner.requests) == {first, third}
+    assert net.owner.odd == [], "a refused request is not read"
     for sid in (first, third):
         net.session.release(sid)
         net.run()
