@@ -47,7 +47,6 @@ from proxy.pools.node_rule import (
     SHARED_POOLS,
     STATIC,
     ManagerPolicy,
-    NodeRule,
     write_pools,
 )
 from proxy.pools.shared import AnnotatedCpus, Withheld, node_pools
@@ -89,18 +88,14 @@ class NodeFacts(Struct, frozen=True):
 
 
 class NodeAnnotations(Struct, frozen=True):
-    """What the annotations say, as texts and as the rule that follows from them.
+    """What the annotations say.
 
     Attributes:
         annotations: Key to JSON.
-        rule: The pools and policies in it.
-        withheld: What is in no pool.
         problems: What is wrong with the node's labels and annotations, one sentence each.
     """
 
     annotations: Mapping[str, str]
-    rule: NodeRule
-    withheld: Withheld
     problems: tuple[str, ...] = ()
 
 
@@ -137,8 +132,7 @@ def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> NodeAnnotations:
         # Zones stay raw: the scheduler multiplies them.
         annotations = with_ratios(annotations, ratios)
     problems = [no_reserve, bad_reservation, bad_system, bad_ratios, *node_labels(facts.labels).problems]
-    rule = NodeRule(policy.policy, pools.shared, pools.be, system.text if system.cpus else "")
-    return NodeAnnotations(annotations, rule, withheld, tuple(words for words in problems if words))
+    return NodeAnnotations(annotations, tuple(words for words in problems if words))
 
 
 def zones(machine: Machine, facts: NodeFacts) -> tuple[Zone, ...]:

@@ -162,20 +162,19 @@ def _bits(sets: Iterable[CpuSet]) -> int:
     return bits
 
 
-def quota_for(milli: int, machine: int, now: int, period: int = PERIOD) -> int | None:
+def quota_for(milli: int, machine: int, now: int) -> int | None:
     """Return the quota that a budget comes to.
 
     Args:
         milli: The budget.
         machine: How many CPUs there are.
         now: The quota that BE pods have together; -1 for none.
-        period: Microseconds.
 
     Returns:
         Microseconds; None where the change is not worth it.
     """
-    wanted = max(LEAST_QUOTA, milli * period // 1000)
-    if abs(wanted - now) * 100 < machine * period * IGNORE_PERCENT and wanted != LEAST_QUOTA:
+    wanted = max(LEAST_QUOTA, milli * PERIOD // 1000)
+    if abs(wanted - now) * 100 < machine * PERIOD * IGNORE_PERCENT and wanted != LEAST_QUOTA:
         return None
-    step = machine * period * RAISE_PERCENT // 100
+    step = machine * PERIOD * RAISE_PERCENT // 100
     return now + step if now != UNLIMITED and wanted - now > step else wanted

@@ -14,7 +14,8 @@ The first row that fits decides; ``proxy.pools`` spells out the QoS classes.
     8  kubelet's policy is static                            leave what the request says
     9  all others                                            all shared pools
 
-``claims`` says what each row entitles a container to on a node whose pools are ours.
+The pools of this node are ours, BE's too, and known from the start: rows 2 and 8 never decide here.
+``claims`` says what each row entitles a container to.
 """
 
 from __future__ import annotations
@@ -28,13 +29,11 @@ class DecisionRow(enum.IntEnum):
     """The rows."""
 
     NAMED = 1
-    UNKNOWN = 2
     BE_ON_NODES = 3
     SHARED_ON_NODES = 4
     SYSTEM = 5
     LS = 6
     BEST_EFFORT = 7
-    KUBELETS = 8
     SHARED = 9
 
 
@@ -44,10 +43,6 @@ def row_of(
     *,
     named: bool = False,
     bound: bool = False,
-    known: bool = True,
-    be_manager: bool = True,
-    system: bool = True,
-    static: bool = False,
 ) -> DecisionRow:
     """Find the row that decides about a container.
 
@@ -56,20 +51,14 @@ def row_of(
         kube_qos: Kubernetes' class.
         named: Whether its annotation names CPUs.
         bound: Whether its annotation binds it to NUMA nodes.
-        known: Whether the pools are known.
-        be_manager: Whether BE pods may be bound to NUMA nodes (Koordinator's gate BECPUManager).
-        system: Whether the node keeps CPUs for class SYSTEM.
-        static: Whether kubelet's CPU manager is static and decides about pods without a class.
     """
     is_be = qos is QosClass.BE
     rows = (
         (DecisionRow.NAMED, named),
-        (DecisionRow.UNKNOWN, not known),
-        (DecisionRow.BE_ON_NODES, bound and is_be and be_manager),
+        (DecisionRow.BE_ON_NODES, bound and is_be),
         (DecisionRow.SHARED_ON_NODES, bound and not is_be),
-        (DecisionRow.SYSTEM, qos is QosClass.SYSTEM and system),
+        (DecisionRow.SYSTEM, qos is QosClass.SYSTEM),
         (DecisionRow.LS, qos is QosClass.LS),
         (DecisionRow.BEST_EFFORT, kube_qos is KubeQos.BEST_EFFORT),
-        (DecisionRow.KUBELETS, static),
     )
     return next((row for row, fits in rows if fits), DecisionRow.SHARED)

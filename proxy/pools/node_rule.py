@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from proxy.model.idset import CpuSet
-from proxy.pools.node_keys import parsed
 from proxy.pools.shared import NodePool
 
 SHARED_POOLS = "node.koordinator.sh/cpu-shared-pools"
@@ -39,26 +37,6 @@ class ManagerPolicy(Struct, frozen=True):
         """Return it as Koordinator writes it: without what is empty."""
         reported = {"policy": self.policy, "options": dict(self.options), "reservedCPUs": self.reserved}
         return {name: value for name, value in reported.items() if value}
-
-
-class NodeRule(Struct, frozen=True):
-    """What the decision table looks things up in.
-
-    Attributes:
-        kubelet_policy: ``static``, ``none``, or empty where it is not known.
-        shared, be: The pools, part by part.
-        system: CPUs of class SYSTEM as they are written; empty where it has none.
-    """
-
-    kubelet_policy: str = ""
-    shared: tuple[NodePool, ...] = ()
-    be: tuple[NodePool, ...] = ()
-    system: str = ""
-
-    @property
-    def system_cpus(self) -> CpuSet:
-        """CPUs of class SYSTEM."""
-        return parsed(self.system)[0]
 
 
 def write_pools(pools: Iterable[NodePool]) -> str:

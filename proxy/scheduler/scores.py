@@ -27,15 +27,14 @@ class Strategy(enum.StrEnum):
     BALANCED_ALLOCATION = "balanced-allocation"
 
 
-def volcano_scores(counts: Sequence[int], weight: int = 1) -> list[int]:
+def volcano_scores(counts: Sequence[int]) -> list[int]:
     """Return Volcano's scores.
 
     Args:
         counts: NUMA nodes that the pod would use on each candidate.
-        weight: The argument of Volcano's plugin.
     """
     most = max(counts, default=0)
-    score_of = {count: weight * (HIGHEST - (HIGHEST * count // most if most else 0)) for count in set(counts)}
+    score_of = {count: HIGHEST - (HIGHEST * count // most if most else 0) for count in set(counts)}
     return list(map(score_of.__getitem__, counts))
 
 

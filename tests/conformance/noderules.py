@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.model.idset import CpuSet
-from proxy.pools.node_rule import NodeRule
 from proxy.pools.shared import NodePool
 from tests.conformance.cases import BadCaseError, Case
 from tests.oracles.koordinator_hook import Asker
+from tests.oracles.koordinator_rule import NodeRule
 
 
 def pools(raw: Iterable[Mapping[str, Any]] | None) -> tuple[NodePool, ...]:

@@ -12,6 +12,7 @@ from proxy.observe.koordinator import (
     BASIC_INFO,
     CPU_TOPOLOGY,
     POD_ALLOCS,
+    NodeAnnotations,
     NodeFacts,
     node_resource_topology,
     picture,
@@ -24,7 +25,7 @@ from proxy.pools.node_keys import BIND_POLICY, NUMA_RESERVATION, RESERVATION, SY
 from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS
 from proxy.topology.build import described
 from tests.oracles.koordinator_pools import union
-from tests.oracles.koordinator_rule import parse_rule
+from tests.oracles.koordinator_rule import NodeRule, parse_rule
 from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
@@ -34,6 +35,13 @@ STATE = read_cpu('{"policyName":"static","entries":{"k":{"c":"7"}},"checksum":1}
 
 def owner(uid: str, qos: QosClass, cpus: str) -> PodRow:
     return PodRow("n", uid, uid, qos, ResourceStatus(cpus, CpuSet.parse(cpus)))
+
+
+def read(drawn: NodeAnnotations) -> NodeRule:
+    """Read the annotations as Koordinator's hook server does."""
+    rule, problem = parse_rule(drawn.annotations)
+    assert rule is not None, problem
+    return rule
 
 
 def test_an_empty_node() -> None:
@@ -61,19 +69,18 @@ def test_all_containers_with_cpus() -> None:
     )
     drawn = picture(SEATS, facts)
     reported = drawn.annotations
-    assert union(drawn.rule.shared) == CpuSet([6])
-    assert union(drawn.rule.be) == CpuSet([1, 3, 6])
+    rule = read(drawn)
+    assert (union(rule.shared), union(rule.be)) == (CpuSet([6]), CpuSet([1, 3, 6]))
     assert [alloc["uid"] for alloc in json.loads(reported[POD_ALLOCS])] == ["c", "d", "k"]
     assert json.loads(reported[MANAGER_POLICY]) == {"policy": "static", "reservedCPUs": "4"}
     assert json.loads(reported[BASIC_INFO])["vendorID"] == "GenuineIntel"
     assert drawn.problems == ()
-    assert drawn.withheld.kubelet == CpuSet([7])
 
 
 def test_an_old_file_of_kubelet_holds_nothing() -> None:
     drawn = picture(SEATS, NodeFacts(kubelet=KubeletFacts("none", checkpoint=STATE)))
     assert json.loads(drawn.annotations[POD_ALLOCS]) is None
-    assert 7 in union(drawn.rule.shared)
+    assert 7 in union(read(drawn).shared)
 
 
 def test_faults_of_the_node_object_are_reported() -> None:
@@ -84,7 +91,9 @@ def test_faults_of_the_node_object_are_reported() -> None:
     )
     drawn = picture(SEATS, facts)
     assert len(drawn.problems) == 4
-    assert drawn.rule.system == "", "a list that is none has no effect"
+    assert json.loads(drawn.annotations[SHARED_POOLS])[1]["cpuset"] == "2-3,6-7", (
+        "a list that is none has no effect"
+    )
 
 
 @given(
@@ -92,7 +101,7 @@ def test_faults_of_the_node_object_are_reported() -> None:
     st.integers(0, 255),
     st.booleans(),
 )
-def test_the_rule_is_what_a_reader_makes_of_the_annotations(
+def test_what_a_reader_makes_of_the_annotations(
     pods: list[tuple[QosClass, int]], system: int, exclusive: bool
 ) -> None:
     cpus = str(CpuSet.from_bits(system))
@@ -101,8 +110,15 @@ def test_the_rule_is_what_a_reader_makes_of_the_annotations(
         kubelet=KubeletFacts("static", reserved_cpus=CpuSet([0]), checkpoint=STATE),
         pods=tuple(owner(str(i), qos, str(CpuSet.from_bits(bits))) for i, (qos, bits) in enumerate(pods)),
     )
-    drawn = picture(SEATS, facts)
-    assert parse_rule(drawn.annotations) == (drawn.rule, "")
+    rule = read(picture(SEATS, facts))
+    owned = {
+        hard: set().union(*(CpuSet.from_bits(bits) for qos, bits in pods if not hard or qos is QosClass.LSE))
+        for hard in (False, True)
+    }
+    kept = {7, *(CpuSet.from_bits(system) if exclusive else ())}
+    assert set(union(rule.shared)) == set(range(8)) - kept - owned[False]
+    assert set(union(rule.be)) == set(range(8)) - kept - owned[True]
+    assert (rule.kubelet_policy, rule.system) == ("static", cpus)
 
 
 def test_the_object() -> None:

@@ -26,9 +26,10 @@ from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import ResourceStatus, resource_status
 from proxy.pools.decision_table import DecisionRow, row_of
 from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
-from proxy.pools.node_rule import STATIC, NodeRule
+from proxy.pools.node_rule import STATIC
 from proxy.pools.shared import NodePool
 from tests.oracles.koordinator_pools import joined, on_nodes, union
+from tests.oracles.koordinator_rule import NodeRule
 
 
 class Action(enum.StrEnum):
@@ -96,20 +97,16 @@ def decide(rule: NodeRule | None, asker: Asker, *, be_manager: bool = False) -> 
     if asker.problem:
         return Answer(0, Action.LEAVE, "the pod's annotation cannot be read", problem=asker.problem)
     nodes = asker.status.nodes
-    row = row_of(
-        asker.qos,
-        asker.kube_qos,
-        named=bool(asker.status.cpus),
-        bound=bool(nodes),
-        known=rule is not None,
-        be_manager=be_manager,
-        system=rule is not None and bool(rule.system),
-        static=rule is not None and rule.kubelet_policy == STATIC,
-    )
+    bound = bool(nodes) and (be_manager or asker.qos is not QosClass.BE)
+    row = row_of(asker.qos, asker.kube_qos, named=bool(asker.status.cpus), bound=bound)
     if row is DecisionRow.NAMED:
         return _named(rule, asker)
     if rule is None:
-        return Answer(row, Action.LEAVE, "the pools of the node are not known yet")
+        return Answer(2, Action.LEAVE, "the pools of the node are not known yet")
+    if row is DecisionRow.SYSTEM and not rule.system:
+        row = row_of(QosClass.NONE, asker.kube_qos)
+    if row is DecisionRow.SHARED and rule.kubelet_policy == STATIC:
+        return Answer(8, Action.LEAVE, "kubelet's CPU manager is static, and the pod has no class of ours")
     name = asker.qos or asker.kube_qos
     match row:
         case DecisionRow.BE_ON_NODES:
@@ -124,9 +121,6 @@ def decide(rule: NodeRule | None, asker: Asker, *, be_manager: bool = False) -> 
         case DecisionRow.BEST_EFFORT:
             why = f"{name} pod: the cgroups above it hold the BE pool"
             return Answer(row, Action.ERASE, why, "", union(rule.be))
-        case DecisionRow.KUBELETS:
-            why = "kubelet's CPU manager is static, and the pod has no class of ours"
-            return Answer(row, Action.LEAVE, why)
         case _:
             return _all_shared(row, rule, f"{name} pod without CPUs of its own: shared pool")
 

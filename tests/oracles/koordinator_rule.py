@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet
 from proxy.pools.go_json import Fields, load, objects, short
-from proxy.pools.node_keys import system_qos
-from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, NodeRule
+from proxy.pools.node_keys import parsed, system_qos
+from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy
 from proxy.pools.shared import NodePool
 
 MANAGER_POLICY_KEYS = (MANAGER_POLICY, "kubelet.koordinator.sh/cpu-manger-policy")
 """The code's spelling, and the document's."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRule:
+    """What the decision table looks things up in.
+
+    Attributes:
+        kubelet_policy: ``static``, ``none``, or empty where it is not known.
+        shared, be: The pools, part by part.
+        system: CPUs of class SYSTEM as they are written; empty where it has none.
+    """
+
+    kubelet_policy: str = ""
+    shared: tuple[NodePool, ...] = ()
+    be: tuple[NodePool, ...] = ()
+    system: str = ""
+
+    @property
+    def system_cpus(self) -> CpuSet:
+        """CPUs of class SYSTEM."""
+        return parsed(self.system)[0]
 
 
 def parse_rule(annotations: Mapping[str, str]) -> tuple[NodeRule | None, str]:

@@ -42,7 +42,9 @@ def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved
                     raise MemoryRefused(f"{where} memory resource that does not exist")
                 expected = expected.charged(block, block.size)
     if problem := difference(read, expected):
-        raise MemoryRefused("the expected machine state is different from the real one", problem)
+        refusal = MemoryRefused("the expected machine state is different from the real one")
+        refusal.add_note(problem)
+        raise refusal
     return read
 
 

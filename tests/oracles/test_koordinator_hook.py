@@ -9,9 +9,9 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import NodeShare, ResourceStatus
 from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS
-from proxy.pools.node_rule import NodeRule
 from proxy.pools.shared import AnnotatedCpus, NodePool, Withheld, node_pools
 from tests.oracles.koordinator_hook import Action, Asker, changes, decide, decide_host_app
+from tests.oracles.koordinator_rule import NodeRule
 
 GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))

@@ -8,18 +8,18 @@ from proxy.scheduler.scores import Strategy, allocation_score, volcano_scores
 
 
 @pytest.mark.parametrize(
-    ("counts", "weight", "scores"),
+    ("counts", "scores"),
     [
-        ((1, 2), 10, [500, 0]),
-        ((1, 3), 1, [67, 0]),
-        ((2, 2), 1, [0, 0]),
-        ((1, 2, 4), 1, [75, 50, 0]),
-        ((0, 0), 1, [100, 100]),
-        ((), 1, []),
+        ((1, 2), [50, 0]),
+        ((1, 3), [67, 0]),
+        ((2, 2), [0, 0]),
+        ((1, 2, 4), [75, 50, 0]),
+        ((0, 0), [100, 100]),
+        ((), []),
     ],
 )
-def test_volcano(counts: tuple[int, ...], weight: int, scores: list[int]) -> None:
-    assert volcano_scores(counts, weight) == scores
+def test_volcano(counts: tuple[int, ...], scores: list[int]) -> None:
+    assert volcano_scores(counts) == scores
 
 
 @pytest.mark.parametrize(

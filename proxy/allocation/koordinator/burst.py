@@ -17,15 +17,12 @@ from collections.abc import Mapping
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NumaStrategy
-from proxy.model.phrases import counted
-from proxy.model.phrases import nodes as named
 
 
 def burst_nodes(
     pools: Mapping[int, CpuSet],
     limit: int | None,
     strategy: NumaStrategy = NumaStrategy.MOST_ALLOCATED,
-    steps: list[str] | None = None,
 ) -> Mask:
     """Choose the nodes of a pod.
 
@@ -33,7 +30,6 @@ def burst_nodes(
         pools: NUMA node to its shared pool.
         limit: The pod's CPU limit in thousandths; None or less than 1 where it has none.
         strategy: Which pools are chosen among equally many.
-        steps: Sentences about what was done are added here; None for no record.
 
     Returns:
         Nodes whose pools are not empty; empty only where all pools are.
@@ -41,7 +37,7 @@ def burst_nodes(
     sizes = {node: len(pool) for node, pool in sorted(pools.items()) if pool}
     everywhere = Mask(sizes)
     if limit is None or limit < 1:
-        return _recorded(steps, everywhere, "the pod has no CPU limit")
+        return everywhere
     wanted = -(-limit // 1000)
     fewest = 0
     for size in sorted(sizes.values(), reverse=True):
@@ -50,15 +46,10 @@ def burst_nodes(
         if wanted <= 0:
             break
     else:
-        return _recorded(steps, everywhere, f"all pools together have fewer CPUs than the limit of {limit}m")
+        return everywhere
     sums = {total: bits for total, bits in _sums(sizes, fewest).items() if total * 1000 >= limit}
-    tight = strategy is NumaStrategy.MOST_ALLOCATED
-    chosen = min(sums) if tight else max(sums)
-    which = "fewest" if tight else "most"
-    words = (
-        f"of {counted(fewest, 'node')} that suit the limit of {limit}m, the {which} shared CPUs ({chosen})"
-    )
-    return _recorded(steps, Mask.from_bits(sums[chosen]), words)
+    chosen = min(sums) if strategy is NumaStrategy.MOST_ALLOCATED else max(sums)
+    return Mask.from_bits(sums[chosen])
 
 
 def _sums(sizes: Mapping[int, int], most: int) -> dict[int, int]:
@@ -71,9 +62,3 @@ def _sums(sizes: Mapping[int, int], most: int) -> dict[int, int]:
                 bits |= 1 << node
                 table[total + size] = min(table.get(total + size, bits), bits)
     return by_count[most]
-
-
-def _recorded(steps: list[str] | None, mask: Mask, words: str) -> Mask:
-    if steps is not None:
-        steps.append(f"shared pools of {named(mask)}: {words}")
-    return mask

@@ -30,15 +30,10 @@ from proxy.model.requests import HUGE_PAGES, MEMORY
 
 
 class MemoryRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
-    """The memory manager refuses; the message is kubelet's.
+    """The memory manager refuses; the message is kubelet's."""
 
-    Attributes:
-        detail: The exact cause, where kubelet's text does not say; may be empty.
-    """
-
-    def __init__(self, message: str, detail: str = "") -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(f"[memorymanager] {message}")
-        self.detail = detail
 
 
 class ResourceTable(Struct, frozen=True):

@@ -77,13 +77,12 @@ def mounted_v2(mounts: Iterable[HierarchyMount]) -> Iterator[Path]:
     return (m.point for m in sorted(found, key=lambda m: m.root.strip("/") != ""))
 
 
-def group_line(text: str, version: int, controller: str = "cpuset") -> str | None:
+def group_line(text: str, version: int) -> str | None:
     """Read a process's group out of ``/proc/PID/cgroup``.
 
     Args:
         text: The file.
-        version: Of the hierarchy in use.
-        controller: v1: which hierarchy.
+        version: Of the hierarchy in use; of v1 it is that of the controller cpuset.
 
     Returns:
         The path as it is listed; None where the process is in none, or its group has been removed.
@@ -93,7 +92,7 @@ def group_line(text: str, version: int, controller: str = "cpuset") -> str | Non
         controllers, colon, path = rest.partition(":")
         if not colon or not path.startswith("/"):
             continue
-        reported = number == "0" and not controllers if version == 2 else controller in controllers.split(",")
+        reported = number == "0" and not controllers if version == 2 else "cpuset" in controllers.split(",")
         if reported:
             return None if path.endswith(_DELETED) else path
     return None

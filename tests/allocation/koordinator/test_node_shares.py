@@ -106,18 +106,6 @@ def test_pools_that_suit_a_limit(sizes: tuple[int, ...], limit: int | None, tigh
     assert str(burst_nodes(pools(*sizes), limit, NumaStrategy.LEAST_ALLOCATED)) == loose
 
 
-def test_why_these_pools() -> None:
-    steps: list[str] = []
-    burst_nodes(pools(8, 4, 6), 4001, steps=steps)
-    burst_nodes(pools(8, 4, 6), 19000, steps=steps)
-    burst_nodes(pools(8, 4, 6), None, steps=steps)
-    assert steps == [
-        "shared pools of NUMA node 2: of 1 node that suit the limit of 4001m, the fewest shared CPUs (6)",
-        "shared pools of NUMA nodes 0-2: all pools together have fewer CPUs than the limit of 19000m",
-        "shared pools of NUMA nodes 0-2: the pod has no CPU limit",
-    ]
-
-
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=6),
     st.integers(1, 20000),

@@ -177,10 +177,10 @@ def test_a_state_that_is_not_true() -> None:
         validated(read, nodes(4), KEPT)
     with pytest.raises(MemoryRefused) as refused:
         validated(initial(nodes(4, 4), KEPT), nodes(4), KEPT)
-    assert refused.value.detail == "nodes [0, 1] are not [0]"
+    assert refused.value.__notes__ == ["nodes [0, 1] are not [0]"]
     with pytest.raises(MemoryRefused) as refused:
         validated(initial(nodes(4), KEPT), nodes(5), KEPT)
-    assert refused.value.detail == "node 0 has other amounts of memory"
+    assert refused.value.__notes__ == ["node 0 has other amounts of memory"]
 
 
 def test_many_nodes() -> None:
@@ -206,8 +206,8 @@ def test_a_state_to_start_with() -> None:
         validated(MemoryState(fresh.nodes, far), nodes(4, 4), KEPT)
     with pytest.raises(MemoryRefused) as refused:
         validated(MemoryState(fresh.nodes, {"p": {"c": (block,)}}), nodes(4, 4), KEPT)
-    assert refused.value.detail == "node 0 has other assignments or another group"
+    assert refused.value.__notes__ == ["node 0 has other assignments or another group"]
     paged = (NodeMemory(0, 4 * GI, {2048: 1}), *nodes(4, 4)[1:])
     with pytest.raises(MemoryRefused) as refused:
         validated(fresh, paged, KEPT)
-    assert refused.value.detail == "node 0 has other resources"
+    assert refused.value.__notes__ == ["node 0 has other resources"]

@@ -80,10 +80,6 @@ def test_the_line_of_the_hierarchy_in_use(text: str, version: int, path: str | N
     assert group_line(text, version) == path
 
 
-def test_any_controller_can_be_asked_for() -> None:
-    assert group_line(V1_LINES, 1, "cpu") == "/c"
-
-
 @pytest.mark.parametrize(
     ("path", "root", "place"),
     [

@@ -13,7 +13,7 @@ from proxy.pools.be_suppression import HostApp, Usage, be_cpus, budget, is_be, q
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.facts import qos_class
 from proxy.pools.node_keys import reservation, system_qos
-from proxy.pools.quota import UNLIMITED
+from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.shared import AnnotatedCpus, Withheld
 from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, steps
 from tests.conformance import noderules
@@ -112,7 +112,8 @@ def _adjust_cpuset(case: Case) -> Outcome:
 
 def _adjust_quota(case: Case) -> Outcome:
     old, cpus = case.value("old_quota", int), case.value("capacity_cpus", int)
-    got = quota_for(case.value("budget_milli", int), cpus, old, case.value("period", int))
+    assert case.value("period", int) == PERIOD
+    got = quota_for(case.value("budget_milli", int), cpus, old)
     return Outcome(case.expected("expected_quota"), old if got is None else got)
 
 

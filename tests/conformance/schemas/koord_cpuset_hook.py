@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.model.koordinator import KeepQuota
-from proxy.pools.node_rule import NodeRule
 from proxy.pools.quota import quota_of_owner
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_hook import decide, decide_host_app
+from tests.oracles.koordinator_rule import NodeRule
 
 Request = dict[str, Any]
 

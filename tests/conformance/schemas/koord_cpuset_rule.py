@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from proxy.pools.node_rule import NodeRule
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_hook import changes, decide, decide_host_app
-from tests.oracles.koordinator_rule import updated
+from tests.oracles.koordinator_rule import NodeRule, updated
 
 _BESTEFFORT = "kubepods.slice/kubepods-besteffort.slice"
 """Pods of the files ask for nothing, so that is where they are."""
