@@ -20,7 +20,7 @@ from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRule, Breach
 from proxy.model.idset import CpuSet, union
 from proxy.model.phrases import counted
-from proxy.model.workload import Container, Phase, Pod, Pool
+from proxy.model.workload import Pod
 
 
 def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, taken: CpuSet) -> Breach | None:
@@ -83,7 +83,7 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
     rules = after.node.admission
     if rules.pod_limit is None and rules.namespace_limit is None and rules.node_limit is None:
         return None
-    theirs = {c.owner: c.pod for c in after.containers.values() if _owns(c)}
+    theirs = {c.owner: c.pod for c in after.containers.values() if c.owns_cpus}
     by_uid = {each.uid: each for each in after.pods.values()}
 
     ended = [c for c in after.ended_owners() if c.pod.key != pod.key]
@@ -147,10 +147,6 @@ def _owned_by(state: NodeState, pod: Pod) -> list[CpuSet]:
 
 def _aside(state: NodeState) -> list[Pod]:
     return [pod for pod in state.pods.values() if pod.reserved_for_pod is not None]
-
-
-def _owns(container: Container) -> bool:
-    return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
 
 
 def _unmovable(state: NodeState) -> int:

@@ -8,7 +8,7 @@ from proxy.model.grants import Blocks
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.machine import Machine
 from proxy.model.phrases import nodes as words
-from proxy.model.workload import Phase, Pod, Pool, Request
+from proxy.model.workload import Pod, Request
 
 
 def counted_nodes(pod: Pod, blocks: Blocks) -> Mask | None:
@@ -35,7 +35,7 @@ def owner_memory_nodes(
     promised = [
         (c.placement.mems, c.request.memory_limit)
         for c in state.containers.values()
-        if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED and f"{c.owner} {c.name}" != me
+        if c.owns_cpus and f"{c.owner} {c.name}" != me
     ]
     near = memory_for(machine, cpus)
     mems = memory_for(machine, cpus, request.memory_limit, promised)

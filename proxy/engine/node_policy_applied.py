@@ -19,7 +19,6 @@ from proxy.engine.state import NodeState
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.options import TopologyOptions, check_cpu_options, check_topology_options
-from proxy.model.workload import Phase, Pool
 
 T = TypeVar("T")
 
@@ -125,7 +124,7 @@ def _owners_of_reserved(before: NodeState, after: NodeState) -> list[str]:
     held: dict[str, CpuSet] = {}
     for container in after.containers.values():
         clash = container.placement.exclusive & new
-        if clash and container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED:
+        if clash and container.owns_cpus:
             held[container.ref] = clash
     return [
         f"CPUs {cpus} are kept back now, and {ref} owns them: it keeps them until it ends"

@@ -43,7 +43,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KUBERNETES, NumaPolicy, NumaStrategy
 from proxy.model.options import Scope
 from proxy.model.requests import ContainerKind, in_bytes
-from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
+from proxy.model.workload import Pod, Request, Verdict
 from proxy.pools.claims import pool_of
 
 
@@ -169,7 +169,7 @@ def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
     machine = state.node.machine
     owned: dict[str, int] = {}
     for container in state.containers.values():
-        if container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED:
+        if container.owns_cpus:
             key = container.pod.key
             owned[key] = owned.get(key, 0) | container.placement.exclusive.bits
     bound: dict[str, Mask] = {}

@@ -13,7 +13,7 @@ from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.readiness import other_checks, required_checks
 from proxy.model.idset import CpuSet, union
 from proxy.model.mode import NodeMode
-from proxy.model.workload import LIVE, Container, Phase, Pool
+from proxy.model.workload import LIVE, Container, Phase
 
 FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "reservations"}
 """Keys that were renamed; the former ones are given for one more release."""
@@ -258,6 +258,6 @@ def _holders(state: NodeState) -> dict[str, list[Container]]:
     """Return the containers that have CPUs of their own and have not exited, by owner."""
     found: dict[str, list[Container]] = {}
     for c in state.containers.values():
-        if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED:
+        if c.owns_cpus:
             found.setdefault(c.owner, []).append(c)
     return found

@@ -291,6 +291,11 @@ class Container(Struct, frozen=True):
         )
 
     @property
+    def owns_cpus(self) -> bool:
+        """Whether it owns CPUs; one that has exited owns nothing."""
+        return self.placement.pool is Pool.OWN and self.phase is not Phase.EXITED
+
+    @property
     def ref(self) -> str:
         """``namespace/pod/container``, as users write it; escaped and cut as ``Pod.ref``."""
         return f"{self.pod.ref}/{printable(self.name, LONGEST_NAME)}"

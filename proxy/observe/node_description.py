@@ -23,7 +23,7 @@ from proxy.model.workload import Container, Phase, Pod
 from proxy.observe.device_capacity import capacity_page
 from proxy.observe.json_access import as_map
 from proxy.observe.koordinator import node_resource_topology
-from proxy.observe.node_facts import is_pinned, node_facts, owns
+from proxy.observe.node_facts import is_pinned, node_facts
 from proxy.pools.cpu_location import seats_of
 
 
@@ -85,7 +85,9 @@ def _free(state: NodeState) -> CpuSet:
 
 def _pinned(state: NodeState) -> list[CpuSet]:
     """Return the CPUs that containers own although the plan is not applied: other programs chose them."""
-    return [each.placement.exclusive for each in state.containers.values() if owns(each) and is_pinned(each)]
+    return [
+        each.placement.exclusive for each in state.containers.values() if each.owns_cpus and is_pinned(each)
+    ]
 
 
 def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
@@ -168,12 +170,12 @@ def _container(container: Container, *, applied: bool) -> dict[str, object]:
     return {
         "name": container.name,
         "pool": own.pool.value,
-        "cpus": str(own.exclusive) if applied and created and owns(container) else "",
+        "cpus": str(own.exclusive) if applied and created and container.owns_cpus else "",
         "mems": str(own.mems) if applied else "",
         "memory": [
             {"nodes": str(block.affinity), "resource": block.resource, "bytes": block.size}
             for block in own.blocks
             if applied
         ],
-        "reasons": list(own.reasons) if applied and owns(container) else [],
+        "reasons": list(own.reasons) if applied and container.owns_cpus else [],
     }

@@ -22,7 +22,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.options import TopologyPolicy
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.workload import Container
 from proxy.observe.koordinator import NodeFacts
 from proxy.observe.koordinator_kubelet import Alloc, KubeletFacts, PodRow
 from proxy.pools.annotations import ResourceStatus
@@ -80,7 +80,7 @@ def _chosen(state: NodeState) -> list[Alloc]:
     """Give what containers own by our own choice, together for each pod."""
     found: dict[str, Alloc] = {}
     for container in sorted(state.containers.values(), key=lambda c: c.id):
-        if not owns(container) or not (applies_to(state, container.pod) or is_pinned(container)):
+        if not container.owns_cpus or not (applies_to(state, container.pod) or is_pinned(container)):
             continue
         if not container.pod.cpuset_chosen_locally and assigned_cpus(state.node, container.pod):
             continue
@@ -105,7 +105,7 @@ def _by_pod(*allocs: Alloc) -> tuple[Alloc, ...]:
 def _coming(state: NodeState) -> list[Alloc]:
     """Give what kubelet gave to containers that are not here: they may come at any moment."""
     known = {pod.uid: pod for pod in state.pods.values()}
-    here = {container.owner for container in state.containers.values() if owns(container)}
+    here = {container.owner for container in state.containers.values() if container.owns_cpus}
     found: list[Alloc] = []
     for uid, names in sorted(state.kubelet.items()):
         keys = [key for name in names if (key := f"{uid}/{name}") in state.owners and key not in here]
@@ -126,11 +126,6 @@ def _kubelet(node: Node, manager: CpuManager, *, ours: bool) -> KubeletFacts:
         topology_policy=node.policy.value if ours else manager.topology_policy,
         topology_scope=node.scope.value if ours else manager.topology_scope,
     )
-
-
-def owns(container: Container) -> bool:
-    """Return whether a container that has not exited owns CPUs."""
-    return container.placement.pool is Pool.OWN and container.phase is not Phase.EXITED
 
 
 def is_pinned(container: Container) -> bool:

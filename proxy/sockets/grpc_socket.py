@@ -6,9 +6,11 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
+from proxy.model.grpc_status import GrpcStatus
+from proxy.model.quoting import message
 from proxy.sockets.socket_path import SocketPath
 
 if TYPE_CHECKING:
@@ -91,3 +93,11 @@ class GrpcSocket:
             self._place.give_back()
             raise
         return server
+
+
+def refuse_call(context: grpc.ServicerContext, code: int, words: str) -> NoReturn:
+    """Answer a call with a status."""
+    import grpc
+
+    codes = {status.value[0]: status for status in grpc.StatusCode}
+    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(words))

@@ -12,7 +12,7 @@ from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
-from proxy.model.workload import Phase, Pod, Pool
+from proxy.model.workload import Phase, Pod
 
 STRICT = "strict-cpu-reservation"
 
@@ -125,7 +125,7 @@ def owning_of(state: NodeState) -> tuple[OwningContainer, ...]:
     return tuple(
         OwningContainer(c.pod.uid, c.name, c.ref, c.placement.exclusive)
         for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.attempt, c.id))
-        if c.placement.pool is Pool.OWN and c.phase is not Phase.EXITED
+        if c.owns_cpus
     )
 
 

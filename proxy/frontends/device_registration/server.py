@@ -23,8 +23,8 @@ from proxy.frontends.device_registration.plugin_directory import SOCKET_NAME, pr
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.extended_resource import is_extended_resource
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.quoting import message, quoted
-from proxy.sockets.grpc_socket import GrpcSocket
+from proxy.model.quoting import quoted
+from proxy.sockets.grpc_socket import GrpcSocket, refuse_call
 from proxy.sockets.unix_socket import refuse_living
 from proxy.telemetry import metrics
 
@@ -172,7 +172,7 @@ class RegistrationServer:
         except (TopoproxyError, DevicePluginError) as error:
             self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="refused")
             self._telemetry.problem(REFUSED, path=self._directory, resource=resource, err=error)
-            _refuse(context, _code_of(error), str(error))
+            refuse_call(context, _code_of(error), str(error))
         self._telemetry.resolved(REFUSED, path=self._directory, resource=resource)
         return b""
 
@@ -233,11 +233,3 @@ def _code_of(error: Exception) -> int:
     if isinstance(error, InputError):
         return GrpcStatus.INVALID_ARGUMENT
     return getattr(error, "code", 0) or GrpcStatus.UNAVAILABLE
-
-
-def _refuse(context: grpc.ServicerContext, code: int, words: str) -> None:
-    """Answer with a status; raises."""
-    import grpc
-
-    codes = {status.value[0]: status for status in grpc.StatusCode}
-    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(words))

@@ -20,8 +20,7 @@ from proxy.frontends.hookserver.messages import container_echo, pod_echo
 from proxy.frontends.hookserver.servicer import Servicer
 from proxy.hooks.hook import LONGEST_S
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.quoting import message
-from proxy.sockets.grpc_socket import GrpcSocket
+from proxy.sockets.grpc_socket import GrpcSocket, refuse_call
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -110,19 +109,19 @@ class Server:
             try:
                 job = asyncio.run_coroutine_threadsafe(self._answered(name, answer, asked, limit), self._loop)
             except RuntimeError:  # the loop is closed
-                _refuse(context, GrpcStatus.UNAVAILABLE, "cannot answer: the daemon stops")
+                refuse_call(context, GrpcStatus.UNAVAILABLE, "cannot answer: the daemon stops")
             # Also called when the client goes away; not registered where the client has left already.
             if not context.add_callback(functools.partial(_give_up, job)):
                 job.cancel()
             try:
                 return job.result(limit + _MARGIN_S)
             except HookCallRefusedError as error:
-                _refuse(context, error.code, str(error))
+                refuse_call(context, error.code, str(error))
             except concurrent.futures.CancelledError:
-                _refuse(context, GrpcStatus.CANCELLED, "cannot answer: the client does not wait any more")
+                refuse_call(context, GrpcStatus.CANCELLED, "cannot answer: the client does not wait any more")
             except TimeoutError:
                 job.cancel()
-                _refuse(context, GrpcStatus.DEADLINE_EXCEEDED, "cannot answer: the daemon is too busy")
+                refuse_call(context, GrpcStatus.DEADLINE_EXCEEDED, "cannot answer: the daemon is too busy")
 
         return ask
 
@@ -162,11 +161,3 @@ class Server:
 
 def _give_up(job: concurrent.futures.Future[Any]) -> None:
     job.cancel()
-
-
-def _refuse(context: grpc.ServicerContext, code: int, words: str) -> None:
-    """Answer with a status; raises."""
-    import grpc
-
-    codes = {status.value[0]: status for status in grpc.StatusCode}
-    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(words))

@@ -18,8 +18,7 @@ from proxy.frontends.podresources.messages import allocatable_answer, pods_answe
 from proxy.frontends.podresources.rate_limit import RequestLimit
 from proxy.model.errors import TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.quoting import message
-from proxy.sockets.grpc_socket import GrpcSocket
+from proxy.sockets.grpc_socket import GrpcSocket, refuse_call
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class PodResourcesServer:
             except TopoproxyError as error:
                 self._telemetry.count(metrics.POD_RESOURCES_REQUESTS_REFUSED, method=name)
                 code = error.code if isinstance(error, ListerRefusedError) else GrpcStatus.UNAVAILABLE
-                _refuse(context, code, str(error))
+                refuse_call(context, code, str(error))
                 raise
 
         return answered
@@ -188,11 +187,3 @@ def _decoded(kind: type[Message], content: bytes) -> Message:
         raise ListerRefusedError(
             GrpcStatus.INTERNAL, f"cannot read the request: {kind.DESCRIPTOR.name} expected"
         ) from error
-
-
-def _refuse(context: grpc.ServicerContext, code: int, words: str) -> None:
-    """Answer with a status; raises."""
-    import grpc
-
-    codes = {status.value[0]: status for status in grpc.StatusCode}
-    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(words))
