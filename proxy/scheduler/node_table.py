@@ -42,6 +42,7 @@ MOST_VERDICTS = 400_000
 MOST_CLASSES = 200_000
 UNKNOWN = "UnknownNode"
 NOT_JUDGED = "NotJudged"
+TOO_FEW_CPUS = "InsufficientCPUs"
 _COUNTED = ("cpu", MEMORY)
 
 
@@ -58,6 +59,7 @@ class _Row(Struct):
     node: SchedulableNode | None = None
     problem: str = "nothing is known of it"
     pending: tuple[Promise, ...] = ()
+    counts: tuple[object, ...] = ()
     free: int = 0
     largest: int = 0
     expected: ExpectedNode | None = None
@@ -89,6 +91,7 @@ class NodeTable:
         """Note the facts of a node."""
         row = self._rows.setdefault(node.name, _Row())
         row.node, row.problem = node, ""
+        row.counts, row.largest = (self._shape(node.rules), *_counts(node)), _largest(node)
         self._refresh(node.name, now)
 
     def put_unknown(self, name: str, problem: str) -> None:
@@ -177,7 +180,7 @@ class NodeTable:
         names = list(self._rows) if names is None else names
         if not demand.aligned:
             return FilterResult(list(names), {})
-        known = self._verdicts_of(demand)
+        known = self.verdicts_of(demand)
         kinds = list(map(self._kind_of.get, names))
         met = set(kinds)
         passing = {kind for kind in met if kind in known and known[kind].fits}
@@ -196,11 +199,11 @@ class NodeTable:
         if strategy is Strategy.FEWEST_NUMA_NODES:
             if not demand.aligned:
                 return [0] * len(names)
-            known = self._verdicts_of(demand)
+            known = self.verdicts_of(demand)
             kinds = list(map(self._kind_of.get, names))
             met = set(kinds)
             if not known.keys() >= met:
-                return volcano_scores([len(self._judged(each, demand, known).numa_nodes) for each in names])
+                return volcano_scores([len(self.verdict(each, demand, known).numa_nodes) for each in names])
             count_of: dict[int | None, int] = {
                 kind: len(known[kind].numa_nodes) for kind in met if kind is not None
             }
@@ -222,33 +225,75 @@ class NodeTable:
             return judge(demand, expect(row.node, [p.demand for p in row.pending if p.pod != demand.key]))
         return judge(demand, _expected(row))
 
+    def verdicts_of(self, demand: PodDemand) -> dict[int, NodeVerdict]:
+        """Return the verdicts for pods that demand the same, by class of nodes; forgotten with the object."""
+        if self._kept > MOST_VERDICTS:
+            self._verdicts.clear()
+            self._kept = 0
+        return self._verdicts.setdefault(demand.signature, {})
+
+    def known_verdict(
+        self, name: str, demand: PodDemand, known: Mapping[int, NodeVerdict]
+    ) -> NodeVerdict | None:
+        """Return the verdict for a candidate as far as it is known; None where the engine has to be asked.
+
+        Args:
+            name: The candidate.
+            demand: The pod.
+            known: ``verdicts_of`` it.
+        """
+        if not demand.aligned:
+            return FITS
+        row, kind = self._rows.get(name), self._kind_of.get(name)
+        if row is None or kind is None:
+            problem = row.problem if row else "nothing is known of it"
+            return NodeVerdict(fits=False, reason=UNKNOWN, message=problem)
+        verdict = known.get(kind)
+        if verdict is not None:
+            return verdict
+        if row.free < demand.exclusive:
+            words = f"{row.free} CPUs are free, {demand.exclusive} are needed"
+            return NodeVerdict(fits=False, reason=TOO_FEW_CPUS, message=words)
+        if row.largest < demand.largest:
+            words = f"no NUMA node has {demand.largest} free CPUs"
+            return NodeVerdict(fits=False, reason=TOPOLOGY_AFFINITY, message=words)
+        return None
+
+    def verdict(self, name: str, demand: PodDemand, known: dict[int, NodeVerdict]) -> NodeVerdict:
+        """Return the verdict for a candidate; the engine is asked if it must.
+
+        Args:
+            name: The candidate.
+            demand: The pod.
+            known: ``verdicts_of`` it; the verdict is added.
+        """
+        row = self._rows.get(name)
+        if row is None or row.node is None:
+            return NodeVerdict(fits=False, reason=UNKNOWN, message=row.problem if row else "")
+        kind = self._kind_of[name]
+        verdict = known.get(kind)
+        if verdict is None:
+            self.judged += 1
+            self._kept += 1
+            verdict = known[kind] = judge(demand, _expected(row))
+        return verdict
+
     # -- inside -------------------------------------------------------------------------------------------
 
     def _sort_out(
         self, names: Iterable[str], demand: PodDemand, fits: list[str], failed: dict[str, str]
     ) -> None:
         """Add candidates to those that fit or to those that do not, and judge classes that are new."""
-        known = self._verdicts_of(demand)
+        known = self.verdicts_of(demand)
         judged = 0
         for name in names:
-            row, kind = self._rows.get(name), self._kind_of.get(name)
-            if row is None or kind is None:
-                failed[name] = f"{UNKNOWN}: {row.problem if row else 'nothing is known of it'}"
-                continue
-            verdict = known.get(kind)
+            verdict = self.known_verdict(name, demand, known)
             if verdict is None:
-                if row.free < demand.exclusive:
-                    needed = f"{demand.exclusive} are needed"
-                    failed[name] = f"InsufficientCPUs: {row.free} CPUs are free, {needed}"
-                    continue
-                if row.largest < demand.largest:
-                    failed[name] = f"{TOPOLOGY_AFFINITY}: no NUMA node has {demand.largest} free CPUs"
-                    continue
                 if judged >= NEW_CLASSES and len(fits) >= ENOUGH:
                     failed[name] = f"{NOT_JUDGED}: enough other nodes fit"
                     continue
                 judged += 1
-                verdict = self._judged(name, demand, known)
+                verdict = self.verdict(name, demand, known)
             if verdict.fits:
                 fits.append(name)
             else:
@@ -270,8 +315,7 @@ class NodeTable:
         node = row.node
         row.pending = tuple(each for each in self._promises.of(name) if each.is_pending(node, now))
         row.free = len(node.free) - sum(each.demand.lasting for each in row.pending)
-        row.largest = _largest(node)
-        key = self._shape(node.rules), *_counts(node), *(each.demand.signature for each in row.pending)
+        key = *row.counts, *(each.demand.signature for each in row.pending)
         self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))
 
     def _shape(self, rules: Node) -> int:
@@ -279,24 +323,6 @@ class NodeTable:
         if known is None or known[0] is not rules:
             known = self._shapes[id(rules)] = rules, len(self._shapes)
         return known[1]
-
-    def _verdicts_of(self, demand: PodDemand) -> dict[int, NodeVerdict]:
-        if self._kept > MOST_VERDICTS:
-            self._verdicts.clear()
-            self._kept = 0
-        return self._verdicts.setdefault(demand.signature, {})
-
-    def _judged(self, name: str, demand: PodDemand, known: dict[int, NodeVerdict]) -> NodeVerdict:
-        row = self._rows.get(name)
-        if row is None or row.node is None:
-            return NodeVerdict(fits=False, reason=UNKNOWN, message=row.problem if row else "")
-        kind = self._kind_of[name]
-        verdict = known.get(kind)
-        if verdict is None:
-            self.judged += 1
-            self._kept += 1
-            verdict = known[kind] = judge(demand, _expected(row))
-        return verdict
 
     def _fractions(self, name: str, demand: PodDemand) -> list[float]:
         """Return which part of the node's CPUs and memory would be requested."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -14,9 +14,9 @@ from proxy.simulate.fleet.stock_scheduler import StockDemand, stock_demand
 from proxy.simulate.pods import Guest, Mould
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PodKind:
-    """What pods of one mould ask for.
+    """What pods ask for that are alike.
 
     Attributes:
         stock: What the stock scheduler counts.
@@ -35,7 +35,7 @@ class FleetPod:
 
     Attributes:
         guest: The pod.
-        kind: What it asks for; the same object for pods of one mould.
+        kind: What it asks for; the same object for pods that are alike.
     """
 
     guest: Guest
@@ -45,18 +45,22 @@ class FleetPod:
     def demand(self) -> PodDemand:
         """What the scheduler extender reads."""
         pod = self.guest.arrival.pod
-        spec = replace(self.kind.demand.spec, uid=pod.uid, name=pod.name)
+        spec = replace(self.guest.mould.spec, uid=pod.uid, name=pod.name)
         return replace(self.kind.demand, key=pod.uid, spec=spec, pod=pod)
 
 
 def fleet_pods(guests: Iterable[Guest]) -> list[FleetPod]:
-    """Work out what pods ask for."""
-    kinds: dict[int, PodKind] = {}
+    """Work out what pods ask for; once for those that are alike."""
+    of_mould: dict[int, PodKind] = {}
+    alike: dict[Hashable, PodKind] = {}
     made = []
     for guest in guests:
-        kind = kinds.get(id(guest.mould))
+        kind = of_mould.get(id(guest.mould))
         if kind is None:
-            kind = kinds[id(guest.mould)] = _kind(guest.mould)
+            kind = _kind(guest.mould)
+            stock, demand = kind.stock, kind.demand
+            asks = demand.signature, tuple(sorted(stock.needs.items())), stock.scored
+            kind = of_mould[id(guest.mould)] = alike.setdefault(asks, kind)
         made.append(FleetPod(guest, kind))
     return made
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from proxy.engine.pod_dry_run import ArrivingPod, DryRunOutcome, dry_run, without_pod
 from proxy.model.workload import Pool
-from proxy.simulate.fleet.fleet_pods import FleetPod
+from proxy.simulate.fleet.fleet_pods import FleetPod, PodKind
 from proxy.simulate.fleet.free_cpus import FreeCpus
 from proxy.simulate.hosts import Host
 
@@ -33,7 +33,7 @@ class FleetScheduler(Protocol):
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
         """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
 
-    def fitting(self, pod: FleetPod) -> Iterator[int]:
+    def fitting(self, pod: FleetPod) -> Sequence[int]:
         """Return all nodes on which a pod fits by requests."""
 
     def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
@@ -205,15 +205,15 @@ class FleetRun:
             times: How long they run.
             stand_in: Whether the first pod that fails stands for all that ask for the same.
         """
-        hopeless: set[int] = set()
+        hopeless: set[PodKind] = set()
         before = len(self._waiting)
         for number, record in list(self._waiting.items()):
-            if id(record.pod.kind) in hopeless:
+            if record.pod.kind in hopeless:
                 continue
             if self._attempt(record, now, leaving, times[number][1]):
                 del self._waiting[number]
             elif stand_in:
-                hopeless.add(id(record.pod.kind))
+                hopeless.add(record.pod.kind)
         return len(self._waiting) < before
 
     def _attempt(self, record: FleetPodResult, now: float, leaving: _Leaving, stays: float) -> bool:

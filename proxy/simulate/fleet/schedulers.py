@@ -8,7 +8,8 @@ A node has published what it gave a pod before the next pod comes; the clock of 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -21,8 +22,9 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import with_cpus
 from proxy.scheduler.promises import GRACE_S
 from proxy.scheduler.scores import Strategy
-from proxy.simulate.fleet.fleet_pods import FleetPod
-from proxy.simulate.fleet.stock_scheduler import BEST, StockScheduler
+from proxy.simulate.fleet.fleet_pods import FleetPod, PodKind
+from proxy.simulate.fleet.ranking import Ranking
+from proxy.simulate.fleet.stock_scheduler import BEST, MOST_KINDS, StockScheduler
 from proxy.simulate.hosts import Host
 
 STOCK = "stock"
@@ -54,7 +56,7 @@ class StockFleetScheduler:
         """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
         return pod.guest.arrival
 
-    def fitting(self, pod: FleetPod) -> Iterator[int]:
+    def fitting(self, pod: FleetPod) -> Sequence[int]:
         """Return all nodes on which a pod fits by requests."""
         return self._stock.fitting(pod.kind.stock)
 
@@ -96,6 +98,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         self._added = [score // EXTENDER_SCALE * weight * EXTENDER_SCALE for score in range(BEST + 1)]
         self._strategy = strategy
         self._table, self._now = NodeTable(), 0.0
+        self._rankings: OrderedDict[PodKind, Ranking] = OrderedDict()
         self._shown: list[dict[str, CpuSet]] = [{} for _ in hosts]
         for at, host in enumerate(hosts):
             self._table.put_allocatable(host.name, host.offers)
@@ -103,6 +106,9 @@ class ExtendedFleetScheduler(StockFleetScheduler):
 
     def choose(self, pod: FleetPod) -> int:
         """Return the position of the node for a pod; -1 where none will do."""
+        if self._stock.looks_at_all:
+            best = self.ranking(pod).best(self._added)
+            return self._stock.pick(best) if best else -1
         demand = pod.demand
 
         def asked(nodes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
@@ -110,10 +116,21 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             fits = self._table.filter(demand, names).fits
             scores = self._table.scores(demand, fits, self._strategy)
             passed = nodes if len(fits) == len(names) else list(map(self._at.__getitem__, fits))
-            alike = len(set(scores)) < 2
-            return passed, () if alike else list(map(self._added.__getitem__, scores))
+            return passed, list(map(self._added.__getitem__, scores))
 
         return self._stock.choose(pod.kind.stock, asked)
+
+    def ranking(self, pod: FleetPod) -> Ranking:
+        """Return the nodes as they are now for a pod."""
+        kind = pod.kind
+        found = self._rankings.get(kind)
+        if found is None:
+            found = self._rankings[kind] = Ranking(self._table, self._names, self._strategy)
+            if len(self._rankings) > MOST_KINDS:
+                self._rankings.popitem(last=False)
+        self._rankings.move_to_end(kind)
+        found.update(pod.demand, self._stock.changes, self._stock.view(kind.stock))
+        return found
 
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
         """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""

@@ -15,15 +15,16 @@ The others give every node the same score where nodes have no taints and no imag
 spread constraints and no owner that a Service or a ReplicaSet selects. A random number decides among equals.
 
 A score depends on the node and on what the pod asks for. So it is kept for each kind of pod and worked out
-again for the nodes that have changed since: one for each pod that was bound.
+again for the nodes that have changed since, which is one for each pod that was bound.
 """
 
 from __future__ import annotations
 
-import itertools
+import bisect
 import operator
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.backends.kubelet.pod_fields import CPU
@@ -43,13 +44,15 @@ LEAST_PERCENTAGE = 5
 UNREQUESTED = {CPU: 100, MEMORY: 200 << 20}
 """What a container that requests none counts with in LeastAllocated, in thousandths of a CPU and bytes."""
 _SCORED = (CPU, MEMORY)
-_UNFIT = -1
+UNFIT = -1
 """What stands in place of a score for a node that lacks room."""
+MOST_KINDS = 256
+"""Kinds of pods for which what was worked out is kept."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StockDemand:
-    """What the stock scheduler counts of a pod.
+    """What the stock scheduler counts of a pod; one object for each kind of pod.
 
     Attributes:
         needs: Resource to amount, without zeros.
@@ -81,17 +84,27 @@ def enough_nodes(nodes: int, percentage: int = 0) -> int:
     return max(LEAST_FEASIBLE, nodes * min(share, 100) // 100)
 
 
-@dataclass(frozen=True, slots=True)
-class _KindScores:
-    """The scores of all nodes for a kind of pod, and the nodes that have changed since."""
+@dataclass(slots=True)
+class StockView:
+    """The nodes as the stock scheduler sees them for one kind of pod.
 
-    demand: StockDemand
+    Attributes:
+        scores: Of all nodes; ``UNFIT`` where a node lacks room.
+        fitting: Those that do not lack it, in ascending order.
+        seen: How many changes of nodes are counted.
+    """
+
     scores: list[int]
-    stale: set[int]
+    fitting: list[int]
+    seen: int
 
 
 class StockScheduler:
-    """kube-scheduler with its default plug-ins. ``take`` keeps its view of the nodes."""
+    """kube-scheduler with its default plug-ins. ``take`` keeps its view of the nodes.
+
+    Attributes:
+        changes: The nodes that have changed, one for each change.
+    """
 
     def __init__(self, hosts: Sequence[Host], chance: random.Random, percentage: int = 0) -> None:
         """Look at some nodes.
@@ -105,17 +118,42 @@ class StockScheduler:
         self._chance = chance
         self._start = 0
         self._enough = enough_nodes(len(hosts), percentage)
-        self._scores: dict[int, _KindScores] = {}
+        self._views: OrderedDict[StockDemand, StockView] = OrderedDict()
+        self.changes: list[int] = []
+
+    @property
+    def looks_at_all(self) -> bool:
+        """Whether no node that fits is left out."""
+        return self._enough >= len(self._nodes)
 
     def take(self, at: int, demand: StockDemand, sign: int = 1) -> None:
         """Count a pod that was bound to a node; ``sign`` -1: that has left it."""
         self._nodes[at].take(demand, sign)
-        for known in self._scores.values():
-            known.stale.add(at)
+        self.changes.append(at)
 
-    def fitting(self, demand: StockDemand) -> Iterator[int]:
+    def fitting(self, demand: StockDemand) -> Sequence[int]:
         """Return all nodes that NodeResourcesFit lets a pod pass."""
-        return (at for at, node in enumerate(self._nodes) if node.fits(demand))
+        return self.view(demand).fitting
+
+    def view(self, demand: StockDemand) -> StockView:
+        """Return the nodes as they are now for a pod; it is kept up to date for ``MOST_KINDS``."""
+        known = self._views.get(demand)
+        if known is None:
+            scores = [self._score(at, demand) for at in range(len(self._nodes))]
+            fitting = [at for at, score in enumerate(scores) if score != UNFIT]
+            known = self._views[demand] = StockView(scores, fitting, len(self.changes))
+            if len(self._views) > MOST_KINDS:
+                self._views.popitem(last=False)
+        self._views.move_to_end(demand)
+        for at in set(self.changes[known.seen :]):
+            score, before = self._score(at, demand), known.scores[at]
+            known.scores[at] = score
+            if before == UNFIT != score:
+                bisect.insort(known.fitting, at)
+            elif before != UNFIT == score:
+                del known.fitting[bisect.bisect_left(known.fitting, at)]
+        known.seen = len(self.changes)
+        return known
 
     def choose(self, demand: StockDemand, asked: Asked | None = None) -> int:
         """Return the node for a pod; -1 where none will do.
@@ -124,35 +162,33 @@ class StockScheduler:
             demand: The pod.
             asked: The extender, if there is one.
         """
-        scores = self._current_scores(demand)
-        nodes: Sequence[int] = self._feasible(scores)
+        known = self.view(demand)
+        nodes: Sequence[int] = self._feasible(known)
         added: Sequence[int] = ()
         if asked is not None and nodes:
             nodes, added = asked(nodes)
         if len(nodes) < 2:
             return nodes[0] if nodes else -1
-        totals = [scores[at] for at in nodes]
+        totals = [known.scores[at] for at in nodes]
         if added:
             totals = list(map(operator.add, totals, added))
         best = max(totals)
-        return self._chance.choice([at for at, total in zip(nodes, totals, strict=True) if total == best])
+        return self.pick([at for at, total in zip(nodes, totals, strict=True) if total == best])
 
-    def _current_scores(self, demand: StockDemand) -> list[int]:
-        known = self._scores.get(id(demand))
-        if known is None:
-            known = _KindScores(demand, [_UNFIT] * len(self._nodes), set(range(len(self._nodes))))
-            self._scores[id(demand)] = known
-        for at in known.stale:
-            node = self._nodes[at]
-            known.scores[at] = node.score(demand) if node.fits(demand) else _UNFIT
-        known.stale.clear()
-        return known.scores
+    def pick(self, best: Sequence[int]) -> int:
+        """Return one of the best nodes."""
+        return self._chance.choice(best)
 
-    def _feasible(self, scores: list[int]) -> list[int]:
+    def _score(self, at: int, demand: StockDemand) -> int:
+        node = self._nodes[at]
+        return node.score(demand) if node.fits(demand) else UNFIT
+
+    def _feasible(self, known: StockView) -> list[int]:
         """Return the nodes that the scheduler goes on with, in the order in which it finds them."""
-        start, count = self._start, len(scores)
-        order = itertools.chain(range(start, count), range(start))
-        found = list(itertools.islice((at for at in order if scores[at] != _UNFIT), self._enough))
+        start, count, fitting = self._start, len(self._nodes), known.fitting
+        first = bisect.bisect_left(fitting, start)
+        found = fitting[first : first + self._enough]
+        found += fitting[: min(first, self._enough - len(found))]
         looked = (found[-1] - start) % count + 1 if len(found) == self._enough else count
         self._start = (start + looked) % count
         return found
