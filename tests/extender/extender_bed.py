@@ -59,16 +59,14 @@ class ClusterApi(FakeApi):
 class Bed:
     """A service that holds the lease, and follows the API server."""
 
-    def __init__(self, api: ClusterApi) -> None:
+    def __init__(self, api: ClusterApi, strategy: Strategy = Strategy.FEWEST_NUMA_NODES) -> None:
         self.api = api
         telemetry = logs.telemetry()
         client = api.client()
         self.table = NodeTable()
         self.lease = Lease(client, "default", "extender", "me", telemetry)
         self.view = ClusterView(client, self.table, telemetry)
-        self.service = ExtenderService(
-            client, self.table, self.view, self.lease, telemetry, Strategy.FEWEST_NUMA_NODES
-        )
+        self.service = ExtenderService(client, self.table, self.view, self.lease, telemetry, strategy)
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:

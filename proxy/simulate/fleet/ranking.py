@@ -58,16 +58,16 @@ class Ranking:
         self._known, self._seen = known, len(changes)
         for at in changed:
             self._rank(at, self._rank_now(at, demand, known, view.scores[at]))
-        judged = 0
+        judged, fits = 0, self._fitting
         for at in [*self._ranks.get(_NEW, ())]:
-            if judged >= NEW_CLASSES and self._fitting >= ENOUGH:
-                break
-            if self._rank_of[at] != _NEW:
-                continue  # of the class that was judged before
-            judged += 1
-            self._table.verdict(self._names[at], demand, known)
-            for each in [*self._ranks[_NEW]]:
-                self._rank(each, self._rank_now(each, demand, known, view.scores[each]))
+            if self._rank_of[at] == _NEW:
+                if judged >= NEW_CLASSES and fits >= ENOUGH:
+                    break
+                judged += 1
+                self._table.verdict(self._names[at], demand, known)
+                for each in [*self._ranks[_NEW]]:
+                    self._rank(each, self._rank_now(each, demand, known, view.scores[each]))
+            fits += self._rank_of[at] is not None
 
     def best(self, added: Sequence[int]) -> list[int]:
         """Return the nodes with the best sum of scores, in ascending order; empty where none fits.
@@ -75,16 +75,22 @@ class Ranking:
         Args:
             added: What is added to the stock score, by the score of the extender.
         """
-        ranks = [rank for rank in self._ranks if rank != _NEW]
-        if not ranks:
-            return []
-        worths = [*{worth for worth, _ in ranks}]
-        scores = volcano_scores(worths) if self._strategy is Strategy.FEWEST_NUMA_NODES else worths
-        more = {worth: added[score] for worth, score in zip(worths, scores, strict=True)}
-        highest = max(more[worth] + score for worth, score in ranks)
-        return sorted(
-            at for worth, score in ranks if more[worth] + score == highest for at in self._ranks[worth, score]
-        )
+        scores = self._scores()
+        totals = {rank: added[scores[rank[0]]] + rank[1] for rank in self._ranks if rank != _NEW}
+        highest = max(totals.values(), default=0)
+        return sorted(at for rank, total in totals.items() if total == highest for at in self._ranks[rank])
+
+    def scores(self) -> dict[int, int]:
+        """Return the score that the extender gives each node that fits."""
+        scores = self._scores()
+        return {at: scores[rank[0]] for at, rank in enumerate(self._rank_of) if rank not in (None, _NEW)}
+
+    def _scores(self) -> dict[int, int]:
+        """Return the extender's scores by what they follow from."""
+        worths = [*{worth for worth, _ in self._ranks.keys() - {_NEW}}]
+        if self._strategy is not Strategy.FEWEST_NUMA_NODES:
+            return dict(zip(worths, worths, strict=True))
+        return dict(zip(worths, volcano_scores(worths), strict=True))
 
     def _rank(self, at: int, after: _Rank | None) -> None:
         """Put a node into a rank; None: it does not fit."""

@@ -1,0 +1,203 @@
+"""A fleet simulation decides as the live extender: the same nodes and pods, compared node by node.
+
+The live side is ``proxy.extender.service`` as kube-scheduler meets it, with an API server in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from proxy.backends.kubelet.pod_spec import pod_spec
+from proxy.engine.pod_dry_run import dry_run, without_pod
+from proxy.model.idset import CpuSet
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.scheduler.scores import Strategy
+from proxy.simulate.documents import documents
+from proxy.simulate.fleet.fleet_pods import FleetPod, fleet_pods
+from proxy.simulate.fleet.recorded import recorded_nodes
+from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler
+from proxy.simulate.hosts import Host
+from proxy.simulate.pods import mould_of
+from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi
+from tests.scheduler.objects import Json, numatopology, pod
+
+KINDS: tuple[Json, ...] = (
+    {"cpus": (2,)},
+    {"cpus": (4,)},
+    {"cpus": (7,)},
+    {"cpus": (3, 2)},
+    {"cpus": ("500m",)},
+    {"cpus": (2,), "labels": {"koordinator.sh/qosClass": "LSR"}},
+    {"cpus": (3,), "annotations": {"volcano.sh/numa-topology-policy": "restricted"}},
+)
+POLICIES = ("single-numa-node", "single-numa-node", "restricted", "best-effort")
+FINAL_SCALE = 10
+"""What kube-scheduler multiplies the scores of extenders by, besides their weight."""
+
+
+class Twins:
+    """One cluster twice: as the simulation has it, and as objects that the extender follows."""
+
+    def __init__(self, nodes: int, pods: int, percentage: int, strategy: Strategy) -> None:
+        self.api = ClusterApi()
+        self.chance = random.Random(5)
+        self.shapes: dict[str, Json] = {}
+        for number in range(nodes):
+            self.shapes[f"n{number}"] = {"policy": self.chance.choice(POLICIES), "cores": 4}
+            self.api.add_node(f"n{number}", **self.shapes[f"n{number}"])
+        items = [{**each, "kind": "Node"} for each in self.api.collections[NODES].values()]
+        items += [{**each, "kind": "Numatopology"} for each in self.api.collections[NUMATOPOLOGIES].values()]
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        self.hosts = recorded_nodes(documents(text.encode(), "cluster")).hosts
+        self.names = [host.name for host in self.hosts]
+        self.scheduler = ExtendedFleetScheduler(self.hosts, self.chance, percentage, 10, strategy)
+        self.raws: list[Json] = []
+        guests = []
+        for number in range(pods):
+            kind = self.chance.choice(KINDS)
+            more = {key: value for key, value in kind.items() if key != "cpus"}
+            raw = pod(f"p{number}", *kind["cpus"], uid="p", **more)
+            guests.append(mould_of(pod_spec(raw)).copy(f"p{number}", number))
+            raw["metadata"]["uid"] = f"p-{number}"
+            self.raws.append(raw)
+        self.pods = fleet_pods(guests)
+
+    def simulated(self, pod: FleetPod) -> tuple[list[str], dict[str, int], int]:
+        """Return the candidates, the extender's scores of those that fit, and the choice."""
+        asked: list[list[str]] = []
+        given: list[tuple[Sequence[str], list[int]]] = []
+        table = self.scheduler._table
+        plain_filter, plain_scores = table.filter, table.scores
+
+        def recorded_filter(demand: Any, names: Any = None) -> Any:
+            asked.append(list(names))
+            return plain_filter(demand, names)
+
+        def recorded_scores(demand: Any, names: Any, strategy: Any) -> list[int]:
+            scores = plain_scores(demand, names, strategy)
+            if len(names) > 1:
+                given.append((names, scores))
+            return scores
+
+        if self.scheduler._stock.looks_at_all:
+            names = [self.names[at] for at in self.scheduler.fitting(pod)]
+            chosen = self.scheduler.choose(pod)
+            ranking = self.scheduler._rankings[pod.kind]
+            scores = {self.names[at]: score for at, score in ranking.scores().items()}
+            return names, scores, chosen
+        table.filter, table.scores = recorded_filter, recorded_scores  # type: ignore[method-assign]
+        chosen = self.scheduler.choose(pod)
+        table.filter, table.scores = plain_filter, plain_scores  # type: ignore[method-assign]
+        names, found = given[0] if given else ([], [])
+        return asked[0] if asked else [], dict(zip(names, found, strict=True)), chosen
+
+    def publish(self, host: Host) -> None:
+        """Write the object of a node, as its agent does."""
+        held: dict[str, CpuSet] = {}
+        for each in host.state.containers.values():
+            held[each.pod.uid] = held.get(each.pod.uid, CpuSet()) | each.placement.exclusive
+        shown = {uid: str(cpus) for uid, cpus in held.items() if cpus}
+        spec = numatopology(host.name, **self.shapes[host.name], pods=shown)["spec"]
+        spec["numares"]["cpu"]["allocatable"] = str(host.ownable)
+        self.api.put(NUMATOPOLOGIES, host.name, spec=spec)
+
+    async def arrive(self, number: int, at: int, bed: Bed) -> None:
+        """Have the simulation and the extender bind a pod to a node, and the node admit it."""
+        pod, raw, host = self.pods[number], self.raws[number], self.hosts[at]
+        arrival = self.scheduler.bind(at, pod)
+        problem = await bed.bind(raw, host.name)
+        assert (arrival is None) == bool(problem), problem
+        if arrival is None:
+            return
+        named = self.api.bindings[-1]["metadata"]["annotations"].get(RESOURCE_STATUS, "")
+        assert arrival.pod.cpuset == (CpuSet.parse(json.loads(named)["cpuset"]) if named else None)
+        outcome = dry_run(host.state, arrival)
+        assert outcome.verdict.admitted
+        host.state = outcome.state
+        self.scheduler.bound(at, pod, outcome, host)
+        raw["spec"]["nodeName"], raw["status"] = host.name, {"phase": "Running"}
+        if named:
+            raw["metadata"]["annotations"] = {**raw["metadata"]["annotations"], RESOURCE_STATUS: named}
+        self.api.add_pod(raw)
+        self.publish(host)
+
+    def leave(self, number: int, at: int) -> None:
+        """Have a pod end."""
+        pod, host = self.pods[number], self.hosts[at]
+        host.state = without_pod(host.state, pod.guest.arrival.pod.sandbox_id)
+        self.scheduler.left(at, pod, host)
+        self.api.remove(PODS, f"default/p{number}")
+        self.publish(host)
+
+
+async def settled(twins: Twins, bed: Bed) -> None:
+    """Wait until the extender has seen all that was written."""
+    async with asyncio.timeout(20):
+        while any(bed.table.pending(name) for name in twins.names) or any(
+            (node := bed.table.node(host.name)) is None or node.free != host.ownable for host in twins.hosts
+        ):
+            await asyncio.sleep(0.001)
+
+
+async def compare(twins: Twins) -> Counter[str]:
+    """Have all pods come, some leave; return how often what was met."""
+    met: Counter[str] = Counter()
+    running: dict[int, int] = {}
+    bed = Bed(twins.api, twins.scheduler._strategy)
+    async with bed.following():
+        keeping = asyncio.ensure_future(bed.lease.keep())
+        for number, each in enumerate(twins.pods):
+            candidates, scores, chosen = twins.simulated(each)
+            raw = twins.raws[number]
+            if not candidates:
+                met["no room"] += 1
+                continue
+            answer = await bed.ask("filter", Pod=raw, NodeNames=candidates)
+            assert answer["Error"] == ""
+            assert set(answer["NodeNames"]) == set(scores), (number, raw["spec"])
+            ordered = await bed.ask("prioritize", Pod=raw, NodeNames=answer["NodeNames"])
+            assert {name["Host"]: name["Score"] for name in ordered} == {
+                name: score // FINAL_SCALE for name, score in scores.items()
+            }
+            assert bed.table.judged == twins.scheduler._table.judged
+            met.update(set(answer["FailedNodes"].values()))
+            met["scores"] += len(set(scores.values())) > 1
+            if chosen < 0:
+                met["nowhere"] += 1
+                continue
+            await twins.arrive(number, chosen, bed)
+            running[number] = chosen
+            if number % 3 == 0:
+                gone = twins.chance.choice(sorted(running))
+                twins.leave(gone, running.pop(gone))
+            await settled(twins, bed)
+            met["bound"] += 1
+        keeping.cancel()
+    return met
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pods", "percentage", "strategy"),
+    [
+        (24, 220, 100, Strategy.FEWEST_NUMA_NODES),
+        (24, 120, 100, Strategy.MOST_ALLOCATED),
+        (130, 60, 50, Strategy.FEWEST_NUMA_NODES),
+    ],
+)
+def test_every_node_gets_the_verdict_and_the_score_of_the_live_extender(
+    nodes: int, pods: int, percentage: int, strategy: Strategy
+) -> None:
+    met = asyncio.run(compare(Twins(nodes, pods, percentage, strategy)))
+    assert met["bound"] > pods // 3
+    assert met["scores"] > 5
+    if percentage == 100:
+        assert met["TopologyAffinityError"] > 10
+        assert met["NotJudged"] > 3
+        assert met["nowhere"] > 0
