@@ -1,4 +1,4 @@
-"""One control plane for all tests of the cluster agent."""
+"""One control plane for tests of the agent, and one with schedulers for each module that asks for it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.control_plane import ControlPlane, missing
+from tests.cluster.scheduling_bed import SchedulingBed, scheduling_bed
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "agent"
 
@@ -25,3 +26,11 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
     finally:
         plane.close()
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulingBed]:
+    if reason := missing("kube-scheduler"):
+        pytest.skip(reason)
+    with scheduling_bed(tmp_path_factory.mktemp("scheduling"), nodes=12) as bed:
+        yield bed

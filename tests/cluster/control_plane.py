@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -10,7 +12,6 @@ import socket
 import ssl
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ class ControlPlane:
         tokens = ['admin-token,admin,1,"system:masters"']
         tokens += [f'{node}-token,system:node:{node},{node},"system:nodes"' for node in NODES]
         (directory / "tokens.csv").write_text("\n".join(tokens) + "\n")
+        self._idle: list[http.client.HTTPSConnection] = []
         self._context = ssl.create_default_context()
         self._context.check_hostname = False
         self._context.verify_mode = ssl.CERT_NONE
@@ -122,7 +124,7 @@ class ControlPlane:
             self._api = None
 
     def start_scheduler(self, **more: Any) -> None:
-        """Start the stock kube-scheduler; ``more`` is added to its configuration."""
+        """Start the stock kube-scheduler until it is ready; ``more`` is added to its configuration."""
         config = self.directory / f"scheduler-{len(self._more)}.yaml"
         value = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -132,7 +134,11 @@ class ControlPlane:
             **more,
         }
         config.write_text(yaml.safe_dump(value))
-        self._run_program("kube-scheduler", f"--config={config}")
+        port = self._run_program("kube-scheduler", f"--config={config}")
+        end = time.monotonic() + START_S
+        while not self._is_ready(port):
+            assert time.monotonic() < end, (self.directory / "kube-scheduler.log").read_text()[-2000:]
+            time.sleep(0.05)
 
     def start_controllers(self) -> None:
         """Start kube-controller-manager with the controllers of workloads and those that clean up."""
@@ -141,15 +147,25 @@ class ControlPlane:
             f"--controllers={','.join(CONTROLLERS)}", f"--cert-dir={self.directory}/controller-certs",
         )  # fmt: skip
 
-    def _run_program(self, program: str, *arguments: str) -> None:
-        path = Path(os.environ["TOPOPROXY_CLUSTER"]) / program
-        where = ("--bind-address=127.0.0.1", f"--secure-port={free_port()}")
+    def _run_program(self, program: str, *arguments: str) -> int:
+        path, port = Path(os.environ["TOPOPROXY_CLUSTER"]) / program, free_port()
+        where = ("--bind-address=127.0.0.1", f"--secure-port={port}")
         self._more.append(self._start(program, str(path), *where, *arguments))
+        return port
+
+    def _is_ready(self, port: int) -> bool:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=self._context)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        return False
 
     def close(self) -> None:
         for process in self._more:
             process.kill()
             process.wait()
+        for connection in self._idle:
+            connection.close()
         self.stop_api()
         self._etcd.kill()
         self._etcd.wait()
@@ -184,15 +200,34 @@ class ControlPlane:
         token: str = "admin-token",
     ) -> Any:  # fmt: skip
         body = None if value is None else json.dumps(value).encode()
-        asked = urllib.request.Request(f"{self.server}{path}", body, method=method)
-        asked.add_header("Authorization", f"Bearer {token}")
-        asked.add_header("Content-Type", kind)
-        try:
-            with urllib.request.urlopen(asked, timeout=10, context=self._context) as answer:
-                text = answer.read().decode()
-        except urllib.error.HTTPError as error:
-            raise ApiError(error.code, error.read().decode()) from None
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+        status, text = self._answer(method, path, body, headers)
+        if status >= 400:
+            raise ApiError(status, text)
         return text if raw else json.loads(text)
+
+    def connect(self, seconds: float = 10) -> http.client.HTTPSConnection:
+        """Return a new connection to the API server, which is opened by the first request."""
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=seconds, context=self._context)
+
+    def _answer(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, str]:
+        """Send a request on a connection that is open, if any: a handshake costs more than most answers."""
+        while True:
+            try:
+                connection, is_new = self._idle.pop(), False
+            except IndexError:
+                connection, is_new = self.connect(), True
+            try:
+                connection.request(method, path, body, headers)
+                answer = connection.getresponse()
+                text = answer.read().decode()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                if is_new or isinstance(error, TimeoutError):
+                    raise OSError(f"{method} {path}: {error!r}") from error
+                continue  # the API server has closed it, or is another one
+            self._idle.append(connection)
+            return answer.status, text
 
     def get(self, path: str) -> Json | None:
         """Read an object; None where there is none."""

@@ -31,9 +31,10 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import read_demand
 from proxy.scheduler.scores import Strategy
-from tests.cluster.control_plane import ControlPlane, missing
-from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess, extender_config
-from tests.cluster.fake_fleet import FakeFleet
+from tests.cluster.control_plane import missing
+from tests.cluster.extender_process import SCHEDULER
+from tests.cluster.scheduling_bed import SIZES as BURST_SIZES
+from tests.cluster.scheduling_bed import scheduling_bed
 from tests.extender.extender_bed import ClusterApi, asked
 from tests.scheduler.objects import Json, numatopology, pod
 
@@ -96,7 +97,7 @@ async def answers(table: NodeTable, nodes: int, requests: int, chance: random.Ra
         began = time.process_time()
         fits = (await service.handle("POST", "/filter", body, True)).value
         msgspec.json.encode(fits)
-        kept = fits["NodeNames"]  # type: ignore[index]
+        kept = fits.get("NodeNames", [])  # type: ignore[attr-defined]
         body = msgspec.json.encode({"Pod": raw, "Nodes": None, "NodeNames": kept})
         msgspec.json.encode((await service.handle("POST", "/prioritize", body, True)).value)
         found.append(time.process_time() - began)
@@ -131,32 +132,19 @@ def print_answers(nodes: int, pods_each: int = 20, requests: int = 300) -> None:
 def print_rates(nodes: int, pods: int) -> None:
     """Print pods bound a second, those that run, and those that their nodes have rejected."""
     chance = random.Random(3)
-    sizes = [chance.choice((2, 3, 4, 4)) for _ in range(pods)]
-    with tempfile.TemporaryDirectory() as directory:
-        plane = ControlPlane(Path(directory))
-        try:
-            plane.start_api()
-            plane.install(DEPLOY / "rbac.yaml")
-            fleet = FakeFleet(plane, nodes)
-            fleet.start()
-            extender = ExtenderProcess(plane)
-            extender.start()
-            plane.start_scheduler()
-            plane.start_scheduler(**extender_config(extender))
-            time.sleep(3)
-            for name, scheduler in (("stock", "default-scheduler"), ("with the extender", SCHEDULER)):
-                began = time.monotonic()
-                fleet.create_pods(name.replace(" ", "-") + "-", sizes, scheduler)
-                fleet.until_settled(pods)
-                rate = fleet.rate(began)
-                time.sleep(3)
-                print(f"{nodes} nodes, {name}: {rate:.0f} pods a second; {fleet.figures(pods)}")
-                fleet.clear()
-            print(f"{nodes} nodes: the extender has {extender.resident_mib():.0f} MiB")
-            fleet.stop()
-            extender.stop()
-        finally:
-            plane.close()
+    sizes = [chance.choice(BURST_SIZES) for _ in range(pods)]
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        scheduling_bed(Path(directory), nodes) as bed,
+    ):
+        for name, scheduler in (("stock", "default-scheduler"), ("with the extender", SCHEDULER)):
+            began = time.monotonic()
+            bed.fleet.create_pods(name.replace(" ", "-") + "-", sizes, scheduler)
+            bed.fleet.until_settled(pods)
+            rate = bed.fleet.rate(began)
+            print(f"{nodes} nodes, {name}: {rate:.0f} pods a second; {bed.fleet.figures(pods)}")
+            bed.fleet.clear()
+        print(f"{nodes} nodes: the extender has {bed.extender.resident_mib():.0f} MiB")
 
 
 def main() -> None:

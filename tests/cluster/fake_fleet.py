@@ -7,6 +7,8 @@ admitted or fails with kubelet's reason, and the Numatopology follows after a de
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import random
 import threading
 import time
@@ -30,6 +32,8 @@ from tests.scheduler.objects import numatopology, pod
 PODS = "/api/v1/namespaces/fleet/pods"
 NUMATOPOLOGIES = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
 CRD = Path(__file__).parents[2] / "deploy" / "scheduler" / "numatopology-crd.yaml"
+BOUND = f"{PODS}?fieldSelector=spec.nodeName%21%3D"
+HEAD = {"apiVersion": "v1", "kind": "Pod"}
 POLL_S = 0.15
 
 
@@ -73,6 +77,57 @@ class FakeNode:
         return numatopology(self.name, free=str(free), pods=held, **self._shape)
 
 
+class BoundPods:
+    """The pods that are bound to nodes, by a watch: a list of all pods costs as much as many binds."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self._pods: dict[str, Json] = {}
+        self._version = ""
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.start = self._thread.start
+
+    def current(self) -> dict[str, Json]:
+        """Return the pods by uid."""
+        return dict(self._pods)
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            try:
+                if not self._version:
+                    found = self._plane.request("GET", BOUND)
+                    self._pods = {each["metadata"]["uid"]: {**HEAD, **each} for each in found["items"]}
+                    self._version = found["metadata"]["resourceVersion"]
+                self._follow()
+            except (ApiError, OSError, http.client.HTTPException):
+                self._version = ""
+                time.sleep(POLL_S)  # the API server is away
+
+    def _follow(self) -> None:
+        path = f"{BOUND}&watch=true&allowWatchBookmarks=true&timeoutSeconds=3&resourceVersion={self._version}"
+        connection = self._plane.connect()
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers={"Authorization": "Bearer admin-token"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise OSError(f"{answer.status}: {answer.read(500)!r}")
+            for line in answer:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise OSError(event["object"].get("message"))
+                metadata = event["object"]["metadata"]
+                self._version = metadata["resourceVersion"]
+                if event["type"] == "DELETED":
+                    self._pods.pop(metadata["uid"], None)
+                elif event["type"] != "BOOKMARK":
+                    self._pods[metadata["uid"]] = event["object"]
+
+
 class FakeFleet:
     """The nodes, and what became of the pods that were bound to them.
 
@@ -89,6 +144,7 @@ class FakeFleet:
         self.rejected: dict[str, str] = {}
         self.admitted: dict[str, str] = {}
         self.times: list[float] = []
+        self._bound = BoundPods(plane)
         self._seen: dict[str, str] = {}
         self._delay_s = delay_s
         self._due: dict[str, float] = {}
@@ -105,11 +161,13 @@ class FakeFleet:
             if self.plane.get(f"/api/v1/namespaces/{name}") is None:
                 self.plane.create("/api/v1/namespaces", {"metadata": {"name": name}})
         list(self._pool.map(self._create, self.nodes.values()))
+        self._bound.start()
         self._thread.start()
 
     def stop(self) -> None:
         self._end.set()
         self._thread.join()
+        self._bound.stop()
         self._pool.shutdown()
         if self.error:
             raise self.error
@@ -123,14 +181,19 @@ class FakeFleet:
 
         list(self._pool.map(create, enumerate(sizes)))
 
+    @property
+    def judged(self) -> int:
+        """How many pods their nodes have admitted or rejected."""
+        return len(self.admitted) + len(self.rejected)
+
     def until_settled(self, count: int, quiet_s: float = 6.0, most_s: float = 120.0) -> float:
         """Wait until so many pods were bound, or no more are; returns the seconds until the last bind."""
         began = last = time.monotonic()
-        done = len(self._seen)
+        done = self.judged
         while done < count and time.monotonic() - last < quiet_s and time.monotonic() - began < most_s:
             time.sleep(0.1)
-            if len(self._seen) != done:
-                done, last = len(self._seen), time.monotonic()
+            if self.judged != done:
+                done, last = self.judged, time.monotonic()
         return last - began
 
     def rate(self, began: float) -> float:
@@ -141,7 +204,7 @@ class FakeFleet:
 
     def clear(self) -> None:
         """Delete all pods."""
-        with contextlib.suppress(TimeoutError):  # the API server goes on
+        with contextlib.suppress(OSError):  # the API server goes on
             self.plane.delete(f"{PODS}?gracePeriodSeconds=0")
         while self._seen or self._due:
             time.sleep(0.1)
@@ -186,12 +249,7 @@ class FakeFleet:
                 return
 
     def _step(self) -> None:
-        items = self.plane.request("GET", f"{PODS}?resourceVersion=0")["items"]
-        bound = {
-            each["metadata"]["uid"]: {"apiVersion": "v1", "kind": "Pod", **each}
-            for each in items
-            if each["spec"].get("nodeName")
-        }
+        bound = self._bound.current()
         changed = set()
         for uid in [uid for uid in self._seen if uid not in bound]:
             name = self._seen.pop(uid)

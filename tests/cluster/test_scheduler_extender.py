@@ -3,78 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
 import time
-from collections.abc import Iterator
 
-import pytest
-
-from tests.cluster.control_plane import ControlPlane, missing
-from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess, extender_config
-from tests.cluster.fake_fleet import NUMATOPOLOGIES, PODS, FakeFleet
+from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess
+from tests.cluster.fake_fleet import NUMATOPOLOGIES, PODS
+from tests.cluster.scheduling_bed import SchedulingBed
 from tests.scheduler.objects import pod
 
-NODES, CPUS = 12, 31
-SIZES = (2, 3, 4, 4)
 
-
-class Bed:
-    """A control plane, a fleet, an extender and two schedulers: one asks it, one does not.
-
-    Attributes:
-        fitting: Sizes of pods of the last burst that wait although a node would admit them.
-    """
-
-    def __init__(self, plane: ControlPlane, fleet: FakeFleet, extender: ExtenderProcess) -> None:
-        self.plane = plane
-        self.fleet = fleet
-        self.extender = extender
-        self.fitting: set[int] = set()
-
-    def pods(self, part: float) -> list[int]:
-        """Return sizes of pods that ask for a part of all CPUs together."""
-        chance, sizes = random.Random(3), list[int]()
-        while sum(sizes) < part * NODES * CPUS:
-            sizes.append(chance.choice(SIZES))
-        return sizes
-
-    def burst(self, prefix: str, sizes: list[int], scheduler: str = SCHEDULER) -> tuple[int, int]:
-        """Create pods at once; returns how many run, and how many their nodes have rejected."""
-        self.fleet.create_pods(prefix, sizes, scheduler)
-        self.fleet.until_settled(len(sizes), quiet_s=15)  # kube-scheduler's longest back-off is 10 seconds
-        time.sleep(2)
-        found = len(self.fleet.admitted), len(self.fleet.rejected)
-        assert self.fleet.double_bookings() == 0
-        known = self.fleet.admitted.keys() | self.fleet.rejected.keys()
-        waiting = {size for number, size in enumerate(sizes) if f"{prefix}{number}" not in known}
-        self.fitting = {size for size in waiting if self.fleet.fits_somewhere(size)}
-        self.fleet.clear()
-        return found
-
-
-@pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    if reason := missing("kube-scheduler"):
-        pytest.skip(reason)
-    plane = ControlPlane(tmp_path_factory.mktemp("scheduling"))
-    try:
-        plane.start_api()
-        plane.install(DEPLOY / "rbac.yaml")
-        plane.install(DEPLOY / "scheduler-name-policy.yaml")
-        fleet = FakeFleet(plane, NODES)
-        fleet.start()
-        extender = ExtenderProcess(plane)
-        extender.start()
-        plane.start_scheduler()
-        plane.start_scheduler(**extender_config(extender))
-        yield Bed(plane, fleet, extender)
-        fleet.stop()
-        extender.stop()
-    finally:
-        plane.close()
-
-
-def test_no_pod_of_a_burst_is_rejected_by_its_node(bed: Bed) -> None:
+def test_no_pod_of_a_burst_is_rejected_by_its_node(bed: SchedulingBed) -> None:
     sizes = bed.pods(0.95)
     stock = bed.burst("stock-", sizes, "default-scheduler")
     assert bed.extender.get("/advice").startswith("403"), "without a certificate"
@@ -86,7 +23,7 @@ def test_no_pod_of_a_burst_is_rejected_by_its_node(bed: Bed) -> None:
     assert not bed.fitting
 
 
-def test_an_extender_that_is_killed_in_a_burst(bed: Bed) -> None:
+def test_an_extender_that_is_killed_in_a_burst(bed: SchedulingBed) -> None:
     sizes = bed.pods(0.8)
     bed.fleet.create_pods("a", sizes[: len(sizes) // 2], SCHEDULER)
     bed.extender.kill()
@@ -100,7 +37,7 @@ def test_an_extender_that_is_killed_in_a_burst(bed: Bed) -> None:
     bed.fleet.clear()
 
 
-def test_two_replicas_and_the_end_of_one(bed: Bed) -> None:
+def test_two_replicas_and_the_end_of_one(bed: SchedulingBed) -> None:
     first, second = bed.extender, ExtenderProcess(bed.plane)
     second.start(wait=False)
     try:
@@ -115,24 +52,25 @@ def test_two_replicas_and_the_end_of_one(bed: Bed) -> None:
     assert bed.burst("again", [4] * 6) == (6, 0)
 
 
-def test_objects_that_are_stale_or_malformed(bed: Bed) -> None:
+def test_objects_that_are_stale_or_malformed(bed: SchedulingBed) -> None:
+    last = len(bed.fleet.nodes) - 1
     try:
-        for number in range(NODES - 1):
+        for number in range(last):
             bed.plane.merge(
                 f"{NUMATOPOLOGIES}/f{number}", {"spec": {"numares": {"cpu": {"allocatable": "x"}}}}
             )
         time.sleep(1)
         bed.fleet.create_pods("left", [4] * 4, SCHEDULER)
         bed.fleet.until_settled(4)
-        assert set(bed.fleet.admitted.values()) == {f"f{NODES - 1}"}
+        assert set(bed.fleet.admitted.values()) == {f"f{last}"}
     finally:
-        for number in range(NODES - 1):
+        for number in range(last):
             spec = bed.fleet.nodes[f"f{number}"].published()["spec"]
             bed.plane.merge(f"{NUMATOPOLOGIES}/f{number}", {"spec": spec})
         bed.fleet.clear()
 
 
-def test_cpus_of_an_lsr_pod_are_annotated_when_it_is_bound(bed: Bed) -> None:
+def test_cpus_of_an_lsr_pod_are_annotated_when_it_is_bound(bed: SchedulingBed) -> None:
     raw = pod("lsr", 4, labels={"koordinator.sh/qosClass": "LSR"}, schedulerName=SCHEDULER)
     del raw["metadata"]["uid"], raw["metadata"]["namespace"]
     bed.plane.create(PODS, raw)
@@ -144,7 +82,8 @@ def test_cpus_of_an_lsr_pod_are_annotated_when_it_is_bound(bed: Bed) -> None:
     bed.fleet.clear()
 
 
-def test_the_policy_names_the_scheduler_of_pods_that_ask_for_alignment(bed: Bed) -> None:
+def test_the_policy_names_the_scheduler_of_pods_that_ask_for_alignment(bed: SchedulingBed) -> None:
+    bed.plane.install(DEPLOY / "scheduler-name-policy.yaml")
     bed.plane.merge(
         "/api/v1/namespaces/fleet", {"metadata": {"labels": {"topoproxy.io/scheduler": "aligned"}}}
     )

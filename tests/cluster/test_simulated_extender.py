@@ -21,9 +21,8 @@ from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler
 from proxy.simulate.pods import mould_of
 from tests.cluster.extender_process import SCHEDULER
 from tests.cluster.fake_fleet import NUMATOPOLOGIES, PODS
-from tests.cluster.test_scheduler_extender import Bed, bed
+from tests.cluster.scheduling_bed import SchedulingBed
 
-__all__ = ["bed"]
 SIZES = (7, 7, 3, 10, 5)
 BIND_S = 30.0
 
@@ -48,7 +47,7 @@ def until(found: Callable[[], Any], what: str) -> Any:
     raise TimeoutError(what)
 
 
-def outcome(bed: Bed, name: str) -> str:
+def outcome(bed: SchedulingBed, name: str) -> str:
     """Return the node of a pod, ``-`` where it is unschedulable, nothing before that is known."""
     pod = bed.plane.get(f"{PODS}/{name}") or {}
     if node := pod["spec"].get("nodeName"):
@@ -57,14 +56,14 @@ def outcome(bed: Bed, name: str) -> str:
     return "-" if any(each.get("reason") == "Unschedulable" for each in conditions) else ""
 
 
-def is_shown(bed: Bed, name: str, node: str) -> bool:
+def is_shown(bed: SchedulingBed, name: str, node: str) -> bool:
     """Return whether the object of a node lists a pod."""
     uid = (bed.plane.get(f"{PODS}/{name}") or {})["metadata"]["uid"]
     listed = (bed.plane.get(f"{NUMATOPOLOGIES}/{node}") or {})["spec"].get("podAllocations") or []
     return any(each["uid"] == uid for each in listed)
 
 
-def test_every_choice_is_among_the_best_of_the_simulation(bed: Bed) -> None:
+def test_every_choice_is_among_the_best_of_the_simulation(bed: SchedulingBed) -> None:
     items = bed.plane.request("GET", "/api/v1/nodes")["items"]
     nodes = [{**each, "apiVersion": "v1", "kind": "Node"} for each in items]
     topologies = bed.plane.request("GET", NUMATOPOLOGIES)["items"]

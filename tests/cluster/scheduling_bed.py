@@ -1,0 +1,74 @@
+"""A control plane, a fleet, an extender, and two stock kube-schedulers of which one asks it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess, extender_config
+from tests.cluster.fake_fleet import FakeFleet
+
+CPUS = 31
+"""Allocatable CPUs of each node of the fleet."""
+SIZES = (2, 3, 4, 4)
+
+
+class SchedulingBed:
+    """The programs, and bursts of pods.
+
+    Attributes:
+        fitting: Sizes of pods of the last burst that wait although a node would admit them.
+    """
+
+    def __init__(self, plane: ControlPlane, fleet: FakeFleet, extender: ExtenderProcess) -> None:
+        self.plane = plane
+        self.fleet = fleet
+        self.extender = extender
+        self.fitting: set[int] = set()
+
+    def pods(self, part: float) -> list[int]:
+        """Return sizes of pods that ask for a part of all CPUs together."""
+        chance, sizes = random.Random(3), list[int]()
+        while sum(sizes) < part * len(self.fleet.nodes) * CPUS:
+            sizes.append(chance.choice(SIZES))
+        return sizes
+
+    def burst(self, prefix: str, sizes: list[int], scheduler: str = SCHEDULER) -> tuple[int, int]:
+        """Create pods at once; returns how many run, and how many their nodes have rejected."""
+        self.fleet.create_pods(prefix, sizes, scheduler)
+        self.fleet.until_settled(len(sizes), quiet_s=15)  # kube-scheduler's longest back-off is 10 seconds
+        found = len(self.fleet.admitted), len(self.fleet.rejected)
+        assert self.fleet.double_bookings() == 0
+        known = self.fleet.admitted.keys() | self.fleet.rejected.keys()
+        waiting = {size for number, size in enumerate(sizes) if f"{prefix}{number}" not in known}
+        self.fitting = {size for size in waiting if self.fleet.fits_somewhere(size)}
+        self.fleet.clear()
+        return found
+
+
+@contextmanager
+def scheduling_bed(directory: Path, nodes: int) -> Iterator[SchedulingBed]:
+    """Start all of it; both schedulers are ready for pods.
+
+    Args:
+        directory: For files of the programs.
+        nodes: Of the fleet.
+    """
+    plane = ControlPlane(directory)
+    try:
+        plane.start_api()
+        plane.install(DEPLOY / "rbac.yaml")
+        fleet = FakeFleet(plane, nodes)
+        fleet.start()
+        extender = ExtenderProcess(plane)
+        extender.start()
+        plane.start_scheduler()
+        plane.start_scheduler(**extender_config(extender))
+        yield SchedulingBed(plane, fleet, extender)
+        fleet.stop()
+        extender.stop()
+    finally:
+        plane.close()
