@@ -5,9 +5,10 @@
 #
 # It waits until the runtime and kubelet run (kubelet does not before kubeadm has configured it), at most for SECONDS
 # (600). The order at later starts of the node is in topoproxy.service: after containerd, before kubelet.
+# TOPOPROXY_RUNTIME_UNIT and TOPOPROXY_KUBELET_UNIT name other units, on k3s both k3s.service.
 set -eu
 left=${1:-600}
-for unit in ${TOPOPROXY_RUNTIME_UNIT:-containerd.service} kubelet.service; do
+for unit in "${TOPOPROXY_RUNTIME_UNIT:-containerd.service}" "${TOPOPROXY_KUBELET_UNIT:-kubelet.service}"; do
     until systemctl is-active --quiet "$unit"; do
         if [ "$left" -le 0 ]; then
             echo "bootstrap-node: $unit is not active: nothing is changed" >&2

@@ -9,6 +9,7 @@ attached() {
         "$root"/etc/default/kubelet "$root"/etc/sysconfig/kubelet "$root"/etc/kubernetes/kubelet.conf.d/*.conf \
         "$root"/etc/systemd/system/kubelet.service "$root"/etc/systemd/system/kubelet.service.d/*.conf \
         "$root"/usr/lib/systemd/system/kubelet.service.d/*.conf "$root"/etc/rancher/*/config.yaml \
+        "$root"/etc/rancher/*/config.yaml.d/*.yaml \
         "$root"/var/snap/microk8s/current/args/kubelet; do
         if [ -f "$place" ] && grep -v '^[[:space:]]*#' "$place" | grep -Eqi 'endpoint.*topoproxy/crio?\.sock'; then
             return 0

@@ -62,7 +62,10 @@ def plan(found: KubeletFiles, root: Path, ours: str) -> list[FileChange]:
 
 def _plan(found: KubeletFiles, root: Path, ours: str) -> Iterator[FileChange]:
     value = found.effective
-    if value is None:
+    if found.own_file is not None:
+        if value is None or value.text != ours:
+            yield _kubelet_argument(found.own_file, root, ours)
+    elif value is None:
         yield _with_key(found.config_file, root, ours)
     elif value.text != ours:
         yield _changed(value, found, root, ours)
@@ -78,6 +81,16 @@ def _changed(value: Span, found: KubeletFiles, root: Path, ours: str) -> FileCha
     if path.parts[0] in _CHANGEABLE:
         return replaced(value, root, ours)
     return _drop_in(value, found.unit, root, ours)
+
+
+def _kubelet_argument(path: Path, root: Path, ours: str) -> FileChange:
+    """Give kubelet a flag in a file of k3s or RKE2 that is read last."""
+    there = root / path.relative_to("/")
+    words = (
+        "# Made by topoproxy attach; topoproxy detach removes it.\n"
+        f"kubelet-arg+:\n  - container-runtime-endpoint={ours}\n"
+    )
+    return FileChange(path, there.read_bytes() if there.is_file() else None, words.encode())
 
 
 def replaced(value: Span, root: Path, new: str) -> FileChange:

@@ -43,9 +43,12 @@ def attached_kubelet(state: Path, directory: Path, root: Path = Path("/")) -> At
     endpoint = attached_endpoint(state)
     if not endpoint:
         return None
-    value = kubelet_files(directory, None, root).effective
+    found = kubelet_files(directory, None, root)
+    value = found.effective
     if value is None:
-        return AttachedKubelet(endpoint, f"no file names an endpoint, and kubelet's default is {DEFAULT}")
+        return AttachedKubelet(
+            endpoint, f"no file names an endpoint, and kubelet's default is {found.default}"
+        )
     return AttachedKubelet(
         endpoint, "" if value.text == endpoint else f"{value.path} names {value.text or DEFAULT}"
     )

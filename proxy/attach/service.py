@@ -17,7 +17,7 @@ from proxy.attach.changes import FileChange, plan, strays
 from proxy.attach.journal import AttachJournal
 from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, directory_of
 from proxy.attach.systemctl import enabled_state, systemctl, unit_state
-from proxy.backends.kubelet.cri_endpoint import DEFAULT, KubeletFiles, kubelet_files, running_flags
+from proxy.backends.kubelet.cri_endpoint import KubeletFiles, kubelet_files, running_flags
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map
@@ -101,8 +101,8 @@ def attach(node: AttachNode, timeout: float) -> str:
     previous = old.previous if old is not None else _previous(found)
     if not found.unit:
         raise TopoproxyError(
-            "cannot attach kubelet: no systemd unit of it was found (k3s and RKE2 have kubelet inside):"
-            f" set its container-runtime-endpoint to {node.ours} as its documentation says"
+            "cannot attach kubelet: no systemd unit of it was found, nor one of k3s, RKE2 or MicroK8s:"
+            f" set kubelet's --container-runtime-endpoint to {node.ours} by hand"
         )
     enabled = old.enabled if old is not None else _to_enable()
     journal = AttachJournal(
@@ -126,7 +126,7 @@ def attach(node: AttachNode, timeout: float) -> str:
 
 
 def _previous(found: KubeletFiles) -> str:
-    return found.effective.text if found.effective is not None else DEFAULT
+    return found.effective.text if found.effective is not None else found.default
 
 
 def _to_enable() -> tuple[str, ...]:

@@ -67,16 +67,77 @@ LAYOUTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 MICROK8S_RUNTIME = "${SNAP_COMMON}/run/containerd.sock"
-MICROK8S = {
-    "var/snap/microk8s/x7/args/kubelet": (
-        f"--kubeconfig=${{SNAP_DATA}}/credentials/kubelet.config\n"
-        f"--container-runtime-endpoint={MICROK8S_RUNTIME}\n--containerd={MICROK8S_RUNTIME}\n--node-labels=a=b\n"
-    ),
-    "var/snap/microk8s/x7/args/containerd": "--address ${SNAP_COMMON}/run/containerd.sock\n",
+EMBEDDED, CRIO = "unix:///run/k3s/containerd/containerd.sock", "unix:///run/crio/crio.sock"
+K3S_UNIT = "[Service]\nType=notify\nEnvironmentFile=-/etc/systemd/system/k3s.service.env\nKillMode=process\n"
+K3S_UNIT += "Restart=always\nExecStart=/usr/local/bin/k3s \\\n    {} \\\n\n"
+RKE2_UNIT = "[Service]\nType=notify\nEnvironmentFile=-/etc/default/%N\nKillMode=process\n"
+RKE2_UNIT += "ExecStart=/usr/local/bin/rke2 {}\n"
+LOCAL_UNITS, WANTS = "usr/local/lib/systemd/system", "etc/systemd/system/multi-user.target.wants"
+K3S_DEFAULTS = "var/lib/rancher/k3s/agent/etc/kubelet.conf.d/00-k3s-defaults.conf"
+DISTRIBUTIONS: Mapping[str, Mapping[str, str]] = {
+    "microk8s": {
+        "var/snap/microk8s/x7/args/kubelet": (
+            "--kubeconfig=${SNAP_DATA}/credentials/kubelet.config\n"
+            "--root-dir=${SNAP_COMMON}/var/lib/kubelet\n"
+            '--eviction-hard="memory.available<100Mi,nodefs.available<1Gi,imagefs.available<1Gi"\n'
+            f"--container-runtime-endpoint={MICROK8S_RUNTIME}\n--containerd={MICROK8S_RUNTIME}\n"
+            '--node-labels="microk8s.io/cluster=true"\n'
+        ),
+        "var/snap/microk8s/x7/args/containerd": "--address ${SNAP_COMMON}/run/containerd.sock\n",
+    },
+    "k3s-server": {
+        "etc/systemd/system/k3s.service": K3S_UNIT.format("server"),
+        "etc/systemd/system/k3s.service.env": "",
+        "etc/rancher/k3s/k3s.yaml": "apiVersion: v1\nkind: Config\n",
+        K3S_DEFAULTS: f"{HEAD}containerRuntimeEndpoint: {EMBEDDED}\n",
+    },
+    "k3s-agent": {
+        "etc/systemd/system/k3s-agent.service": K3S_UNIT.format("agent"),
+        "etc/rancher/k3s/config.yaml": 'token: x\nkubelet-arg:\n  - "max-pods=250"\n',
+        "etc/rancher/k3s/config.yaml.d/10-labels.yaml": "node-label+:\n  - a=b\n",
+        "etc/rancher/k3s/config.yaml.d/20-old.yml": "kubelet-arg: [container-runtime-endpoint=unix:///no]\n",
+    },
+    "k3s-on-crio": {
+        "etc/systemd/system/k3s.service": K3S_UNIT.format("server"),
+        "etc/rancher/k3s/config.yaml": f'container-runtime-endpoint: "{CRIO}"\n',
+    },
+    "rke2-server": {
+        "usr/lib/systemd/system/rke2-server.service": RKE2_UNIT.format("server"),
+        "usr/lib/systemd/system/rke2-agent.service": RKE2_UNIT.format("agent"),
+        "etc/rancher/rke2/config.yaml": "# server: https://x:9345\nwrite-kubeconfig-mode: '0644'\n",
+    },
+    "rke2-agent": {
+        f"{LOCAL_UNITS}/rke2-server.service": RKE2_UNIT.format("server"),
+        f"{LOCAL_UNITS}/rke2-agent.service": RKE2_UNIT.format("agent"),
+        "etc/rancher/rke2/config.yaml": (
+            f"server: https://x:9345\nkubelet-arg:\n- container-runtime-endpoint={RUNTIME}\n- v=2\n"
+        ),
+    },
 }
-"""The layout of a snap; ``current`` is a link to the revision that runs."""
+"""The files of an installation of each that are of interest, as upstream's installers make them."""
+LINKS = {
+    "microk8s": ("var/snap/microk8s/current", "x7"),
+    "rke2-agent": (f"{WANTS}/rke2-agent.service", f"../../../../{LOCAL_UNITS}/rke2-agent.service"),
+}
+"""The revision of a snap that runs; the unit of RKE2 that is enabled."""
+RESTARTED = {
+    "microk8s": ("snap.microk8s.daemon-kubelite.service", MICROK8S_RUNTIME),
+    "k3s-server": ("k3s.service", EMBEDDED),
+    "k3s-agent": ("k3s-agent.service", EMBEDDED),
+    "k3s-on-crio": ("k3s.service", CRIO),
+    "rke2-server": ("rke2-server.service", EMBEDDED),
+    "rke2-agent": ("rke2-agent.service", RUNTIME),
+}
+"""The unit that runs kubelet, and the endpoint before the attach."""
 CHANGED = {
     "microk8s": ["/var/snap/microk8s/current/args/kubelet"],
+    **{
+        f"{kind}-{role}": [f"/etc/rancher/{kind}/config.yaml.d/zz-topoproxy.yaml"]
+        for kind, role in (
+            *(("k3s", role) for role in ("server", "agent", "on-crio")),
+            *(("rke2", role) for role in ("server", "agent")),
+        )
+    },
     "kubeadm-flags": ["/var/lib/kubelet/kubeadm-flags.env"],
     "instance-config": [f"/{CONFIG}", "/var/lib/kubelet/instance-config.yaml"],
     "config-file": ["/etc/kubelet.json"],
@@ -208,15 +269,17 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Fak
         root = tmp_path / "root"
         (root / "proc").mkdir(parents=True)
         (root / "etc/systemd/system").mkdir(parents=True)
-        for number, (name, text) in enumerate({**LAYOUTS, "microk8s": MICROK8S}[layout].items()):
+        for number, (name, text) in enumerate({**LAYOUTS, **DISTRIBUTIONS}[layout].items()):
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             path.chmod(0o640 if number % 2 else 0o604)
             # Whole seconds: cp of busybox keeps no more.
             os.utime(path, (1_700_000_000 + number, 1_700_001_000 + number))
-        if layout == "microk8s":
-            (root / "var/snap/microk8s/current").symlink_to("x7")
+        if layout in LINKS:
+            link, target = LINKS[layout]
+            (root / link).parent.mkdir(parents=True, exist_ok=True)
+            (root / link).symlink_to(target)
         return FakeNode(layout, root, tmp_path / "state", tmp_path / "systemd")
 
     return make

@@ -15,9 +15,23 @@ from pathlib import Path
 import pytest
 
 from proxy.attach import journal as journals
+from proxy.attach.endpoint_watch import attached_kubelet
 from proxy.attach.service import RESCUE, attach, detach, planned
 from proxy.model.errors import InputError, TopoproxyError
-from tests.attach.conftest import CHANGED, CONFIG, LAYOUTS, MICROK8S_RUNTIME, OURS, RUNTIME, FakeNode, Killed
+from proxy.topology.yaml_events import read_yaml
+from tests.attach.conftest import (
+    CHANGED,
+    CONFIG,
+    DISTRIBUTIONS,
+    EMBEDDED,
+    LAYOUTS,
+    MICROK8S_RUNTIME,
+    OURS,
+    RESTARTED,
+    RUNTIME,
+    FakeNode,
+    Killed,
+)
 
 Fake = Callable[[str], FakeNode]
 STEPS = (
@@ -269,23 +283,45 @@ def test_the_script_needs_no_python(fake: Fake, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("way", ["detach", "rescue"])
-def test_microk8s_is_changed_in_its_arguments_and_its_own_unit_restarted(fake: Fake, way: str) -> None:
-    node = fake("microk8s")
-    node.runtime = "/var/snap/microk8s/common/run/containerd.sock"
+@pytest.mark.parametrize("layout", DISTRIBUTIONS)
+def test_kubelet_inside_a_distribution_is_attached_and_restored(fake: Fake, layout: str, way: str) -> None:
+    node = fake(layout)
+    unit, runtime = RESTARTED[layout]
+    node.runtime = runtime.replace("${SNAP_COMMON}", "/var/snap/microk8s/common").removeprefix("unix://")
     before = node.hashes()
-    (path,) = (node.root / name.lstrip("/") for name in CHANGED["microk8s"])
-    text = path.read_text()
+    (path,) = (node.root / name.lstrip("/") for name in CHANGED[layout])
+    text = path.read_text() if path.exists() else ""
     assert attach(node.node(), 20) == f"attached: kubelet uses {OURS}, and its calls arrive"
-    assert path.read_text() == text.replace(f"endpoint={MICROK8S_RUNTIME}", f"endpoint={OURS}")
-    assert "restart snap.microk8s.daemon-kubelite.service" in node.log
+    if layout == "microk8s":
+        assert path.read_text() == text.replace(f"endpoint={MICROK8S_RUNTIME}", f"endpoint={OURS}")
+    else:
+        assert read_yaml(path.read_text()) == {"kubelet-arg+": [f"container-runtime-endpoint={OURS}"]}
+        assert {path for path, facts in node.hashes().items() if facts and facts != before.get(path)} == {
+            str(path)
+        }
+    assert attach(node.node(), 20).startswith("kubelet is attached already")
     if way == "rescue":
         assert rescue(node).returncode == 0
     else:
-        done = detach(node.node(), 20, force=False, release=True)
-        assert done == f"detached: kubelet uses {MICROK8S_RUNTIME}"
+        assert detach(node.node(), 20, force=False, release=True) == f"detached: kubelet uses {runtime}"
     nothing_is_left(node, before)
-    restarts = [line for line in node.log if line.startswith("restart")]
-    assert restarts == ["restart snap.microk8s.daemon-kubelite.service"] * 2
+    assert [line for line in node.log if line.startswith("restart")] == [f"restart {unit}"] * 2
+
+
+def test_a_flag_that_is_removed_from_k3s_is_noticed_and_set_again(fake: Fake) -> None:
+    node = fake("k3s-server")
+    node.runtime = EMBEDDED.removeprefix("unix://")
+    before = node.hashes()
+    attach(node.node(), 20)
+    (path,) = (node.root / name.lstrip("/") for name in CHANGED["k3s-server"])
+    path.unlink()
+    found = attached_kubelet(node.state, node.root / "var/lib/kubelet", node.root)
+    assert found is not None
+    assert found.reset == f"no file names an endpoint, and kubelet's default is {EMBEDDED}"
+    assert attach(node.node(), 20).startswith("attached: ")
+    assert node.uses_us()
+    detach(node.node(), 20, force=False, release=True)
+    nothing_is_left(node, before)
 
 
 def test_a_configuration_that_names_no_endpoint_gets_one(fake: Fake) -> None:

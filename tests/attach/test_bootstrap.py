@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socketserver
 import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.attach.conftest import EMBEDDED, OURS, FakeNode
 
 SCRIPT = Path(__file__).parents[2] / "systemd/bootstrap-node.sh"
 SYSTEMCTL = '#!/bin/sh\necho "$3" >>"$LOG"\n[ "$(grep -c "$3" "$LOG")" -ge "$TIMES" ]\n'
@@ -27,3 +35,55 @@ def test_it_attaches_once_both_units_run(tmp_path: Path, times: int, seconds: st
         assert lines == [*["containerd.service"] * times, *["kubelet.service"] * times, "attach --yes"]
     else:
         assert "containerd.service is not active" in done.stderr
+
+
+@contextmanager
+def admin_socket(node: FakeNode) -> Iterator[Path]:
+    """Answer as the daemon of the node."""
+
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            verb, route, _ = self.rfile.readline().decode().split()
+            body = json.dumps(node.ask(route, verb == "POST"))
+            self.wfile.write(f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{body}".encode())
+
+    path = node.state.with_name("admin.sock")
+    with socketserver.ThreadingUnixStreamServer(str(path), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield path
+        server.shutdown()
+
+
+@pytest.mark.parametrize("layout", ["instance-config", "k3s-server"])
+def test_the_attach_of_the_script_is_a_real_one_and_can_be_repeated(
+    fake: Callable[[str], FakeNode], tmp_path: Path, layout: str
+) -> None:
+    node = fake(layout)
+    before = node.hashes()
+    env = {**os.environ}
+    if layout == "k3s-server":
+        node.runtime = EMBEDDED.removeprefix("unix://")
+        env |= dict.fromkeys(("TOPOPROXY_RUNTIME_UNIT", "TOPOPROXY_KUBELET_UNIT"), "k3s.service")
+    config = tmp_path / "c.yaml"
+    program = tmp_path / "bin/topoproxy"
+    program.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m proxy "$@" --config {config} --root {node.root}\n'
+    )
+    program.chmod(0o755)
+    with admin_socket(node) as admin:
+        settings = {
+            "stateDir": str(node.state),
+            "procfsRoot": f"{node.root}/proc",
+            "adminSocket": f"unix://{admin}",
+        }
+        config.write_text(json.dumps(settings))
+        config.chmod(0o600)
+        for expected in (f"attached: kubelet uses {OURS}", f"kubelet is attached already, and uses {OURS}"):
+            done = subprocess.run(["sh", SCRIPT, "9"], env=env, capture_output=True, text=True, timeout=60)
+            assert (done.returncode, expected in done.stdout) == (0, True), done
+        assert node.uses_us()
+        done = subprocess.run(
+            [program, "detach", "--yes"], env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done
+    assert node.hashes() == before

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from proxy.backends.kubelet.rancher_files import rancher_files
 from proxy.backends.kubelet.unit_files import Span, flags_of, last_flag, read_span, unit_command
 
 UNIT = "kubelet.service"
@@ -41,6 +42,8 @@ class KubeletFiles(Struct, frozen=True):
         drop_in: The value in the last drop-in that has one.
         config: The value in the configuration file.
         config_file: That file, also where it names none.
+        default: What kubelet uses where no file names an endpoint.
+        own_file: Where k3s or RKE2 reads a flag of ours; None where kubelet is a unit of its own.
     """
 
     unit: str
@@ -49,6 +52,8 @@ class KubeletFiles(Struct, frozen=True):
     drop_in: Span | None
     config: Span | None
     config_file: Path
+    default: str = DEFAULT
+    own_file: Path | None = None
 
     @property
     def effective(self) -> Span | None:
@@ -77,6 +82,11 @@ def kubelet_files(
         flag, flags = command.endpoint(), command.flags()
     elif args := read_span(root / MICROK8S):
         unit, flag, flags = MICROK8S_UNIT, last_flag(args), dict(flags_of(args.text.split()))
+    elif rancher := rancher_files(root):
+        config = root / rancher.own_file.parent.with_suffix("").relative_to("/")
+        return KubeletFiles(
+            rancher.unit, rancher.argument, None, None, None, config, rancher.runtime, rancher.own_file
+        )
     else:
         env, flags = read_span(directory / "kubeadm-flags.env"), flags or {}
         flag = last_flag(env) if env else None
