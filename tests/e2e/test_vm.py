@@ -150,6 +150,7 @@ class Story:
         machine: Machine = FOUR_NODES,
         carried: Mapping[str, Path] | None = None,
         end: str = "all is given back",
+        limit: float = LIMIT_S,
     ) -> None:
         """A story must run to its end.
 
@@ -159,6 +160,7 @@ class Story:
             machine: What the machine is like otherwise.
             carried: What else the story needs.
             end: The story's last words.
+            limit: Seconds that it may take.
         """
         cgroup, driver = kind.split("-")
         helpers = [HERE / "cri.py", *HERE.glob("vm_*.py")]
@@ -170,7 +172,7 @@ class Story:
             f"tar xf site.tar -C /opt && {settings} python3 {job} {driver}",
             carry,
             self.out,
-            LIMIT_S,
+            limit,
             lambda line: print(f"  {kind}  {line}", flush=True),
         )
         log = self.out / "proxy.log"
@@ -362,6 +364,19 @@ def test_a_node_from_the_package_to_the_purge(
         "chart/leases.py": REPO / "tests/deploy/leases.py",
     }
     story.ends_well(kind, f"vm_node.py {way}", machine, carried, "the story ends well")
+
+
+@pytest.mark.parametrize("kind", ["v2-systemd"])
+def test_attach_in_each_layout(story: Story, kind: str) -> None:
+    if not KUBELET.is_file():
+        pytest.skip(NO_KUBELET)
+    machine = Machine(sockets=2, nodes=1, cores=2, threads=1, memory=1024, modules=NETFILTER)
+    carried = {
+        "kubelet": KUBELET,
+        "systemd": REPO / "systemd",
+        "chart/leases.py": REPO / "tests/deploy/leases.py",
+    }
+    story.ends_well(kind, "vm_attach.py", machine, carried, "the story ends well", 1500)
 
 
 @pytest.fixture

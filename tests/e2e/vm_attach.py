@@ -1,0 +1,238 @@
+"""The story of attaches: a real kubelet in each layout, attached and detached, and attaches that go wrong.
+
+kubelet runs as a unit, and a pod runs all the time. In each layout kubelet's calls must arrive, and after the
+detach every file is as before. Where the runtime is down, or kubelet refuses, an attach undoes itself within
+its deadline and says why. The last attach is undone without topoproxy and Python.
+
+    python3 vm_attach.py systemd
+
+Needs /in/kubelet (1.34 or later), /in/systemd (the shipped units) and leases.py in /in/chart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from vm_guest import LONG_S, RUNTIME, step, wait
+from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
+from vm_node import ENDPOINT, KUBEADM, SETTINGS, UNITS, answers, files, no_trace, shell, status
+from vm_unit import CONFIG, install, systemctl
+
+START = "[Service]\nExecStart={}\nRestart=always\nRestartSec=3\n[Install]\nWantedBy=multi-user.target\n"
+HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+COMMAND, CONFIG_FILE = "/in/kubelet --hostname-override=bed --v=2", ROOT / "config.yaml"
+UNIT, KUBEADM_DROP_IN = UNITS / "kubelet.service", UNITS / "kubelet.service.d/10-kubeadm.conf"
+DROP_INS = Path("/etc/kubelet.conf.d")
+HARDENED = Path("/etc/systemd/system/kubelet.service.d/50-hardened.conf")
+STATE = Path("/var/lib/topoproxy")
+DEADLINE_S = 60
+
+
+def settings(driver: str, **more: object) -> str:
+    """kubelet's configuration, without an endpoint unless one is given."""
+    values = kubelet_settings(driver, signed=False) | {
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "featureGates": {},
+    }
+    del values["containerRuntimeEndpoint"]
+    return json.dumps(values | more, indent=1)
+
+
+def layouts(driver: str) -> Mapping[str, tuple[Mapping[Path, str], list[str]]]:
+    """What a node has for kubelet in each layout, and the files that an attach changes or makes."""
+    named = settings(driver, containerRuntimeEndpoint=ENDPOINT)
+    flag = f"--container-runtime-endpoint={ENDPOINT}"
+    kubeadm = {UNIT: START.format("/in/kubelet"), KUBEADM_DROP_IN: KUBEADM}
+    flags, instance, json_file = (
+        ROOT / "kubeadm-flags.env",
+        ROOT / "instance-config.yaml",
+        Path("/etc/kubelet.json"),
+    )
+    drop_in = DROP_INS / "20-more.d/10-cri.conf"
+    return {
+        "kubeadm-flags.env": (
+            {
+                **kubeadm,
+                CONFIG_FILE: settings(driver, containerRuntimeEndpoint=""),
+                flags: f'KUBELET_KUBEADM_ARGS="--hostname-override=bed {flag} --v=2"\n',
+            },
+            [str(flags)],
+        ),
+        "instance-config.yaml": (
+            {
+                **kubeadm,
+                CONFIG_FILE: named,
+                instance: f'containerRuntimeEndpoint: "{ENDPOINT}"\n',
+                flags: 'KUBELET_KUBEADM_ARGS="--hostname-override=bed --v=2"\n',
+            },
+            [str(CONFIG_FILE), str(instance)],
+        ),
+        "configuration file": (
+            {UNIT: START.format(f"{COMMAND} \\\n  --config={json_file}"), json_file: named},
+            [str(json_file)],
+        ),
+        "drop-in directory": (
+            {
+                UNIT: START.format(f"{COMMAND} --config {CONFIG_FILE} --config-dir={DROP_INS}"),
+                CONFIG_FILE: named,
+                DROP_INS / "10-base.conf": f"{HEAD}containerRuntimeEndpoint: unix:///nowhere\n",
+                drop_in: f"{HEAD}containerRuntimeEndpoint: '{ENDPOINT}'\n",
+                DROP_INS / "30-other.conf": f"{HEAD}maxPods: 9\n",
+            },
+            [str(drop_in)],
+        ),
+        "flag in the unit": (
+            {
+                UNIT: START.format(f"{COMMAND} \\\n  {flag} \\\n  --config={CONFIG_FILE}"),
+                CONFIG_FILE: settings(driver, containerRuntimeEndpoint="unix:///nowhere"),
+            },
+            ["/etc/systemd/system/kubelet.service.d/zz-topoproxy.conf"],
+        ),
+    }
+
+
+def main_process(unit: str) -> int:
+    return int(systemctl("show", "--value", "-p", "MainPID", unit))
+
+
+@contextmanager
+def laid(bed: Bed, content: Mapping[Path, str]) -> Iterator[list[str]]:
+    """Have kubelet run in a layout; gives the list of files, and leaves kubelet as it is then."""
+    for path, text in content.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    systemctl("daemon-reload")
+    systemctl("restart", "kubelet")
+    wait("kubelet to answer", lambda: answers(bed), LONG_S)
+    yield listed()
+    for path in content:
+        path.unlink()
+
+
+def calls_arrive(name: str) -> None:
+    """kubelet's own process calls."""
+    page, kubelet = status(), main_process("kubelet.service")
+    calls = [client for client in page["calls"]["clients"] if client["pid"] == kubelet]
+    assert calls, page["calls"]
+    assert calls[0]["last_s"] is not None, page["calls"]
+    step(f"{name}: the calls of kubelet ({kubelet}) arrive")
+
+
+def a_pod_is_placed(bed: Bed) -> None:
+    bed.add("late", container("main", "1"))
+    late = bed.place("late/main", 2 * LONG_S)
+    owners = {row["cpus"] for row in status()["exclusive"]}
+    assert (len(late.cpus), owners) == (1, {str(late.cpus)}), (late, owners)
+    (MANIFESTS / "late.yaml").unlink()
+    wait("the pod to end", lambda: "late/main" not in bed.ids(), 2 * LONG_S)
+    step(f"a new pod had CPU {late.cpus} to itself")
+
+
+def listed() -> list[str]:
+    """The files of the node; what is topoproxy's own stays where it is installed."""
+    return [line for line in files() if line.startswith("/") and not line.startswith("/etc/topoproxy/")]
+
+
+def changed(before: list[str]) -> set[str]:
+    """Which of kubelet's files differ, or are new: not the links that enable topoproxy's units."""
+    known = set(before)
+    different = {line.split(" ", 1)[0] for line in listed() if line not in known}
+    return {path for path in different if ".wants" not in path and not path.endswith(".d")}
+
+
+def gone(bed: Bed, before: list[str], ids: Mapping[str, str], name: str) -> None:
+    wait("kubelet to answer", lambda: answers(bed), LONG_S)
+    assert subprocess.run(["systemctl", "is-active", "--quiet", "topoproxy.service"], check=False).returncode
+    assert bed.ids() == ids, "no container has ended"
+    no_trace(before, listed(), name)
+
+
+def refused(*words: str) -> None:
+    """An attach that cannot succeed is undone within its deadline, and names the cause."""
+    begin = time.monotonic()
+    reported = shell(f"topoproxy attach --yes --timeout {DEADLINE_S}", check=False)
+    took = time.monotonic() - begin
+    for each in (*words, f"everything is undone: kubelet uses {ENDPOINT}"):
+        assert re.search(each, reported), each
+    assert took < DEADLINE_S, took
+    assert not (STATE / "attach").exists()
+    step(f"undone after {took:.1f} s of {DEADLINE_S}")
+
+
+def wrong_attaches(bed: Bed, before: list[str], ids: Mapping[str, str]) -> None:
+    kubelet = main_process("kubelet.service")
+    # The unit of topoproxy wants the runtime, and would start it.
+    systemctl("mask", "--runtime", "containerd")
+    systemctl("stop", "containerd")
+    refused("topoproxy is not ready")
+    systemctl("unmask", "--runtime", "containerd")
+    systemctl("start", "containerd")
+    assert main_process("kubelet.service") == kubelet, "kubelet was not restarted"
+    gone(bed, before, ids, "the runtime was down")
+    HARDENED.parent.mkdir(parents=True)
+    HARDENED.write_text("[Service]\nInaccessiblePaths=-/run/topoproxy\n")
+    systemctl("daemon-reload")
+    hardened = listed()
+    refused("its calls do not arrive", "[1-9][0-9]* restarts")
+    gone(bed, hardened, ids, "kubelet refused")
+    HARDENED.unlink()
+    HARDENED.parent.rmdir()
+    systemctl("daemon-reload")
+
+
+def rescued() -> None:
+    """Undo an attach without topoproxy, its daemon and Python."""
+    hidden = [*Path("/usr/bin").glob("python3*"), Path("/usr/local/bin/topoproxy")]
+    for path in hidden:
+        path.rename(path.with_name(f".{path.name}"))
+    systemctl("kill", "-s", "KILL", "topoproxy.service")
+    try:
+        assert "detached: kubelet uses" in shell(str(STATE / "rescue-detach"))
+    finally:
+        for path in hidden:
+            path.with_name(f".{path.name}").rename(path)
+
+
+def main() -> None:
+    bed = Bed(sys.argv[1], cast("Any", None))
+    for directory in (ROOT, MANIFESTS, Path("/var/log/pods")):
+        directory.mkdir(parents=True, exist_ok=True)
+    install()
+    CONFIG.write_text(json.dumps({**SETTINGS, "runtime": f"unix://{RUNTIME}"}))
+    bed.add("part", container("main", "250m"))
+    last = "flag in the unit"
+    for name, (content, expected) in layouts(bed.driver).items():
+        with laid(bed, content) as before:
+            wait("the pod to run", lambda: "part/main" in bed.ids(), 2 * LONG_S)
+            ids = bed.ids()
+            if name == last:
+                wrong_attaches(bed, before, ids)
+            first = name == "kubeadm-flags.env"
+            shell("sh /in/systemd/bootstrap-node.sh" if first else "topoproxy attach --yes")
+            assert changed(before) == set(expected), changed(before)
+            calls_arrive(name)
+            if first:
+                a_pod_is_placed(bed)
+            if name == last:
+                rescued()
+            else:
+                shell("topoproxy detach --yes --timeout 300")
+            gone(bed, before, ids, f"{name}, detached")
+    step("the story ends well")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        for unit, file in (("topoproxy", "proxy.log"), ("kubelet", "kubelet.log")):
+            command = ["journalctl", "-b", "-u", unit, "--no-pager"]
+            Path("/out", file).write_bytes(subprocess.run(command, check=False, capture_output=True).stdout)
