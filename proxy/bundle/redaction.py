@@ -10,6 +10,7 @@ Stricter rules for what is typically from outside, even where its words are know
 
 * a text in quotes in a message: it is kept only if it is one known name, word or number;
 * ``KEY=VALUE`` with a key that records of the log do not have, such as a variable of an environment;
+* a URL with a user in it, and what follows ``Bearer`` or ``Basic``;
 * values of the keys in ``SECTIONS``, and of keys that the source does not have: they are replaced as a whole.
 """
 
@@ -53,7 +54,8 @@ _TIME = re.compile(
 )
 _SOURCE_LINE = re.compile(r"[a-z_]+\.py:\d+")
 _PIECES = re.compile(
-    r"""(?P<pair>(?P<key>[A-Za-z_][\w.-]*)=(?P<value>"(?:\\.|[^"\\])*"|'[^']*'|[^\s,;"']*))"""
+    r"""(?P<credential>(?i:\b(?:bearer|basic)[ \t]+)(?P<token>[^\s"',;]+))"""
+    r"""|(?P<pair>(?P<key>[A-Za-z_][\w.-]*)=(?P<value>"(?:\\.|[^"\\])*"|'[^']*'|[^\s,;"']*))"""
     r"""|(?P<quoted>"(?:\\.|[^"\\])*"|(?<!\w)'(?:\\.|[^'\\])*'|`[^`]*`)"""
     r"""|(?P<chunk>[^\s"',;()\[\]{}<>=`|]+)"""
 )
@@ -129,6 +131,8 @@ class Redactor:
         return key if self._known(key) else self._replace(key)
 
     def _piece(self, found: re.Match[str]) -> str:
+        if found["credential"] is not None:
+            return found["credential"].removesuffix(found["token"]) + self._replace(found["token"])
         if found["chunk"] is not None:
             return self._chunk(found["chunk"])
         if found["quoted"] is not None:
@@ -155,6 +159,8 @@ class Redactor:
             return True
         if any(each.fullmatch(chunk) for each in (_NUMBER, _CPUS, _TIME, _SOURCE_LINE)):
             return True
+        if "://" in chunk and "@" in chunk:
+            return False
         if "/" in chunk:
             return all(not part or self._known(part) for part in chunk.removeprefix("unix:").split("/"))
         return self._spoken(chunk)

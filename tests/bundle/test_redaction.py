@@ -79,6 +79,18 @@ def test_a_phrase_in_quotes_and_a_variable_are_replaced() -> None:
     assert redactor().text("code '123456'") == "code '<redacted:1>'"
 
 
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("cannot reach https://user:secret@registry/path", "cannot reach <redacted:1>"),
+        ("Authorization: Bearer static-token is refused", "Authorization: Bearer <redacted:1> is refused"),
+        ("authorization: basic  kubelet", "authorization: basic  <redacted:1>"),
+    ],
+)
+def test_credentials_of_known_words_are_replaced(text: str, redacted: str) -> None:
+    assert redactor().text(text) == redacted
+
+
 def test_the_same_text_has_the_same_number() -> None:
     made = redactor()
     assert made.text("zyxwv abcxyz zyxwv") == "<redacted:1> <redacted:2> <redacted:1>"
