@@ -93,7 +93,8 @@ def node_files(kind: str, epoch: int) -> Tree:
     tree["usr/share/bash-completion/completions/topoproxy"] = Entry(shells["bash"].encode())
     tree[f"{ZSH[kind]}/_topoproxy"] = Entry(shells["zsh"].encode())
     tree["usr/share/fish/vendor_completions.d/topoproxy.fish"] = Entry(shells["fish"].encode())
-    tree[f"{HOME}/hooks.d"] = DIRECTORY
+    tree[f"{HOME}/bootstrap-node.sh"] = Entry((ROOT / "systemd/bootstrap-node.sh").read_bytes(), mode=0o755)
+    tree[f"{HOME}/hooks.d"] = tree["etc/topoproxy"] = DIRECTORY
     return tree | _documents(kind)
 
 

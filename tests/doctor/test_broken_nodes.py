@@ -21,6 +21,13 @@ from proxy.topology.sysfs_tree import write_sysfs
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 THEIRS = "unix:///run/containerd/containerd.sock"
+AVC = (
+    'type=AVC msg=audit(1795000000.123:456): avc:  denied  {{ write }} for  pid=812 comm="{}" name="{}"'
+    ' dev="cgroup2"'
+    " ino=77 scontext=system_u:system_r:container_t:s0 tcontext=system_u:object_r:cgroup_t:s0 tclass=file"
+    " permissive=0\n"
+)
+"""As the audit daemon of Fedora writes what SELinux denies."""
 LIMITS = "Limit            Soft Limit  Hard Limit  Units\nMax open files   {}        4096        files\n"
 
 
@@ -152,6 +159,13 @@ BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
         "warn",
         lambda node: node.write("audit.log", 'type=AVC apparmor="DENIED" profile="topoproxy" name="/x"\n'),
     ),
+    "denied-by-selinux": (
+        "denials",
+        "warn",
+        lambda node: node.write(
+            "audit.log", f"{AVC.format('sshd', 'x')}{AVC.format('topoproxy', 'cpuset.cpus')}"
+        ),
+    ),
     "static-kubelet": (
         "kubelet-managers",
         "warn",
@@ -180,6 +194,10 @@ BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
         lambda node: node.use_certificate("not a certificate"),
     ),
 }
+
+
+def test_what_is_denied_to_others_is_not_ours() -> None:
+    assert examined(lambda node: node.write("audit.log", AVC.format("sshd", "x"))) == {}
 
 
 @pytest.mark.parametrize("name", BROKEN)

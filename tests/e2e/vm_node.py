@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,9 +83,9 @@ def no_trace(before: list[str], after: list[str], when: str) -> None:
 def readme_commands() -> list[str]:
     """The first block of README's chapter about a node, as written."""
     chapter = Path("/in/README.md").read_text().split("## On a node\n", 1)[1]
-    lines = chapter.lstrip("\n").splitlines()
-    block = lines[: next(number for number, line in enumerate(lines) if not line.startswith("    "))]
-    return [line.strip() for line in block]
+    lines = iter(chapter.splitlines())
+    block = dropwhile(lambda line: not line.startswith("    "), lines)
+    return [line.strip() for line in takewhile(lambda line: line.startswith("    "), block)]
 
 
 def join(driver: str) -> Bed:
@@ -121,7 +122,7 @@ def answers(bed: Bed) -> bool:
 
 
 def status() -> Any:
-    return ask(Config().admin_path, "/status", timeout=60)
+    return ask(Config().admin_path, "/status", timeout=LONG_S)
 
 
 def version() -> str:
