@@ -30,6 +30,8 @@ from proxy.engine.node_effects import (
     NotifyGiven,
     NotifyGone,
     PutRecord,
+    SettleSoon,
+    WriteCpusets,
     followed,
 )
 from proxy.engine.quotas import quotas_after_create
@@ -83,7 +85,11 @@ def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEff
 
 
 def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, NodeEffects]:
-    """Take a container from one phase to another."""
+    """Take a container from one phase to another.
+
+    A container that runs although no start of it is known was started while calls passed unchanged, and was
+    not prepared: the runtime may have saved any cpuset for it, and is to be sent the right one.
+    """
     container_id, phase = event.container_id, event.phase
     container = state.containers.get(container_id)
     if container is None and phase is Phase.EXITED:
@@ -96,6 +102,9 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
     if phase is Phase.RUNNING:
         sandbox_id, before = changed.pod.sandbox_id, after
         after = after.started(changed)  # init containers release memory
+        if container.phase is Phase.CREATED:
+            after = after.knowing(after.runtime.unsettling((container_id,)))
+            effects += WriteCpusets((container_id,)), SettleSoon()
         pod = after.pods.get(sandbox_id)
         if pod is not None and pod is not before.pods.get(sandbox_id):
             effects.append(PutRecord(f"p/{sandbox_id}", pod))

@@ -263,6 +263,21 @@ def test_a_container_that_exits_gives_its_cpus_back_for_good() -> None:
     assert play >> PhaseChanged("unknown", Phase.RUNNING)
 
 
+def test_a_container_that_runs_without_a_known_start_is_sent_its_cpus() -> None:
+    """Its start passed while the node was released, hung, and ended after the release was undone."""
+    created = changed_copy(SHARER, phase=Phase.CREATED)
+    running = changed_copy(SHARER, phase=Phase.RUNNING)
+    play = story(NodeState.of(NODE, [LS], [created]))
+    play >> PhaseChanged("ls", Phase.RUNNING) << PutRecord("c/ls", running) << WriteCpusets(("ls",))
+    assert play << SettleSoon() << NotifyEntered(running, Phase.RUNNING)
+    assert list(play.state.runtime.unsettled) == ["ls"]
+    known = changed_copy(SHARER, phase=Phase.STARTING)
+    play = story(NodeState.of(NODE, [LS], [known]))
+    play >> PhaseChanged("ls", Phase.RUNNING) << PutRecord("c/ls", running)
+    assert play << NotifyEntered(running, Phase.RUNNING), "its start was prepared"
+    assert not play.state.runtime.unsettled
+
+
 def test_a_container_is_removed_with_all_that_is_known_of_it() -> None:
     state = handle(OWNED, SavedCpusLearned("lse", OWN))[0]
     both = state.changed(put=(SHARER,))
