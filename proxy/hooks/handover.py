@@ -18,6 +18,9 @@ class HandoverEngine(Protocol):
     def use(self, hooks: Sequence[Hook]) -> None:
         """Ask these from now on."""
 
+    def expect(self, hook: Hook) -> None:
+        """Notify a hook of what happens from now on, although it is not in use yet."""
+
     def notify_one(self, hook: Hook, event: Point) -> Awaitable[object]:
         """Send an event to one hook, in use or not, within its deadline; return the error, or None."""
 
@@ -36,7 +39,7 @@ class Handover:
         self._complain = complain
 
     async def introduce(self, new: Version) -> None:
-        """Configure a hook, and send it the whole state.
+        """Configure a hook, and send it the whole state, now or as soon as that is known.
 
         Raises:
             HookError: It cannot be configured.
@@ -47,9 +50,11 @@ class Handover:
             if error is not None:
                 new.loaded.unload()
                 raise HookError(f"cannot configure hook {hook.source}: {error}")
-        if Synchronize.NAME in hook.handlers and (event := self._everything()) is not None:
-            error = await self._engine.notify_one(hook, event)
-            if error is not None:
+        if Synchronize.NAME in hook.handlers:
+            event = self._everything()
+            if event is None:
+                self._engine.expect(hook)  # the state may come before it is in use
+            elif (error := await self._engine.notify_one(hook, event)) is not None:
                 self._complain(
                     "cannot send a hook the state of the node", hook=hook.name, path=hook.source, err=error
                 )

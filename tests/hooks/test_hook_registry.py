@@ -44,11 +44,15 @@ class Engine:
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
         self.story: list[str] = []
+        self.expected: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
 
     def use(self, hooks: Sequence[Hook]) -> None:
         self.hooks = list(hooks)
         self.story.append(f"use {' '.join(self.answers())}".strip())
+
+    def expect(self, hook: Hook) -> None:
+        self.expected.append(hook.name)
 
     async def notify_one(self, hook: Hook, event: Point) -> object:
         handler = hook.handlers.get(event.NAME)
@@ -246,6 +250,7 @@ def test_hooks_are_synchronized_only_once_the_state_is_known(scene: Scene) -> No
         scene.write("10-a.py", hook("one", LIFE))
         await scene.look()
         assert scene.engine.story == ["configure 10-a (one)", "use one"]
+        assert scene.engine.expected == ["10-a"], "the state may be known before it is in use"
         scene.everything = lambda: 1 / 0  # type: ignore[assignment,return-value]
         scene.write("20-a.py", hook("deaf"))
         await scene.look()

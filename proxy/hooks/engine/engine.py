@@ -38,8 +38,12 @@ ALONE_S = 5.0
 INLINE_S = 0.0002
 """The loop blocks for hooks that usually take less than this together."""
 _LINGER_S = 60.0
-_PAST = frozenset(name for name in POINTS if name.startswith("post_") or name.endswith("_changed"))
-"""Points of something that has happened; a hook receives them also while it is not in use yet."""
+_EARLY = frozenset(
+    name
+    for name in POINTS
+    if name.startswith("post_") or name.endswith("_changed") or name == Synchronize.NAME
+)
+"""Points of what has happened, and of the whole state. A hook that is expected receives them before it is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +145,8 @@ class HookEngine:
         self._name_points()
 
     def _name_points(self) -> None:
-        past = {name for hook in self._coming for name in hook.handlers if name in _PAST}
-        self.points = frozenset(self._lines.keys() | past)
+        early = {name for hook in self._coming for name in hook.handlers if name in _EARLY}
+        self.points = frozenset(self._lines.keys() | early)
 
     def _notifier(self, hook: Hook) -> HookNotifier:
         notifier = self._notifiers.get(hook)
@@ -196,15 +200,22 @@ class HookEngine:
         for seat in line.seats if line is not None else ():
             self._notifiers[seat.hook].notify(event, claims)
         for hook in self._coming:
-            if event.NAME in hook.handlers and event.NAME in _PAST:
+            if event.NAME in hook.handlers and event.NAME in _EARLY:
                 self._notifier(hook).notify(event, FieldClaims())  # its previous version may answer the same
+
+    def expect(self, hook: Hook) -> None:
+        """Notify a hook from now on that is not in use yet: it would miss what happens until it is."""
+        self._context.loop = asyncio.get_running_loop()
+        if hook not in self._hooks:
+            self._notifier(hook)
+            self._coming.add(hook)
+            self._name_points()
 
     def notify_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
         """Send an event to one hook, also before and after it is in use, whatever its breaker says.
 
-        After ``Synchronize`` the hook receives notifications even before it is in use; otherwise it would
-        miss what happens in between. After ``Shutdown`` it is forgotten, and events that still wait are
-        dropped.
+        After ``Synchronize`` the hook is expected (``expect``). After ``Shutdown`` it is forgotten, and events
+        that still wait are dropped.
 
         Returns:
             The error's text, or None.
@@ -215,9 +226,8 @@ class HookEngine:
             notifier = self._notifier(hook)
             least = ALONE_S if isinstance(event, Configure | Synchronize) else hook.timeout
             done = (notifier.notify_last if last else notifier.notify_one)(event, least)
-            if isinstance(event, Synchronize) and hook not in self._hooks:
-                self._coming.add(hook)
-                self._name_points()
+            if isinstance(event, Synchronize):
+                self.expect(hook)
         else:
             done = loop.create_future()
             done.set_result(None)

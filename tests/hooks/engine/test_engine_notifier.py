@@ -183,21 +183,42 @@ def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> N
         synchronized = scene.engine.notify_one(new, Synchronize(None, None))  # type: ignore[arg-type]
         deaf = Hook("20-b", "/hooks/20-b.py", {"synchronize": print}, timeout=30.0)
         scene.engine.notify_one(deaf, Synchronize(None, None))  # type: ignore[arg-type]
-        assert scene.engine.points == {POST}
+        assert scene.engine.points == {POST, "synchronize"}
         scene.engine.notify(numbered(scene, 1))
         await scene.ask()
         scene.gate.set()
         assert await synchronized is None
         scene.engine.notify(numbered(scene, 2))
         scene.use(Hook("30-c", "/hooks/30-c.py", {"synchronize": print}, timeout=30.0))
-        scene.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]  # for those that are in use
+        scene.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]  # labels were learned meanwhile
         scene.use(new)
         scene.engine.notify(numbered(scene, 3))
-        await scene.until(lambda: len(reported) == 4)
-        assert reported == ["all", 1, 2, 3]
+        await scene.until(lambda: len(reported) == 5)
+        assert reported == ["all", 1, 2, "all", 3]
         assert scene.logged == []
+        await scene.engine.notify_one(deaf, Shutdown("removed"))
         scene.use()
         assert scene.engine.points == frozenset()
+
+    scene.run(story)
+
+
+def test_a_hook_gets_the_state_that_is_known_before_it_is_in_use(scene: Any) -> None:
+    reported: list[Any] = []
+
+    async def story() -> None:
+        handlers: dict[str, Any] = {"synchronize": reported.append}
+        new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
+        scene.engine.expect(new)
+        scene.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]
+        scene.use(new)
+        await scene.until(lambda: reported)
+        assert scene.engine.points == {"synchronize"}
+        scene.engine.expect(new)
+        scene.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]
+        await scene.until(lambda: len(reported) == 2)
+        await asyncio.sleep(0.05)
+        assert len(reported) == 2, "a hook in use gets each event once"
 
     scene.run(story)
 
