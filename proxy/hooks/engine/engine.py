@@ -43,7 +43,7 @@ _EARLY = frozenset(
     for name in POINTS
     if name.startswith("post_") or name.endswith("_changed") or name == Synchronize.NAME
 )
-"""Points of what has happened, and of the whole state. A hook that is expected receives them before it is in use."""
+"""Points of what has happened, and of the whole state; an expected hook receives them before it is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ class HookEngine:
     def notify_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
         """Send an event to one hook, also before and after it is in use, whatever its breaker says.
 
-        After ``Synchronize`` the hook is expected (``expect``). After ``Shutdown`` it is forgotten, and events
-        that still wait are dropped.
+        After ``Synchronize`` the hook is expected (``expect``). After ``Shutdown`` it is forgotten, and
+        events that still wait are dropped.
 
         Returns:
             The error's text, or None.
