@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from procs import environment
 from table import number, render
 
-from proxy.backends.device_plugins import list_feed
+from proxy.backends.device_plugins import endpoint
 from proxy.engine.node_events import DevicesChanged
 from tests.testkit.daemon import DaemonNode, run, until
 from tests.testkit.device_plugin import PlayedPlugin, device
@@ -48,18 +48,18 @@ def plugin(directory: Path) -> None:
 def measure(rounds: int = ROUNDS) -> list[float]:
     """Give the milliseconds of each list."""
     arrived, took = [0.0], list[float]()
-    put = list_feed.ListFeed.put
+    put = endpoint.ListFeed.put
 
-    def noted(self: list_feed.ListFeed, message: bytes) -> None:
+    def noted(self: endpoint.ListFeed, message: bytes) -> None:
         arrived[0] = time.perf_counter()
         put(self, message)
 
-    list_feed.ListFeed.put = noted  # type: ignore[method-assign]
+    endpoint.ListFeed.put = noted  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory(prefix="df-") as base:
             _follow(Path(base), rounds, arrived, took)
     finally:
-        list_feed.ListFeed.put = put  # type: ignore[method-assign]
+        endpoint.ListFeed.put = put  # type: ignore[method-assign]
     return took[:rounds]  # one more when the plug-in ends
 
 

@@ -186,7 +186,7 @@ class Pages:
             }
             doing, observed = self._suppression(), self._executor.state.mode is NodeMode.OBSERVE
             if doing is not None and not observed:
-                from proxy.executor.be.page import suppression_page
+                from proxy.executor.status_data import suppression_page
 
                 page["beSuppress"] = suppression_page(doing.known, doing.settings, self._executor.state)
             if self._staging is not None:

@@ -25,10 +25,10 @@ from proxy.backends.runtime.containerd_events import ContainerdEvents
 from proxy.backends.runtime.quirks import QUIRKS
 from proxy.backends.systemd.units import SystemdUnits
 from proxy.config.schema import Config, OnError, OwnerPartitions
+from proxy.executor.context import ExecutorOptions
 from proxy.executor.machine.hotplug import NO_UEVENTS
 from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.executor.node_rules import node_of
-from proxy.executor.options import ExecutorOptions
 from proxy.kubelet_assembly import (
     device_plugin_registry_of,
     kubelet_allocations_of,
@@ -40,8 +40,7 @@ from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
 from proxy.topology.devices import SysfsDevices
-from proxy.topology.presence import is_same
-from proxy.topology.reader import read_machine
+from proxy.topology.reader import is_same, read_machine
 from proxy.topology.uevents import listen
 
 if TYPE_CHECKING:
@@ -50,8 +49,14 @@ if TYPE_CHECKING:
     from proxy.engine.suppression import SuppressionSettings
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.context import NodeContext
-    from proxy.executor.drift.ports import WriteEvents
-    from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, GroupQuotas, UsageSource
+    from proxy.executor.kernel_ports import (
+        Cgroups,
+        CpuGroups,
+        GroupLocator,
+        GroupQuotas,
+        UsageSource,
+        WriteEvents,
+    )
     from proxy.executor.partitions.ports import Partitions as KernelPartitions
     from proxy.executor.ports import (
         Displaced,

@@ -21,7 +21,7 @@ import msgspec
 from proxy.agent.api_client import FIELD_OWNER, METADATA, ApiServerError, JsonObject
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
 from proxy.agent.node_status import NODES, NodeFields, PublishedStatus, node_fields, timestamp
-from proxy.agent.object_writer import ObjectWriter, Write
+from proxy.agent.object_writer import ObjectWriter, Write, WriteBudget
 from proxy.agent.objects import node_resource_topology as nrt
 from proxy.agent.objects import numatopology as volcano
 from proxy.agent.objects.node_condition import UNREACHABLE, condition_of
@@ -36,7 +36,6 @@ from proxy.agent.objects.pod_events import (
 )
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Key, Watcher
-from proxy.agent.write_budget import WriteBudget
 from proxy.config.cluster import TopologyObject
 from proxy.model.errors import TopoproxyError
 from proxy.observe.device_capacity import healthy_devices

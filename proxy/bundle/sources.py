@@ -1,20 +1,24 @@
-"""What a bundle is made of. Each source is read by itself: one that fails leaves the others as they are."""
+"""The sources of a bundle, each read by itself, and the archive that they go into."""
 
 from __future__ import annotations
 
+import gzip
 import importlib.metadata
+import io
 import json
 import platform
 import subprocess
 import sys
+import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from proxy import __version__
 from proxy.admin.client import ask
+from proxy.atomic_write import write_file
 from proxy.backends.kubelet.small_file import read_small
 from proxy.backends.ledger.format import recover
 from proxy.backends.ledger.journal import NAME
@@ -24,7 +28,7 @@ from proxy.config.schema import API_VERSION
 from proxy.config.show import as_mapping
 from proxy.doctor.checks import examine
 from proxy.doctor.gather import gather
-from proxy.model.errors import TopoproxyError
+from proxy.model.errors import CannotCreateError, TopoproxyError
 from proxy.observe.json_access import as_list, as_map
 from proxy.topology.facts import machine_to_json
 from proxy.topology.reader import read_machine
@@ -298,3 +302,40 @@ def _names(value: object) -> Iterator[object]:
     elif isinstance(value, list):
         for part in as_list(value):
             yield from _names(part)
+
+
+MODE = 0o600
+
+
+def pack(directory: str, members: Mapping[str, bytes], now: float) -> bytes:
+    """Return the archive.
+
+    Args:
+        directory: The one directory in it, which holds all members.
+        members: Contents by file name.
+        now: The time of all files, in seconds since the epoch.
+    """
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", fileobj=buffer, mode="wb", mtime=int(now)) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, content in members.items():
+            entry = tarfile.TarInfo(f"{directory}/{name}")
+            entry.size, entry.mode, entry.mtime = len(content), MODE, int(now)
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def write_bundle(path: Path, data: bytes) -> None:
+    """Put a bundle into place with mode 0600; a file that is there is not replaced.
+
+    Raises:
+        CannotCreateError: It cannot be written, or there is a file.
+    """
+    try:
+        write_file(path, data, mode=MODE, overwrite=False)
+    except FileExistsError as error:
+        raise CannotCreateError(f"cannot write the bundle {path}: the file exists") from error
+    except OSError as error:
+        raise CannotCreateError(f"cannot write the bundle {path}: {error.strerror or error}") from error

@@ -6,7 +6,6 @@ from msgspec import structs
 
 from proxy.calls.held_call import NO_DEVICES, CallContext, CreateRequest, HeldCall, Hold, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
-from proxy.calls.unreported_pods import UnreportedPods
 from proxy.engine.admission_context import asks_for_devices
 from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import (
@@ -263,3 +262,54 @@ class CreateCalls:
             self.executor.lifecycle.uncertain(trip.target)
         else:
             self.executor.lifecycle.failed(trip.target)
+
+
+DEVICES_UNKNOWN = "cannot find out whether a container asks for devices: kubelet has not given its pod"
+
+
+class UnreportedPods:
+    """Keeps a problem for each such pod until kubelet gives it, or it is gone.
+
+    Attributes:
+        refs: Key to name of the pods that have a problem.
+    """
+
+    def __init__(self, executor: NodeExecutor) -> None:
+        """Begin without such pods.
+
+        Args:
+            executor: The node.
+        """
+        self._executor = executor
+        self.refs: dict[str, str] = {}
+
+    def includes(self, pod: Pod, name: str) -> bool:
+        """Return whether a container would be created without devices that it may ask for, and report that.
+
+        What it holds already it gets all the same.
+
+        Args:
+            pod: The pod, after kubelet was queried for it.
+            name: The container.
+        """
+        executor = self._executor
+        state = executor.state
+        devices = state.devices
+        unknown = pod.asks is None and bool(devices.registered) and applies_to(state, pod)
+        unknown = unknown and not devices.held.get(pod.key, {}).get(name)
+        if unknown:
+            self.refs[pod.key] = pod.ref
+            executor.telemetry.count(metrics.CREATES_DEVICES_UNKNOWN)
+            executor.telemetry.problem(DEVICES_UNKNOWN, pod=pod.ref)
+        return unknown
+
+    def end_others(self) -> None:
+        """End the problems of pods that kubelet has given by now, and of those that are gone."""
+        executor = self._executor
+        known = {each.key: each for each in executor.state.pods.values()}
+        for key, ref in list(self.refs.items()):
+            each = known.get(key)
+            if each is None or each.asks is not None or not executor.state.devices.registered:
+                del self.refs[key]
+                end = executor.telemetry.forget if each is None else executor.telemetry.resolved
+                end(DEVICES_UNKNOWN, pod=ref)

@@ -35,8 +35,7 @@ def bundle(
     and containers. Everything else is <redacted:N>: values of annotations, labels, environments and settings
     of hooks, and messages of other programs. Look at the file before you send it.
     """
-    from proxy.bundle.archive import pack, write_bundle
-    from proxy.bundle.sources import BundleSettings, collect
+    from proxy.bundle.sources import BundleSettings, collect, pack, write_bundle
 
     now = time.time()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))

@@ -39,7 +39,7 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **words: str |
       topoproxy check-config --defaults > /etc/topoproxy/config.yaml
     """  # noqa: D301 - click wants the real backspace
     if schema:
-        from proxy.config.json_schema import configuration_schema
+        from proxy.config.reference import configuration_schema
 
         click.echo(json.dumps(configuration_schema(), indent=1))
         return

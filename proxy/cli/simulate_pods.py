@@ -24,8 +24,7 @@ from proxy.simulate.machines import Named, copies, described_machines, sysfs_mac
 from proxy.simulate.manifests import Pods, load_pods
 from proxy.simulate.plugins import check_plugins, load_plugins
 from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
-from proxy.simulate.sizes import too_small
-from proxy.simulate.summary import Findings, find
+from proxy.simulate.summary import Findings, find, too_small
 from proxy.simulate.text import explain_lines, report
 
 _BAR = 30

@@ -133,8 +133,7 @@ def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
 def _groups(config: Config, answer: object) -> list[dict[str, str]]:
     """Read all groups below the root: what they may use in effect, and whose they are."""
     from proxy.backends.cgroup.cpuset import open_cgroups
-    from proxy.backends.cgroup.group_owners import GroupOwners
-    from proxy.backends.cgroup.survey import survey
+    from proxy.backends.cgroup.survey import GroupOwners, survey
 
     containers: dict[str, str] = {}
     pods: dict[str, str] = {}

@@ -110,8 +110,8 @@ class AdmissionConfig:
         metadata=key(
             "namespaceSelector",
             SELECTOR,
-            "Labels that these namespaces must have too; needs clusterFacts.directory. A namespace whose "
-            "labels are not known is not among them. Empty: whatever labels.",
+            "Labels that these namespaces must also have; needs clusterFacts.directory. A namespace whose "
+            "labels are not known is not permitted. Empty: all labels.",
             live=True,
         ),
     )
@@ -120,7 +120,7 @@ class AdmissionConfig:
         metadata=key(
             "systemNamespaces",
             NAMESPACES,
-            "Namespaces whose pods may use class SYSTEM on a node that keeps CPUs for it.",
+            "Namespaces whose pods may use class SYSTEM on a node that reserves CPUs for it.",
             live=True,
         ),
     )
@@ -162,8 +162,8 @@ class AdmissionConfig:
         metadata=key(
             "beyondLimit",
             choice(BeyondLimit),
-            "A pod that claims more than it may: it is rejected with the name of the rule, or it shares CPUs "
-            "as an ordinary pod.",
+            "What happens to a pod that claims more than it may: it is rejected with the name of the rule, "
+            "or it shares CPUs as an ordinary pod.",
             live=True,
         ),
     )
@@ -172,7 +172,7 @@ class AdmissionConfig:
         metadata=key(
             "nameOthers",
             TRUTH,
-            "Rejections, which the events of a pod show, name the other pods that are in the way. The log "
+            "Rejections, which the events of a pod show, name the other pods that have the CPUs. The log "
             "and topoproxy explain name them in any case.",
             live=True,
         ),

@@ -1,4 +1,4 @@
-"""The section ``cluster`` of the configuration: what the cluster agent publishes, and how it connects."""
+"""The sections ``cluster`` and ``rejectedPods``: what the cluster agent publishes, and how it connects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.config.kinds import OPTIONAL_FILE, TRUTH, SettingKind, choice, text_schema
+from proxy.config.kinds import OPTIONAL_FILE, TRUTH, SettingKind, choice, duration, text_schema, whole
 from proxy.config.setting import key
 
 _NAME = r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
@@ -68,9 +68,9 @@ class ClusterConfig:
         metadata=key(
             "nodeResourceTopology",
             choice(TopologyObject),
-            "Publish a NodeResourceTopology: as NFD's topology-updater does, as Koordinator's agent does, or "
-            "not. auto: as Koordinator where the cluster has an API of Koordinator or the CRD does not have "
-            "version v1alpha2, else as NFD.",
+            "The form in which a NodeResourceTopology is published: that of NFD's topology-updater, that of "
+            "Koordinator's agent, or none. auto: Koordinator's where the cluster has an API of Koordinator "
+            "or the CRD lacks version v1alpha2, else NFD's.",
         ),
     )
     pod_annotations: bool = field(
@@ -78,7 +78,7 @@ class ClusterConfig:
         metadata=key(
             "podAnnotations",
             TRUTH,
-            "Write the annotation resource-status (Koordinator) at pods whose CPUs were chosen on the node.",
+            "Write the annotation resource-status (Koordinator) to pods whose CPUs were chosen on the node.",
         ),
     )
     events: bool = field(
@@ -87,5 +87,79 @@ class ClusterConfig:
     )
     node_condition: bool = field(
         default=True,
-        metadata=key("nodeCondition", TRUTH, "Keep the condition TopologyPlacement of the Node object."),
+        metadata=key("nodeCondition", TRUTH, "Maintain the condition TopologyPlacement of the Node object."),
+    )
+
+
+class RejectedPolicy(enum.StrEnum):
+    """What becomes of a rejected pod."""
+
+    RETRY = "retry"
+    FAIL = "fail"
+    EVICT = "evict"
+
+
+class KeepAway(enum.StrEnum):
+    """How other pods are kept away from a node without room."""
+
+    NONE = "none"
+    ANNOTATION = "annotation"
+    PREFER_NO_SCHEDULE = "prefer-no-schedule"
+    NO_SCHEDULE = "no-schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedPodsConfig:
+    """What the cluster agent does with pods that this node rejects. The daemon does not read this section."""
+
+    policy: RejectedPolicy = field(
+        default=RejectedPolicy.RETRY,
+        metadata=key(
+            "policy",
+            choice(RejectedPolicy),
+            "retry: kubelet tries the pod again and again. fail: the pod's phase becomes Failed, as after a "
+            "rejection by kubelet. evict: the pod is evicted, so that its controller creates another one.",
+        ),
+    )
+    after: int = field(
+        default=3,
+        metadata=key(
+            "afterRejections",
+            whole(1, 1000),
+            "The number of rejected attempts after which the policy applies to a pod.",
+        ),
+    )
+    per_minute: int = field(
+        default=6,
+        metadata=key("perMinute", whole(1, 600), "The most pods of this node that are ended in a minute."),
+    )
+    without_controller: bool = field(
+        default=False,
+        metadata=key("withoutController", TRUTH, "Also end pods that no controller would replace."),
+    )
+    delete_fallback: bool = field(
+        default=False,
+        metadata=key(
+            "deleteFallback",
+            TRUTH,
+            "Delete a pod where the API server does not permit its eviction. A disruption budget is "
+            "respected in any case.",
+        ),
+    )
+    keep_away: KeepAway = field(
+        default=KeepAway.PREFER_NO_SCHEDULE,
+        metadata=key(
+            "keepAway",
+            choice(KeepAway),
+            "How the node is marked until it has room again: not at all; by the annotation "
+            "topoproxy.io/no-room; or also by a taint of that name with this effect.",
+        ),
+    )
+    keep_away_for: float = field(
+        default=600.0,
+        metadata=key(
+            "keepAwayFor",
+            duration(1, 86_400),
+            "The longest time that the node stays marked after the last pod was ended.",
+        ),
     )

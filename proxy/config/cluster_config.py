@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.config.kinds import SettingKind
+from proxy.config.kinds import OPTIONAL_FILE, SettingKind
 from proxy.config.nested_values import YamlNode, meant
 from proxy.config.setting import Setting, key, keys
 
 if TYPE_CHECKING:
     import yaml
+
 
 FILE_NAME = "config.yaml"
 IGNORED = "the settings from the cluster are ignored"
@@ -66,7 +67,8 @@ class ClusterConfigConfig:
             "allowed",
             KEYS,
             "Keys and sections, such as admission or log.level, that a TopoproxyConfig of the cluster may "
-            "set on this node; needs clusterFacts.directory. Of a section only keys that a reload changes.",
+            "set on this node; needs clusterFacts.directory. Of a section, only keys that a reload can "
+            "change.",
             live=True,
         ),
     )
@@ -132,3 +134,23 @@ def forbidden(root: yaml.Node, allowed: tuple[str, ...], config: Any) -> Iterato
 def file_of(directory: Path | None, allowed: tuple[str, ...]) -> Path | None:
     """Return the file with the settings of the cluster; None where the node takes none."""
     return directory / FILE_NAME if directory is not None and allowed else None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFactsConfig:
+    """What the cluster agent leaves for the daemon.
+
+    Attributes:
+        directory: None where nothing is read.
+    """
+
+    directory: Path | None = field(
+        default=None,
+        metadata=key(
+            "directory",
+            OPTIONAL_FILE,
+            "The directory, such as /var/lib/topoproxy/cluster, in which topoproxy agent writes the Node "
+            "object, the labels of namespaces and this node's pods for the daemon. Empty: nothing is "
+            "written or read.",
+        ),
+    )

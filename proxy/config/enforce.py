@@ -26,7 +26,7 @@ class EnforceConfig:
         metadata=key(
             "podSelector",
             SELECTOR,
-            "Labels of the pods that the plan is applied to; empty: whatever labels.",
+            "Labels of the pods that the plan is applied to; empty: all pods.",
             live=True,
         ),
     )

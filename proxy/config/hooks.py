@@ -166,11 +166,14 @@ class HooksConfig:
         serve: None where Koordinator's hook protocol is not served.
     """
 
-    enabled: bool = field(default=True, metadata=key("enabled", TRUTH, "Look for hooks, and ask them."))
+    enabled: bool = field(default=True, metadata=key("enabled", TRUTH, "Load hooks and call them."))
     directory: Path = field(
         default=Path("/etc/topoproxy/hooks.d"),
         metadata=key(
-            "folder", DIRECTORY, "Where hook files NN-name.py are; goes before vendorFolder.", live=True
+            "folder",
+            DIRECTORY,
+            "The directory of hook files NN-name.py; takes precedence over vendorFolder.",
+            live=True,
         ),
     )
     vendor_directory: Path = field(
@@ -178,7 +181,8 @@ class HooksConfig:
         metadata=key(
             "vendorFolder",
             DIRECTORY,
-            "Where packages put hook files; a file of the same name in folder is taken instead.",
+            "The directory in which packages install hook files; a file of the same name in folder replaces "
+            "one.",
             live=True,
         ),
     )
@@ -187,7 +191,7 @@ class HooksConfig:
         metadata=key(
             "serverFolder",
             OPTIONAL_FILE,
-            "Where hook servers are named, in Koordinator's JSON files. Empty: none are asked.",
+            "The directory of Koordinator's JSON files that name hook servers. Empty: no servers are called.",
             live=True,
         ),
     )
@@ -196,22 +200,22 @@ class HooksConfig:
         metadata=key(
             "serverUsers",
             USERS,
-            "User ids whose processes may answer as hook servers, besides root. The directories of "
-            "the socket may belong to them, too.",
+            "Users (ids), besides root, whose processes may act as hook servers. The directories of the "
+            "socket may also belong to them.",
             live=True,
         ),
     )
     timeout: float = field(
         default=0.5,
-        metadata=key("timeout", TIMEOUT, "Longest that a hook may take for one answer.", live=True),
+        metadata=key("timeout", TIMEOUT, "Longest time that a hook may take for one answer.", live=True),
     )
     policy: FailurePolicy = field(
         default=FailurePolicy.IGNORE,
         metadata=key(
             "failurePolicy",
             POLICY,
-            "A hook that fails: its answer is left out, or the call is refused. The file of a server says it "
-            "for itself.",
+            "What happens when a hook fails. Ignore: its answer is left out. Fail: the call is refused. For "
+            "a server, its JSON file decides.",
             live=True,
         ),
     )
@@ -220,8 +224,8 @@ class HooksConfig:
         metadata=key(
             "skipLabel",
             LABEL,
-            "Servers are not asked about pods with this label; the pods of the servers themselves have it. "
-            "Empty: they are asked about all.",
+            "Servers are not called for pods with this label, which the pods of the servers themselves "
+            "have. Empty: they are called for all pods.",
             live=True,
         ),
     )
@@ -230,20 +234,22 @@ class HooksConfig:
         metadata=key(
             "skipLabelNamespaces",
             NAMESPACES,
-            "Namespaces in which skipLabel counts: a pod of another one cannot hide from a server.",
+            "Namespaces in which skipLabel has an effect: a pod of another namespace cannot hide from a "
+            "server.",
             live=True,
         ),
     )
     owned_cpus: bool = field(
         default=False,
-        metadata=key("ownedCPUs", TRUTH, "Hooks may let containers run on CPUs that another one owns."),
+        metadata=key("ownedCPUs", TRUTH, "Hooks may let containers run on CPUs that another container owns."),
     )
     serve: Path | None = field(
         default=None,
         metadata=key(
             "serve",
             OPTIONAL_SOCKET,
-            "Where Koordinator's runtime proxy may ask for our placements, as a hook server. Empty: nowhere.",
+            "The socket at which Koordinator's runtime proxy can call topoproxy as a hook server. Empty: "
+            "not served.",
         ),
     )
     settings: Settings = field(
@@ -251,8 +257,8 @@ class HooksConfig:
         metadata=key(
             "settings",
             SETTINGS,
-            "What is set for single hooks, by name: {10-quota: {timeout: 1s, failurePolicy: Fail, config: "
-            "{...}}}. The hook defines what config may hold.",
+            "Settings of single hooks, by name: {10-quota: {timeout: 1s, failurePolicy: Fail, config: "
+            "{...}}}. The hook defines what config may contain.",
             live=True,
         ),
     )

@@ -11,8 +11,8 @@ from typing import Any
 from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.kinds import AMOUNT, SettingKind, read_amount, text_schema, whole
 from proxy.config.nested_values import YamlNode, meant
+from proxy.model.devices import is_extended_resource
 from proxy.model.errors import ConfigError
-from proxy.model.extended_resource import is_extended_resource
 from proxy.model.options import (
     KUBELET_MAX_NODES,
     CpuOptions,

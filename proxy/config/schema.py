@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.config.admission import AdmissionConfig
-from proxy.config.cluster import ClusterConfig
-from proxy.config.cluster_config import ClusterConfigConfig
-from proxy.config.cluster_facts import ClusterFactsConfig
+from proxy.config.cluster import ClusterConfig, RejectedPodsConfig
+from proxy.config.cluster_config import ClusterConfigConfig, ClusterFactsConfig
 from proxy.config.enforce import EnforceConfig
 from proxy.config.enums import (
     CpuManagerPolicy,
@@ -31,7 +30,6 @@ from proxy.config.hooks import HooksConfig
 from proxy.config.kinds import CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
 from proxy.config.list_kinds import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Reserved
 from proxy.config.origin import Origin
-from proxy.config.rejected_pods import RejectedPodsConfig
 from proxy.config.sections import (
     ApplyConfig,
     BeSuppressConfig,
@@ -135,18 +133,22 @@ class Config:
         metadata=key(
             "reservedSystemCPUs",
             CPUS,
-            "CPUs that are never given away, as a list such as 0-1,8. Wins over the amounts of CPU below.",
+            "CPUs that are never given to owners, as a list such as 0-1,8. Takes precedence over the "
+            "amounts of CPU below.",
             live=True,
         ),
     )
     kube_reserved: ReserveConfig = field(
         default=ReserveConfig(),
-        metadata=section("kubeReserved", "What is kept for kubelet and the container runtime."),
+        metadata=section(
+            "kubeReserved", "Resources that are reserved for kubelet and the container runtime."
+        ),
     )
     system_reserved: ReserveConfig = field(
         default=ReserveConfig(),
         metadata=section(
-            "systemReserved", "What is kept for the rest of the system, and added to kubeReserved."
+            "systemReserved",
+            "Resources that are reserved for the rest of the system, in addition to kubeReserved.",
         ),
     )
     topology_manager_policy: TopologyPolicy = field(
@@ -154,8 +156,8 @@ class Config:
         metadata=key(
             "topologyManagerPolicy",
             choice(TopologyPolicy),
-            "How CPUs, memory and devices come onto the same NUMA nodes. restricted and single-numa-node "
-            "refuse pods for which that cannot be.",
+            "How strictly CPUs, memory and devices are aligned to NUMA nodes. restricted and "
+            "single-numa-node refuse pods that cannot be aligned.",
             live=True,
         ),
     )
@@ -164,7 +166,7 @@ class Config:
         metadata=key(
             "topologyManagerScope",
             choice(Scope),
-            "Whether containers are decided one by one or a pod at once.",
+            "Whether each container is aligned separately, or all containers of a pod together.",
             live=True,
         ),
     )
@@ -173,7 +175,7 @@ class Config:
         metadata=key(
             "topologyManagerPolicyOptions",
             TOPOLOGY_OPTIONS,
-            "How nodes are preferred, and a limit on their number; without one any number is taken.",
+            "How NUMA nodes are preferred, and a limit on their number (no limit by default).",
             live=True,
         ),
     )
@@ -190,8 +192,8 @@ class Config:
         metadata=key(
             "reservedMemory",
             RESERVED_MEMORY,
-            "What Static keeps for the system by NUMA node: [{numaNode: 0, limits: {memory: 1Gi}}]. The "
-            "memory of all nodes is what kubeReserved, systemReserved and evictionHard say together.",
+            "What Static reserves for the system on each NUMA node: [{numaNode: 0, limits: {memory: 1Gi}}]. "
+            "The sum over all nodes must equal kubeReserved + systemReserved + evictionHard.",
         ),
     )
     eviction_memory: int | None = field(
@@ -199,8 +201,8 @@ class Config:
         metadata=key(
             "evictionHard",
             EVICTION,
-            "kubelet's thresholds. Of them memory.available (there 100Mi by default) is used, to check "
-            "reservedMemory.",
+            "kubelet's eviction thresholds. Only memory.available (kubelet's default is 100Mi) is used, to "
+            "check reservedMemory.",
         ),
     )
     memory_nodes: OwnerMemoryNodes = field(
@@ -208,7 +210,8 @@ class Config:
         metadata=key(
             "memoryNodes",
             choice(OwnerMemoryNodes),
-            "follow: containers that own CPUs take memory of those CPUs' nodes. leave: of any node.",
+            "follow: containers that own CPUs get memory from the NUMA nodes of these CPUs. leave: from any "
+            "node.",
             live=True,
         ),
     )
@@ -217,7 +220,7 @@ class Config:
         metadata=key(
             "onError",
             choice(OnError),
-            "A fault of our own while deciding: forward the call as it came, or refuse it.",
+            "After an internal error in a decision: forward the call unchanged, or refuse it.",
             live=True,
         ),
     )
@@ -271,7 +274,10 @@ class Config:
     drain_timeout: float = field(
         default=20.0,
         metadata=key(
-            "drainTimeout", duration(0, 600), "After SIGTERM, how long calls in flight may go on.", live=True
+            "drainTimeout",
+            duration(0, 600),
+            "How long calls in flight may continue after SIGTERM.",
+            live=True,
         ),
     )
     release_at_stop: bool = field(
@@ -279,8 +285,8 @@ class Config:
         metadata=key(
             "releaseAtStop",
             TRUTH,
-            "SIGTERM gives all containers back what they would have without us, within drainTimeout; the "
-            "next start places them again.",
+            "On SIGTERM, restore for all containers what they would have without topoproxy, within "
+            "drainTimeout; the next start places them again.",
             live=True,
         ),
     )
@@ -295,7 +301,7 @@ class Config:
     )
     kubelet: KubeletConfig = field(
         default=KubeletConfig(),
-        metadata=section("kubelet", "What may be asked of kubelet; nothing by default."),
+        metadata=section("kubelet", "How kubelet can be asked for facts; it is not asked by default."),
     )
     pod_resources: PodResourcesConfig = field(
         default=PodResourcesConfig(),
@@ -311,7 +317,7 @@ class Config:
     )
     koordinator: KoordinatorConfig = field(
         default=KoordinatorConfig(),
-        metadata=section("koordinator", "CPUs that Koordinator's users keep back on a node."),
+        metadata=section("koordinator", "Koordinator's settings for the CPUs of a node."),
     )
     admission: AdmissionConfig = field(
         default=AdmissionConfig(),
@@ -319,13 +325,16 @@ class Config:
     )
     be_suppress: BeSuppressConfig = field(
         default=BeSuppressConfig(),
-        metadata=section("beSuppress", "Keeping BE pods within what the others leave (Koordinator)."),
+        metadata=section(
+            "beSuppress", "Limiting BE pods to the CPU time that the other pods leave (Koordinator)."
+        ),
     )
     apply: ApplyConfig = field(
         default=ApplyConfig(), metadata=section("apply", "How owned CPUs are kept in the kernel.")
     )
     settle: SettleConfig = field(
-        default=SettleConfig(), metadata=section("settle", "Making cpusets last at the runtime.")
+        default=SettleConfig(),
+        metadata=section("settle", "Sending cpusets to the runtime, so that they last."),
     )
     hooks: HooksConfig = field(
         default=HooksConfig(),

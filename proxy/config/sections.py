@@ -43,10 +43,13 @@ class ReserveConfig:
     )
     ephemeral_storage: int | None = field(
         default=None,
-        metadata=key("ephemeral-storage", BYTES, "Taken as kubelet does, and not used here.", live=True),
+        metadata=key(
+            "ephemeral-storage", BYTES, "Accepted as by kubelet, but not used by topoproxy.", live=True
+        ),
     )
     pid: int | None = field(
-        default=None, metadata=key("pid", BYTES, "Taken as kubelet does, and not used here.", live=True)
+        default=None,
+        metadata=key("pid", BYTES, "Accepted as by kubelet, but not used by topoproxy.", live=True),
     )
 
 
@@ -59,8 +62,8 @@ class KubeletConfig:
         metadata=key(
             "pods",
             OPTIONAL_ADDRESS,
-            "Where kubelet's /pods is read, such as https://127.0.0.1:10250; kubelet on this machine is "
-            "meant. Empty: not asked.",
+            "Where the /pods of this node's kubelet is read, such as https://127.0.0.1:10250. Empty: not "
+            "asked.",
         ),
     )
     pods_api: Path | None = field(
@@ -106,26 +109,30 @@ class KubeletConfig:
     )
     token_file: Path | None = field(
         default=None,
-        metadata=key("tokenFile", OPTIONAL_FILE, "Holds the bearer token that is shown at pods."),
+        metadata=key("tokenFile", OPTIONAL_FILE, "Holds the bearer token for pods and configz."),
     )
     ca_file: Path | None = field(
         default=None,
         metadata=key(
-            "caFile", OPTIONAL_FILE, "Certificates that kubelet's is checked with; empty: the system's."
+            "caFile",
+            OPTIONAL_FILE,
+            "The authorities that may have signed kubelet's certificate; empty: those of the system.",
         ),
     )
     cert_file: Path | None = field(
-        default=None, metadata=key("certFile", OPTIONAL_FILE, "Our own certificate for pods; needs keyFile.")
+        default=None,
+        metadata=key("certFile", OPTIONAL_FILE, "topoproxy's client certificate for pods; needs keyFile."),
     )
     key_file: Path | None = field(
         default=None, metadata=key("keyFile", OPTIONAL_FILE, "The key of certFile.")
     )
     insecure_skip_verify: bool = field(
         default=False,
-        metadata=key("insecureSkipVerify", TRUTH, "Take any certificate from kubelet, also a forged one."),
+        metadata=key("insecureSkipVerify", TRUTH, "Accept any certificate from kubelet, even a forged one."),
     )
     timeout: float = field(
-        default=0.5, metadata=key("timeout", duration(0.01, 5), "Longest that one question to kubelet takes.")
+        default=0.5,
+        metadata=key("timeout", duration(0.01, 5), "Longest time that one request to kubelet may take."),
     )
 
     @property
@@ -147,7 +154,8 @@ class PodResourcesConfig:
         metadata=key(
             "serve",
             OPTIONAL_SOCKET,
-            "Where monitoring agents may ask which CPUs, memory and devices containers have. Empty: nowhere.",
+            "The socket at which monitoring agents can ask which CPUs, memory and devices containers have. "
+            "Empty: not served.",
         ),
     )
 
@@ -165,8 +173,8 @@ class DevicePluginsConfig:
         metadata=key(
             "socketDirectory",
             DIRECTORY,
-            "Where device plug-ins register (kubelet.sock) and have their sockets. Sockets that are there at "
-            "a start are removed.",
+            "Where device plug-ins register (kubelet.sock) and have their sockets. Sockets in it are "
+            "removed at a start.",
         ),
     )
     timeout: float = field(
@@ -174,7 +182,7 @@ class DevicePluginsConfig:
         metadata=key(
             "timeout",
             duration(0.01, 60),
-            "Longest that a device plug-in has for an answer; PreStartContainer has 30s.",
+            "Longest time that a device plug-in may take for an answer; for PreStartContainer it is 30s.",
             live=True,
         ),
     )
@@ -183,8 +191,8 @@ class DevicePluginsConfig:
         metadata=key(
             "shim",
             RESOURCES,
-            "Resources that are taken over from plug-ins that register in shimDirectory, where all others "
-            "are handed on to kubelet. Empty: there is no such directory.",
+            "Resources that topoproxy manages although their plug-ins register in shimDirectory; all other "
+            "registrations there are forwarded to kubelet. Empty: there is no such directory.",
         ),
     )
     shim_directory: Path = field(
@@ -192,8 +200,8 @@ class DevicePluginsConfig:
         metadata=key(
             "shimDirectory",
             DIRECTORY,
-            "Where plug-ins register that serve resources of both. Sockets that are there at a start are "
-            "removed.",
+            "Where plug-ins register whose resources are divided between topoproxy and kubelet. Sockets in "
+            "it are removed at a start.",
         ),
     )
 
@@ -207,7 +215,7 @@ class KoordinatorConfig:
         metadata=key(
             "reservedCPUs",
             CPUS,
-            "CPUs for what runs outside pods (node reservation): neither pools nor owners use them.",
+            "CPUs for processes outside pods (node reservation): neither pools nor owners use them.",
             live=True,
         ),
     )
@@ -236,7 +244,8 @@ class KoordinatorConfig:
         metadata=key(
             "numaAllocateStrategy",
             choice(NumaStrategy),
-            "NUMA nodes for owned CPUs: the fullest first, the emptiest first, or evenly. Empty: not set.",
+            "The order of NUMA nodes for owned CPUs: the fullest first, the emptiest first, or evenly. "
+            "Empty: not set.",
             live=True,
         ),
     )
@@ -246,7 +255,7 @@ class KoordinatorConfig:
         metadata=key(
             "keepCFSQuota",
             choice(KeepQuota),
-            "Owners of CPUs have no CFS quota. Which keep it: none, pods of several containers, all.",
+            "Which owners of CPUs keep their CFS quota: none, those in pods with several containers, or all.",
             live=True,
         ),
     )
@@ -255,8 +264,9 @@ class KoordinatorConfig:
         metadata=key(
             "beCpuset",
             choice(BeCpuset),
-            "How BE containers come to the BE pool: each is given it; or their requests are erased, and the "
-            "cgroups of BestEffort and of its pods are narrowed to it.",
+            "How BE containers are confined to the BE pool. narrow: each container gets the CPUs of the "
+            "pool. erase: requests name no CPUs, and the cgroups of BestEffort and of its pods hold the "
+            "pool.",
         ),
     )
     node_object: Path | None = field(
@@ -264,8 +274,8 @@ class KoordinatorConfig:
         metadata=key(
             "nodeObject",
             OPTIONAL_FILE,
-            "A JSON file with the Node object, or with its metadata: what its labels and annotations "
-            "prescribe goes before this list. Empty: none.",
+            "A JSON file with the Node object or its metadata. What its labels and annotations prescribe "
+            "takes precedence over the settings of this section. Empty: none.",
         ),
     )
 
@@ -284,7 +294,7 @@ class BeSuppressConfig:
         metadata=key(
             "mode",
             choice(SuppressMode),
-            "How: not at all, by fewer CPUs, or by one CFS quota for all.",
+            "How BE pods are limited: not at all, by fewer CPUs, or by one CFS quota for all of them.",
             live=True,
         ),
     )
@@ -293,7 +303,8 @@ class BeSuppressConfig:
         metadata=key(
             "threshold",
             whole(1, 100),
-            "Percent of the node's CPUs that all may use together; BE has what the others leave of it.",
+            "Percent of the node's CPUs that all pods together should use; BE pods get what the others "
+            "leave of it.",
             live=True,
         ),
     )
@@ -302,12 +313,12 @@ class BeSuppressConfig:
         metadata=key(
             "minPercent",
             whole(0, 100),
-            "Percent of the node's CPUs that BE has in any case; 0: not set.",
+            "Percent of the node's CPUs that BE pods have in any case; 0: not set.",
             live=True,
         ),
     )
     period: float = field(
-        default=1.0, metadata=key("period", duration(0.1, 60), "How often usage is looked at.", live=True)
+        default=1.0, metadata=key("period", duration(0.1, 60), "How often usage is measured.", live=True)
     )
 
 
@@ -320,8 +331,9 @@ class ApplyConfig:
         metadata=key(
             "partitions",
             choice(OwnerPartitions),
-            "On cgroup v2 (Linux 6.7), what CPUs that only their owner may use become: root, a scheduling "
-            "domain of its own that nothing else on the node runs on; isolated, without load balancing too.",
+            "On cgroup v2 (Linux 6.7 or later), make the CPUs of each owner a cpuset partition. root: a "
+            "separate scheduling domain, from which all other processes of the node are kept off. isolated: "
+            "also without load balancing.",
         ),
     )
 
@@ -335,13 +347,13 @@ class SettleConfig:
         metadata=key(
             "enabled",
             TRUTH,
-            "Send the runtime each new cpuset too, so that it does not write an old one back.",
+            "Also send each new cpuset to the runtime, so that it does not restore an old one.",
             live=True,
         ),
     )
     per_second: int = field(
         default=10,
-        metadata=key("perSecond", whole(1, 1000), "The most of these updates in a second.", live=True),
+        metadata=key("perSecond", whole(1, 1000), "The most such updates per second.", live=True),
     )
 
 
@@ -351,14 +363,14 @@ class LogConfig:
 
     level: LogLevel = field(
         default=LogLevel.INFO,
-        metadata=key("level", choice(LogLevel), "Least important records to write.", live=True),
+        metadata=key("level", choice(LogLevel), "The lowest level of records that are written.", live=True),
     )
     format: LogFormat = field(
         default=LogFormat.TEXT,
         metadata=key(
             "format",
             choice(LogFormat),
-            "text for people, klog as kubelet's, json one object a line.",
+            "text: for people. klog: as kubelet's log. json: one object per line.",
             live=True,
         ),
     )

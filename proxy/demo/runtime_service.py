@@ -6,20 +6,24 @@ for idempotence), a refusal that comes from runc is UNKNOWN with runc's words, a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import grpc
 import itertools
 import json
+import queue
 import re
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo import messages
 from proxy.demo.calls import METHODS, CallRefused
-from proxy.demo.events import EventHub
 from proxy.demo.runc import Runc, RuncError
 from proxy.demo.runtime_records import ContainerRecord, PodRecord, Resources, cgroup_names, merge, new_id
 
@@ -235,3 +239,33 @@ def _not_found(text: str) -> CallRefused:
 
 def _snake(method: str) -> str:
     return re.sub("([A-Z])", r"_\1", method).lower()
+
+
+class EventHub:
+    """Fans events out to the streams that are open at the time; nothing is kept for later ones."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: list[queue.SimpleQueue[pb.ContainerEventResponse | None]] = []
+
+    def emit(self, event: pb.ContainerEventResponse) -> None:
+        """Hand an event to all open streams."""
+        with self._lock:
+            for one in self._queues:
+                one.put(event)
+
+    def stream(
+        self, _: pb.GetEventsRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ContainerEventResponse]:
+        """Answer GetContainerEvents until the client leaves or the server ends."""
+        mine: queue.SimpleQueue[pb.ContainerEventResponse | None] = queue.SimpleQueue()
+        with self._lock:
+            self._queues.append(mine)
+        try:
+            # A call that ended before the callback could be set gets no event to wake it.
+            if context.add_callback(lambda: mine.put(None)):
+                while (event := mine.get()) is not None:
+                    yield event
+        finally:
+            with self._lock:
+                self._queues.remove(mine)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from proxy.allocation.devices.allocate import PreferenceMissing
+from proxy.engine.admission import assigned_cpus
 from proxy.engine.adoption import adopt
 from proxy.engine.call_answers import (
     AskPreference,
@@ -30,17 +31,18 @@ from proxy.engine.container_events import (
     CreateResumed,
     CreateWithoutDevices,
 )
-from proxy.engine.create import place
+from proxy.engine.create import Plan, place
 from proxy.engine.delegated_creates import DelegatedCreate, clients_request
 from proxy.engine.device_grants import devices_recorded
-from proxy.engine.elsewhere import place_elsewhere
+from proxy.engine.effects import AbortReason
 from proxy.engine.enforcement import applies_to
 from proxy.engine.fact_changes import with_quotas
 from proxy.engine.lifecycle import containers_updated, create_failed
 from proxy.engine.node_effects import Follow, NodeEffects, PlanDecided, PutRecord, followed
 from proxy.engine.quotas import requested_quota
 from proxy.engine.state import NodeState
-from proxy.model.workload import Phase, Pool
+from proxy.model.phrases import listed
+from proxy.model.workload import Container, Phase, Pool
 
 _NOTHING: NodeEffects = ()
 
@@ -186,3 +188,38 @@ def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState,
         after = after.knowing(after.runtime.saving(container_id, saved))
     record = PutRecord(f"c/{container_id}", plan.container)
     return after, (record, *followed(state, after, "container adopted"), PlanDecided(plan))
+
+
+STUCK = "cannot be freed"
+"""In place of the pod that is on CPUs that cannot be freed, while others are chosen."""
+
+
+def place_elsewhere(state: NodeState, container: Container, reason: AbortReason, token: str) -> Plan | None:
+    """Decide a container again, without CPUs that cannot be freed.
+
+    Args:
+        state: The node without the container.
+        container: What is to be placed, as it was placed.
+        reason: The CPUs, and why they cannot be freed.
+        token: Its id until the runtime names it.
+
+    Returns:
+        A plan that gives it CPUs of its own; None where its CPUs were named by another party or set aside for
+        its pod, or where there are no others.
+    """
+    pod = state.pods.get(container.pod.sandbox_id) or container.pod
+    if assigned_cpus(state.node, pod) or pod.reserved_for_pod is not None:
+        return None
+    walled = state.with_kubelet_cpus({**state.kubelet, STUCK: {"": reason.cpus}})
+    plan = place(walled, pod, container.name, container.attempt, container.request, token)
+    new = plan.container
+    if new is None or new.placement.pool is not Pool.OWN or new.placement.exclusive & reason.cpus:
+        return None
+    words = f"not on CPUs {listed(reason.cpus)}, which could not be freed: {reason.message}"
+    placement = structs.replace(new.placement, reasons=(*new.placement.reasons, words))
+    new = structs.replace(new, placement=placement)
+    why = plan.explanation
+    if why is not None:
+        why = structs.replace(why, reasons=(*why.reasons, words))
+    after = plan.state.with_kubelet_cpus(state.kubelet).changed(put=(new,))
+    return structs.replace(plan, state=after, container=new, explanation=why)

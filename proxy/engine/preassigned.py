@@ -8,9 +8,8 @@ from proxy.allocation.cpu_request import CPU
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
 from proxy.engine.admission_context import asks_for_devices, build_context, pod_requests
 from proxy.engine.admit import detailed_verdict
-from proxy.engine.cpu_holders import holders_of
 from proxy.engine.memory_nodes import counted_nodes, owner_memory_nodes
-from proxy.engine.shortfall import with_holders
+from proxy.engine.shortfall import holders_of, with_holders
 from proxy.engine.state import NodeState, with_grants
 from proxy.engine.topology_manager import TopologyDecision, allocate
 from proxy.model.admission import AdmissionRule

@@ -15,13 +15,12 @@ from msgspec import structs
 from proxy.allocation.cpu_request import CPU
 from proxy.allocation.providers.cpu import CpuProvider
 from proxy.allocation.refusal import UNEXPECTED
-from proxy.engine.cpu_holders import holders_of
 from proxy.engine.limits import spare_shared_cpus
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
 from proxy.model.admission import AdmissionRule
-from proxy.model.explanation import HOLDERS, Shortfall
+from proxy.model.explanation import HOLDERS, CpuHolder, Shortfall
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import in_bytes
@@ -126,3 +125,33 @@ def _on_node(context: AdmissionContext, node: int) -> list[Shortfall] | None:
 def _reading_order(lack: Shortfall) -> int:
     """Sort CPUs before memory, and memory before resources that are counted."""
     return 0 if lack.resource == CPU else 1 if in_bytes(lack.resource) else 2
+
+
+def holders_of(state: NodeState, cpus: CpuSet, but: str = "") -> tuple[CpuHolder, ...]:
+    """Return the containers and pods that have some of these CPUs, those with the most of them first.
+
+    Args:
+        state: The node.
+        cpus: The CPUs.
+        but: An owner, or the key of a pod, that is left out.
+    """
+    found: dict[str, CpuSet] = {}
+
+    def add(ref: str, held: CpuSet) -> None:
+        if not held.isdisjoint(cpus):
+            found[ref] = found.get(ref, CpuSet()) | (held & cpus)
+
+    present = set()
+    for container in state.containers.values():
+        present.add(container.owner)
+        if container.owner not in ("", but) and container.owner in state.owners:
+            add(container.ref if "/" in container.owner else container.pod.ref, container.placement.exclusive)
+    for pod in state.pods.values():
+        if pod.reserved_for_pod is not None and pod.key != but and pod.ref not in found:
+            add(f"{pod.ref} (set aside)", pod.reserved_for_pod.cpus)
+    for key, held in state.owners.items():
+        if key not in present and key != but:
+            add(f"{key} (by kubelet's CPU manager)", held.cpus)
+    return tuple(
+        CpuHolder(ref, held) for ref, held in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    )

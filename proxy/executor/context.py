@@ -12,7 +12,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import cast
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from proxy.engine.call_events import ContainersUnsettled
 from proxy.engine.enforcement_state import Enforcement, plain
@@ -24,16 +24,15 @@ from proxy.executor.enforce import Enforced, Enforcer
 from proxy.executor.history import History
 from proxy.executor.journal import Journal
 from proxy.executor.kernel_ports import Cgroups
-from proxy.executor.options import ExecutorOptions
 from proxy.executor.ports import Ledger
 from proxy.executor.rejections import Rejections
-from proxy.executor.runtime_ports import Runtime
+from proxy.executor.runtime_ports import NO_QUIRKS, Runtime, RuntimeQuirks
 from proxy.executor.store import NodeStore
 from proxy.executor.tasks import BackgroundTasks
 from proxy.executor.worker import Worker
 from proxy.executor.worker_health import STUCK_S, Health
 from proxy.model.mode import NodeMode
-from proxy.model.pod_selection import PodSelection
+from proxy.model.pod_selection import ALL_PODS, PodSelection
 from proxy.telemetry.port import Telemetry, subject_of
 
 
@@ -192,3 +191,32 @@ class NodeContext(BackgroundTasks):
     def _goes_on(self) -> None:
         """Have everything compared: a worker that was stuck goes on, and its late writes may be outdated."""
         self.attention.set()
+
+
+class ExecutorOptions(Struct, frozen=True):
+    """The options of the executor.
+
+    Attributes:
+        mode: The mode of the node at the start: enforce, or only observe.
+        refuse_on_error: Refuse a create that could not be decided, instead of forwarding it unchanged.
+        call_timeout: Seconds that one wait inside a held call may take.
+        settle_per_second: How many moved containers a second have their cpusets sent to the runtime, so that
+            they last; 0 for none.
+        reconcile_period: Seconds between comparisons with the runtime and the kernel.
+        history: How many decisions about removed containers and refusals are kept.
+        quirks: How runtimes differ.
+        selection: The pods that mode enforce selects at the start.
+        pods_per_step, step_period: How many running pods are changed together where mode or selection change,
+            and the seconds between the beginnings of two such steps.
+    """
+
+    mode: NodeMode = NodeMode.ENFORCE
+    refuse_on_error: bool = False
+    call_timeout: float = 5.0
+    settle_per_second: float = 10.0
+    reconcile_period: float = 10.0
+    history: int = 500
+    quirks: RuntimeQuirks = NO_QUIRKS
+    selection: PodSelection = ALL_PODS
+    pods_per_step: int = 1
+    step_period: float = 1.0

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from proxy.engine.node import Node
 from proxy.executor.cgroup_locator import CgroupLocator
 from proxy.executor.confinement import Confinement
-from proxy.executor.context import NodeContext
+from proxy.executor.context import ExecutorOptions, NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.creates import Creates
 from proxy.executor.device_grants import DeviceGrants
@@ -33,7 +33,6 @@ from proxy.executor.ledger_recovery import LedgerRecovery
 from proxy.executor.lifecycle import Lifecycle
 from proxy.executor.machine.hotplug import Hotplug
 from proxy.executor.node_policy_sync import NodePolicySync
-from proxy.executor.options import ExecutorOptions
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.ports import (
     ClusterFiles,
@@ -62,7 +61,7 @@ from proxy.model.options import TopologyOptions
 from proxy.telemetry.port import Telemetry
 
 if TYPE_CHECKING:
-    from proxy.executor.drift.ports import WriteEvents
+    from proxy.executor.kernel_ports import WriteEvents
     from proxy.executor.partitions.owners import PartitionSync
     from proxy.executor.partitions.ports import Partitions
 

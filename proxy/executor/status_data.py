@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from msgspec import structs
+
 from proxy.allocation.koordinator.resource_status import status_text
+from proxy.engine.be_usage import shares_of
 from proxy.engine.enforcement import applies_to
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.quotas import CONTAINER, POD
 from proxy.engine.state import NodeState
-from proxy.executor.cpu_users import CpuUsers
+from proxy.engine.suppression import BeSuppression, SuppressionSettings, reason
+from proxy.executor.kernel_ports import CpusetValue
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.readiness import other_checks, required_checks
 from proxy.model.idset import CpuSet, union
 from proxy.model.mode import NodeMode
-from proxy.model.workload import LIVE, Container, Phase
+from proxy.model.workload import LIVE, Container, Phase, Pool
 
 FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "reservations"}
 """Keys that were renamed; the former ones are given for one more release."""
@@ -261,3 +267,79 @@ def _holders(state: NodeState) -> dict[str, list[Container]]:
         if c.owns_cpus:
             found.setdefault(c.owner, []).append(c)
     return found
+
+
+def suppression_page(
+    known: BeSuppression, settings: SuppressionSettings, state: NodeState
+) -> Mapping[str, object]:
+    """Return what ``topoproxy status`` shows: CPUs as lists, budgets in milli-CPUs, usage in CPUs."""
+    found: dict[str, object] = {
+        "mode": settings.mode.value,
+        "threshold": settings.threshold,
+        "min_percent": settings.least or 0,
+        "cpus": str(state.pools.of(Pool.BE)),
+        "pool": str(state.pools.be),
+        "quota_us": known.quota,
+        "group": known.above,
+        "why": reason(known, settings),
+    }
+    if known.figures is not None:
+        milli, usage = known.figures
+        found["budget_milli"] = milli
+        found["capacity_milli"] = usage.capacity
+        found["usage"] = {name: round(used, 3) for name, used in structs.asdict(shares_of(usage)).items()}
+    if known.change is not None:
+        found["last_change"] = structs.asdict(known.change)
+    return found
+
+
+class CpuUsers:
+    """Which containers may run where.
+
+    Most owners share with none. So it is first compared with sums: of containers without CPUs of their own,
+    and of CPUs that several owners have.
+    """
+
+    def __init__(self, state: NodeState, read: Mapping[str, CpusetValue]) -> None:
+        """Sum up.
+
+        Args:
+            state: The node.
+            read: The cpusets in the kernel, by container id.
+        """
+        self._each: list[tuple[Container, int]] = []
+        self._sharers = self._be = self._contested = 0
+        owned: dict[str, int] = {}
+        for container_id, value in read.items():
+            if (container := state.containers.get(container_id)) is None:
+                continue
+            bits = value.effective_cpus.bits
+            self._each.append((container, bits))
+            if container.placement.pool is Pool.BE:
+                self._be |= bits
+            elif container.owner:
+                owned[container.owner] = owned.get(container.owner, 0) | bits
+            else:
+                self._sharers |= bits
+        once = 0
+        for bits in owned.values():
+            self._contested |= once & bits
+            once |= bits
+
+    def others(self, owner: str, cpus: CpuSet, *, hard: bool) -> list[Container]:
+        """Return the containers of others that may run on some of an owner's CPUs, sorted by name.
+
+        Args:
+            owner: The owner's key.
+            cpus: Its CPUs.
+            hard: Whether BE containers may not borrow them.
+        """
+        mine = cpus.bits
+        if not mine & (self._sharers | self._contested | (self._be if hard else 0)):
+            return []
+        found = (
+            container
+            for container, bits in self._each
+            if bits & mine and container.owner != owner and (hard or container.placement.pool is not Pool.BE)
+        )
+        return sorted(found, key=lambda container: container.ref)

@@ -31,8 +31,7 @@ from proxy.hooks.loader.crash_guard import CrashMarks, DeadlyError
 from proxy.hooks.loader.directories import Candidate, Survey, survey
 from proxy.hooks.loader.entries import HookFileEntry, State
 from proxy.hooks.loader.loading import LOAD_S
-from proxy.hooks.loader.safe_read import Unsettled
-from proxy.hooks.loader.trust import UntrustedError
+from proxy.hooks.loader.safe_read import Unsettled, UntrustedError
 from proxy.hooks.loader.versions import Version, VersionBuilder
 from proxy.model.backoff import Backoff
 from proxy.model.errors import HookError

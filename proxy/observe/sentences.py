@@ -14,16 +14,16 @@ Everything is ASCII; every sentence ends with a period.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from msgspec import Struct
 
-from proxy.model.explanation import Explanation, Merge
+from proxy.model.explanation import Explanation, Merge, ProviderAnswer
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import TopologyPolicy
-from proxy.observe.advice import against, help_for
-from proxy.observe.provider_text import offer
+from proxy.observe.advice import against, help_for, name
 from proxy.observe.value_text import begun, both, clean, cpus, few, nodes, sentence, sentences
 
 MOVED_SHOWN = 10
@@ -263,3 +263,39 @@ def _verdict(record: Explanation) -> tuple[str, ...]:
     code = f"gRPC status {verdict.code}, {GrpcStatus(verdict.code).name}"
     refused = "Refused" if record.applied else "It would be refused"
     return sentences([f"{refused}{f' with {verdict.reason}' if verdict.reason else ''} ({code})"])
+
+
+# Of long lists a record keeps only some hints, the preferred ones first; then they are shown as examples.
+
+
+def offer(answer: ProviderAnswer) -> str:
+    """Say what a provider offered for a resource."""
+    return sentence(f"{name(answer)}: {_offered(answer)}")
+
+
+def _offered(answer: ProviderAnswer) -> str:
+    if answer.nothing == "no preference":
+        return "any nodes will do"
+    if answer.nothing or answer.count == 0:
+        return "no nodes can give it"
+    liked = [nodes(hint.affinity) for hint in answer.hints if hint.preferred]
+    others = [nodes(hint.affinity) for hint in answer.hints if not hint.preferred]
+    if answer.count is None or answer.preferred is None:
+        some = f"; preferred e.g. on {few(liked)}" if liked else f", e.g. {few(others)}" if others else ""
+        return f"possible on too many sets of nodes to count{some}"
+    if answer.count == 1:
+        which = "".join([*liked, *others][:1]) or "one set of nodes"
+        return f"possible on {which} only ({'' if answer.preferred else 'not '}preferred)"
+    rest = max(0, answer.count - answer.preferred)
+    parts = [f"preferred on {_places(liked, answer.preferred)}"] if answer.preferred else []
+    if rest:
+        remark = "" if answer.preferred else " (not preferred)"
+        parts.append(f"{'also ' if parts else ''}possible on {_places(others, rest)}{remark}")
+    return "; ".join(parts)
+
+
+def _places(shown: Sequence[str], count: int) -> str:
+    """List sets of nodes: all of them, or as examples."""
+    if shown and len(shown) >= count:
+        return f"{', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else shown[0]
+    return f"{count} sets of nodes{f', e.g. {few(shown)}' if shown else ''}"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,6 @@ from proxy.config.schema import Config
 from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, TopoproxyError
 from proxy.reload.reread import reread
-from proxy.reload.step import Commit, LiveStep
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from proxy.model.machine import Machine
     from proxy.notify import SystemdNotifier
     from proxy.telemetry.port import Telemetry
+
 
 NOT_RELOADED = "the configuration was not reloaded, nothing has changed"
 NEEDS_RESTART = "settings take effect at the next restart"
@@ -232,3 +232,30 @@ class Reload:
         """Reload for a client of the admin socket; return how it ended."""
         await self.run("admin")
         return {"schema": schema_ids.RELOAD, **self.page()}
+
+
+Commit = Callable[[], None]
+"""Makes a change that has been prepared. It does not wait, and nothing that it does can be refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStep:
+    """Applies some keys.
+
+    Attributes:
+        keys: Keys, or sections of which all live keys are meant.
+        prepare: Takes the running and the new configuration and returns what changes the one into the other.
+            Changes nothing. Runs on the event loop, right before the commits of all steps. Raises
+            ConfigError where the node cannot follow.
+    """
+
+    keys: tuple[str, ...]
+    prepare: Callable[[Config, Config], Commit]
+
+    def applies(self, key: str) -> bool:
+        """Return whether the step applies a key."""
+        return any(key == own or key.startswith(f"{own}.") for own in self.keys)
+
+    def concerned(self, changed: Iterable[str]) -> bool:
+        """Return whether one of some keys is applied by the step."""
+        return any(self.applies(key) for key in changed)

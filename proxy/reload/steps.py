@@ -12,7 +12,7 @@ from proxy.config.schema import Config
 from proxy.model.errors import CgroupError, ConfigError
 from proxy.model.koordinator import SuppressMode
 from proxy.model.mode import NodeMode
-from proxy.reload.step import Commit, LiveStep
+from proxy.reload.service import Commit, LiveStep
 
 if TYPE_CHECKING:
     from proxy.executor.be.suppression import Suppression

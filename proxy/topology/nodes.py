@@ -1,4 +1,4 @@
-"""NUMA nodes.
+"""NUMA nodes: their CPUs, memory and huge pages.
 
 Every online node has a directory ``nodeN``; ids can have holes. A node may have CPUs and no memory, memory
 and no CPUs (CXL, HBM, a GPU's memory), or neither. A row of ``distance`` has one column per online node in
@@ -12,16 +12,16 @@ are kept with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from msgspec import Struct
 
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
-from proxy.model.machine import NumaNode
+from proxy.model.machine import HugePages, NumaNode
 from proxy.topology.files import SysfsTree
 from proxy.topology.groups import each
-from proxy.topology.memory import hugepages, mem_total, meminfo
 
 NODE_DIR = "devices/system/node"
 
@@ -111,3 +111,58 @@ def read_nodes(tree: SysfsTree, online: int) -> Nodes:
         tree.problems.append("NUMA nodes overlap: CPUs are in more than one node; memory should not be bound")
     claimed = {node: CpuSet.from_bits(bits) for node, bits in claims.items()} if overlap else {}
     return Nodes(nodes, of_cpu, claimed)
+
+
+# ``MemTotal`` of a node's meminfo is what the kernel manages there, in kB of 1024 bytes. Huge pages come as
+# one directory per page size, ``hugepages-2048kB``, below a node and below ``kernel/mm``; kernels before
+# those directories report one size in ``/proc/meminfo``.
+
+
+_KB = 1024
+_FIELD = re.compile(r"^(?:Node \d+ )?(\w+):\s+(\d+)(?: kB)?\s*$", re.MULTILINE)
+_SIZE = re.compile(r"hugepages-(\d{1,12})kB")
+
+
+def meminfo(tree: SysfsTree, path: str) -> dict[str, int]:
+    """Read a meminfo file, of ``/proc`` or of a node: field to number (kB where the field has a unit)."""
+    text = tree.text(path)
+    return {} if text is None else {name: int(value) for name, value in _FIELD.findall(text)}
+
+
+def mem_total(fields: dict[str, int]) -> int | None:
+    """Return the total memory in bytes, None where meminfo does not have it."""
+    total = fields.get("MemTotal")
+    return None if total is None else total * _KB
+
+
+def hugepages(tree: SysfsTree, directory: str) -> dict[int, HugePages] | None:
+    """Read a directory of huge page sizes: page size in kB to counts; None where there is no directory."""
+    if not tree.exists(directory):
+        return None
+    found: dict[int, HugePages] = {}
+    for name in tree.names(directory):
+        match = _SIZE.fullmatch(name)
+        number = tree.number(f"{directory}/{name}/nr_hugepages") if match else None
+        if match and number is not None:
+            free = tree.number(f"{directory}/{name}/free_hugepages")
+            surplus = tree.number(f"{directory}/{name}/surplus_hugepages")
+            found[int(match[1])] = HugePages(number, free, surplus)
+    return found
+
+
+def machine_hugepages(
+    tree: SysfsTree, fields: dict[str, int]
+) -> tuple[dict[int, HugePages] | None, str | None]:
+    """Return the machine's huge pages (without surplus) and where they were found.
+
+    Args:
+        tree: The sysfs.
+        fields: ``/proc/meminfo``, for kernels that have no directory.
+    """
+    found = hugepages(tree, "kernel/mm/hugepages")
+    if found is not None:
+        return {size: HugePages(pages.nr, pages.free) for size, pages in found.items()}, "sysfs"
+    if "HugePages_Total" in fields and "Hugepagesize" in fields:
+        pages = HugePages(fields["HugePages_Total"], fields.get("HugePages_Free"))
+        return {fields["Hugepagesize"]: pages}, "proc/meminfo"
+    return None, None

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from proxy import logs
 from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject
-from proxy.agent.object_writer import LEAST_S, WRITE_BURST, ObjectWriter
+from proxy.agent.object_writer import LEAST_S, WRITE_BURST, ObjectWriter, WriteBudget
 from proxy.agent.publisher import FINGERPRINT_S, POD_PATIENCE
-from proxy.agent.write_budget import WriteBudget
 
 
 class PlayedSelector(selectors.DefaultSelector):

@@ -9,13 +9,12 @@ import pytest
 from proxy.allocation import cpu_hints as hints_room
 from proxy.allocation import sockets as sockets_room
 from proxy.allocation.cpu_hints import cpu_hints
-from proxy.allocation.cpu_policy import CpuPolicy, CpuState, CpuStateError, take
+from proxy.allocation.cpu_policy import CpuPolicy, CpuState, CpuStateError, pick_unpoliced, take
 from proxy.allocation.cpu_topology import Counts, CpuRow, CpuTopology
 from proxy.allocation.demand import Demand
 from proxy.allocation.distributed import take_distributed
 from proxy.allocation.memory_nodes import memory_for
 from proxy.allocation.packed import NotEnoughCpus, take_packed
-from proxy.allocation.pick_unpoliced import pick_unpoliced
 from proxy.allocation.sockets import SocketFamily, Sockets
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from proxy.backends.ledger import format as fmt
 from proxy.bundle import sources
-from proxy.bundle.archive import pack
+from proxy.bundle.sources import pack
 from proxy.cli.main import cli, command_line
 from proxy.topology.build import described
 from proxy.topology.reader import read_machine

@@ -38,7 +38,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_the_defaults_are_a_commented_file() -> None:
     text = run("--defaults")
-    assert "# CPUs that are never given away" in text
+    assert "# CPUs that are never given to owners" in text
     assert parse(text, "f") == Config()
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 
 from proxy.cli.main import cli
 from proxy.config import Config, as_yaml, parse
-from proxy.config.json_schema import configuration_schema
+from proxy.config.reference import configuration_schema
 from proxy.config.schema import keys
 from proxy.model.errors import ConfigError
 from tests.config.test_roundtrip import parts

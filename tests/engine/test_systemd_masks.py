@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.engine.systemd_masks import MaskOrder, learned
+from proxy.engine.facts import MaskOrder, learned
 from proxy.model.idset import CpuSet
 
 MEANT, REVERSE, OTHER = CpuSet.parse("4-15"), CpuSet.parse("0-7,12-15"), CpuSet.parse("3")

@@ -16,9 +16,9 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.quirks import QUIRKS
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
+from proxy.executor.context import ExecutorOptions
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.executor.node_executor import NodeExecutor, Ports
-from proxy.executor.options import ExecutorOptions
 from proxy.executor.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.executor.runtime_sync import Settler
 from proxy.frontends.cri.call import InterceptedCall

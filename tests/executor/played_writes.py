@@ -10,7 +10,7 @@ from proxy.model.errors import CgroupError
 
 
 class PlayedWrites:
-    """Implements ``proxy.executor.drift.ports.WriteEvents``."""
+    """Implements ``proxy.executor.kernel_ports.WriteEvents``."""
 
     def __init__(self, groups: Collection[str], room: int = 1000) -> None:
         """``groups``: those that are there; ``room``: how many may be watched."""

@@ -13,8 +13,8 @@ import pytest
 
 from proxy.engine.be_usage import UsageGroup, UsageReading, usage_query
 from proxy.engine.suppression import KEY, PATIENCE, SuppressionSettings, suppression_note
-from proxy.executor.be.page import suppression_page
 from proxy.executor.be.suppression import Suppression
+from proxy.executor.status_data import suppression_page
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.backends.cgroup.files import OsFiles
 from proxy.backends.cgroup.inotify import InotifyWrites
-from proxy.executor.drift.ports import WriteEvents
+from proxy.executor.kernel_ports import WriteEvents
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from tests.executor.played_writes import PlayedWrites

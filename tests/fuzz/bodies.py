@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.invariants import violations
-from proxy.executor.options import ExecutorOptions
+from proxy.executor.context import ExecutorOptions
 from proxy.telemetry import metrics
 from tests.executor.conftest import PlayedCall, World
 from tests.fuzz.outcome import Outcome

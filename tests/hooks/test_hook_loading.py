@@ -17,8 +17,7 @@ import pytest
 from proxy.config import parse
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.hook import HookFailurePolicy
-from proxy.hooks.loader.hook_errors import describe
-from proxy.hooks.loader.loading import LoadAttempt, Loaded, load, load_file
+from proxy.hooks.loader.loading import LoadAttempt, Loaded, describe, load, load_file
 from proxy.model.errors import HookError
 
 HEAD = "API_VERSION = 1\n"

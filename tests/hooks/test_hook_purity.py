@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config.hooks import HooksConfig
-from proxy.hooks.loader import purity
+from proxy.hooks.loader import contract
 from proxy.hooks.loader.loading import load
 from proxy.model.errors import HookError
 
@@ -35,7 +35,7 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment:
 
 
 def test_a_file_that_only_computes_is_pure() -> None:
-    purity.check(GOOD.encode())
+    contract.check_purity(GOOD.encode())
     assert load("10-a", Path("/hooks/10-a.py"), GOOD.encode(), HooksConfig()).hook.pure
     other = GOOD.replace("PURE = True\n", "").encode()
     assert not load("10-a", Path("/hooks/10-a.py"), other, HooksConfig()).hook.pure

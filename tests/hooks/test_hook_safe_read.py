@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.hooks.loader.safe_read import LIMIT, SETTLED_S, Unsettled, read, read_settled
-from proxy.hooks.loader.trust import UntrustedError
+from proxy.hooks.loader.safe_read import LIMIT, SETTLED_S, Unsettled, UntrustedError, read, read_settled
 from proxy.model.errors import HookError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.model.extended_resource import is_extended_resource
+from proxy.model.devices import is_extended_resource
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from proxy.config.origin import Origin
 from proxy.config.schema import Config, LogConfig
 from proxy.model.errors import ConfigError
 from proxy.notify import SystemdNotifier
-from proxy.reload.service import Reload
-from proxy.reload.step import Commit, LiveStep
+from proxy.reload.service import Commit, LiveStep, Reload
 from proxy.telemetry.port import Telemetry
 from proxy.topology.build import described
 

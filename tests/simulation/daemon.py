@@ -10,9 +10,8 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.cfs_quota import KernelCpuGroups
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.engine.node import Node as NodeRules
-from proxy.executor.context import NodeContext
+from proxy.executor.context import ExecutorOptions, NodeContext
 from proxy.executor.node_executor import NodeExecutor, Ports
-from proxy.executor.options import ExecutorOptions
 from proxy.frontends.cri.call import InterceptedCall
 from proxy.frontends.cri.interceptors import Interceptors
 from proxy.release.record import KEY

@@ -30,7 +30,7 @@ class SimulatedFences:
 
 
 class SimulatedWrites:
-    """Reports writes to watched groups; implements ``proxy.executor.drift.ports.WriteEvents``."""
+    """Reports writes to watched groups; implements ``proxy.executor.kernel_ports.WriteEvents``."""
 
     FILE = 1001
 

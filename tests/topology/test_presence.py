@@ -9,8 +9,7 @@ import pytest
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.build import described
-from proxy.topology.presence import is_same
-from proxy.topology.reader import read_machine
+from proxy.topology.reader import is_same, read_machine
 from proxy.topology.sysfs_tree import write_sysfs
 from tests.testkit.changed_copy import changed_copy
 

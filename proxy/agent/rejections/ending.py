@@ -29,7 +29,7 @@ from proxy.agent.rejections.node_mark import (
 from proxy.agent.rejections.pod_at_server import PodAtServer, pod_at_server
 from proxy.agent.rejections.policy import EVERYWHERE, EndedPods, EndPod, decide, due
 from proxy.agent.session import AgentSession
-from proxy.config.rejected_pods import RejectedPolicy
+from proxy.config.cluster import RejectedPolicy
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError, UnavailableError
 

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from proxy.agent.objects.node_page import NodePage, all_cpus
-from proxy.config.rejected_pods import KeepAway
+from proxy.config.cluster import KeepAway
 
 KEY = "topoproxy.io/no-room"
 """The annotation, and the taint."""

@@ -27,7 +27,7 @@ from msgspec import Struct, structs
 
 from proxy.agent.objects.node_page import Rejection
 from proxy.agent.rejections.pod_at_server import PodAtServer
-from proxy.config.rejected_pods import RejectedPodsConfig, RejectedPolicy
+from proxy.config.cluster import RejectedPodsConfig, RejectedPolicy
 from proxy.model.admission import AdmissionRule
 from proxy.model.backoff import Backoff
 

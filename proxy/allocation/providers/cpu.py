@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from proxy.allocation import cpu_static
-from proxy.allocation.cpu_policy import CpuPolicy, CpuState
+from proxy.allocation.cpu_policy import CpuPolicy, CpuState, pick_unpoliced
 from proxy.allocation.cpu_request import CPU, container_cpus, pod_cpus
 from proxy.allocation.koordinator.selection import Binding, NodeBinding, binding_of, choose
-from proxy.allocation.pick_unpoliced import pick_unpoliced
 from proxy.allocation.providers.devices import nodes_of_devices
 from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest
 from proxy.model.explanation import Shortfall

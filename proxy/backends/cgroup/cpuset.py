@@ -22,11 +22,13 @@ Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from proxy.backends.cgroup import nesting
-from proxy.backends.cgroup.cpuset_files import CpusetList, kinds, line_of, list_or_none
 from proxy.backends.cgroup.error_text import explain
 from proxy.backends.cgroup.files import QUICK_BYTES, Files, OsFiles
 from proxy.backends.cgroup.group_names import parent_path
@@ -327,3 +329,45 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
         f"cannot find the cpuset controller below {root}: neither a v1 mount {root / 'cpuset'} nor a v2 "
         "hierarchy whose cgroup.controllers lists cpuset; mount one, or name its directory with --cgroup-root"
     )
+
+
+class CpusetList(Struct, frozen=True):
+    """One of the two lists.
+
+    Attributes:
+        file: Holds it as configured.
+        effective: Holds what tasks really get.
+        words: What it is called in errors.
+        type: Its values.
+    """
+
+    file: str
+    effective: str
+    words: str
+    type: type[IdSet]
+
+
+def kinds(version: int) -> tuple[CpusetList, CpusetList]:
+    """Return CPUs and memory nodes as they are in cgroup v1 or v2."""
+    names_of = ("cpuset.cpus.effective", "cpuset.mems.effective")
+    if version == 1:
+        names_of = ("cpuset.effective_cpus", "cpuset.effective_mems")
+    return (
+        CpusetList("cpuset.cpus", names_of[0], "CPUs", CpuSet),
+        CpusetList("cpuset.mems", names_of[1], "memory nodes", Mask),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def list_or_none(parse: Callable[[str], IdSet], line: bytes | None) -> IdSet | None:
+    """Read a list; most groups hold the same few. None where it is none."""
+    try:
+        return None if line is None else parse(line.decode("ascii", "replace"))
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def line_of(value: IdSet) -> bytes:
+    """Say a list as the kernel does, with its line end."""
+    return f"{value}\n".encode()

@@ -15,7 +15,7 @@ from typing import Final
 
 from proxy.api.kubelet import deviceplugin_pb2 as pb
 from proxy.backends.kubelet.channel import UnixChannel
-from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.settings import KubeletError
 
 SOCKET_NAME: Final = "kubelet.sock"
 REGISTER: Final = "/v1beta1.Registration/Register"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.wire.grpc_channel import GrpcChannel, details_of
 
 if TYPE_CHECKING:

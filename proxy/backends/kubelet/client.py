@@ -14,13 +14,12 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from proxy.backends.kubelet.channel import UnixChannel
-from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.fetch import fetch_pods
 from proxy.backends.kubelet.pod_resources import Devices, PodResources
 from proxy.backends.kubelet.pod_spec import PodSpec
 from proxy.backends.kubelet.pods import PodList
 from proxy.backends.kubelet.pods_api import PodsApi
-from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.model.backoff import RetryTimes
 from proxy.model.errors import TopoproxyError
 from proxy.model.grpc_status import GrpcStatus

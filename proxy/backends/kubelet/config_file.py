@@ -6,8 +6,8 @@ have been changed since kubelet read it. So it is asked second. What it does not
 
 from __future__ import annotations
 
-from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.manager_settings import ManagerSettings, manager_settings
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.backends.kubelet.small_file import Stamp, read_small, stamp
 from proxy.pools.go_json import load
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.backends.kubelet.config_file import ConfigFile
 from proxy.backends.kubelet.cpu_manager_view import KubeletSettingsReport, put_together
-from proxy.backends.kubelet.errors import KubeletError
-from proxy.backends.kubelet.manager_settings import ManagerSettings
-from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.backends.kubelet.fetch import fetch_configz
+from proxy.backends.kubelet.manager_settings import ManagerSettings, manager_settings
+from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.backends.kubelet.state_files import CPU_STATE, StateFile, StateFileContents
 from proxy.model.backoff import RetryTimes
 from proxy.model.grpc_status import GrpcStatus
@@ -18,6 +19,7 @@ from proxy.model.kubelet import CpuManager
 
 if TYPE_CHECKING:
     from proxy.allocation.cpu_topology import CpuTopology
+
 
 CONFIGZ = "kubelet's configz"
 ASK_AGAIN_S = 60.0
@@ -90,8 +92,6 @@ class KubeletCpuManagerReader:
 
     def _ask(self) -> None:
         """Ask the running kubelet; where it does not answer now, its last answer stays in effect."""
-        from proxy.backends.kubelet.configz import read_configz
-
         try:
             self._live = read_configz(self._settings)
         except KubeletError as error:
@@ -103,3 +103,30 @@ class KubeletCpuManagerReader:
         else:
             self._hung.succeeded(CONFIGZ)
             self._silence, self._good_until = "", self._clock() + ASK_AGAIN_S
+
+
+# This is the best word on it: flags and drop-in files are part of the answer, and a file that was changed and
+# not loaded yet is not.
+
+
+def read_configz(settings: KubeletSettings) -> ManagerSettings:
+    """Ask kubelet.
+
+    Raises:
+        KubeletError: It does not answer in time, or not with its configuration; ``code`` is
+            DEADLINE_EXCEEDED where it hangs.
+    """
+    content = fetch_configz(settings)
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _strange(settings, f"the answer is not JSON: {error}") from None
+    config = answer.get("kubeletconfig") if isinstance(answer, dict) else None
+    if not isinstance(config, dict):
+        raise _strange(settings, "the answer holds no kubeletconfig")
+    return manager_settings(config)
+
+
+def _strange(settings: KubeletSettings, cause: str) -> KubeletError:
+    where = settings.configz.rpartition("@")[2]  # never a password
+    return KubeletError(f"cannot use the configuration of kubelet at {where}: {cause}")

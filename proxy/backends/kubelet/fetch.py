@@ -21,8 +21,7 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec import Struct
 
 from proxy import memory_trim
-from proxy.backends.kubelet.errors import KubeletError
-from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.backends.kubelet.small_file import read_small
 from proxy.model.grpc_status import GrpcStatus
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.executor.device_claims import ManagedElsewhere
 from proxy.telemetry.port import Telemetry
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import Mask
 from proxy.model.workload import LocatedDevice

@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.json_stream import read_items
 from proxy.backends.kubelet.pod_spec import CONFIG_HASH, PodSpec, pod_spec
+from proxy.backends.kubelet.settings import KubeletError
 
 FRESH_S = 5.0
 GAP_S = 1.0

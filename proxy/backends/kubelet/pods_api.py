@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.pod_spec import CONFIG_HASH, PodSpec, pod_spec
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.model.grpc_status import GrpcStatus
 
 if TYPE_CHECKING:

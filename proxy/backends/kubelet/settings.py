@@ -1,10 +1,13 @@
-"""How kubelet is reached: paths, addresses, timeouts."""
+"""How kubelet is reached (paths, addresses, timeouts), and the error where it cannot be asked."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from msgspec import Struct
 
 from proxy.model.backoff import Backoff
+from proxy.model.errors import TopoproxyError
 
 REST, LONGEST_REST_S = 10, 30.0
 """A hanging source is not asked for this multiple of the time that one exchange may take."""
@@ -45,3 +48,19 @@ class KubeletSettings(Struct, frozen=True):
         """
         rest = min(LONGEST_REST_S, self.timeout * REST)
         return Backoff(rest, rest, tolerated=1)
+
+
+class KubeletError(TopoproxyError):
+    """Kubelet cannot be asked, or its answer is of no use.
+
+    Attributes:
+        code: The gRPC status code; 0 where there is none.
+        details: The words of the peer, empty where there are none.
+    """
+
+    exit_code: ClassVar[int] = 69
+
+    def __init__(self, message: str, code: int = 0, details: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.details = details

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from proxy.backends.kubelet.channel import UnixChannel
-from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.pod_resources import PodResources
+from proxy.backends.kubelet.settings import KubeletError
 
 if TYPE_CHECKING:
     from proxy.api.kubelet import podresources_pb2 as pb

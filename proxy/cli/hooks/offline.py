@@ -9,9 +9,8 @@ from proxy.config.schema import HooksConfig
 from proxy.hooks.loader.directories import Candidate, survey
 from proxy.hooks.loader.entries import HookFileEntry, State
 from proxy.hooks.loader.loading import Loaded, load
-from proxy.hooks.loader.safe_read import read_settled
+from proxy.hooks.loader.safe_read import UntrustedError, read_settled
 from proxy.hooks.loader.schema import keys_of
-from proxy.hooks.loader.trust import UntrustedError
 from proxy.hooks.status_data import hooks_page
 from proxy.model.errors import HookError
 

@@ -40,7 +40,7 @@ from proxy.model.workload import Container
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
-    from proxy.executor.drift.ports import WriteEvents
+    from proxy.executor.kernel_ports import WriteEvents
 
 UNKNOWN = Author.UNKNOWN
 GATHER_S = 0.02

@@ -20,7 +20,7 @@ from proxy.model.errors import CgroupError
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
-    from proxy.executor.drift.ports import WriteEvents
+    from proxy.executor.kernel_ports import WriteEvents
 
 MOMENT_S = 0.02
 NOT_WATCHED = "cannot watch the writes to all cpusets: those not watched are compared periodically"

@@ -30,11 +30,11 @@ import errno
 from collections.abc import Callable, Iterable
 
 from proxy.engine.enforcement import applies_to
+from proxy.engine.facts import MaskOrder, learned
 from proxy.engine.inflight import InflightCall
 from proxy.engine.likely_writer import Author
 from proxy.engine.node_effects import CompareUnits
 from proxy.engine.settling import is_passing
-from proxy.engine.systemd_masks import MaskOrder, learned
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.fencing import Fencing

@@ -20,8 +20,8 @@ from msgspec import Struct
 from proxy.api.kubelet import deviceplugin_pb2 as pb
 from proxy.executor.device_ports import DevicePluginError
 from proxy.frontends.device_registration.plugin_directory import SOCKET_NAME, prepare, socket_of
+from proxy.model.devices import is_extended_resource
 from proxy.model.errors import InputError, TopoproxyError
-from proxy.model.extended_resource import is_extended_resource
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import quoted
 from proxy.sockets.grpc_socket import GrpcSocket, refuse_call

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from msgspec import Struct, structs
 
-from proxy.allocation.memory.page_sizes import SIZES_LIMIT, huge_pages
+from proxy.allocation.memory.request import SIZES_LIMIT, huge_pages
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.frontends.hook_bridge.facts import pod_facts as facts_of_pod
 from proxy.frontends.hook_bridge.object_cache import RememberedContainer, remembered

@@ -7,6 +7,7 @@ answer without devices would claim that no container has any.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -15,7 +16,6 @@ from google.protobuf.message import DecodeError, Message
 
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.frontends.podresources.messages import allocatable_answer, pods_answer
-from proxy.frontends.podresources.rate_limit import RequestLimit
 from proxy.model.errors import TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.sockets.grpc_socket import GrpcSocket, refuse_call
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from proxy.engine.state import NodeState
     from proxy.telemetry.port import Telemetry
+
 
 SERVICE: Final = "v1.PodResourcesLister"
 THREADS, AT_ONCE = 4, 64
@@ -187,3 +188,36 @@ def _decoded(kind: type[Message], content: bytes) -> Message:
         raise ListerRefusedError(
             GrpcStatus.INTERNAL, f"cannot read the request: {kind.DESCRIPTOR.name} expected"
         ) from error
+
+
+# It starts full. A request takes one token and is rejected where there is none; nothing waits.
+
+
+PER_SECOND: Final = 100
+BURST: Final = 10
+"""kubelet's ``DefaultQPS`` and ``DefaultBurstTokens`` (pkg/kubelet/apis/podresources/constants.go)."""
+
+
+class RequestLimit:
+    """A token bucket; safe to use from several threads."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start with a full bucket.
+
+        Args:
+            clock: Seconds that only grow.
+        """
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tokens, self._filled = float(BURST), clock()
+
+    def allows(self) -> bool:
+        """Take a token; False where there is none."""
+        with self._lock:
+            now = self._clock()
+            self._tokens = min(BURST, self._tokens + (now - self._filled) * PER_SECOND)
+            self._filled = now
+            if self._tokens < 1:
+                return False
+            self._tokens -= 1
+            return True

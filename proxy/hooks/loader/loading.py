@@ -11,6 +11,7 @@ A name that is nearly a hook point's is refused: a handler that is never called 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import linecache
@@ -21,14 +22,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, Final
 
 from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks import forks
 from proxy.hooks.hook import Hook, HookFailurePolicy
-from proxy.hooks.loader.contract import Contract, contract_of
-from proxy.hooks.loader.hook_errors import describe, inject
+from proxy.hooks.loader.contract import Contract, check_purity, contract_of
 from proxy.hooks.loader.safe_read import read_settled
 from proxy.model.errors import HookError
 
@@ -166,9 +166,7 @@ def _loaded(name: str, path: Path, data: bytes, config: HooksConfig) -> Loaded:
         mine = config.settings.get(name, _NONE)
         contract = contract_of(module, mine.config, f"hooks.settings.{name}.config")
         if contract.pure:
-            from proxy.hooks.loader import purity  # of few files, and ast is not small
-
-            purity.check(data)
+            check_purity(data)
         hook = _hook(name, path, contract, mine, config)
         return Loaded(hook, contract.settings, module, data)
     except BaseException:
@@ -181,3 +179,39 @@ def _hook(name: str, path: Path, contract: Contract, mine: HookSettings, config:
     timeout = next(t for t in (mine.timeout, contract.timeout, config.timeout) if t is not None)
     policy = next(p for p in (mine.policy, contract.policy, config.policy) if p is not None)
     return Hook(name, str(path), handlers, HookFailurePolicy(policy), timeout, pure=contract.pure)
+
+
+_LONGEST = 300
+
+
+def describe(error: BaseException, path: str) -> str:
+    """Say an exception in one line: its type, its words, and the last line of a file that it came through."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
+    line = _line(error.__traceback__, path)
+    return _words(error) + (f" (line {line})" if line else "")
+
+
+def _words(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        words = str(error).strip()
+    except BaseException:  # noqa: BLE001 - its own words are the hook's code, too
+        return f"{name}, whose message cannot be read"
+    first = words.splitlines()[0][:_LONGEST].rstrip() if words else ""
+    return f"{name}: {first}" if first else name
+
+
+def _line(traceback: TracebackType | None, path: str) -> int:
+    line = 0
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == path:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line
+
+
+def inject(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Have an exception raised in a thread, as soon as it runs Python; one that has ended stays so."""
+    if thread.ident is not None and thread.is_alive():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.hooks.loader.trust import UntrustedError
 from proxy.model.errors import HookError
 from proxy.permissions import Trust, steps
 
@@ -161,3 +160,7 @@ def _only_root_writes(descriptor: int) -> Iterator[None]:
     finally:
         if leased:
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+class UntrustedError(HookError):
+    """Another user than root could have written it."""

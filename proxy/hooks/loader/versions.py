@@ -13,8 +13,7 @@ from proxy.hooks.hook import Hook
 from proxy.hooks.loader.crash_guard import CrashMarks
 from proxy.hooks.loader.directories import Candidate
 from proxy.hooks.loader.loading import LOAD_S, LoadAttempt, Loaded
-from proxy.hooks.loader.safe_read import read
-from proxy.hooks.loader.trust import UntrustedError
+from proxy.hooks.loader.safe_read import UntrustedError, read
 from proxy.model.errors import HookError
 from proxy.telemetry.port import Report
 

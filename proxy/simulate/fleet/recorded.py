@@ -27,8 +27,7 @@ from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_f
 from proxy.scheduler.numatopology import NumatopologyFacts, read_numatopology
 from proxy.scheduler.resource_topology import ResourceTopologyFacts, read_resource_topology
 from proxy.simulate.documents import Document
-from proxy.simulate.hosts import PODS, Host
-from proxy.simulate.limits import MAX_PODS
+from proxy.simulate.hosts import MAX_PODS, PODS, Host
 from proxy.topology.build import described
 
 NODE, NUMATOPOLOGY, RESOURCE_TOPOLOGY = "Node", "Numatopology", "NodeResourceTopology"

@@ -16,7 +16,7 @@ from proxy.agent.facts import reading
 from proxy.agent.facts.reading import read_facts
 from proxy.agent.session import AgentSession
 from proxy.backends.cluster.files import AgentFiles
-from proxy.config.cluster_facts import ClusterFactsConfig
+from proxy.config.cluster_config import ClusterFactsConfig
 from proxy.config.load import parse
 from proxy.config.schema import Config
 from proxy.model.errors import UnavailableError

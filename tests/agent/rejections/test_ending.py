@@ -23,7 +23,7 @@ from proxy.agent.rejections.ending import (
 )
 from proxy.agent.rejections.node_mark import KEY
 from proxy.agent.session import AgentSession
-from proxy.config.rejected_pods import KeepAway, RejectedPodsConfig, RejectedPolicy
+from proxy.config.cluster import KeepAway, RejectedPodsConfig, RejectedPolicy
 from proxy.config.schema import Config
 from proxy.model.backoff import Backoff
 from proxy.model.errors import UnavailableError

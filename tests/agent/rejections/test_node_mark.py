@@ -16,7 +16,7 @@ from proxy.agent.rejections.node_mark import (
     marked,
     node_patch,
 )
-from proxy.config.rejected_pods import KeepAway
+from proxy.config.cluster import KeepAway
 
 MARK = NodeMark(1000.0, 4, {0: 2, 1: 3})
 OTHERS = [{"key": "a", "effect": "NoSchedule"}, {"key": "b", "value": "c", "effect": "NoExecute"}]

@@ -20,7 +20,7 @@ from proxy.agent.rejections.policy import (
     decide,
     due,
 )
-from proxy.config.rejected_pods import RejectedPodsConfig, RejectedPolicy
+from proxy.config.cluster import RejectedPodsConfig, RejectedPolicy
 
 EVICT = RejectedPodsConfig(policy=RejectedPolicy.EVICT, after=3, per_minute=4)
 FAIL = replace(EVICT, policy=RejectedPolicy.FAIL)

@@ -6,8 +6,7 @@ import pytest
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
-from proxy.backends.cgroup.group_owners import GroupOwners
-from proxy.backends.cgroup.survey import survey
+from proxy.backends.cgroup.survey import GroupOwners, survey
 from proxy.demo.runc import Runc
 from proxy.demo.runtime_records import Resources
 from proxy.model.errors import CgroupError

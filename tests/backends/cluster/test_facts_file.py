@@ -19,7 +19,7 @@ from proxy.backends.cluster.facts_format import (
     encode_facts,
     namespace_labels,
 )
-from proxy.backends.cluster.node_facts import ClusterNamespaces, ClusterNode
+from proxy.backends.cluster.files import ClusterNamespaces, ClusterNode
 
 NODE = {
     "kind": "Node",

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.backends.kubelet.channel import UnixChannel
-from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.model.grpc_status import GrpcStatus
 
 METHOD = "/v1.PodResourcesLister/List"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.kubelet.config_file import ConfigFile
-from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.backends.kubelet.small_file import LARGEST
 from proxy.model.idset import CpuSet
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.kubelet.configz import read_configz
-from proxy.backends.kubelet.errors import KubeletError
-from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.backends.kubelet.cpu_manager import read_configz
+from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 

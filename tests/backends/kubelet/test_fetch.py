@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from proxy.backends.kubelet import fetch
-from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.fetch import fetch_pods
-from proxy.backends.kubelet.settings import KubeletSettings
+from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 
 PATIENT = 60.0
 """Seconds: more than any machine needs."""

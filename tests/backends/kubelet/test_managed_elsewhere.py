@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.api.kubelet import podresources_pb2 as pb
-from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.managed_elsewhere import PROBLEM, OtherManagersReader
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.executor.device_claims import ManagedElsewhere
 from proxy.logs import telemetry
 from proxy.telemetry.port import Telemetry

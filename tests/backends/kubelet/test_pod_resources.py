@@ -11,8 +11,8 @@ import pytest
 
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.backends.kubelet.channel import UnixChannel
-from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.pod_resources import SOURCE, PodResources
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.model.idset import Mask
 from proxy.model.workload import LocatedDevice
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.kubelet.errors import KubeletError
 from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.backends.kubelet.pods import PodList
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.model.errors import InputError
 
 Raw = dict[str, Any]

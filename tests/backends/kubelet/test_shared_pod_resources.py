@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.api.kubelet import podresources_pb2 as pb
-from proxy.backends.kubelet.errors import KubeletError
+from proxy.backends.kubelet.settings import KubeletError
 from proxy.backends.kubelet.shared_pod_resources import FRESH_S, SharedAnswer, SharedPodResources
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.frontends.podresources.rate_limit import RequestLimit
+from proxy.frontends.podresources.server import RequestLimit
 
 
 def test_ten_at_once_and_a_hundred_a_second() -> None:
