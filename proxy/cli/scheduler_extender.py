@@ -8,7 +8,10 @@ import click
 
 from proxy.model.errors import TopoproxyError, UsageError
 
-STRATEGIES = ("fewest-numa-nodes", "least-allocated", "most-allocated", "balanced-allocation")
+STRATEGIES = (
+    "fewest-numa-nodes", "least-allocated", "most-allocated", "balanced-allocation",
+    "numa-least-allocated", "numa-most-allocated",
+)  # fmt: skip
 
 
 @click.command()

@@ -98,7 +98,15 @@ def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
         "topologyManagerPolicy": node.policy.value if ours else manager.topology_policy or "none",
         "topologyManagerScope": node.scope.value if ours else manager.topology_scope or "container",
         "memoryManagerPolicy": "None" if node.memory is None else "Static",
+        "cpuManagerPolicyOptions": _cpu_options(node, manager),
     }
+
+
+def _cpu_options(node: Node, manager: CpuManager) -> str:
+    """Give the options of the CPU manager that are set, as kubelet's flag takes them."""
+    if not node.static:
+        return ",".join(f"{name}={value}" for name, value in sorted(manager.options.items()))
+    return ",".join(f"{name}=true" for name, on in sorted(node.options.as_kubelet().items()) if on)
 
 
 def _numa_node(node: NumaNode, machine: Machine) -> dict[str, object]:

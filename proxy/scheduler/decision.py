@@ -20,7 +20,8 @@ What Volcano's plugin then computes with its own allocator is computed here by t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -28,16 +29,20 @@ from msgspec.structs import replace
 from proxy.allocation.cpu_request import CPU, MILLI
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.koordinator.resource_status import status_text
+from proxy.allocation.providers.memory import MemoryProvider
+from proxy.allocation.providers.provider import Provider
 from proxy.engine.node import Node
 from proxy.engine.owners import CpuHold
 from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
 from proxy.engine.state import NodeState
+from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.options import TopologyPolicy
-from proxy.model.requests import ContainerKind
+from proxy.model.requests import MEMORY, ContainerKind
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.pod_demand import PodDemand
+from proxy.scheduler.resource_topology import MemoryRows
 
 SHOWN = "shown"
 """The owner of what the object of the node shows as taken."""
@@ -58,6 +63,7 @@ class NodeVerdict(Struct, frozen=True):
         numa_nodes: NUMA nodes of the CPUs, memory and devices that it would get.
         cpus: The CPUs that its containers would own together.
         containers: The CPUs of each container that would own some, as Linux lists.
+        used: Parts of the CPUs and of the memory of these NUMA nodes that have owners then, 0 to 1.
     """
 
     fits: bool
@@ -66,6 +72,7 @@ class NodeVerdict(Struct, frozen=True):
     numa_nodes: Mask = field(default_factory=Mask)
     cpus: CpuSet = field(default_factory=CpuSet)
     containers: tuple[tuple[str, str], ...] = ()
+    used: tuple[float, ...] = ()
 
 
 FITS = NodeVerdict(fits=True)
@@ -155,7 +162,23 @@ def shown_state(node: SchedulableNode) -> NodeState:
     state = NodeState.empty(rules)
     if held:
         state = state.holding(SHOWN, CpuHold(SHOWN, held))
+    if node.memory:
+        state = replace(state, providers=tuple(_with_memory(each, node.memory) for each in state.providers))
     return replace(state, devices=_devices(node)) if node.devices else state
+
+
+def _with_memory(provider: Provider, rows: MemoryRows) -> Provider:
+    """Return a provider; that of memory with what the objects show as held."""
+    if type(provider) is not MemoryProvider:
+        return provider
+    state, blocks = provider.state, []
+    for numa, resource, most, free in rows:
+        if free < most and numa in state.nodes:
+            block = Block(Mask([numa]), resource, most - free)
+            state = state.charged(block, block.size)
+            blocks.append(block)
+    state = state.with_blocks(SHOWN, SHOWN, tuple(blocks))
+    return dataclasses.replace(provider, state=state)  # noqa: TID251  a dataclass
 
 
 def _reserving(rules: Node, reserved: CpuSet) -> Node:
@@ -252,4 +275,17 @@ def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
         for _, ids in each.placement.devices:
             nodes |= Mask(int(device.partition("/")[0]) for device in ids)
     named = tuple((each.name, str(each.placement.exclusive)) for each in containers)
-    return NodeVerdict(fits=True, numa_nodes=nodes, cpus=cpus, containers=named)
+    used = tuple(_used(outcome.state, nodes)) if nodes else ()
+    return NodeVerdict(fits=True, numa_nodes=nodes, cpus=cpus, containers=named, used=used)
+
+
+def _used(state: NodeState, nodes: Mask) -> Iterator[float]:
+    """Return which parts of the CPUs and of the counted memory of NUMA nodes have owners."""
+    machine, reserved = state.node.machine, state.node.reserved
+    there = CpuSet.from_bits(union(numa.cpus.bits for numa in machine.nodes if numa.id in nodes)) - reserved
+    if there:
+        yield 1 - len(there & state.pools.shared) / len(there)
+    if state.memory is not None:
+        tables = [each.table(MEMORY) for numa, each in state.memory.nodes.items() if numa in nodes]
+        if total := sum(table.allocatable for table in tables):
+            yield sum(table.reserved for table in tables) / total

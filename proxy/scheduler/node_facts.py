@@ -13,8 +13,9 @@ Policies. What the Node object and the objects say is joined by the same rules a
 (``proxy.engine.node_policy``). Where only NFD speaks, the CPU manager counts as static, because NFD does not
 say it, and a policy of the topology manager has little meaning without.
 
-Memory counts only where an object says that the memory manager is static: its amounts are published in any
-case, and a node without a memory manager refuses no pod for them.
+Memory counts only where an object says that the memory manager is static: a node without one refuses no pod
+for it. What pods hold is taken to be held on each NUMA node by itself, because objects do not say which
+containers hold memory of several together.
 """
 
 from __future__ import annotations
@@ -32,15 +33,19 @@ from proxy.engine.node_policy import read_node_policy
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import CpuManager, NodeMeta
-from proxy.model.machine import Cpu, Machine, NumaNode
+from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
 from proxy.model.options import TopologyPolicy, check_cpu_options, parse_cpu_options
+from proxy.model.quantity import parse_quantity
+from proxy.model.requests import HUGE_PAGES, MEMORY
 from proxy.pools.node_keys import PREFIXES
 from proxy.scheduler.numatopology import NumatopologyFacts
-from proxy.scheduler.resource_topology import CpuRows, ResourceTopologyFacts
+from proxy.scheduler.resource_topology import CpuRows, MemoryRows, ResourceTopologyFacts
 
 DeviceCounts = Mapping[str, Mapping[int, tuple[int, int]]]
 """Resource to NUMA node to how many there are and how many are free."""
 _NO_LABELS = NodeMeta()
+_KEPT = 1
+"""Bytes in reserve on each NUMA node: the amounts are without kubelet's reserve, and the engine needs one."""
 
 
 class UnknownNodeError(ValueError):
@@ -56,8 +61,11 @@ class SchedulableNode(Struct, frozen=True):
         reserved: CPUs that no owner gets, whatever ends.
         free: CPUs that a new owner may get.
         devices: Devices by NUMA node.
+        memory: Memory by NUMA node, where it is counted.
         shown: Uids of the pods that the object counts already, and the CPUs that it shows for them.
         counts_named: Whether the object counts CPUs that the annotation of a pod names.
+        fingerprint: Of all pods that the NodeResourceTopology counts; empty where it has none.
+        has_amounts: Whether free CPUs follow from amounts of the NodeResourceTopology, which names no pods.
     """
 
     name: str
@@ -67,6 +75,9 @@ class SchedulableNode(Struct, frozen=True):
     devices: DeviceCounts = field(default_factory=dict)
     shown: Mapping[str, CpuSet] = field(default_factory=dict)
     counts_named: bool = True
+    memory: MemoryRows = ()
+    fingerprint: str = ""
+    has_amounts: bool = False
 
 
 def join_facts(
@@ -93,10 +104,11 @@ def join_facts(
         raise UnknownNodeError("its objects name no CPU")
     distances = zones.distances if zones else ()
     manager = _manager(numa, zones)
-    options = tuple(sorted(manager.options.items()))
+    options = tuple(sorted((zones.node_options if zones and zones.node_options else manager.options).items()))
     kept = _kept_labels(meta)
-    key = (rows, distances, manager.policy, manager.topology_policy, manager.topology_scope, options)
-    rules = _rules(*key, manager.reserved.bits, kept)
+    memory = zones.memory if zones else ()
+    pages = tuple((where, resource, most) for where, resource, most, _ in memory)
+    rules = _rules(rows, distances, pages, options, _hashable(manager), kept)
     everything = rules.machine.online
     free = (numa.free if numa else zones.free(everything) if zones else CpuSet()) & everything
     shown = numa.shown if numa and numa.shown is not None else zones.shown if zones else {}
@@ -109,6 +121,9 @@ def join_facts(
         zones.devices if zones else {},
         shown,
         numa is not None or zones is None or not zones.rows,
+        memory,
+        zones.fingerprint if zones else "",
+        numa is None and zones is not None and not zones.rows,
     )
 
 
@@ -130,28 +145,34 @@ def _kept_labels(meta: NodeMeta | None) -> tuple[tuple[tuple[str, str], ...], tu
     )
 
 
+def _hashable(manager: CpuManager) -> tuple[str, str, str, int, tuple[tuple[str, str], ...]]:
+    options = tuple(sorted(manager.options.items()))
+    return manager.policy, manager.topology_policy, manager.topology_scope, manager.reserved.bits, options
+
+
 @functools.lru_cache(maxsize=2048)
 def _rules(
     rows: CpuRows,
     distances: tuple[tuple[int, tuple[int, ...]], ...],
-    cpu_policy: str,
-    policy: str,
-    scope: str,
+    memory: tuple[tuple[int, str, int], ...],
     options: tuple[tuple[str, str], ...],
-    reserved: int,
-    kept: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]],
+    manager: tuple[str, str, str, int, tuple[tuple[str, str], ...]],
+    labels: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]],
 ) -> Node:
     """Return the rules of a node; nodes that are alike share them."""
-    machine = machine_of(rows, dict(distances))
+    cpu_policy, policy, scope, reserved, kubelets = manager
+    machine = machine_of(rows, dict(distances), memory)
     static = cpu_policy == "static"
     try:
         parsed = parse_cpu_options(dict(options)) if static else parse_cpu_options({})
     except ConfigError as error:
         raise UnknownNodeError(str(error)) from None
-    base = Node(machine, CpuTopology.of(machine), static=static, options=parsed)
-    manager = CpuManager(cpu_policy, dict(options), CpuSet.from_bits(reserved), policy, scope)
-    meta = NodeMeta(labels=dict(kept[0]), annotations=dict(kept[1]))
-    node = read_node_policy(base, machine, meta, manager).on(base)
+    kept = {numa.id: {MEMORY: _KEPT} for numa in machine.nodes} if memory else None
+    topology = CpuTopology.of(machine)
+    base = Node(machine, topology, static=static, options=parsed, reserved_memory=kept)
+    meta = NodeMeta(labels=dict(labels[0]), annotations=dict(labels[1]))
+    known = CpuManager(cpu_policy, dict(kubelets), CpuSet.from_bits(reserved), policy, scope)
+    node = read_node_policy(base, machine, meta, known).on(base)
     if policy and policy not in tuple(TopologyPolicy):
         raise UnknownNodeError(f"its topology manager has the policy {policy!r:.60}, which is not known")
     try:
@@ -161,8 +182,18 @@ def _rules(
     return node
 
 
-def machine_of(rows: CpuRows, distances: Mapping[int, tuple[int, ...]]) -> Machine:
-    """Make a machine of CPUs: id, core, socket, NUMA node; cores are numbered within their socket or not."""
+def machine_of(
+    rows: CpuRows,
+    distances: Mapping[int, tuple[int, ...]],
+    memory: tuple[tuple[int, str, int], ...] = (),
+) -> Machine:
+    """Make a machine of CPUs: id, core, socket, NUMA node; cores are numbered within their socket or not.
+
+    Args:
+        rows: The CPUs.
+        distances: Of each NUMA node to all of them.
+        memory: NUMA node, resource and the bytes that pods may have of it; empty where it is not counted.
+    """
     cores: dict[tuple[int, int, int], int] = {}
     sockets: dict[int, int] = {}
     nodes: dict[int, int] = {}
@@ -179,12 +210,32 @@ def machine_of(rows: CpuRows, distances: Mapping[int, tuple[int, ...]]) -> Machi
     return Machine(
         cpus,
         tuple(
-            NumaNode(numa, CpuSet.from_bits(nodes[numa]), distance=_checked(distances.get(numa, ()), count))
+            NumaNode(
+                numa,
+                CpuSet.from_bits(nodes[numa]),
+                *_sizes(numa, memory),
+                _checked(distances.get(numa, ()), count),
+            )
             for numa in sorted(nodes)
         ),
         online,
         online,
     )
+
+
+def _sizes(
+    numa: int, memory: tuple[tuple[int, str, int], ...]
+) -> tuple[int | None, dict[int, HugePages] | None]:
+    """Return the memory of a NUMA node with its huge pages and the reserve, and its huge pages by KiB."""
+    if not memory:
+        return None, None
+    sizes = {resource: most for where, resource, most in memory if where == numa}
+    pages = {}
+    for resource, most in sizes.items():
+        if resource.startswith(HUGE_PAGES):
+            size = parse_quantity(resource.removeprefix(HUGE_PAGES)) // 1024
+            pages[size] = HugePages(most // (size * 1024))
+    return sizes.get(MEMORY, 0) + sum(size * 1024 * page.nr for size, page in pages.items()) + _KEPT, pages
 
 
 def _checked(distance: tuple[int, ...], count: int) -> tuple[int, ...]:

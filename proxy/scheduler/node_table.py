@@ -27,14 +27,16 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from proxy.engine.node import Node
-from proxy.model.options import TopologyPolicy
+from proxy.model.koordinator import NumaStrategy
 from proxy.model.requests import MEMORY
 from proxy.model.workload import TOPOLOGY_AFFINITY
+from proxy.pools.pod_fingerprint import fingerprint
+from proxy.scheduler.class_of_nodes import counts_of, largest_of
 from proxy.scheduler.decision import FITS, ExpectedNode, NodeVerdict, expect, judge
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.promises import Promise, Promises
-from proxy.scheduler.scores import Strategy, allocation_score, volcano_scores
+from proxy.scheduler.scores import Strategy, allocation_score, numa_strategy, volcano_scores
 
 NEW_CLASSES = 1
 ENOUGH = 16
@@ -65,6 +67,16 @@ class _Row(Struct):
     expected: ExpectedNode | None = None
     allocatable: Mapping[str, int] = field(default_factory=dict)
     requested: dict[str, int] = field(default_factory=dict)
+    pods: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def count(self, demand: PodDemand, sign: int) -> None:
+        """Count a pod that is bound to the node; ``sign`` -1: that is no longer."""
+        for each in _COUNTED:
+            self.requested[each] = self.requested.get(each, 0) + sign * demand.needs.get(each, 0)
+        if sign > 0:
+            self.pods[demand.key] = demand.spec.namespace, demand.spec.name
+        else:
+            self.pods.pop(demand.key, None)
 
 
 class NodeTable:
@@ -91,8 +103,9 @@ class NodeTable:
         """Note the facts of a node."""
         row = self._rows.setdefault(node.name, _Row())
         row.node, row.problem = node, ""
-        row.counts, row.largest = (self._shape(node.rules), *_counts(node)), _largest(node)
+        row.counts, row.largest = (self._shape(node.rules), *counts_of(node)), largest_of(node)
         self._refresh(node.name, now)
+        self._confirm(node.name, now)
 
     def put_unknown(self, name: str, problem: str) -> None:
         """Note that nothing can be decided for a node, and why."""
@@ -118,27 +131,30 @@ class NodeTable:
     def promise(self, name: str, demand: PodDemand, now: float) -> None:
         """Promise a node to a pod: a bind is under way."""
         self._count(name, demand)
-        if demand.holds:
+        if self._holds(name, demand):
             self._promises.promise(name, demand, now)
             self._refresh(name, now)
 
     def observe(self, demand: PodDemand, now: float, *, running: bool) -> None:
         """Note a pod that is bound (``demand.node``)."""
         self._count(demand.node, demand)
-        if demand.holds:
+        if self._holds(demand.node, demand):
             before = self._promises.of_pod(demand.key)
             self._promises.observe(demand, now, running=running)
             if before is not None and before.node != demand.node:
                 self._refresh(before.node, now)
             self._refresh(demand.node, now)
+        self._confirm(demand.node, now)
 
     def release(self, pod: str, now: float) -> None:
         """Forget a pod: it has ended, is gone, or was not bound."""
         demand = self._pods.pop(pod, None)
         if demand is not None and (row := self._rows.get(demand.node)):
-            _add(row.requested, demand, -1)
+            row.count(demand, -1)
         if node := self._promises.drop(pod):
             self._refresh(node, now)
+        if demand is not None:
+            self._confirm(demand.node, now)
 
     def tick(self, now: float) -> None:
         """End the promises that nothing will confirm."""
@@ -208,7 +224,10 @@ class NodeTable:
                 kind: len(known[kind].numa_nodes) for kind in met if kind is not None
             }
             return volcano_scores(list(map(count_of.__getitem__, kinds)))
-        return [allocation_score(self._fractions(name, demand), strategy) for name in names]
+        if numa_strategy(strategy, NumaStrategy.NONE) is None:
+            return [allocation_score(self._fractions(name, demand), strategy) for name in names]
+        known = self.verdicts_of(demand)
+        return [self._numa_score(name, demand, known, strategy) for name in names]
 
     def place(self, name: str, demand: PodDemand) -> NodeVerdict:
         """Decide for one node with the CPUs themselves, as its bind relies on it."""
@@ -304,9 +323,29 @@ class NodeTable:
         if before is not None and before.node == name:
             return
         if before is not None and (row := self._rows.get(before.node)):
-            _add(row.requested, before, -1)
+            row.count(before, -1)
         self._pods[demand.key] = demand if demand.node == name else replace(demand, node=name)
-        _add(self._rows.setdefault(name, _Row()).requested, demand, 1)
+        self._rows.setdefault(name, _Row()).count(demand, 1)
+
+    def _holds(self, name: str, demand: PodDemand) -> bool:
+        """Return whether a pod takes something of a node that the object of the node shows."""
+        row = self._rows.get(name)
+        return demand.holds or bool(row and row.node and row.node.memory and demand.holds_memory)
+
+    def _confirm(self, name: str, now: float) -> None:
+        """End the promises of running pods where a fingerprint names exactly the pods that are bound."""
+        row = self._rows.get(name)
+        if row is None or row.node is None or not row.node.fingerprint:
+            return
+        # CPUs that another object shows are looked up there, pod by pod.
+        waiting = [
+            each for each in row.pending
+            if each.running_since is not None and (row.node.has_amounts or not each.demand.lasting)
+        ]  # fmt: skip
+        if waiting and fingerprint(row.pods.values()) == row.node.fingerprint:
+            for each in waiting:
+                self._promises.confirm(each)
+            self._refresh(name, now)
 
     def _refresh(self, name: str, now: float) -> None:
         row = self._rows.get(name)
@@ -323,6 +362,16 @@ class NodeTable:
         if known is None or known[0] is not rules:
             known = self._shapes[id(rules)] = rules, len(self._shapes)
         return known[1]
+
+    def _numa_score(
+        self, name: str, demand: PodDemand, known: dict[int, NodeVerdict], strategy: Strategy
+    ) -> int:
+        """Score the NUMA nodes that a pod would use; the whole node where it would use none by itself."""
+        node = self.node(name)
+        way = numa_strategy(strategy, node.rules.strategy if node else NumaStrategy.NONE)
+        assert way is not None
+        used = self.verdict(name, demand, known).used if demand.aligned else ()
+        return allocation_score(used or self._fractions(name, demand), way)
 
     def _fractions(self, name: str, demand: PodDemand) -> list[float]:
         """Return which part of the node's CPUs and memory would be requested."""
@@ -345,32 +394,3 @@ def _expected(row: _Row) -> ExpectedNode:
         known = expect(row.node)
     row.expected = known = known.with_more(pending[len(known.pending) :])
     return known
-
-
-def _add(requested: dict[str, int], demand: PodDemand, sign: int) -> None:
-    for each in _COUNTED:
-        requested[each] = requested.get(each, 0) + sign * demand.needs.get(each, 0)
-
-
-def _largest(node: SchedulableNode) -> int:
-    """Return the most CPUs that one container may own, as far as a sum says it."""
-    if not node.rules.static or node.rules.policy is not TopologyPolicy.SINGLE_NUMA_NODE:
-        return len(node.rules.machine.online)
-    return max((len(node.free & each.cpus) for each in node.rules.machine.nodes), default=0)
-
-
-def _counts(node: SchedulableNode) -> tuple[object, ...]:
-    """Return what a verdict depends on besides the rules: free CPUs, cores and devices by NUMA node."""
-    free, machine = node.free.bits, node.rules.machine
-    cores: dict[int | None, tuple[int, int, int]] = {}
-    for cpus in machine.cores.values():
-        part = (cpus.bits & free).bit_count()
-        if part:
-            numa = machine.by_id[cpus.first()].numa
-            whole = part == cpus.bits.bit_count()
-            old = cores.get(numa, (0, 0, 0))
-            cores[numa] = old[0] + part, old[1] + whole, old[2] + (not whole)
-    devices = tuple(
-        (resource, tuple(sorted(zones.items()))) for resource, zones in sorted(node.devices.items())
-    )
-    return tuple(sorted(cores.items())), bool(node.reserved), devices

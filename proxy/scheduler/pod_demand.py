@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.allocation.cpu_request import CPU, MILLI, container_cpus, pod_cpus
+from proxy.allocation.memory.request import gets_memory
 from proxy.backends.kubelet.cri_view import cri_request, pod_of, sandbox_total
 from proxy.backends.kubelet.pod_spec import PodSpec, needed, pod_spec
 from proxy.engine.pod_dry_run import ArrivingPod
@@ -87,6 +88,11 @@ class PodDemand(Struct, frozen=True):
     def holds(self) -> bool:
         """Whether the pod takes something that the object of its node shows: CPUs of its own, or devices."""
         return bool(self.exclusive or self.devices)
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether a static memory manager gives the pod memory of NUMA nodes."""
+        return gets_memory(self.spec.ask)
 
     @property
     def largest(self) -> int:

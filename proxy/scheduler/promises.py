@@ -6,6 +6,8 @@ is bound is one, whichever program bound it. A promise is *pending*, and counts 
 until
 
 - the object of the node shows the pod, with as many CPUs as its containers that stay hold;
+- the fingerprint of the node's object names exactly the pods that are bound to the node, and the pod runs: an
+  object that lists no pods says in this way which it counts;
 - the pod has ended or is gone;
 - the pod has run for ``GRACE_S`` and the object still does not show it: the object does not show such pods;
 - the bind was never seen: ``LOST_S`` after the promise.
@@ -39,6 +41,7 @@ class Promise(Struct, frozen=True):
         since: Clock when it was made.
         bound: Whether the API server has shown the pod as bound.
         running_since: Clock when the pod was first seen running; None before.
+        counted: Whether a fingerprint said that the object of the node counts the pod.
     """
 
     node: str
@@ -47,6 +50,7 @@ class Promise(Struct, frozen=True):
     since: float
     bound: bool = False
     running_since: float | None = None
+    counted: bool = False
 
     @property
     def pod(self) -> str:
@@ -59,7 +63,7 @@ class Promise(Struct, frozen=True):
 
     def is_pending(self, node: SchedulableNode, now: float) -> bool:
         """Return whether the promise counts beside what the object of the node shows."""
-        if is_shown(node, self.demand):
+        if self.counted or is_shown(node, self.demand):
             return False
         if self.running_since is None or (self.demand.pod.cpuset and not node.counts_named):
             # Koordinator's object leaves out CPUs that annotations of pods name: the scheduler counts them.
@@ -110,6 +114,10 @@ class Promises:
         after = replace(found, bound=True, running_since=since)
         self._put(after)
         return demand.node
+
+    def confirm(self, promise: Promise) -> None:
+        """Note that the object of the node counts the pod of a promise."""
+        self._put(replace(promise, counted=True))
 
     def drop(self, pod: str) -> str:
         """End the promise of a pod; returns its node, empty where it had none."""

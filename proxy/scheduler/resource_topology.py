@@ -3,6 +3,12 @@
 Versions v1alpha1 and v1alpha2 of topology.node.k8s.io differ in ``attributes`` only. A zone of type ``Node``
 is a NUMA node, called ``node-N``; other zones are left out.
 
+Memory is counted by NUMA node where kubelet's memory manager is Static. topoproxy says so by an attribute.
+NFD's topology-updater says it by the memory that it shows: it writes what kubelet's GetAllocatableResources
+has, which is none without a static memory manager (node-feature-discovery v0.17
+pkg/resourcemonitor/noderesourcesaggregator.go, makeNodeAllocatable; kubernetes v1.36
+pkg/kubelet/cm/memorymanager/policy_none.go). Koordinator and nri-plugins write the memory of all machines.
+
 Where ``topologyManagerPolicy`` is no attribute, the deprecated ``topologyPolicies`` counts: one word for
 policy and scope, such as ``SingleNUMANodePodLevel``.
 """
@@ -18,11 +24,16 @@ from msgspec import Struct, field
 from proxy.model.idset import CpuSet, union
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.quantity import parse_quantity
+from proxy.model.requests import in_bytes
 from proxy.pools.go_json import Fields, load
+from proxy.pools.node_attributes import CPU_MANAGER, CPU_OPTIONS, FIGURES, MEMORY_MANAGER, STATIC_MEMORY
 from proxy.pools.node_rule import MANAGER_POLICY
+from proxy.pools.pod_fingerprint import ATTRIBUTE, ATTRIBUTE_METHOD, METHOD_ALL
 
 CpuRows = tuple[tuple[int, int, int, int], ...]
 """CPUs: id, core, socket, NUMA node."""
+MemoryRows = tuple[tuple[int, str, int, int], ...]
+"""Memory: NUMA node, resource, bytes that pods may have, bytes that are free."""
 CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
 POD_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
 _ZONE = re.compile(r"node-([0-9]{1,4})")
@@ -53,6 +64,9 @@ class ResourceTopologyFacts(Struct, frozen=True):
         cpu_policy, options, reserved: Of the CPU manager, by Koordinator's annotation.
         rows: CPUs by Koordinator's annotation.
         held: CPUs of pods by Koordinator's annotation, by uid.
+        counts_memory: Whether memory is counted by NUMA node.
+        node_options: Options of the CPU manager that decides on the node, by topoproxy's attribute.
+        fingerprint: Of all pods that the object counts; empty where it has none.
     """
 
     zones: Mapping[int, Mapping[str, ZoneAmounts]]
@@ -64,6 +78,21 @@ class ResourceTopologyFacts(Struct, frozen=True):
     reserved: CpuSet = field(default_factory=CpuSet)
     rows: CpuRows = ()
     held: Mapping[str, CpuSet] = field(default_factory=dict)
+    counts_memory: bool = False
+    node_options: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: str = ""
+
+    @property
+    def memory(self) -> MemoryRows:
+        """Memory and huge pages, where they are counted."""
+        if not self.counts_memory:
+            return ()
+        return tuple(
+            (numa, resource, amounts.allocatable, min(amounts.available, amounts.allocatable))
+            for numa, resources in sorted(self.zones.items())
+            for resource, amounts in sorted(resources.items())
+            if in_bytes(resource)
+        )
 
     @property
     def shown(self) -> Mapping[str, CpuSet]:
@@ -127,12 +156,29 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
         _distances(zones, costs),
         policy,
         scope,
-        manager.text("policy"),
+        manager.text("policy") or attributes.get(CPU_MANAGER, ""),
         {str(k): str(v) for k, v in options.items()} if isinstance(options, dict) else {},
         CpuSet.parse(manager.text("reservedCPUs")),
         _rows(annotations),
         held,
+        _counts_memory(attributes, annotations),
+        _options(attributes),
+        attributes.get(ATTRIBUTE, "") if attributes.get(ATTRIBUTE_METHOD, METHOD_ALL) == METHOD_ALL else "",
     )
+
+
+def _options(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of the CPU manager as topoproxy writes them: NAME=VALUE, with commas between."""
+    parts = (each.partition("=") for each in attributes.get(CPU_OPTIONS, "").split(",") if each)
+    return {name: value for name, _, value in parts}
+
+
+def _counts_memory(attributes: Mapping[str, str], annotations: Mapping[str, Any]) -> bool:
+    """Return whether the memory manager is static."""
+    if MEMORY_MANAGER in attributes:
+        return attributes[MEMORY_MANAGER] == STATIC_MEMORY
+    by_others = FIGURES in annotations or CPU_TOPOLOGY in annotations
+    return "topologyManagerPolicy" in attributes and not by_others
 
 
 def _policy(fields: Fields, attributes: Mapping[str, str]) -> tuple[str, str]:

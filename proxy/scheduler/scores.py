@@ -8,12 +8,18 @@ score.
 Least, Most and Balanced allocation, as kube-scheduler, Koordinator and scheduler-plugins have them: with the
 fraction f of each resource that would be requested, the mean of 1 - f, the mean of f, or 1 less the variance
 of f. A resource that would be overcommitted counts 0 under Least and 1 under Most.
+
+Least and Most over the NUMA nodes that the pod would use, not over the whole node, as Koordinator scores
+nodes with a NUMA policy (Koordinator v1.8 pkg/scheduler/plugins/nodenumaresource/scoring.go): a node's label
+``numa-allocate-strategy`` decides between Least and Most before the setting does.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+
+from proxy.model.koordinator import NumaStrategy
 
 HIGHEST = 100
 
@@ -25,6 +31,23 @@ class Strategy(enum.StrEnum):
     LEAST_ALLOCATED = "least-allocated"
     MOST_ALLOCATED = "most-allocated"
     BALANCED_ALLOCATION = "balanced-allocation"
+    NUMA_LEAST_ALLOCATED = "numa-least-allocated"
+    NUMA_MOST_ALLOCATED = "numa-most-allocated"
+
+
+def numa_strategy(strategy: Strategy, label: NumaStrategy) -> Strategy | None:
+    """Return Least or Most where a strategy looks at NUMA nodes; None where it does not.
+
+    Args:
+        strategy: The setting.
+        label: ``numa-allocate-strategy`` of the node.
+    """
+    if strategy not in (Strategy.NUMA_LEAST_ALLOCATED, Strategy.NUMA_MOST_ALLOCATED):
+        return None
+    most = strategy is Strategy.NUMA_MOST_ALLOCATED
+    if label is not NumaStrategy.NONE:
+        most = label is NumaStrategy.MOST_ALLOCATED  # any other value counts as LeastAllocated, as there
+    return Strategy.MOST_ALLOCATED if most else Strategy.LEAST_ALLOCATED
 
 
 def volcano_scores(counts: Sequence[int]) -> list[int]:

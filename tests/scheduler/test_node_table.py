@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 
 from proxy.model.idset import CpuSet
+from proxy.model.kubelet import NodeMeta
 from proxy.model.options import TopologyPolicy
+from proxy.pools.pod_fingerprint import fingerprint
+from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.node_table import NodeTable
+from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import read_demand, with_cpus
 from proxy.scheduler.promises import GRACE_S, LOST_S
+from proxy.scheduler.resource_topology import read_resource_topology
 from proxy.scheduler.scores import Strategy
-from tests.scheduler.objects import cpus, demand, node, pod
+from tests.scheduler.objects import cpus, demand, node, numatopology, pod, resource_topology
 
 
 @pytest.fixture
@@ -63,6 +68,32 @@ def test_a_pod_that_does_not_run_yet_keeps_its_promise(table: NodeTable) -> None
     table.tick(1e6 + GRACE_S)
     assert table.pending("n1")
     table.tick(1e6 + GRACE_S + 1)
+    assert not table.pending("n1")
+
+
+def counted(fingerprinted: str, free: int) -> SchedulableNode:
+    """Return a node of amounts, with 8 CPUs on each of two NUMA nodes, as NFD describes it."""
+    raw = resource_topology("n1", {0: {"cpu": (8, free)}, 1: {"cpu": (8, 8)}}, scope="container")
+    raw["attributes"].append({"name": "nodeTopologyPodsFingerprint", "value": fingerprinted})
+    return join_facts("n1", None, None, read_resource_topology(raw))
+
+
+def test_a_running_pod_that_the_fingerprint_names_is_not_counted_twice() -> None:
+    """Its CPUs are not in the amounts any more, and the object lists no pods."""
+    table = NodeTable()
+    table.put(counted(fingerprint([]), 8), 0.0)
+    table.observe(demand("a", 6, node="n1"), 0.0, running=False)
+    table.observe(demand("b", "500m", node="n1"), 0.0, running=True)
+    both = fingerprint([("default", "a"), ("default", "b")])
+    table.put(counted(both, 2), 1.0)
+    assert [each.pod for each in table.pending("n1")] == ["a"], "the object may be of before its start"
+    table.observe(demand("a", 6, node="n1"), 2.0, running=True)
+    assert not table.pending("n1")
+    assert fits(table, 8)
+    table.observe(demand("c", 6, node="n1"), 3.0, running=True)
+    assert [each.pod for each in table.pending("n1")] == ["c"], "the fingerprint does not name it"
+    table.release("b", 4.0)
+    table.put(counted(fingerprint([("default", "a"), ("default", "c")]), 2), 4.0)
     assert not table.pending("n1")
 
 
@@ -139,6 +170,31 @@ def test_allocation_scores_count_what_is_bound(table: NodeTable) -> None:
     assert most[0] > most[1]
     table.release("a", 1.0)
     assert table.scores(demand("b", 4), ["n1"], Strategy.LEAST_ALLOCATED) == [least[1]]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "label", "best"),
+    [
+        (Strategy.NUMA_LEAST_ALLOCATED, "", "empty"),
+        (Strategy.NUMA_MOST_ALLOCATED, "", "full"),
+        (Strategy.NUMA_LEAST_ALLOCATED, "MostAllocated", "full"),
+        (Strategy.NUMA_MOST_ALLOCATED, "LeastAllocated", "empty"),
+        (Strategy.NUMA_MOST_ALLOCATED, "DistributeEvenly", "empty"),
+    ],
+)
+def test_the_numa_nodes_that_a_pod_would_use_are_scored(strategy: Strategy, label: str, best: str) -> None:
+    """As many CPUs of both nodes are free, but not of the NUMA node on which the pod would be."""
+    table = NodeTable()
+    meta = NodeMeta(labels={"node.koordinator.sh/numa-allocate-strategy": label} if label else {})
+    for name, free in (("empty", "1-7"), ("full", "4-7,8-10")):
+        table.put(join_facts(name, meta, read_numatopology(numatopology(name, free=free, pods={})), None))
+        table.put_allocatable(name, {"cpu": 16_000})
+    demanded = demand("a", 4)
+    scores = dict(zip(("empty", "full"), table.scores(demanded, ["empty", "full"], strategy), strict=True))
+    assert max(scores, key=scores.__getitem__) == best
+    assert len(set(scores.values())) == 2
+    shared = demand("b", "500m")
+    assert len(set(table.scores(shared, ["empty", "full"], strategy))) == 1, "the nodes are equal as a whole"
 
 
 def test_volcanos_annotation_is_part_of_what_is_demanded() -> None:

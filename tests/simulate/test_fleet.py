@@ -282,6 +282,33 @@ def test_a_pod_that_its_node_would_reject_is_left_out() -> None:
     assert figures(done)[1].placed == 1
 
 
+def test_memory_is_of_one_numa_node_where_the_memory_manager_is_static() -> None:
+    zones = [
+        {
+            "name": f"node-{numa}",
+            "type": "Node",
+            "resources": [
+                {"name": name, "capacity": most, "allocatable": most, "available": free}
+                for name, most, free in (("cpu", "8", "7"), ("memory", "32Gi", free_memory))
+            ],
+        }
+        for numa, free_memory in ((0, "32Gi"), (1, "12Gi"))
+    ]
+    shown = {
+        "apiVersion": "topology.node.k8s.io/v1alpha2",
+        "kind": "NodeResourceTopology",
+        "metadata": {"name": "n1"},
+        "attributes": [{"name": "topologyManagerPolicy", "value": "single-numa-node"}],
+        "zones": zones,
+    }
+    coming = [pod(f"p{number}", 2) for number in range(3)]
+    for each in coming:
+        each["spec"]["containers"][0]["resources"]["limits"]["memory"] = "18Gi"
+    stock, extended = figures(simulated(listed(node(), shown, *coming)))
+    assert (stock.placed, sum(stock.rejected.values())) == (1, 2)
+    assert (extended.placed, extended.waiting, extended.rejected) == (1, 2, {})
+
+
 def test_a_node_without_topology_objects_aligns_nothing() -> None:
     done = simulated(listed(node(), pod("a", 9)))
     assert any("1 node without Numatopology" in note for note in done.notes)

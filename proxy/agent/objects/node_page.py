@@ -41,11 +41,13 @@ class PublishedNumaNode(Struct, frozen=True, rename="camel"):
 
 
 class Policies(Struct, frozen=True, rename="camel"):
-    """The policies in effect, with kubelet's values."""
+    """The policies in effect, with kubelet's values; empty where the daemon does not say it."""
 
     cpu_manager_policy: str = "none"
     topology_manager_policy: str = "none"
     topology_manager_scope: str = "container"
+    memory_manager_policy: str = ""
+    cpu_manager_policy_options: str = ""
 
 
 class PublishedZone(Struct, frozen=True, rename="camel"):

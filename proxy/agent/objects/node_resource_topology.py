@@ -6,6 +6,10 @@ leaves reserved CPUs out of it, and shows in ``available`` what pods have not ta
 writes all CPUs of the zone in all three amounts, and its scheduler takes away reserved and owned CPUs by
 annotations. So the form is a setting; the default is that of the scheduler whose API the cluster has.
 
+NFD's attributes are the policy and the scope of the topology manager, and the fingerprint of the pods. Those
+of the CPU manager and the memory manager are ours, by the names of kubelet's configuration; readers skip
+attributes that they do not know (scheduler-plugins v0.34.7 pkg/noderesourcetopology/nodeconfig).
+
 Resources are CPUs, memory, huge pages, and the devices that topoproxy assigns itself. Memory that no pod is
 promised (``memoryManagerPolicy`` None) is available as a whole: NodeResourceTopologyMatch rejects Guaranteed
 pods where no zone has memory (scheduler-plugins v0.34.7 pkg/noderesourcetopology/filter.go,
@@ -17,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.agent.objects.fingerprint import ANNOTATION, ATTRIBUTE, ATTRIBUTE_METHOD, METHOD_ALL, fingerprint
 from proxy.agent.objects.node_page import NodePage, PublishedNumaNode, PublishedZone, all_cpus
 from proxy.model.idset import CpuSet
+from proxy.pools.node_attributes import CPU_MANAGER, CPU_OPTIONS, FIGURES, MEMORY_MANAGER
+from proxy.pools.pod_fingerprint import ANNOTATION, ATTRIBUTE, ATTRIBUTE_METHOD, METHOD_ALL, fingerprint
 
 GROUP = "topology.node.k8s.io"
 KIND = "NodeResourceTopology"
 PLURAL = "noderesourcetopologies"
-FIGURES = "topoproxy/figures"
 
 
 def path(version: str) -> str:
@@ -34,9 +38,13 @@ def path(version: str) -> str:
 
 def nfd_topology(page: NodePage) -> dict[str, Any]:
     """Return the object as NFD's topology-updater writes it, in version v1alpha2."""
+    policies = page.policies
     attributes = {
-        "topologyManagerPolicy": page.policies.topology_manager_policy,
-        "topologyManagerScope": page.policies.topology_manager_scope,
+        "topologyManagerPolicy": policies.topology_manager_policy,
+        "topologyManagerScope": policies.topology_manager_scope,
+        CPU_MANAGER: policies.cpu_manager_policy,
+        **({CPU_OPTIONS: policies.cpu_manager_policy_options} if policies.cpu_manager_policy_options else {}),
+        **({MEMORY_MANAGER: policies.memory_manager_policy} if policies.memory_manager_policy else {}),
     }
     annotations = {FIGURES: figures(page)}
     if page.pods:

@@ -21,6 +21,7 @@ from proxy.scheduler.node_facts import DeviceCounts, SchedulableNode
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import with_cpus
 from proxy.scheduler.promises import GRACE_S
+from proxy.scheduler.resource_topology import MemoryRows
 from proxy.scheduler.scores import Strategy
 from proxy.simulate.fleet.fleet_pods import FleetPod, PodKind
 from proxy.simulate.fleet.ranking import Ranking
@@ -172,9 +173,21 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         node = host.node
         devices = _devices(host) if host.state.devices.registered else {}
         shown = self._shown[at]
-        facts = SchedulableNode(host.name, node, node.reserved, host.ownable, devices, shown)
+        facts = SchedulableNode(
+            host.name, node, node.reserved, host.ownable, devices, shown, memory=_memory(host)
+        )
         self._now += 2 * GRACE_S
         self._table.put(facts, self._now)
+
+
+def _memory(host: Host) -> MemoryRows:
+    """Return the memory of each NUMA node and what of it is free, where it is counted."""
+    memory = host.state.memory
+    return tuple(
+        (numa, resource, table.allocatable, table.free)
+        for numa, each in (memory.nodes.items() if memory else ())
+        for resource, table in each.tables.items()
+    )
 
 
 def _devices(host: Host) -> DeviceCounts:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from proxy.agent.objects.fingerprint import fingerprint, xxhash64
 from proxy.agent.objects.node_condition import condition_of, condition_status
 from proxy.agent.objects.node_page import NodePage, Rejection, read_node_page
 from proxy.agent.objects.node_resource_topology import koordinator_topology, nfd_topology, with_owner
@@ -17,6 +16,7 @@ from proxy.agent.objects.pod_annotations import annotated_pods, withdrawn
 from proxy.agent.objects.pod_events import event_object, notice_event, placed_events, rejection_event
 from proxy.model.errors import UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS, resource_status
+from proxy.pools.pod_fingerprint import fingerprint, xxhash64
 
 CPUS = [[cpu, cpu % 4, cpu // 2 % 2, cpu // 2 % 2] for cpu in range(8)]
 PAGE: dict[str, Any] = {
@@ -112,6 +112,8 @@ def test_nfds_form() -> None:
     assert value["attributes"] == [
         {"name": "topologyManagerPolicy", "value": "restricted"},
         {"name": "topologyManagerScope", "value": "pod"},
+        {"name": "cpuManagerPolicy", "value": "static"},
+        {"name": "memoryManagerPolicy", "value": "Static"},
         {"name": "nodeTopologyPodsFingerprint", "value": fingerprint([("a", "lse"), ("a", "web")])},
         {"name": "nodeTopologyPodsFingerprintMethod", "value": "all"},
     ]
@@ -144,6 +146,8 @@ def test_a_node_without_pods_has_no_fingerprint() -> None:
     assert [each["name"] for each in nfd_topology(page(pods=[]))["attributes"]] == [
         "topologyManagerPolicy",
         "topologyManagerScope",
+        "cpuManagerPolicy",
+        "memoryManagerPolicy",
     ]
 
 

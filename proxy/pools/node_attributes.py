@@ -1,0 +1,8 @@
+"""What topoproxy adds to a NodeResourceTopology: attributes by the names of kubelet's configuration."""
+
+CPU_MANAGER = "cpuManagerPolicy"
+CPU_OPTIONS = "cpuManagerPolicyOptions"
+MEMORY_MANAGER = "memoryManagerPolicy"
+STATIC_MEMORY = "Static"
+FIGURES = "topoproxy/figures"
+"""The annotation with figures for people; an object that has it was written by topoproxy."""
