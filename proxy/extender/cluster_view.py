@@ -1,8 +1,8 @@
 """The table of nodes, kept current by watches of the API server.
 
-Four collections are followed: pods that have not ended, nodes, Numatopologies and NodeResourceTopologies.
-Each object is reduced to what decisions read when it arrives. A node is joined again when one of its objects
-changes; what is malformed makes the node unknown, with the reason.
+Four collections are followed: bound pods that have not ended, nodes, Numatopologies and
+NodeResourceTopologies. Each object is reduced to what decisions read when it arrives. A node is joined again
+when one of its objects changes; what is malformed makes the node unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ClusterView:
         self._keys: dict[Key, str] = {}
         self.pods = Watcher(
             api, "/api/v1/pods", _bound_pod, telemetry, changed=self._pod_changed,
-            selectors={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
+            selectors={"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
         )  # fmt: skip
         self.nodes = Watcher(api, "/api/v1/nodes", _node, telemetry, changed=self._node_changed)
         self.numatopologies = self._objects(NUMATOPOLOGIES, read_numatopology)

@@ -6,9 +6,11 @@ absent there. Core ids are unique within a socket only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from proxy.model.idset import CpuSet
@@ -65,8 +67,14 @@ def _cpus(raw: object) -> CpuRows:
         raise ValueError("cpuDetail names no CPU")
     if len(raw) > MOST_CPUS:
         raise ValueError(f"cpuDetail names {len(raw)} CPUs; at most {MOST_CPUS} are read")
+    return _rows(msgspec.json.encode(raw))
+
+
+@functools.lru_cache(maxsize=64)
+def _rows(text: bytes) -> CpuRows:
+    """Read CPUs: most nodes of a cluster have the same ones, and an object comes again with each pod."""
     rows = []
-    for name, value in raw.items():
+    for name, value in msgspec.json.decode(text).items():
         if not (isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 6):
             raise ValueError(f"cpuDetail: {name!r:.40} is not the id of a CPU")
         where = Fields(value, f"cpuDetail {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import ssl
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,10 @@ PROFILE: dict[str, Any] = {"profiles": [{"schedulerName": SCHEDULER}], "percenta
 def make_certificates(directory: Path) -> None:
     """Make an authority, and certificates of the server and of kube-scheduler: NAME.crt and NAME.key."""
     (directory / "san").write_text("subjectAltName=IP:127.0.0.1\n")
-    steps = ["req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=ca"]
+    key = "ec -pkeyopt ec_paramgen_curve:prime256v1"
+    steps = [f"req -x509 -newkey {key} -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=ca"]
     for name in ("server", "client"):
-        steps.append(f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}")
+        steps.append(f"req -newkey {key} -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}")
         signed = f"-CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile san -out {name}.crt"
         steps.append(f"x509 -req -in {name}.csr {signed}")
     for step in steps:
@@ -71,25 +74,30 @@ class ExtenderProcess:
         self.log = plane.directory / f"extender-{self.port}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, wait: bool = True) -> None:
+    def start(self, *, wait: bool = True, environment: Mapping[str, str] | None = None) -> None:
         command = [
             *(sys.executable, "-m", "proxy", "scheduler-extender"),
             *("--tls-cert", "server.crt", "--tls-key", "server.key", "--client-ca", "ca.crt"),
             *("--listen", f"127.0.0.1:{self.port}", "--kubeconfig", str(self._kubeconfig)),
         ]
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, cwd=self.plane.directory)
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=output, cwd=self.plane.directory,
+                env={**os.environ, **(environment or {})},
+            )  # fmt: skip
         if wait:
             self.until_ready()
 
-    def get(self, path: str, *, trusted: bool = False) -> str:
+    def get(self, path: str, *, trusted: bool = False, body: object = None) -> str:
+        """Read a page; with a body, ask as kube-scheduler does."""
         context = ssl.create_default_context(cafile=self.plane.directory / "ca.crt")
         if trusted:
             client = self.plane.directory / "client"
             context.load_cert_chain(client.with_suffix(".crt"), client.with_suffix(".key"))
         url = f"https://127.0.0.1:{self.port}{path}"
+        data = None if body is None else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+            with urllib.request.urlopen(url, data, timeout=5, context=context) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return f"{error.code}: {error.read().decode()}"
@@ -108,7 +116,7 @@ class ExtenderProcess:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End it without a chance to say anything."""
+        """End it without a chance to give up its lease."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()

@@ -23,6 +23,7 @@ from proxy.engine.pod_dry_run import dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope, TopologyPolicy
+from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.scheduler.node_facts import machine_of
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import read_demand
@@ -134,6 +135,7 @@ class FakeFleet:
     Attributes:
         rejected: Pods that their node has rejected, by name.
         admitted: Names of pods to their nodes.
+        delay_s: Mean seconds until the object of a node shows what has changed.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class FakeFleet:
         self.times: list[float] = []
         self._bound = BoundPods(plane)
         self._seen: dict[str, str] = {}
-        self._delay_s = delay_s
+        self.delay_s = delay_s
         self._due: dict[str, float] = {}
         self._end = threading.Event()
         self._pool = ThreadPoolExecutor(8)
@@ -172,10 +174,22 @@ class FakeFleet:
         if self.error:
             raise self.error
 
-    def create_pods(self, prefix: str, sizes: list[int], scheduler: str) -> None:
+    def create_node(self, name: str) -> None:
+        """Create the Node object of a node."""
+        self.plane.node(name)
+        cpus = len(self.nodes[name].state.node.machine.online) - 1
+        offers = {"cpu": str(cpus), "memory": "256Gi", "pods": "250"}
+        self.plane.merge(
+            f"/api/v1/nodes/{name}/status", {"status": {"capacity": offers, "allocatable": offers}}
+        )
+
+    def create_pods(self, prefix: str, sizes: list[int], scheduler: str, *, lsr_every: int = 0) -> None:
+        """Create pods at once; one of so many has class LSR, so that the extender chooses its CPUs."""
+
         def create(numbered: tuple[int, int]) -> None:
             number, size = numbered
-            raw = pod(f"{prefix}{number}", size, schedulerName=scheduler)
+            labels = {"koordinator.sh/qosClass": "LSR"} if lsr_every and number % lsr_every == 0 else {}
+            raw = pod(f"{prefix}{number}", size, labels=labels, schedulerName=scheduler)
             del raw["metadata"]["uid"], raw["metadata"]["namespace"]
             self.plane.create(PODS, raw)
 
@@ -212,12 +226,20 @@ class FakeFleet:
         self.admitted.clear()
 
     def double_bookings(self) -> int:
-        """Count CPUs that two pods of one node own."""
-        found = 0
-        for node in self.nodes.values():
-            times = Counter(cpu for owner in node.state.owners.values() for cpu in owner.cpus)
-            found += sum(count > 1 for count in times.values())
-        return found
+        """Count CPUs that two pods of one node own, or that the annotations of two pods name."""
+        owned = Counter(
+            (node.name, cpu)
+            for node in self.nodes.values()
+            for owner in node.state.owners.values()
+            for cpu in owner.cpus
+        )
+        named = Counter(
+            (each["spec"]["nodeName"], cpu)
+            for each in self._bound.current().values()
+            if RESOURCE_STATUS in (texts := each["metadata"].get("annotations", {}))
+            for cpu in CpuSet.parse(json.loads(texts[RESOURCE_STATUS])["cpuset"])
+        )
+        return sum(count > 1 for times in (owned, named) for count in times.values())
 
     def fits_somewhere(self, size: int) -> bool:
         """Return whether a node would admit a pod that asks for so many CPUs."""
@@ -230,11 +252,7 @@ class FakeFleet:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _create(self, node: FakeNode) -> None:
-        self.plane.node(node.name)
-        cpus = len(node.state.node.machine.online) - 1
-        offers = {"cpu": str(cpus), "memory": "256Gi", "pods": "250"}
-        status = {"status": {"capacity": offers, "allocatable": offers}}
-        self.plane.merge(f"/api/v1/nodes/{node.name}/status", status)
+        self.create_node(node.name)
         raw = {**node.published(), "kind": "Numatopology"}
         self.plane.create(NUMATOPOLOGIES, raw)
 
@@ -264,7 +282,7 @@ class FakeFleet:
         list(self._pool.map(lambda pair: self.plane.merge(*pair), statuses))
         now = time.monotonic()
         for name in changed:
-            self._due.setdefault(name, now + self._delay_s * self._chance.uniform(0.5, 1.5))
+            self._due.setdefault(name, now + self.delay_s * self._chance.uniform(0.5, 1.5))
         due = [name for name, when in self._due.items() if when <= now]
         list(self._pool.map(self._publish, due))
         for name in due:
@@ -281,4 +299,6 @@ class FakeFleet:
         return f"{PODS}/{name}/status", {"status": {"phase": "Running"}}
 
     def _publish(self, name: str) -> None:
-        self.plane.merge(f"{NUMATOPOLOGIES}/{name}", {"spec": self.nodes[name].published()["spec"]})
+        spec = self.nodes[name].published()["spec"]
+        changing = {key: spec[key] for key in ("numares", "podAllocations")}
+        self.plane.merge(f"{NUMATOPOLOGIES}/{name}", {"spec": changing})

@@ -40,7 +40,7 @@ def test_filter_and_prioritize_and_bind() -> None:
         answer = await bed.ask("filter", Pod=raw, NodeNames=["n1", "n3"])
         assert answer["FailedAndUnresolvableNodes"] == {"n3": "UnknownNode"}
         scores = await bed.ask("prioritize", Pod=raw, NodeNames=["n1", "n2"])
-        assert scores == [{"Host": "n1", "Score": 0}, {"Host": "n2", "Score": 0}]
+        assert scores == [], "they are equal"
         assert await bed.bind(raw, "n1") == ""
         assert bed.api.bindings[0]["target"]["name"] == "n1"
         assert bed.api.bindings[0]["metadata"]["uid"] == "a"

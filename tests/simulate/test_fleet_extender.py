@@ -163,9 +163,12 @@ async def compare(twins: Twins) -> Counter[str]:
             assert answer["Error"] == ""
             assert set(answer["NodeNames"]) == set(scores), (number, raw["spec"])
             ordered = await bed.ask("prioritize", Pod=raw, NodeNames=answer["NodeNames"])
-            assert {name["Host"]: name["Score"] for name in ordered} == {
-                name: score // FINAL_SCALE for name, score in scores.items()
-            }
+            if ordered:
+                assert {name["Host"]: name["Score"] for name in ordered} == {
+                    name: score // FINAL_SCALE for name, score in scores.items()
+                }
+            else:
+                assert len(set(scores.values())) < 2
             assert bed.table.judged == twins.scheduler._table.judged
             met.update(set(answer["FailedNodes"].values()))
             met["scores"] += len(set(scores.values())) > 1
