@@ -29,6 +29,15 @@ class SilentRelay:
         self._current.set()
         self._current = threading.Event()
 
+    def forward_to(self, port: int) -> None:
+        """Forward new connections to another port, and break those of now."""
+        self._port = port
+        kept, self._kept = self._kept, []
+        for each in kept:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
     def close(self) -> None:
         for each in (self._listener, *self._kept):
             with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess
+from tests.cluster.extender_process import DEPLOY, SCHEDULER
 from tests.cluster.fake_fleet import NUMATOPOLOGIES, PODS
 from tests.cluster.scheduling_bed import SchedulingBed
 from tests.scheduler.objects import pod
@@ -23,36 +23,7 @@ def test_no_pod_of_a_burst_is_rejected_by_its_node(bed: SchedulingBed) -> None:
     assert not bed.fitting
 
 
-def test_an_extender_that_is_killed_in_a_burst(bed: SchedulingBed) -> None:
-    sizes = bed.pods(0.8)
-    bed.fleet.create_pods("a", sizes[: len(sizes) // 2], SCHEDULER)
-    bed.extender.kill()
-    bed.fleet.create_pods("b", sizes[len(sizes) // 2 :], SCHEDULER)
-    time.sleep(1)
-    bed.extender.start()  # after the lease of the one that was killed
-    bed.fleet.until_settled(len(sizes), quiet_s=30)
-    assert len(bed.fleet.admitted) == len(sizes), bed.fleet.figures(len(sizes))
-    assert not bed.fleet.rejected
-    assert bed.fleet.double_bookings() == 0
-    bed.fleet.clear()
-
-
-def test_two_replicas_and_the_end_of_one(bed: SchedulingBed) -> None:
-    first, second = bed.extender, ExtenderProcess(bed.plane)
-    second.start(wait=False)
-    try:
-        time.sleep(2)
-        assert first.is_ready()
-        assert "another replica holds the lease" in second.get("/readyz")
-        assert first.stop() == 0
-        second.until_ready(10)
-    finally:
-        second.stop()
-        first.start()
-    assert bed.burst("again", [4] * 6) == (6, 0)
-
-
-def test_objects_that_are_stale_or_malformed(bed: SchedulingBed) -> None:
+def test_objects_that_are_malformed(bed: SchedulingBed) -> None:
     last = len(bed.fleet.nodes) - 1
     try:
         for number in range(last):

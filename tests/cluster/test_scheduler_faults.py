@@ -1,0 +1,147 @@
+"""Faults in a burst under the real kube-scheduler: no CPU is promised twice, and all pods are bound."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy.extender.process import LOST
+from tests.cluster.extender_process import SCHEDULER, ExtenderProcess, extender_config
+from tests.cluster.scheduling_bed import SchedulingBed
+from tests.cluster.silent_relay import SilentRelay
+from tests.cluster.wrong_clock import WrongClock
+from tests.scheduler.objects import pod
+
+PART = 0.6
+"""Of all CPUs: so many fit in any order."""
+LSR_EVERY = 3
+
+
+def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def burst(
+    bed: SchedulingBed, fault: Callable[[], None], part: float = PART, scheduler: str = SCHEDULER
+) -> int:
+    """Create pods, and have a fault once some are bound; returns how many pods there are."""
+    sizes = bed.pods(part)
+    half = len(sizes) // 2
+    bed.fleet.create_pods("a", sizes[:half], scheduler, lsr_every=LSR_EVERY)
+    until(lambda: bed.fleet.judged >= half // 4)
+    fault()
+    bed.fleet.create_pods("b", sizes[half:], scheduler, lsr_every=LSR_EVERY)
+    return len(sizes)
+
+
+def until_serving(extender: ExtenderProcess) -> None:
+    """Wait until it answers; start it again where it has ended, as kubelet does."""
+
+    def serves() -> bool:
+        assert extender.process is not None
+        if extender.process.poll() is not None:
+            extender.start(wait=False)
+        return extender.is_ready()
+
+    until(serves, 60)
+
+
+def test_an_extender_that_is_killed(bed: SchedulingBed) -> None:
+    def fault() -> None:
+        bed.extender.kill()
+        time.sleep(1)
+        bed.extender.start(wait=False)  # serves after the lease of the one that was killed
+
+    bed.until_all_run(burst(bed, fault))
+
+
+def test_an_api_server_that_is_killed(bed: SchedulingBed) -> None:
+    def fault() -> None:
+        bed.plane.stop_api()
+        time.sleep(1)
+        bed.plane.start_api()
+
+    count = burst(bed, fault)
+    until_serving(bed.extender)
+    bed.until_all_run(count)
+
+
+def test_objects_that_are_five_seconds_old(bed: SchedulingBed) -> None:
+    bed.fleet.delay_s = 5.0
+    try:
+        bed.until_all_run(burst(bed, lambda: None))
+    finally:
+        bed.fleet.delay_s = 1.0
+
+
+def test_nodes_that_vanish_between_filter_and_bind(bed: SchedulingBed) -> None:
+    raw = pod("between", 2)
+    asked = {"Pod": raw, "Nodes": None, "NodeNames": ["f0", "f1"]}
+
+    def fits() -> list[str]:
+        names: list[str] = json.loads(bed.extender.get("/filter", trusted=True, body=asked))["NodeNames"]
+        return names
+
+    def fault() -> None:
+        before = fits()
+        for name in ("f0", "f1"):
+            bed.plane.delete(f"/api/v1/nodes/{name}")
+        assert before
+        until(lambda: not fits())
+        metadata = raw["metadata"]
+        named = {"PodName": "between", "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"]}
+        said = bed.extender.get("/bind", trusted=True, body={**named, "Node": before[0]})
+        assert f"cannot bind {metadata['namespace']}/between to {before[0]}" in said
+
+    try:
+        bed.until_all_run(burst(bed, fault, 0.5))
+    finally:
+        for name in ("f0", "f1"):
+            bed.fleet.create_node(name)
+
+
+def test_a_clock_that_is_ten_minutes_ahead_and_is_set_right(bed: SchedulingBed, tmp_path: Path) -> None:
+    clock = WrongClock(tmp_path)
+    clock.set(600)
+    bed.extender.stop()
+    bed.extender.start(environment=clock.environment)
+    try:
+        bed.until_all_run(burst(bed, lambda: clock.set(0)))
+    finally:
+        bed.extender.stop()
+        bed.extender.start()
+
+
+def test_a_lease_that_moves_while_its_holder_is_paused(bed: SchedulingBed, tmp_path: Path) -> None:
+    """The other replica's clock is ten minutes ahead: by that clock, each renewal is long past."""
+    first, second = bed.extender, ExtenderProcess(bed.plane)
+    clock, relay = WrongClock(tmp_path), SilentRelay(first.port)
+    clock.set(600)
+    config = extender_config(first, urlPrefix=relay.server)
+    bed.plane.start_scheduler(**{**config, "profiles": [{"schedulerName": "by-relay"}]})
+    second.start(wait=False, environment=clock.environment)
+    try:
+        time.sleep(2)
+        assert first.is_ready()
+        assert "another replica holds the lease" in second.get("/readyz")
+        assert first.process is not None
+
+        def fault() -> None:
+            first.process.send_signal(signal.SIGSTOP)
+            second.until_ready(40)
+            relay.forward_to(second.port)
+            first.process.send_signal(signal.SIGCONT)
+
+        count = burst(bed, fault, scheduler="by-relay")
+        assert first.process.wait(20) == LOST, "it ends rather than bind without the lease"
+        bed.until_all_run(count)
+    finally:
+        second.stop()
+        first.start()
+        relay.close()
