@@ -139,9 +139,8 @@ class ExtenderService:
             reason = words.partition(":")[0]
             kind = "FailedAndUnresolvableNodes" if reason in UNRESOLVABLE else "FailedNodes"
             failed[kind][name] = reason
-        if not found.fits and REORDERED in failed["FailedNodes"].values():
+        if not found.fits and (words := self._undecided(_names(asked), failed["FailedNodes"])):
             # No event follows when that ends; after an error kube-scheduler asks again by itself.
-            words = "whether it fits depends on pods that are bound and that their nodes do not show yet"
             return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {words}"})
         return HttpAnswer({"NodeNames": found.fits, **failed, "Error": ""})
 
@@ -213,6 +212,15 @@ class ExtenderService:
             raise CannotDecideError("cannot decide: the cluster has not been read yet")
         if age > STALE_S:
             raise CannotDecideError(f"cannot decide: the copy of the cluster is {age:.0f} seconds old")
+
+    def _undecided(self, names: list[str], failed: Mapping[str, str]) -> str:
+        """Return why a pod that fits nowhere may fit in a moment; empty where it may not."""
+        if REORDERED in failed.values():
+            return "whether it fits depends on pods that are bound and that their nodes do not show yet"
+        possible = [name for name in names if name in failed]
+        if self._table.shows_ended(possible, asyncio.get_running_loop().time()):
+            return "a node still shows CPUs of a pod that has ended"
+        return ""
 
     def _demand(self, asked: JsonObject) -> PodDemand:
         pod = asked.get("Pod")

@@ -21,7 +21,7 @@ themselves, and that is what a bind relies on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ from proxy.scheduler.class_of_nodes import counts_of, largest_of
 from proxy.scheduler.decision import FITS, ExpectedNode, NodeVerdict, expect, judge
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.pod_demand import PodDemand
-from proxy.scheduler.promises import Promise, Promises
+from proxy.scheduler.promises import GRACE_S, Promise, Promises
 from proxy.scheduler.scores import Strategy, allocation_score, numa_strategy, volcano_scores
 
 NEW_CLASSES = 1
@@ -90,6 +90,7 @@ class NodeTable:
         self._rows: dict[str, _Row] = {}
         self._pods: dict[str, PodDemand] = {}
         self._promises = Promises()
+        self._ended: dict[str, tuple[str, float]] = {}
         self._kinds: dict[object, int] = {}
         self._kind_of: dict[str, int] = {}
         self._shapes: dict[int, tuple[Node, int]] = {}
@@ -152,12 +153,23 @@ class NodeTable:
         if demand is not None and (row := self._rows.get(demand.node)):
             row.count(demand, -1)
         if node := self._promises.drop(pod):
+            if self._shows(node, pod):
+                self._ended[pod] = node, now
             self._refresh(node, now)
         if demand is not None:
             self._confirm(demand.node, now)
 
+    def shows_ended(self, names: Collection[str], now: float) -> bool:
+        """Return whether the object of a candidate still shows a pod that has ended a short while ago."""
+        return any(
+            name in names and now - since <= GRACE_S and self._shows(name, pod)
+            for pod, (name, since) in self._ended.items()
+        )
+
     def tick(self, now: float) -> None:
         """End the promises that nothing will confirm."""
+        ended = self._ended.items()
+        self._ended = {pod: (name, since) for pod, (name, since) in ended if now - since <= GRACE_S}
         for name, row in self._rows.items():
             if row.pending:
                 for lost in [each for each in row.pending if each.is_lost(now)]:
@@ -317,6 +329,10 @@ class NodeTable:
                 fits.append(name)
             else:
                 failed[name] = f"{verdict.reason}: {verdict.message}"
+
+    def _shows(self, name: str, pod: str) -> bool:
+        row = self._rows.get(name)
+        return row is not None and row.node is not None and pod in row.node.shown
 
     def _count(self, name: str, demand: PodDemand) -> None:
         before = self._pods.get(demand.key)

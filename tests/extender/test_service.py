@@ -10,7 +10,8 @@ import pytest
 
 from proxy.extender import lease as lease_module
 from proxy.extender import service as service_module
-from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, Bed, ClusterApi, asked
+from proxy.scheduler.promises import GRACE_S
+from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi, asked
 from tests.scheduler.objects import pod
 
 
@@ -61,6 +62,27 @@ def test_a_pod_that_only_pending_pods_keep_out_is_asked_for_again() -> None:
         answer = await bed.ask("filter", Pod=small, NodeNames=["half"])
         assert "cannot decide on default/small" in answer["Error"]
         assert await bed.filter(small, "half", "n1") == ["n1"]
+
+    on_bed(test)
+
+
+def test_a_pod_that_only_a_pod_that_has_ended_keeps_out_is_asked_for_again() -> None:
+    async def test(bed: Bed) -> None:
+        bed.api.add_pod(pod("first", 7, node="full"))
+        bed.api.add_node("full", free="1-7", pods={"first": "8-14"})
+        await until(lambda: bed.table.node("full") is not None and bool(bed.table.pods("full")))
+        large = asked("large", 8)
+        assert await bed.filter(large, "full") == []
+        bed.api.remove(PODS, "default/first")
+        await until(lambda: not bed.table.pods("full"))
+        answer = await bed.ask("filter", Pod=large, NodeNames=["full"])
+        assert "cannot decide on default/large: a node still shows CPUs" in answer["Error"]
+        assert bed.table.shows_ended(["full"], asyncio.get_running_loop().time())
+        bed.table.tick(asyncio.get_running_loop().time() + GRACE_S + 1)
+        assert await bed.filter(large, "full") == [], "the object is not only late"
+        bed.api.add_node("full", free="1-15")
+        await until(lambda: len(bed.table.node("full").free) == 15)
+        assert await bed.filter(large, "full") == ["full"]
 
     on_bed(test)
 

@@ -96,8 +96,8 @@ class Joined:
 
     # -- what a client does -------------------------------------------------------------------------------
 
-    def deploy(self, name: str, spec: Json, **more: str) -> None:
-        """Create a Deployment of one pod; its pods have further labels."""
+    def deploy(self, name: str, spec: Json, replicas: int = 1, **more: str) -> None:
+        """Create a Deployment; its pods have further labels."""
         labels = {"app": name}
         template = {"metadata": {"labels": labels | more}, "spec": spec}
         self.plane.create(
@@ -106,7 +106,7 @@ class Joined:
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
                 "metadata": {"name": name},
-                "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+                "spec": {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template},
             },
         )
 

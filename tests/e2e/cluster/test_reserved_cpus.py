@@ -1,0 +1,74 @@
+"""Pods that the extender binds run on the CPUs that it has reserved; the others never come to the node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from cri import STATUS, online
+from daemon import QOS_LABEL
+from joined_node import Joined, container, kernel, pod_spec, uid, until
+
+from proxy.model.idset import CpuSet
+from tests.cluster.agent_process import NUMATOPOLOGY
+from tests.cluster.control_plane import ControlPlane, Json
+from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess, extender_config
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+MORE = 2
+"""Pods beyond those that fit; the scheduler's own count of CPUs has room for one of them."""
+
+
+@pytest.fixture(scope="module")
+def extender(plane: ControlPlane) -> Iterator[ExtenderProcess]:
+    for name in ("rbac.yaml", "numatopology-crd.yaml"):
+        plane.install(DEPLOY / name)
+    extender = ExtenderProcess(plane)
+    extender.start()
+    plane.start_scheduler(**extender_config(extender))
+    yield extender
+    extender.stop()
+
+
+def shown(joined: Joined, pod: Json) -> CpuSet:
+    """Return the CPUs that the Numatopology shows for a pod."""
+    spec = (joined.plane.get(NUMATOPOLOGY) or {})["spec"]
+    found = [each for each in spec["podAllocations"] if each["uid"] == uid(pod)]
+    return CpuSet.parse(found[0]["containerAllocations"][0]["allocations"]["cpu"])
+
+
+def unschedulable(joined: Joined, app: str) -> list[Json]:
+    """List pods that no node was found for."""
+    return [
+        pod
+        for pod in joined.pods(app)
+        if not pod["spec"].get("nodeName")
+        and any(each.get("reason") == "Unschedulable" for each in pod["status"].get("conditions", ()))
+    ]
+
+
+@pytest.mark.parametrize("qos", ["LSR", ""])
+def test_what_fits_runs_where_it_was_reserved_and_the_rest_waits(
+    joined: Joined, extender: ExtenderProcess, qos: str
+) -> None:
+    fitting = len(online()) - 1  # the shared pool keeps one
+    labels = {QOS_LABEL: qos} if qos else {}
+    with joined.agent():
+        until("the node to be known", lambda: 'nodes{state="known"} 1' in extender.get("/metrics"))
+        joined.deploy("aligned", pod_spec(container("1"), schedulerName=SCHEDULER), fitting + MORE, **labels)
+        ran = joined.running("aligned", fitting)
+        until("the rest to be unschedulable", lambda: len(unschedulable(joined, "aligned")) == MORE)
+        for pod in ran:
+            own = kernel(pod).cpus
+            assert (len(own), kernel(pod).tasks) == (1, {own})
+            until("the object to show the pod", lambda pod=pod, own=own: shown(joined, pod) == own)
+            if qos:
+                assert json.loads(pod["metadata"]["annotations"][STATUS])["cpuset"] == str(own)
+        ended = ran[0]
+        joined.plane.delete(f"/api/v1/namespaces/demo/pods/{ended['metadata']['name']}?gracePeriodSeconds=0")
+        until(
+            "its CPU to be used again", lambda: uid(ended) not in map(uid, joined.running("aligned", fitting))
+        )
+        until("the rest to wait", lambda: len(unschedulable(joined, "aligned")) == MORE)
+        assert not joined.daemon.status()["rejections"]
