@@ -14,7 +14,7 @@ from proxy.cli.simulate_cluster import (
     refuse_cluster_options,
     refuse_other_options,
 )
-from proxy.simulate.hosts import MAX_PODS
+from proxy.simulate import MAX_PODS
 
 FILE = click.Path(path_type=Path)
 _REFUSED = 1

@@ -17,13 +17,10 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.requests import MEMORY
+from proxy.simulate import MAX_PODS
 
 PODS = "pods"
 _ALWAYS = ("cpu", MEMORY)
-
-
-MAX_PODS = 110
-"""kubelet's ``maxPods`` where it is not set."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config import Config, check_against
 from proxy.engine.node import Node
 from proxy.executor.node_rules import node_of
+from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster, Result
-from proxy.simulate.hosts import MAX_PODS, Host, host_of, reserve_of
+from proxy.simulate.hosts import Host, host_of, reserve_of
 from proxy.simulate.machines import Named
 from proxy.simulate.pods import Guest
 

@@ -8,8 +8,9 @@ import pytest
 
 from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
+from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster
-from proxy.simulate.hosts import MAX_PODS, Host
+from proxy.simulate.hosts import Host
 from proxy.simulate.machines import Named
 from proxy.simulate.pods import Guest, mould_of
 from proxy.simulate.rehearsal import Rules, hosts_of

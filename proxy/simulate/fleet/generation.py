@@ -34,8 +34,9 @@ from proxy.model.idset import Mask
 from proxy.model.machine import Machine
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import MEMORY
+from proxy.simulate import MAX_PODS
 from proxy.simulate.documents import Document
-from proxy.simulate.hosts import MAX_PODS, Host, host_of, reserve_of
+from proxy.simulate.hosts import Host, host_of, reserve_of
 from proxy.simulate.machines import MOST_MACHINES
 from proxy.simulate.manifests import MOST_PODS
 from proxy.simulate.pods import Guest, Mould, mould_of

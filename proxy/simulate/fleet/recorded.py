@@ -26,8 +26,9 @@ from proxy.scheduler.decision import shown_state
 from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_facts
 from proxy.scheduler.numatopology import NumatopologyFacts, read_numatopology
 from proxy.scheduler.resource_topology import ResourceTopologyFacts, read_resource_topology
+from proxy.simulate import MAX_PODS
 from proxy.simulate.documents import Document
-from proxy.simulate.hosts import MAX_PODS, PODS, Host
+from proxy.simulate.hosts import PODS, Host
 from proxy.topology.build import described
 
 NODE, NUMATOPOLOGY, RESOURCE_TOPOLOGY = "Node", "Numatopology", "NodeResourceTopology"
