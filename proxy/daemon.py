@@ -21,8 +21,7 @@ from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
 from proxy.early_socket import EarlySocket, open_socket
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
-from proxy.executor.tasks import tended
-from proxy.executor.time_slices import TimeSlices
+from proxy.executor.tasks import TimeSlices, tended
 from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError

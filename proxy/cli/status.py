@@ -79,7 +79,7 @@ def status(
         click.echo(answer, nl=False)
         return
     if memory:
-        from proxy.admin.memory import memory_rows
+        from proxy.admin.status_tables import memory_rows
 
         rows = "\n".join(table(memory_rows(answer)))
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else rows)

@@ -13,7 +13,7 @@ same write again, other CPUs, or no container. Which of them can help depends on
   may be free of it.
 * EROFS: no cgroup can be written any more, neither now nor when the owner is to be kept apart later.
 
-The numbers are those that ``proxy.backends.cgroup.error_text`` explains.
+The numbers are those that ``proxy.backends.cgroup.files`` explains.
 """
 
 from __future__ import annotations

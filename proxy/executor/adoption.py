@@ -25,7 +25,7 @@ from proxy.executor.kubelet_cpu_manager import KubeletCpus
 from proxy.executor.listing import Listing, listed
 from proxy.executor.runtime_events import RuntimeEvents
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.executor.time_slices import TimeSlices
+from proxy.executor.tasks import TimeSlices
 from proxy.executor.worker import Worker
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError

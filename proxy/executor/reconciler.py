@@ -42,7 +42,7 @@ from proxy.executor.runtime_events import RuntimeEvents
 from proxy.executor.sandboxes import Sandboxes
 from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.unit_properties import UnitProperties
-from proxy.executor.time_slices import TimeSlices
+from proxy.executor.tasks import TimeSlices
 from proxy.executor.worker import Worker
 from proxy.executor.worker_health import STUCK_S
 from proxy.model.backoff import Backoff, RetryDelays

@@ -13,8 +13,7 @@ from typing import Never
 
 from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.model.errors import InputError
-from proxy.simulate.documents import Document, documents
-from proxy.simulate.files import found_files, read_bytes
+from proxy.simulate.documents import Document, documents, found_files, read_bytes
 from proxy.simulate.pods import Guest, Mould, mould_of
 
 MOST_PODS = 1_000_000

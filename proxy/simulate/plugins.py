@@ -18,8 +18,7 @@ from typing import Never
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
-from proxy.simulate.documents import Document, documents
-from proxy.simulate.files import read_bytes
+from proxy.simulate.documents import Document, documents, read_bytes
 from proxy.simulate.machines import Named
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.admin.memory import HEAD, memory_rows, verdict
+from proxy.admin.status_tables import HEAD, memory_rows, verdict
 
 MIB = 1 << 20
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.backends.cgroup.group_names import is_plain
-from proxy.backends.cgroup.kubepods import _CLASSES, Driver
+from proxy.backends.cgroup.group_names import _CLASSES, Driver, is_plain
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from proxy.admin.memory import memory_rows
+from proxy.admin.status_tables import memory_rows
 from proxy.demo.client import DemoPod
 from proxy.observe.json_access import table
 from tests.release.leaving_node import Node, command

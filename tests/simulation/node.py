@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from proxy.executor import runtime_events, worker
-from proxy.executor.time_slices import TimeSlices
+from proxy.executor.tasks import TimeSlices
 from proxy.topology.build import described
 from tests.simulation.calm import ALL_S, KERNEL_S, kernel_differences, other_differences
 from tests.simulation.clock import Schedule

@@ -22,11 +22,9 @@ import errno
 import os
 from pathlib import Path
 
-from proxy.backends.cgroup.error_text import explain
-from proxy.backends.cgroup.files import Files, OsFiles
-from proxy.backends.cgroup.group_names import parent_path
+from proxy.backends.cgroup.files import Files, OsFiles, explain
+from proxy.backends.cgroup.group_names import Driver, parent_path, pod_uid
 from proxy.backends.cgroup.hierarchies import elsewhere, has, is_fake_tree, mounted
-from proxy.backends.cgroup.kubepods import Driver, pod_uid
 from proxy.backends.cgroup.search import GroupFinder
 from proxy.backends.cgroup.v2_values import quota_of, quota_text
 from proxy.model.errnos import GONE

@@ -29,8 +29,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from proxy.backends.cgroup import nesting
-from proxy.backends.cgroup.error_text import explain
-from proxy.backends.cgroup.files import QUICK_BYTES, Files, OsFiles
+from proxy.backends.cgroup.files import QUICK_BYTES, Files, OsFiles, explain
 from proxy.backends.cgroup.group_names import parent_path
 from proxy.backends.cgroup.hierarchies import elsewhere, has, is_fake_tree, mounted
 from proxy.backends.cgroup.search import GroupFinder

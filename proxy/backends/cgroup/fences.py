@@ -9,8 +9,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from proxy.backends.cgroup.error_text import explain
-from proxy.backends.cgroup.files import OsFiles
+from proxy.backends.cgroup.files import OsFiles, explain
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet

@@ -19,9 +19,12 @@ Pure: names in, names out; nothing is looked up here.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 
 from proxy.backends.runtime.quirks import NOT_CONTAINERS, SCOPE_PREFIXES, containerd, crio
+from proxy.model.errors import CgroupError
+from proxy.model.workload import KubeQos
 
 
 def expand_slice(name: str) -> str | None:
@@ -118,3 +121,39 @@ def holds_id(name: str, container_id: str) -> bool:
     return name == container_id or name.removesuffix(".scope").endswith(
         (f"-{container_id}", f":{container_id}")
     )
+
+
+# Theory (kubernetes v1.36 pkg/kubelet/cm/qos_container_manager_linux.go and
+# pkg/kubelet/cm/cgroup_manager_linux.go, ToSystemd). Below the root lies ``kubepods``, in it a group for each
+# of the classes Burstable and BestEffort, in these (or in ``kubepods``, for Guaranteed) one for each pod, and
+# in that one for each container, its sandbox among them. With the systemd driver all but containers are
+# slices, whose names spell out their ancestors and have underscores where a pod's uid has dashes; containers
+# are scopes.
+#
+# ``proxy.backends.cgroup.group_names`` finds a container by its CRI request. Pure: names in, names out.
+
+
+class Driver(enum.StrEnum):
+    """The cgroup driver: kubelet itself, or systemd for it."""
+
+    CGROUPFS = "cgroupfs"
+    SYSTEMD = "systemd"
+
+
+_CLASSES = {KubeQos.BURSTABLE: "burstable", KubeQos.BEST_EFFORT: "besteffort"}
+
+
+def pod_uid(driver: Driver, name: str) -> str:
+    """Read a pod's uid from the name of its group.
+
+    Raises:
+        CgroupError: It is not a pod's.
+    """
+    stems, end = ["pod"], ""
+    if driver is Driver.SYSTEMD:
+        stems, end = [*(f"kubepods-{each}-pod" for each in _CLASSES.values()), "kubepods-pod"], ".slice"
+    for stem in stems:
+        if name.startswith(stem) and name.endswith(end) and len(name) > len(stem) + len(end):
+            uid = name[len(stem) : len(name) - len(end)]
+            return uid if driver is Driver.CGROUPFS else uid.replace("_", "-")
+    raise CgroupError(f"cannot find the pod of cgroup {name!r}: this is not a pod's")

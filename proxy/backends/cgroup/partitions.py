@@ -36,8 +36,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.error_text import explain
-from proxy.backends.cgroup.files import Files, OsFiles
+from proxy.backends.cgroup.files import Files, OsFiles, explain
 from proxy.executor.partitions.ports import MEMBER, PartitionState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError

@@ -15,7 +15,7 @@ from cgroupspy.controllers import Controller
 from cgroupspy.interfaces import CommaDashSetFile
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.kubepods import Driver, pod_uid
+from proxy.backends.cgroup.group_names import Driver, pod_uid
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask

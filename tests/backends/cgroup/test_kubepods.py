@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.backends.cgroup.group_names import expand_slice
-from proxy.backends.cgroup.kubepods import Driver, pod_uid
+from proxy.backends.cgroup.group_names import Driver, expand_slice, pod_uid
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 from proxy.pools.facts import kube_qos

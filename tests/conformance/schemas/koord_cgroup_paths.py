@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.backends.cgroup.kubepods import Driver, pod_uid
+from proxy.backends.cgroup.group_names import Driver, pod_uid
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 from proxy.pools.facts import kube_qos
