@@ -28,25 +28,25 @@ COMMANDS = {
     "serve": "Run the proxy between kubelet and the container runtime.",
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
     "reload": "Have the running proxy read its configuration again.",
-    "report": "Print the node's picture for schedulers.",
+    "report": "Print the description of the node for schedulers.",
     "agent": "Publish the node in the cluster: objects, Events, its condition; end rejected pods.",
-    "scheduler-extender": "Tell kube-scheduler which nodes would admit a pod, and bind it there.",
+    "scheduler-extender": "Show kube-scheduler which nodes would admit a pod, and bind the pod.",
     "observe": "Show what enforcing would change, against the cpusets that the kernel has.",
     "explain": "Show why a container is on its CPUs, or why it was refused.",
-    "hooks": "Look at hooks, write them, try them, and switch them on and off.",
+    "hooks": "List, write, test, enable and disable hooks.",
     "enforce": "Show and pause how the plan is applied to running pods.",
     "attach": "Point kubelet at topoproxy; undone if its calls do not arrive.",
-    "detach": "Point kubelet back at the runtime: every file as before.",
+    "detach": "Point kubelet back at the runtime, and restore every file.",
     "takeover": "Take a node over from kubelet's static CPU manager, without a drain.",
     "release": "Give every container back what it would have had without topoproxy.",
     "topology": "Show the machine as a picture, or as JSON.",
     "devices": "Show the devices of the machine: where they are, and which container has them.",
-    "simulate": "Rehearse pods on machines, without a node: what is placed where, what is refused.",
+    "simulate": "Simulate pods on machines, without a node: what is placed where, what is refused.",
     "check-config": "Check a configuration and print what is in effect.",
-    "doctor": "Check this node: what keeps topoproxy from working, and what to do.",
-    "upgrade": "Say what another version would change on this node.",
+    "doctor": "Check this node: what keeps topoproxy from working, and how to repair it.",
+    "upgrade": "Show what another version would change on this node.",
     "bundle": "Collect what a bug report needs: one file, without secrets.",
-    "demo": "Show the whole thing at work, without root and without a runtime.",
+    "demo": "Demonstrate topoproxy, without root and without a runtime.",
     "version": "Print the version.",
 }
 
@@ -117,10 +117,10 @@ def cli() -> None:
 
     \b
     First steps
-      topoproxy demo                            see it work, on nothing real
+      topoproxy demo                            see it at work on an imitated node
       topoproxy topology                        see this machine as it sees it
-      topoproxy simulate PODS                   see what would become of pods, on nothing real
-      topoproxy check-config --defaults         see what can be set, and how
+      topoproxy simulate PODS                   see where pods would be placed, without a node
+      topoproxy check-config --defaults         see all settings, with explanations
       topoproxy serve --mode observe            decide and log, change nothing
 
     \b

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def serve(file: Path | None, **words: str | None) -> Config:
     """Run the proxy between kubelet and the container runtime, in the foreground.
 
-    It ends on SIGTERM or SIGINT: calls in flight may finish first (drainTimeout), containers stay as is.
-    Under systemd it says when it is ready, keeps the watchdog quiet, and takes over a socket that
+    It ends on SIGTERM or SIGINT: calls in flight may finish first (drainTimeout), and containers are left
+    as they are. Under systemd it reports when it is ready, pings the watchdog, and uses the socket that
     topoproxy.socket has opened.
 
     \b

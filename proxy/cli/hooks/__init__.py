@@ -12,11 +12,12 @@ from proxy.cli.hooks.run_command import run
 
 @click.group()
 def hooks() -> None:
-    """Look at hooks, write them, try them, and switch them on and off.
+    """List, write, test, enable and disable hooks.
 
-    A hook is a file NN-name.py with functions named after points in the way of a call; a node runs what is in
-    /etc/topoproxy/hooks.d and /usr/lib/topoproxy/hooks.d. Files that come, change or go take effect within a
-    second, without a restart. Koordinator's hook servers in /etc/runtime/hookserver.d are asked, too.
+    A hook is a file NN-name.py with functions that are named after hook points, such as
+    pre_create_container; a node runs the files in /etc/topoproxy/hooks.d and /usr/lib/topoproxy/hooks.d.
+    Files that are added, changed or removed take effect within a second, without a restart. Koordinator's
+    hook servers in /etc/runtime/hookserver.d are called, too.
 
     \b
     Use one that comes with topoproxy
