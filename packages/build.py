@@ -57,6 +57,8 @@ def main() -> int:
             failed = True
     if "image" in kinds:
         packages = [path for path in made if path.suffix in (".deb", ".rpm")]
+        if not packages:
+            print("make package: the image has no packages for nodes: build deb and rpm too", file=sys.stderr)
         built = image.build(words.out, __version__, words.arch or list(MACHINES), epoch, packages)
         made.append(built.path)
         base |= set(built.base)
