@@ -165,7 +165,7 @@ def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
     kubelet, ours = facts.kubelet, facts.configuration.listen
     if not kubelet.directory and kubelet.running is None:
         return SKIP, NO_KUBELET, ""
-    advice = f"set containerRuntimeEndpoint: unix://{ours} there, and restart kubelet"
+    advice = f"topoproxy attach sets unix://{ours} in the file that is in effect, and restarts kubelet"
     if facts.attach.directory:
         advice = "topoproxy attach sets it again, and restarts kubelet"
     if kubelet.running is not None and not _is(kubelet.running, ours):

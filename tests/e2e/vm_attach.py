@@ -33,7 +33,7 @@ UNIT, KUBEADM_DROP_IN = UNITS / "kubelet.service", UNITS / "kubelet.service.d/10
 DROP_INS = Path("/etc/kubelet.conf.d")
 HARDENED = Path("/etc/systemd/system/kubelet.service.d/50-hardened.conf")
 STATE = Path("/var/lib/topoproxy")
-DEADLINE_S = 60
+DEADLINE_S = 90
 
 
 def settings(driver: str, **more: object) -> str:
@@ -151,7 +151,6 @@ def changed(before: list[str]) -> set[str]:
 def gone(bed: Bed, before: list[str], ids: Mapping[str, str], name: str) -> None:
     wait("kubelet to answer", lambda: answers(bed), LONG_S)
     assert subprocess.run(["systemctl", "is-active", "--quiet", "topoproxy.service"], check=False).returncode
-    # A containerd that has just started knows its containers a little later.
     wait(f"the same containers ({ids})", lambda: bed.ids() == ids, LONG_S)
     no_trace(before, listed(), name)
 
@@ -170,9 +169,9 @@ def refused(*words: str) -> None:
 
 def wrong_attaches(bed: Bed, before: list[str], ids: Mapping[str, str]) -> None:
     kubelet = main_process("kubelet.service")
-    # The unit of topoproxy wants the runtime, and would start it.
-    systemctl("mask", "--runtime", "containerd")
+    # The unit of topoproxy wants the runtime, and would start it. A stop of a masked unit ends its shims.
     systemctl("stop", "containerd")
+    systemctl("mask", "--runtime", "containerd")
     refused("topoproxy is not ready")
     systemctl("unmask", "--runtime", "containerd")
     systemctl("start", "containerd")
