@@ -160,7 +160,7 @@ bench-cluster: venv ## measure the cluster agent at a real kube-apiserver: laten
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m tests.cluster.figures $(CASES) 2>/dev/null
 
-bench-fleet: venv ## simulate a fleet of 5,000 nodes and 100,000 pods with both schedulers: FLEET_ARGS="NODES PODS"
+bench-fleet: venv ## simulate a fleet of 5,000 nodes and 100,000 pods with both schedulers: FLEET_ARGS="NODES PODS PERCENTAGE"
 	@$(BIN)/python bench/fleet.py $(FLEET_ARGS)
 
 # 5,000 nodes take a minute to be read; with the programs some minutes more.

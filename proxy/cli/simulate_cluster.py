@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -126,15 +128,17 @@ def simulate_cluster(
     from proxy.simulate.manifests import read_documents
 
     settings = _settings(options, replicas, anywhere=anywhere)
+    if options.svg:
+        _check_writable(options.svg)
     fleet = fleet_of(read_documents(words), hosts, settings)
     with counter(2 * len(fleet.coming)) as step:
         done = simulate_fleet(fleet, settings, step)
-    if options.svg:
-        _draw(done, options.svg)
     if as_json:
         click.echo(json.dumps(fleet_page(done, each_pod=verbose), indent=1))
     else:
         click.echo("\n".join([*fleet_lines(done), *(time_lines(done) if verbose else ())]))
+    if options.svg:
+        _draw(done, options.svg)
     last = figures_of(done.runs[-1])
     return last.placed == last.pods
 
@@ -178,6 +182,24 @@ def _settings(options: ClusterOptions, replicas: int, *, anywhere: bool) -> Flee
         replicas=replicas,
         anywhere=anywhere,
     )
+
+
+def _check_writable(path: Path) -> None:
+    """Check before a long simulation that its picture can be written.
+
+    Raises:
+        CannotCreateError: It cannot.
+    """
+    there = path if path.exists() else path.parent
+    if path.is_dir():
+        problem = errno.EISDIR
+    elif not there.exists():
+        problem = errno.ENOENT
+    elif not os.access(there, os.W_OK):
+        problem = errno.EACCES
+    else:
+        return
+    raise CannotCreateError(f"cannot write the picture {path}: {os.strerror(problem)}")
 
 
 def _draw(done: FleetSimulation, path: Path) -> None:

@@ -27,6 +27,7 @@ _COUNTS = {
 }
 _DAEMONS = "DaemonSet"
 _KNOWN = f"Pod, List, {', '.join(_COUNTS)} and {_DAEMONS}"
+_OF_CLUSTERS = ("Fleet", "Node", "Numatopology", "NodeResourceTopology")
 _ENDED = ("Succeeded", "Failed")
 _HOSTNAME = "kubernetes.io/hostname"
 _NOT_PLAYED = ("affinity", "topologySpreadConstraints")
@@ -143,7 +144,8 @@ class _ManifestReader:
             self._workload(raw, kind, where)
         else:
             problem = "it has no kind" if kind is None else f"its kind is {str(kind)[:60]!r}"
-            raise InputError(f"cannot read the pod {where}: {problem}, only {_KNOWN} are read")
+            hint = "; --cluster reads fleets and nodes" if kind in _OF_CLUSTERS and not self._others else ""
+            raise InputError(f"cannot read the pod {where}: {problem}, only {_KNOWN} are read{hint}")
 
     def _item(self, document: Document, item: object, listed: object, number: int) -> None:
         at = "" if isinstance(item, dict) and id(item) in document.lines else f" item {number + 1}"

@@ -301,6 +301,18 @@ def test_a_wrong_command_line_for_a_cluster(
     assert str(refused.value).startswith(message)
 
 
+def test_a_fleet_without_its_option_names_the_option(place: Path) -> None:
+    (place / "fleet.yaml").write_text(FLEET)
+    with pytest.raises(InputError, match=r"its kind is 'Fleet', .* --cluster reads fleets and nodes"):
+        invoke("fleet.yaml")
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_the_simulation(place: Path) -> None:
+    (place / "fleet.yaml").write_text("kind: Fleet")
+    with pytest.raises(CannotCreateError, match=r"cannot write the picture \.: Is a directory"):
+        invoke("--cluster fleet.yaml --svg .")
+
+
 def test_the_progress_of_a_cluster_is_a_bar(place: Path) -> None:
     (place / "fleet.yaml").write_text(FLEET)
     done = invoke("--cluster fleet.yaml --progress")

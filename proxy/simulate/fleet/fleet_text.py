@@ -13,9 +13,11 @@ from proxy.simulate.picture import columns
 def fleet_lines(done: FleetSimulation) -> list[str]:
     """Write a simulation."""
     fleet = done.fleet
+    hardware = ((fleet.nodes, "node"), (fleet.numa_nodes, "NUMA node"), (fleet.cpus, "CPU"))
+    pods = ((fleet.running, "running pod"), (fleet.pods, "pod"))
     lines = [
-        f"{fleet.nodes:,} nodes, {fleet.numa_nodes:,} NUMA nodes, {fleet.cpus:,} CPUs that can be owned",
-        f"{fleet.running:,} pods run, {fleet.pods:,} come: {_arrival(done)}",
+        f"{', '.join(_counted(*each) for each in hardware)} that can be owned",
+        f"{', '.join(_counted(*each) for each in pods)} to schedule: {_arrival(done)}",
         "",
     ]
     lines += _table([figures_of(run) for run in done.runs])
@@ -32,11 +34,20 @@ def time_lines(done: FleetSimulation) -> list[str]:
     ]
 
 
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def _arrival(done: FleetSimulation) -> str:
     pattern = done.settings.pattern
     how = "all at once" if pattern.arrival == "burst" else f"{pattern.rate:g} a second"
     stay = f"each stays {pattern.lifetime:g} s on average" if pattern.lifetime else "they stay"
     return f"{how}; {stay}"
+
+
+def _shares(found: Sequence[FleetFigures]) -> str:
+    """Give which part of the pods that could be on one NUMA node are."""
+    return " and ".join(f"{100 * f.on_one / (f.possible or 1):.1f} %" for f in found) + " of these"
 
 
 def _table(found: Sequence[FleetFigures]) -> list[str]:
@@ -50,7 +61,7 @@ def _table(found: Sequence[FleetFigures]) -> list[str]:
         ("  waiting", [f.waiting for f in found], "no node has room"),
         ("pods with CPUs of their own", [f.exclusive for f in found], ""),
         ("  one NUMA node possible", [f.possible for f in found], "some node had room on one"),
-        ("  placed on one", [f.on_one for f in found], ""),
+        ("  placed on one", [f.on_one for f in found], _shares(found)),
         ("free CPUs", [f.free_cpus for f in found], "can still be given to one container alone"),
         *((f"  useless for {size}", [f.useless_cpus[size] for f in found], "") for size in sizes),
     ]
