@@ -232,6 +232,7 @@ class Confinement:
         return bool(inflight.confined)
 
     async def _narrow_again(self, ids: list[str]) -> None:
+        await self._fencing.restore(ids)
         await self._follow(ids)
 
     async def _attend(self) -> None:
@@ -241,6 +242,7 @@ class Confinement:
             while ids := context.state.inflight.confined:
                 watched = self._drift.watch.covers(i for i in ids if i not in self._absent)
                 await asyncio.sleep(WATCHED_S if watched else UNWATCHED_S)
+                await self._fencing.restore(ids)
                 starts = (f for i in ids for f in context.state.inflight.of(i) if f.is_start and f.confined)
                 await self._look([flight for flight in starts if flight.container_id not in self._absent])
             self._absent.clear()

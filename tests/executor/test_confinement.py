@@ -372,6 +372,31 @@ def test_on_v2_a_hanging_update_is_kept_off_by_its_pod(live: Callable[..., None]
     live(day, call_timeout=2.0)
 
 
+@pytest.mark.parametrize("watched", [True, False])
+def test_on_v2_a_limit_that_another_program_removes_is_set_again(
+    live: Callable[..., None], *, watched: bool
+) -> None:
+    async def day(w: Any) -> None:
+        limits, pod = Limits(w), "kubepods/podls"
+        writes = reporting(w) if watched else None
+        ls = await w.run(await w.pod("ls", "LS"))
+        flight = w.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        assert (await owner(w)).refused is None
+        await w.quiet()
+        limits.lists[pod] = CpuSet.parse("0-7")
+        if writes is not None:
+            writes.write(ls)
+        begun = asyncio.get_running_loop().time()
+        await w.until(lambda: str(limits.lists[pod]) == "4-15")
+        assert asyncio.get_running_loop().time() - begun < confinement.WATCHED_S / 2
+        w.start_update.landed(flight, flight.carries)
+        await w.until(lambda: str(limits.lists[pod]) == "0-15")
+        await w.quiet()
+        w.check()
+
+    live(day, call_timeout=2.0)
+
+
 def test_on_v2_a_limit_goes_also_with_a_call_that_only_lands(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         limits = Limits(w)

@@ -223,10 +223,28 @@ class Promises:
         batch = role.pool is Pool.BE
         for owner, cpus in self._owned.items():
             other = self.roles[owner]
-            if has & cpus and (not batch or other.hard) and (not role.owner or other.owner != role.owner):
+            if (
+                has & cpus
+                and (not batch or other.hard)
+                and (not role.owner or other.owner != role.owner)
+                and has & (cpus := self._found_as_planned(owner, cpus))
+            ):
                 self.broken(
                     f"{container_id} ({role.pool}) runs on {text_of(has)}, and {owner} owns {text_of(cpus)}"
                 )
+
+    def _found_as_planned(self, owner: str, cpus: int) -> int:
+        """Return the CPUs that an owner has, where another program may have written what is planned.
+
+        The daemon reads its cgroup and need not write it. Until then it has those of the last trusted write.
+        """
+        node, daemon = self.node, self.node.daemon
+        group = node.kernel.groups[node.runtime.containers[owner].path]
+        container = daemon.executor.state.containers.get(owner) if daemon is not None else None
+        if daemon is None or container is None or node.kernel.is_trusted(group):
+            return cpus
+        has, planned = node.kernel.effective(group), daemon.executor.state.wanted(container)
+        return has & self._own(owner) if has == planned.bits else cpus
 
     def _owner_alone(self, container_id: str) -> None:
         """Check that no other container is on the CPUs of an owner."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from proxy.engine.inflight import InflightCall
@@ -177,6 +177,14 @@ class Fencing:
         except CgroupError as error:
             self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
+    async def restore(self, ids: Iterable[str]) -> None:
+        """Put up the fences around the pods of some containers again, where another program has moved them."""
+        state = self._context.state
+        some = (container for i in ids if (container := state.containers.get(i)) is not None)
+        limits = {one.pod.cgroup_parent: fence_cpus(state, one) for one in some}
+        if self._fenced and limits:
+            await self._context.kernel.run(self._restore, limits)
+
     async def take_all(self) -> None:
         """Take all fences away, because the daemon ends."""
         await self._context.kernel.run(self._take_all)
@@ -289,6 +297,16 @@ class Fencing:
         self._standing = raised(self._standing, path, self._left.pop(path, before))
         self._parents[path] = parent
         return path
+
+    def _restore(self, limits: Mapping[str, CpuSet]) -> None:
+        for path in self._standing:
+            cpus = limits.get(self._parents[path])
+            try:
+                if cpus and self.fences is not None:
+                    self.fences.swap(path, cpus)
+            except CgroupError as error:
+                if error.errno != errno.ENOENT:  # else the pod has ended
+                    self._context.telemetry.problem("cannot narrow the cgroup of a pod", path=path, err=error)
 
     def _take(self, path: str) -> Enforced:
         fence, self._standing = self._standing.get(path), lowered(self._standing, path)
