@@ -11,6 +11,7 @@ devices).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 
 from proxy.calls.container_calls import ContainerCalls
@@ -51,6 +52,7 @@ class CallFlow:
         pods, creates = PodCalls(executor, self.hold), CreateCalls(executor, self.hold)
         containers = ContainerCalls(executor, sync, start_update, self.hold)
         self._parts = (pods, creates, containers)
+        self._relay_start = containers.relay_start
         self._requests = {**pods.requests, **creates.requests, **containers.requests}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}
         self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
@@ -68,7 +70,7 @@ class CallFlow:
         if self.replaced:  # by a client that ignores GOAWAY
             call.refuse(GrpcStatus.UNAVAILABLE, "topoproxy was replaced by another process: connect again")
         elif self.executor.store.mode.is_leaving:
-            call.release()  # the node is released: this is only a relay
+            self._relay(call)
         elif self.awaited is None and self.executor.reconciled.is_set():
             self._handle(call)
         else:
@@ -131,6 +133,13 @@ class CallFlow:
             self._undecodable(call, error)
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
             self._fault(call, error)
+
+    def _relay(self, call: HeldCall) -> None:
+        """Send a call on as it came, because the node is released."""
+        if call.method == "StartContainer":
+            with contextlib.suppress(*call.unreadable):
+                self._relay_start(call)
+        call.release()
 
     def _undecodable(self, call: HeldCall, error: Exception) -> None:
         """Do with a request what can be done without knowing what it asks for.

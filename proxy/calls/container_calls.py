@@ -94,6 +94,12 @@ class ContainerCalls:
             self.executor.spawn(self.executor.unit_properties.fencing.drop(fence))
         send(call, answer)
 
+    def relay_start(self, call: HeldCall) -> None:
+        """Count a start as in flight that is relayed: it may hang until the release has been undone."""
+        container_id, anywhere = call.target(), self.executor.state.node.machine.online
+        flight = self.executor.calls.depart(container_id, anywhere, is_start=True, relayed=True)
+        call.state = CallContext(container_id, flight=flight)
+
     def _start_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if trip.flight is None:
             return

@@ -41,6 +41,7 @@ class InflightCall(Struct, frozen=True, eq=False):
         resend: When it is over, the runtime is sent the CPUs that are right then.
         suspected: It is not known to exist: an earlier run of the daemon may have let it go.
         confined: The container is kept within its current cpuset while the call is in flight.
+        relayed: It was sent on while the node was released: a release does not wait for it.
     """
 
     number: int
@@ -55,6 +56,7 @@ class InflightCall(Struct, frozen=True, eq=False):
     resend: bool = True
     suspected: bool = False
     confined: bool = False
+    relayed: bool = False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InflightCall) and self.number == other.number
@@ -131,8 +133,10 @@ class InflightCalls(Struct, frozen=True):
         return any(call.stray_since is None for call in self.of(container_id))
 
     def is_known(self, container_id: str) -> bool:
-        """Return whether a call is in flight for a container that is not only suspected to be."""
-        return any(call.stray_since is None or call.resend for call in self.of(container_id))
+        """Return whether a call is in flight for a container that is not only suspected to be, nor relayed."""
+        return any(
+            (call.stray_since is None or call.resend) and not call.relayed for call in self.of(container_id)
+        )
 
     def is_confined(self, container_id: str) -> bool:
         """Return whether a container is confined."""
@@ -141,6 +145,11 @@ class InflightCalls(Struct, frozen=True):
     def strays(self) -> list[InflightCall]:
         """Return the calls whose answers are not waited for any more."""
         return [call for calls in self.calls.values() for call in calls if call.stray_since is not None]
+
+    def unattended(self) -> list[InflightCall]:
+        """Return the strays, and the calls that were relayed while the node was released."""
+        there = (call for calls in self.calls.values() for call in calls)
+        return [call for call in there if call.stray_since is not None or call.relayed]
 
     def others(self, container_id: str, cpus: CpuSet) -> list[InflightCall]:
         """Return the updates in flight that carry another cpuset to a container."""

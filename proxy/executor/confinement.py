@@ -265,12 +265,15 @@ class Confinement:
         """Confine created containers that have a cgroup and may have a start without a waiting client.
 
         When the node is taken over again (a release is undone), owners get their CPUs back without waiting
-        for calls in flight. Then containers are confined, too, if the client of their start still waits.
+        for calls in flight. Then containers are confined, too, if the client of their start still waits. A
+        start that was relayed during the release may get its cgroup later, and is looked at again.
         """
         context = self._context
         there, inflight = context.state.containers, context.state.inflight
         known = (
-            inflight.strays() if context.reconciled.is_set() else [f for i in there for f in inflight.of(i)]
+            inflight.unattended()
+            if context.reconciled.is_set()
+            else [f for i in there for f in inflight.of(i)]
         )
         strays = [f for f in known if f.is_start and not f.confined]
         strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
@@ -278,8 +281,12 @@ class Confinement:
         if strays:
             found = await context.kernel.run(self._with_group, [flight.container_id for flight in strays])
             owned = union(owner.cpus.bits for owner in context.state.owners.values())
-            strays = [flight for flight in strays if flight.container_id in found]
+            strays = [f for f in strays if f.container_id in found or self._is_fenceable(f)]
             await self.confine(strays, CpuSet.from_bits(owned))
+
+    def _is_fenceable(self, flight: InflightCall) -> bool:
+        """Return whether a start that is known can be confined before its container has a cgroup."""
+        return not flight.suspected and self._has_fence(flight.container_id)
 
     def holds(self, flight: InflightCall) -> bool:
         """Return whether a start without a waiting client must not be ended by the passing of time alone.

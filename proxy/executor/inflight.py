@@ -38,6 +38,7 @@ class CallWaits:
         *,
         is_start: bool = False,
         suspected_at: float | None = None,
+        relayed: bool = False,
     ) -> InflightCall:
         """Register a call that carries a cpuset to a container; its end is an event with the result.
 
@@ -47,6 +48,7 @@ class CallWaits:
             is_start: Whether the call is a start, not an update.
             suspected_at: When it was found that an earlier run of the daemon may have sent it; None where
                 it is sent now.
+            relayed: Whether it is sent while the node is released.
         """
         loop, is_known = asyncio.get_running_loop(), suspected_at is None
         self._number += 1
@@ -59,6 +61,7 @@ class CallWaits:
             stray_since=suspected_at,
             resend=is_known,
             suspected=not is_known,
+            relayed=relayed,
         )
         self._waits[call.number] = loop.create_future()
         self._handle(CallDeparted(call))

@@ -144,7 +144,7 @@ class Reconciler:
             except Exception as error:  # noqa: BLE001  whatever the error, the next pass must come
                 self._failed(error)
                 wait = min(wait, again.next())
-            if context.state.runtime.lost or context.state.inflight.strays():
+            if context.state.runtime.lost or context.state.inflight.unattended():
                 wait = min(wait, GRACE_S)
             try:
                 # Not wait_for: in Python 3.11 it may swallow a cancellation.

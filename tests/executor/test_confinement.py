@@ -509,6 +509,40 @@ def test_after_an_undone_release_a_start_that_hangs_is_kept_off_owners(live: Cal
     live(day)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_start_relayed_during_a_release_is_kept_off_owners_afterwards(
+    live: Callable[..., None], version: int
+) -> None:
+    """It hangs before it has a cgroup: on v2 its pod is limited at once, on v1 it is looked at again."""
+
+    async def day(w: Any) -> None:
+        own, release = await w.run(await w.pod("lse", "LSE", "", "0-3")), Release(w.executor)
+        limits, pod = Limits(w) if version == 2 else None, "kubepods/podls"
+        made = await w.create(await w.pod("ls", "LS"))
+        await release.begin()
+        start = HangingStart(
+            w, made, await w.call("StartContainer", pb.StartContainerRequest(container_id=made))
+        )
+        (call,) = w.executor.state.inflight.of(made)
+        assert call.relayed
+        assert not w.executor.state.inflight.is_known(start.id), "no release waits for it"
+        w.runtime.specs[start.id] = "0-15"
+        await release.undo()
+        await w.sync.once()
+        assert limits is None or str(limits.lists[pod]) == "4-15"
+        start.write()
+        await w.sync.once()
+        await w.quiet()
+        assert (w.on(own), w.on(start.id)) == ("0-3", "4-15")
+        await start.land()
+        assert not w.executor.state.inflight.of(start.id)
+        assert w.executor.state.containers[start.id].phase is Phase.RUNNING
+        assert limits is None or str(limits.lists[pod]) == "0-15"
+        release.close()
+
+    live(day)
+
+
 def test_the_runtime_is_told_of_pools_that_have_changed_during_a_start(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
