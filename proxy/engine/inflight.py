@@ -133,7 +133,7 @@ class InflightCalls(Struct, frozen=True):
         return any(call.stray_since is None for call in self.of(container_id))
 
     def is_known(self, container_id: str) -> bool:
-        """Return whether a call is in flight for a container that is not only suspected to be, nor relayed."""
+        """Return whether a call is in flight for a container that is neither only suspected nor relayed."""
         return any(
             (call.stray_since is None or call.resend) and not call.relayed for call in self.of(container_id)
         )

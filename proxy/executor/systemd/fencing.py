@@ -178,7 +178,7 @@ class Fencing:
             self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
     async def restore(self, ids: Iterable[str]) -> None:
-        """Put up the fences around the pods of some containers again, where another program has moved them."""
+        """Put up the fences around some containers' pods again, where another program has moved them."""
         state = self._context.state
         some = (container for i in ids if (container := state.containers.get(i)) is not None)
         limits = {one.pod.cgroup_parent: fence_cpus(state, one) for one in some}
