@@ -69,7 +69,7 @@ QUIET_S, GOAWAY_S = 5.0, 1.0
 """Seconds to wait for a moment without calls that place containers before a successor takes over, and for
 clients to see that they are to connect again."""
 REPLACED_S = 900.0
-"""How long other calls may go on in a daemon that has been replaced."""
+"""How long other calls may continue in a daemon that has been replaced."""
 STOP_S = 4.0
 """Seconds that the end may take after ``drainTimeout``, whatever hangs."""
 
@@ -410,7 +410,7 @@ class Daemon:
     async def hand_over(self) -> None:
         """Let the successor have the socket and the state of the node.
 
-        Calls that place containers end before; the others go on here, where they are only relayed.
+        Calls that place containers end before; the others continue here, where they are only relayed.
 
         Raises:
             TopoproxyError: The successor does not serve.
@@ -468,11 +468,11 @@ class Daemon:
         await self._undo(until - loop.time())
 
     async def _undo(self, seconds: float = STOP_S, *, handing_over: bool = False) -> None:
-        """End everything, in so many seconds; what hangs is left behind.
+        """End everything, in this many seconds; what hangs is left behind.
 
         Args:
             seconds: How long it may take.
-            handing_over: A successor goes on with what BE pods have.
+            handing_over: A successor continues with what BE pods have.
         """
         telemetry = self._telemetry or logs.telemetry()
         ending = ShutdownTime(max(seconds, STOP_S), telemetry.warning)

@@ -136,7 +136,7 @@ class DaemonHooks:
 
     async def _begin(self) -> None:
         """Make all that hooks need, and connect it."""
-        # It takes a tenth of a second, and calls go on.
+        # It takes a tenth of a second, and calls continue.
         await asyncio.to_thread(importlib.import_module, "proxy.hook_assembly")
         from proxy.hook_assembly import hook_parts_of
 

@@ -68,7 +68,7 @@ class AdminServer:
                 an argument gets the URL's parameters, decoded; an InputError that it raises goes to the
                 client as status 400. ``/healthz`` and ``/livez`` are there by default and say that the loop
                 turns.
-            actions: The same for POST. One that has begun goes on to its end when its client leaves.
+            actions: The same for POST. One that has begun continues to its end when its client leaves.
             patient: Routes that may take as long as an action, because they ask others.
         """
         self._path = path

@@ -55,7 +55,7 @@ class _Kept:
     Attributes:
         wanted: What it is to be, in a form that compares; None: it is to be gone.
         write: Writes that.
-        patience: So many times longer than an object of the node it may wait; infinity: until none waits.
+        patience: This many times longer than an object of the node it may wait; infinity: until none waits.
         since: The time from which it has not been written as wanted.
         settled: The time until which a change that is not urgent waits for another one.
         written: What was written last; a value that nothing equals before the first write.
@@ -122,8 +122,10 @@ class ObjectWriter:
             path: Of the object.
             wanted: What is compared with what was written last.
             write: Writes it.
-            patience: So many times longer than an object of the node it may wait; infinity: until none waits.
-            settles: So many seconds this change waits for an urgent one; the first of an object never waits.
+            patience: This many times longer than an object of the node it may wait; infinity: until none
+                waits.
+            settles: This many seconds this change waits for an urgent one; the first of an object never
+                waits.
             once: Forget it once it is written; the oldest of more than ``ONCE_LIMIT`` are forgotten before.
             gives_up: Forget it also after ``ONCE_REFUSALS`` refusals in a row.
         """
@@ -278,7 +280,7 @@ class WriteBudget:
 
         Args:
             now: Seconds that only grow.
-            spare: So many tokens must be left after it.
+            spare: This many tokens must be left after it.
         """
         grown = max(0.0, now - self._filled) * self._per_second
         self._tokens, self._filled = min(self._burst, self._tokens + grown), now

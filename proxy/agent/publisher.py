@@ -43,12 +43,12 @@ from proxy.observe.device_capacity import healthy_devices
 KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh"})
 DISCOVER_S = 300.0
 EVENT_BURST, EVENT_S = 25, 2.0
-"""So many Events at once, and one more every so many seconds."""
+"""This many Events at once, and one more every this many seconds."""
 FINGERPRINT_S, FIGURES_S = 0.5, 15.0
 """Seconds for which a new fingerprint waits, because a new sandbox mostly has a container by then, and the
 figures for people, which change once more when a container has been created."""
 POD_PATIENCE = 30.0
-"""So many times longer than an object of the node the annotation of a pod may wait."""
+"""This many times longer than an object of the node the annotation of a pod may wait."""
 
 
 OwnObject = tuple[str, bool]

@@ -2,7 +2,7 @@
 
 One class per policy, as in kubelet (kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy_none.go,
 policy_best_effort.go, policy_restricted.go, policy_single_numa_node.go). A policy says which hints it can
-use, what becomes of the merged hint, and whether it refuses a hint that is not preferred
+use, what happens to the merged hint, and whether it refuses a hint that is not preferred
 (``proxy.model.options.TopologyPolicy.is_strict``, the one list of such policies).
 
 Hints that are too many to be listed are brought into lists first (``proxy.allocation.hint_sampling``), so

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 KUBELET_NODES = 8
-"""Up to so many nodes (kubelet's default limit) the choice is always kubelet's."""
+"""Up to this many nodes (kubelet's default limit) the choice is always kubelet's."""
 LIMIT = 250
 """Choices that are scored on a machine with more nodes before levelling takes over."""
 

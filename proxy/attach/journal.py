@@ -13,7 +13,7 @@ It is a directory of plain files, so that a shell script can undo the attach wit
     1/sums               SHA-256 of before and of after; - where there was no file
     complete             written last
 
-It is written beside its place, synced, and renamed: there is a whole journal or none. Where one takes the
+It is written next to its place, synced, and renamed: there is a whole journal or none. Where one takes the
 place of another, the older one is ``attach.old`` for a moment.
 """
 

@@ -4,7 +4,7 @@ Calls that need no waiting are decided and sent on before the loop turns: a cont
 costs a decode, a lookup and an append. The others become tasks, and their streams are held meanwhile.
 
 Whatever goes wrong in here must not make the node worse than no proxy: an internal error lets the call pass
-as it came and has the container looked at soon, unless its pod must not run unplaced (LSE, LSR, or it holds
+unchanged and has the container looked at soon, unless its pod must not run unplaced (LSE, LSR, or it holds
 devices).
 """
 
@@ -59,7 +59,7 @@ class CallFlow:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def hook(self, hooked: HookGateway) -> None:
-        """Have hooks called from now on; calls that are in progress go on as they began."""
+        """Have hooks called from now on; calls that are in progress continue as they began."""
         for part in self._parts:
             part.hooked = hooked
 

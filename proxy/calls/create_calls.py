@@ -173,7 +173,7 @@ class CreateCalls:
             self._resume(call, container)
 
     def _without_devices(self, call: HeldCall, container: Container, cause: str) -> None:
-        """Refuse a create that cannot use its devices; that of a pod which is observed by now goes on."""
+        """Refuse a create that cannot use its devices; that of a pod which is observed by now continues."""
         executor = self.executor
         answer = executor.store.answer(CreateWithoutDevices(container, cause))
         if type(answer) is Refuse:
@@ -237,7 +237,7 @@ class CreateCalls:
         self._go_on(call, container)
 
     def _not_reserved(self, call: HeldCall, container: Container, reason: AbortReason) -> None:
-        """Refuse a create whose CPUs cannot be freed; that of a pod which is observed by now goes on."""
+        """Refuse a create whose CPUs cannot be freed; that of a pod which is observed by now continues."""
         answer = self.executor.store.answer(CreateNotReserved(container, reason))
         if type(answer) is Refuse:
             verdict = unreserved_verdict(self.executor.state, container, reason)

@@ -112,10 +112,10 @@ class HeldCall(Protocol):
         """
 
     def release(self) -> None:
-        """Let the call go on with its message; once it is decided nothing happens."""
+        """Let the call continue with its message; once it is decided nothing happens."""
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
-        """Let a CreateContainer or an UpdateContainerResources go on with a decision.
+        """Let a CreateContainer or an UpdateContainerResources continue with a decision.
 
         Args:
             cpus: The CPUs; None to erase what the message names.

@@ -16,7 +16,7 @@ class HookGateway(Protocol):
     """Calls hooks for calls that are held.
 
     Each method that takes ``go`` holds the call until the hooks have answered, mostly within the same turn of
-    the loop; then it goes on, perhaps with another message, or is refused.
+    the loop; then it continues, perhaps with another message, or is refused.
 
     Attributes:
         active: There are hooks: what passes is remembered.
@@ -74,7 +74,7 @@ LEAVING: Final = {
 
 
 def leave(call: HeldCall, hooked: HookGateway) -> None:
-    """Let a call that stops or removes something go on, after hooks where there are any."""
+    """Let a call that stops or removes something continue, after hooks where there are any."""
     target = call.target()
     call.state = CallContext(target=target)
     if LEAVING[call.method] in hooked.points:

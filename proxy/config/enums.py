@@ -50,7 +50,7 @@ class OwnerPartitions(enum.StrEnum):
 
 
 class FailurePolicy(enum.StrEnum):
-    """What happens to a call when a hook fails: it is refused, or goes on without that hook.
+    """What happens to a call when a hook fails: it is refused, or continues without that hook.
 
     The words are Koordinator's.
     """

@@ -144,7 +144,7 @@ class StandInRuntime:
     def before(self, method: str, hook: Hook) -> Callable[[], None]:
         """Run something before each call of a method: sleep to delay it, raise CallRefused to fail it.
 
-        The hook runs in the call's own thread without any lock, so other calls go on.
+        The hook runs in the call's own thread without any lock, so other calls continue.
 
         Returns:
             A function that takes the hook out again.

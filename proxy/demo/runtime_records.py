@@ -49,7 +49,7 @@ class PodRecord:
     """One sandbox.
 
     Attributes:
-        config: The PodSandboxConfig as it came.
+        config: The PodSandboxConfig unchanged.
         cgroup: The pause container's cgroup; empty once the sandbox is stopped.
         created_at: Nanoseconds since the epoch.
     """
@@ -72,7 +72,7 @@ class ContainerRecord:
     """One container.
 
     Attributes:
-        config: The ContainerConfig as it came.
+        config: The ContainerConfig unchanged.
         cgroup: Path in the tree that the container has, or will have once it is started.
         cgroups_path: The same as ``linux.cgroupsPath`` of the OCI spec.
         exit_code: Meaningful in state EXITED.

@@ -27,7 +27,7 @@ class DevicePlugin:
     """A device plug-in: a subclass sets ``resource`` and defines ``devices``, the rest is optional.
 
     The methods run in threads of the kit, several of them at a time. What they raise is logged and answered
-    as an error, and the plug-in goes on.
+    as an error, and the plug-in continues.
 
     Attributes:
         resource: The resource, with a domain: ``example.com/vf``.

@@ -1,8 +1,8 @@
-"""What becomes of a held call: goes on with a decision, goes on as it came, is refused, or waits.
+"""The answer to a held call: it is forwarded with a decision or unchanged, refused, or waits.
 
 One function for each kind of call. Each reads the state as it is at that moment, so it is asked again after
 every wait (hooks, a reservation, a preparation), and a node that is released meanwhile, or a pod to which the
-plan is not applied any more, has its call go on as it came.
+plan is not applied any more, has its call forwarded unchanged.
 
 A container that only shares CPUs needs one answer and no wait.
 """
@@ -41,11 +41,11 @@ class Forward(Struct, frozen=True):
 
 
 class ForwardUnchanged(Struct, frozen=True):
-    """Send a call on to the runtime as it came."""
+    """Forward a call to the runtime unchanged."""
 
 
 class ForwardStart(Struct, frozen=True):
-    """Send a start on as it came: the container runs on what the runtime has saved for it.
+    """Forward a start unchanged: the container runs on what the runtime has saved for it.
 
     Attributes:
         carries: The CPUs that the runtime may write by it.
@@ -110,7 +110,7 @@ class AllocateFirst(Struct, frozen=True):
 
 
 class RecordFirst(Struct, frozen=True):
-    """Send a call on as it came, once the ledger has what was set aside for its pod."""
+    """Forward a call unchanged, once the ledger has what was set aside for its pod."""
 
 
 class PrepareStart(Struct, frozen=True):
@@ -146,7 +146,7 @@ def create_answer(
     is_reserved: bool = False,
     has_devices: bool = False,
 ) -> CallAnswer:
-    """Return what becomes of a CreateContainer.
+    """Return the answer to CreateContainer.
 
     Args:
         state: The node as it is.
@@ -198,7 +198,7 @@ def public_reason(state: NodeState, reason: AbortReason) -> str:
 
 
 def pod_answer(state: NodeState, pod: Pod, verdict: Verdict) -> CallAnswer:
-    """Return what becomes of a RunPodSandbox.
+    """Return the answer to RunPodSandbox.
 
     Args:
         state: The node as it is.
@@ -213,7 +213,7 @@ def pod_answer(state: NodeState, pod: Pod, verdict: Verdict) -> CallAnswer:
 
 
 def start_answer(state: NodeState, container_id: str, *, is_prepared: bool, obstacle: str) -> CallAnswer:
-    """Return what becomes of a StartContainer.
+    """Return the answer to StartContainer.
 
     Args:
         state: The node as it is.
@@ -235,7 +235,7 @@ def start_answer(state: NodeState, container_id: str, *, is_prepared: bool, obst
 
 
 def update_answer(state: NodeState, container: Container | None, quota: int) -> CallAnswer:
-    """Return what becomes of an UpdateContainerResources.
+    """Return the answer to UpdateContainerResources.
 
     Args:
         state: The node as it is.

@@ -15,7 +15,7 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 REMEMBERED_CHANGES = 2048
-"""At least so many changes are remembered; no list is so old."""
+"""At least this many changes are remembered; no list is so old."""
 
 
 class _Link(Struct, frozen=True, eq=False):

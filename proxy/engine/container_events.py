@@ -116,7 +116,7 @@ class CpusGiven(Struct, frozen=True):
 
 
 # -- decisions ----------------------------------------------------------------------------------------------
-# Each is answered by ``PlanDecided`` or by what becomes of the call; a placement is in the state at once.
+# Each is answered by ``PlanDecided`` or by the answer to the call; a placement is in the state at once.
 
 
 class CreateRequested(Struct, frozen=True):

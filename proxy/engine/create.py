@@ -66,7 +66,7 @@ class Plan(Struct, frozen=True):
         verdict: Admit or refuse; on a refusal ``state`` is the state before.
         state: The whole next state.
         container: The container as placed; None on a refusal.
-        shrink: Ids of containers that must leave CPUs before the request goes on.
+        shrink: Ids of containers that must leave CPUs before the request continues.
         problem: What was wrong with the request, for the operator; empty if nothing was.
         explanation: Why; None for a container that could only go to a pool (see ``record.explain_pooled``).
         limit: The admission rule that the claim exceeded; None where it exceeded none.

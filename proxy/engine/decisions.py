@@ -142,7 +142,7 @@ def start_requested(state: NodeState, event: StartRequested) -> tuple[NodeState,
 
 
 def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeState, NodeEffects]:
-    """Let an update go on with the CPUs and the quota that the container is to have.
+    """Let an update continue with the CPUs and the quota that the container is to have.
 
     A set that a client names is remembered: the container gets it back when topoproxy leaves the node. The
     sets of kubelet's static policy are in kubelet's state file, and named all the time.

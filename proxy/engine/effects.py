@@ -178,7 +178,7 @@ class PlaceElsewhere(Struct, frozen=True):
 
 
 class Commit(Struct, frozen=True):
-    """The CPUs are the owner's; the call goes on."""
+    """The CPUs are the owner's; the call continues."""
 
 
 class Abort(Struct, frozen=True):

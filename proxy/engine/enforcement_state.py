@@ -19,7 +19,7 @@ class Enforcement(Struct, frozen=True):
     Attributes:
         selection: The pods that mode ``enforce`` selects.
         lagging: Keys of pods that a change of the mode or of the selection has not reached yet: what was done
-            with them before goes on.
+            with them before continues.
         moving: Keys of pods that the step under way changes.
         paused: Whether no further step begins.
     """

@@ -76,7 +76,7 @@ class SettleSoon(Struct, frozen=True):
 
 
 class CallOver(Struct, frozen=True):
-    """A call is in flight no more: what waits for that goes on.
+    """A call is in flight no more: what waits for that continues.
 
     Attributes:
         number: Which call.

@@ -2,7 +2,7 @@
 
 Precedence. What an operator writes at the Node object comes first, and our configuration next. Where neither
 says anything, the corresponding setting of kubelet applies, so that a node that is taken over from kubelet
-goes on as before: ``full-pcpus-only`` is ``FullPCPUsOnly``, ``distribute-cpus-across-numa`` is
+continues as before: ``full-pcpus-only`` is ``FullPCPUsOnly``, ``distribute-cpus-across-numa`` is
 ``DistributeEvenly``, the policy of its topology manager applies with its scope, and the CPUs that its static
 policy reserves are owned by no container. Koordinator's code lets kubelet's ``full-pcpus-only`` win over a
 label (pkg/scheduler/plugins/nodenumaresource/topology_options.go); its documentation has the order used here,

@@ -32,15 +32,15 @@ is read (READING): only a container that still runs on the reserved CPUs is in t
 barrier a reservation aborts: a CREATE withdraws its placement, a REPLACEMENT and a MOVE release what they
 hold, and whatever had moved for them grows back.
 
-A REPLACEMENT goes on: the ledger gets it (SECURING), and only then it is the owner's in the state and in the
-kernel (HANDING_OVER). A daemon that found no record would give the CPUs to the pools while the owner is on
-them.
+A REPLACEMENT continues: the ledger gets it (SECURING), and only then it is the owner's in the state and in
+the kernel (HANDING_OVER). A daemon that found no record would give the CPUs to the pools while the owner is
+on them.
 
-A MOVE goes on: the containers are placed on the new CPUs, and their old ones are held (``AssignOwn``); calls
-in flight for them that carry other CPUs are waited for (DRAINING); they are written (MOVING) and read back
-(CHECKING); the ledger gets the new placement (CONFIRMING). Only then is the hold on the old CPUs released, so
-the other containers never run on CPUs that the owner may be on. The runtime and systemd follow off the
-critical path, as after every write of a cpuset.
+A MOVE continues: the containers are placed on the new CPUs, and their old ones are held (``AssignOwn``);
+calls in flight for them that carry other CPUs are waited for (DRAINING); they are written (MOVING) and read
+back (CHECKING); the ledger gets the new placement (CONFIRMING). Only then is the hold on the old CPUs
+released, so the other containers never run on CPUs that the owner may be on. The runtime and systemd follow
+off the critical path, as after every write of a cpuset.
 
 From DRAINING on a move aborts by way of its restoration, which takes the same steps towards the old CPUs. It
 is repeated, with growing pauses, until it succeeds or the containers have exited. It begins with the record

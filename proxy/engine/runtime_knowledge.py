@@ -16,7 +16,7 @@ from proxy.model.workload import Container
 K = TypeVar("K")
 V = TypeVar("V")
 REMEMBERED_FAILURES = 256
-"""So many failed creates are remembered; the oldest are forgotten first."""
+"""This many failed creates are remembered; the oldest are forgotten first."""
 
 
 class RuntimeKnowledge(Struct, frozen=True):

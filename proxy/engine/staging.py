@@ -13,8 +13,8 @@ says unless it lags, whatever changes came in what order.
 A pod in ``moving`` is treated in the new way from the beginning of the step on: its calls are rewritten,
 or pass. What the kernel and the runtime have for it may be something in between until the step is done. So
 only the end of the step takes a pod out of ``moving``. Another change of target does not: it changes only
-whether the pod lags. The step goes on towards the way in which the pod is treated, and a later step brings a
-pod that lags to its target. What a step does to a pod (``proxy.staging``) leads there from any point: a
+whether the pod lags. The step continues towards the way in which the pod is treated, and a later step brings
+a pod that lags to its target. What a step does to a pod (``proxy.staging``) leads there from any point: a
 daemon that was killed in a step repeats it. Pods without a live container never lag, as there is nothing to
 be moved.
 
@@ -80,7 +80,7 @@ def enforcement_read(state: NodeState, event: EnforcementRead) -> Handled:
 
 
 def enforcement_paused(state: NodeState, event: EnforcementPaused) -> Handled:
-    """Begin no further step, or go on."""
+    """Begin no further step, or continue."""
     changed = structs.replace(state.enforcement, paused=event.paused)
     after = structs.replace(state, enforcement=plain(changed))
     return after, _recorded(state, after)

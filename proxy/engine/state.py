@@ -1,8 +1,9 @@
 """The state of a node: its pods and containers, the owners of CPUs, and the pools.
 
 A state is a value. Every change gives a new one, so that a worker thread can hold a consistent picture while
-the loop goes on deciding. What follows from the containers (owners, pools) is computed when an owner comes or
-goes and carried along otherwise: most containers own nothing, and placing them must cost next to nothing.
+the loop continues to decide. What follows from the containers (owners, pools) is computed when an owner
+comes or goes and carried along otherwise: most containers own nothing, and placing them must cost next to
+nothing.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ class Confinement:
     def holds(self, flight: InflightCall) -> bool:
         """Return whether a start without a waiting client must not be ended by the passing of time alone.
 
-        As long as the container's cgroup exists, the runtime may go on with the start. Where the cgroup is
+        As long as the container's cgroup exists, the runtime may continue with the start. Where the cgroup is
         there from the create on, it does not show that there is a start: one that is only suspected is ended
         by time, since nothing of it takes long (the mounts belong to the create).
         """

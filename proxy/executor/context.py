@@ -153,7 +153,7 @@ class NodeContext(BackgroundTasks):
         self.to_step.set()
 
     def pause_enforcement(self, *, paused: bool) -> None:
-        """Begin no further step on running pods, or go on."""
+        """Begin no further step on running pods, or continue."""
         self.store.handle(EnforcementPaused(paused))
         self.to_step.set()
 

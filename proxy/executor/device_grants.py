@@ -126,7 +126,7 @@ class DeviceGrants:
         if isinstance(answers, DevicePluginError):
             raise answers
         if not holds_all(self._context.state, container):
-            return answers  # another pod may hold its devices by now; the create is refused when it goes on
+            return answers  # another pod may hold its devices by now; the create is refused when it continues
         for resource, ids in container.placement.devices:
             if self._plugins.needs_pre_start(resource):
                 await self._plugins.pre_start(resource, ids)

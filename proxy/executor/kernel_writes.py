@@ -89,7 +89,7 @@ class KernelWrites(Observer):
     async def widen_groups(self, container: Container) -> None:
         """Widen the cgroups above a container: on v1 no container can have CPUs that they lack.
 
-        If they cannot be written in time, that is reported, and the container goes on with what they hold.
+        If they cannot be written in time, that is reported, and the container continues with what they hold.
         """
         context = self._context
         try:

@@ -37,7 +37,7 @@ class _Rejected:
         pod: The pod; its uid is empty where the client sends none.
         sandbox_id: The sandbox; empty where there is none.
         verdict: Why.
-        applied: Whether the plan was applied to the pod at the last try; else it went on all the same.
+        applied: Whether the plan was applied to the pod at the last try; else it continued all the same.
         first: When the first try was rejected, in seconds since the epoch.
         at, last: When the last try was rejected: in seconds since the epoch, and by the monotonic clock.
         count: How many tries were rejected.
@@ -79,7 +79,7 @@ class Rejections(Observer):
             pod: The pod.
             name: The container; empty for the pod as a whole.
             verdict: Why.
-            applied: Whether the plan is applied to the pod; else it goes on all the same.
+            applied: Whether the plan is applied to the pod; else it continues all the same.
         """
         message = _MESSAGES["container" if name else "pod", applied]
         known, now = self._open.get((pod.ref, name)), self._wall()
@@ -127,7 +127,7 @@ class Rejections(Observer):
         ]
 
     def sandbox_runs(self, pod: Pod, *, applied: bool) -> None:
-        """Note that a sandbox was created: the pod is not rejected, or goes on although it would be.
+        """Note that a sandbox was created: the pod is not rejected, or continues although it would be.
 
         Args:
             pod: The pod with the sandbox's id.

@@ -139,7 +139,7 @@ class RuntimeEvents:
             self._put(EventsState.WAITING)
             self._context.telemetry.problem("cannot receive the runtime's events", err=error)
             return REFUSED_S
-        except Exception as error:  # noqa: BLE001  whatever the error, the reconcile passes go on
+        except Exception as error:  # noqa: BLE001  whatever the error, the reconcile passes continue
             self._put(EventsState.WAITING)
             self._context.broken(error)
             return REFUSED_S

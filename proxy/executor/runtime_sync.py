@@ -3,7 +3,7 @@
 A write to the kernel takes effect at once, but does not last: runc's saved state undoes it at the next update
 of any resource, and systemd at the next daemon-reload. So the cpuset of a moved container is also sent to the
 runtime, a few containers a second. Such a call counts as in flight, so that a shrink that needs the same
-container waits for it. A call without an answer may still be carried out, and goes on counting as in flight
+container waits for it. A call without an answer may still be carried out, and continues to count as in flight
 (``engine.inflight``). Nothing is sent again meanwhile.
 """
 

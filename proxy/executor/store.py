@@ -154,7 +154,7 @@ class NodeStore:
         self,
         event: CreateResumed | CreateNotReserved | CreateWithoutDevices | StartRequested | UpdateRequested,
     ) -> CallAnswer:
-        """Have the engine decide what becomes of a call."""
+        """Have the engine answer a call."""
         return cast("CallAnswer", self.handle(event)[-1])  # as the rules of these events end
 
     def perform_by(self, kind: type[E], perform: Callable[[E], None]) -> None:

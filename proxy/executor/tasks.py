@@ -1,7 +1,7 @@
 """Background tasks: a permanent task that ends by a fault is restarted, and long work gives others a turn.
 
 Otherwise a fault of our own would end, say, settling for good, and that might not be noticed for days. So the
-fault is reported and counted, and the task is restarted after a pause, which doubles while the task goes on
+fault is reported and counted, and the task is restarted after a pause, which doubles while the task continues
 failing.
 """
 
@@ -36,7 +36,7 @@ async def tended(begin: Callable[[], Awaitable[None]], failed: Callable[[BaseExc
             if task is None or task.cancelling():
                 raise
             failed(error)  # what the task waited for was cancelled, not the task itself
-        except Exception as error:  # noqa: BLE001  whatever it is, the task must go on
+        except Exception as error:  # noqa: BLE001  whatever it is, the task must continue
             failed(error)
         else:
             return
@@ -97,12 +97,12 @@ class BackgroundTasks:
 
 
 # Work for all containers of a node at once (adopting them after a start, comparing them with the runtime's
-# list) is done in slices, and calls of clients go on in between. So the node's state may have changed after
-# each ``turn``.
+# list) is done in slices, and calls of clients continue in between. So the node's state may have changed
+# after each ``turn``.
 
 
 SLICE_S = 0.005
-"""Seconds that work goes on before other tasks get a turn."""
+"""Seconds that work continues before other tasks get a turn."""
 
 
 class TimeSlices:

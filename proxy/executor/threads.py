@@ -5,7 +5,7 @@ in a system call on a file system would keep the whole process from exiting. So 
 threads, and ``shutdown`` waits for a bounded time only. The futures are the same.
 
 A stuck thread is never replaced. Its write may still happen later, and could undo what a second thread has
-written meanwhile: the older value would be the last one. The queue goes on when the call returns.
+written meanwhile: the older value would be the last one. The queue continues when the call returns.
 """
 
 from __future__ import annotations

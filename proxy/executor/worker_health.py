@@ -2,19 +2,19 @@
 
 A job ends when the kernel, a disk or a peer answers. Calls to peers have deadlines, file operations do not: a
 system call on a file system that does not answer cannot be interrupted from within the process. The event
-loop goes on meanwhile, so its own watchdog ping shows nothing.
+loop continues meanwhile, so its own watchdog ping shows nothing.
 
 - After ``after`` seconds at one job a worker is *stuck*: a problem is reported, and it shows under
   ``workers`` in the status and in a metric. While the kernel worker or the ledger worker is stuck, the node
   is not ready: no owner of CPUs can be created.
-- When the job ends, the queue goes on by itself. Jobs of requesters that have gone away are dropped, and each
-  remaining job reads the newest state. A comparison of the whole node is requested, since writes may have
-  come late.
+- When the job ends, the queue continues by itself. Jobs of requesters that have gone away are dropped, and
+  each remaining job reads the newest state. A comparison of the whole node is requested, since writes may
+  have come late.
 - A restart is the last resort. It helps where the fault is in this process or in its handle of a file (a
   stale NFS handle, a FUSE request that was lost). It does not help where the file system itself hangs: the
   next daemon gets stuck as well. So the watchdog ping is withheld only after ``RESTART_S``, and only where
   the worker had worked for ``STEADY_S`` since the start: a daemon that is stuck from the start is not
-  restarted in a loop, and goes on relaying calls.
+  restarted in a loop, and continues to relay calls.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Health:
 
         Args:
             telemetry: Where to report.
-            recovered: Called when a worker that was stuck goes on.
+            recovered: Called when a worker that was stuck continues.
             clock: A monotonic clock in seconds, the same as the workers'.
         """
         self._telemetry = telemetry

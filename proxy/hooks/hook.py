@@ -64,7 +64,7 @@ class Outcome:
     Attributes:
         adjustment: What they want together.
         owners: Field to the hook that has set it; maps by key: ``envs[NAME]``, ``updates[id].cpus``.
-        refusal: Why the call is refused, with the hook's name; empty if it goes on.
+        refusal: Why the call is refused, with the hook's name; empty if it continues.
         firm: Some of it was set by a hook without which the call must not continue (policy Fail).
     """
 

@@ -124,7 +124,7 @@ class HookRegistry:
         while True:
             try:
                 await self._look()
-            except Exception as error:  # noqa: BLE001 - hooks that are in use go on
+            except Exception as error:  # noqa: BLE001 - hooks that are in use continue
                 self._complain("cannot look for hooks", err=error)
             unsettled = any(known.unsettled is not None for known in self._known.values())
             # Not wait_for: in Python 3.11 it loses a cancellation that comes as the event is set.
@@ -225,7 +225,7 @@ class HookRegistry:
             self._refuse(known, error, old)
             if passing or isinstance(error.__cause__, OSError):
                 self._put_off(known, before)
-        except Exception as error:  # noqa: BLE001 - the others go on, and this one as it was
+        except Exception as error:  # noqa: BLE001 - the others continue, and this one as it was
             cause = f"{type(error).__name__}: {error}"
             self._refuse(known, HookError(f"cannot bring hook {candidate.path} into use: {cause}"), old)
             self._put_off(known, before)

@@ -192,8 +192,8 @@ class Machine:
     def fingerprint(self) -> str:
         """A short name of the hardware, to check whether saved state belongs to this machine.
 
-        Only what could be there: CPUs and NUMA nodes come and go while a machine runs, some for good, and
-        its containers go on.
+        Only what could be there: CPUs and NUMA nodes come and go while a machine runs, some permanently, and
+        its containers continue.
         """
         numa = self.extra.get("numa")
         reported = numa.get("possible") if isinstance(numa, Mapping) else None

@@ -25,7 +25,7 @@ def one_line(value: object) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Give a text in at most so many columns, with dots where it was longer."""
+    """Give a text in at most this many columns, with dots where it was longer."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

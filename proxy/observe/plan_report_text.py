@@ -22,7 +22,7 @@ _CHANGES = (
     ("memory_nodes", "bind", "container", " to other memory nodes, once created again"),
     ("rejections", "reject", "create", " like those below"),
 )
-"""Key of the number, verb, what is counted, and how it goes on."""
+"""Key of the number, verb, what is counted, and how it continues."""
 _ENFORCE = "enforce"
 _LEAVING = ("releasing", "released")
 

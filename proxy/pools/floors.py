@@ -1,7 +1,7 @@
 """The floor of the shared pool: CPUs that no owner may take, on the node and on each of its NUMA nodes.
 
 Theory. Whatever pods claim, containers without CPUs of their own, kubelet's probes and the node's agents must
-go on running. So exclusive CPUs are given only where enough of the shared pool is left. Where the
+continue running. So exclusive CPUs are given only where enough of the shared pool is left. Where the
 configuration names no number, it is the larger of one core with all its threads and 5 % of the CPUs that the
 pool has when nothing is owned, rounded up, and at most half of them: on a machine with two CPUs one can still
 be owned. The floor holds for CPUs that are newly taken. A pool that is below it for another reason (CPUs that

@@ -1,7 +1,7 @@
 """The memory limit for request bodies that are held, over all connections.
 
 Theory. Each connection has a limit of its own, but connections are many. Beyond the sum one held request is
-refused. Which one decides whether an honest client goes on while another one fills the room:
+refused. Which one decides whether an honest client continues while another one fills the room:
 
 * first the body that has been arriving for the longest time, if it is not the one that has just grown. A
   client on a unix socket sends a body within milliseconds; a body that never ends is the oldest soon, and

@@ -55,7 +55,7 @@ class Handler(Protocol):
         """The request of an intercepted method is not one plain message.
 
         With ``MORE``, ``request`` follows for the first message. With ``UNENDED`` the call is over, and the
-        runtime has seen nothing of its body. In all other cases the body passes as it came, unless a refusal
+        runtime has seen nothing of its body. In all other cases the body passes unchanged, unless a refusal
         is returned.
 
         Returns:

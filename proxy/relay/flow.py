@@ -170,7 +170,7 @@ class FlowControl:
         return min(size, STREAM_AHEAD_BYTES)
 
     def matches(self, increment: int) -> bool:
-        """Book that the runtime's update goes on to the client, if that is just what can be granted."""
+        """Book that the runtime's update continues to the client, if that is just what can be granted."""
         if self._grantable() != increment:
             return False
         self.client += increment

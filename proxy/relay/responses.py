@@ -128,7 +128,7 @@ class Responses(Direction):
         return KEEP
 
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
-        """Obey what the runtime allows; the frame itself goes on to the client."""
+        """Obey what the runtime allows; the frame itself continues to the client."""
         if acknowledged:
             if self._requests.announced and (size := self._requests.announced.popleft()) is not None:
                 self._limit = size

@@ -7,7 +7,7 @@ direction are end to end, and requests that are not intercepted leave as the byt
 the frames of each direction mean, ``headers`` follows the header tables, ``streams`` keeps the intercepted
 streams and ``flow`` the books of the request direction.
 
-For an intercepted method HEADERS go on at once (the deadline begins to run, the order of header blocks is
+For an intercepted method HEADERS continue at once (the deadline begins to run, the order of header blocks is
 kept) and the body is held until it is complete. The owner is asked (``Handler.request``) and lets it go,
 rewritten or not, or refuses it, then or later. Answers are read in passing, never held.
 

@@ -20,7 +20,7 @@ on them, and find a stream that we have reset before.
 
 A gRPC server written in Go executes the first message of a unary call as soon as it is complete, whatever
 follows (grpc-go, ``Server.processUnaryRPC``). So where more follows, the first message is what is decided on,
-and the rest goes behind it as it came.
+and the rest goes behind it unchanged.
 
 A connection holds at most 64 MiB of request bodies, waiting or not yet sent, and all of them together what
 ``room`` allows. A stream that would exceed this is refused with RESOURCE_EXHAUSTED: to let it pass would be
@@ -129,7 +129,7 @@ class Streams:
         return True
 
     def let_send(self, stream: Stream, length: int) -> None:
-        """Let the client go on with a body of which ``length`` bytes of window have come.
+        """Let the client continue with a body of which ``length`` bytes of window have come.
 
         What its message still needs is granted once, when its length is known.
         """

@@ -124,7 +124,7 @@ class LazyRelease:
             )
 
     async def stop(self) -> None:
-        """End what runs; the record has the next daemon go on."""
+        """End what runs; the record has the next daemon continue."""
         if self._made is not None:
             await self._made.stop()
 

@@ -105,7 +105,7 @@ class Release:
     # -- what commands ask --------------------------------------------------------------------------------
 
     async def begin(self, *, lasting: bool = True) -> None:
-        """Begin to give back, after an ``undo`` that is under way; what has begun goes on.
+        """Begin to give back, after an ``undo`` that is under way; what has begun continues.
 
         Args:
             lasting: Whether the next daemon keeps out of the way too; not at a stop.
@@ -272,7 +272,7 @@ class Release:
         await self._worker.run(lambda: None)
 
     async def stop(self) -> None:
-        """End what runs; the record has the next daemon go on."""
+        """End what runs; the record has the next daemon continue."""
         await self._end()
 
     def close(self) -> None:

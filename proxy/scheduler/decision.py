@@ -9,9 +9,9 @@ events as they were bound. With a strict topology policy the order can decide: a
 takes the lowest NUMA node, where the large one fitted. So where pods are pending, the other orders that are
 likely are tried too, and the pod fits only if all pods are admitted in each: as bound, as created, with the
 new pod first, and by size. Pods with equal demands need no such trial, and neither do pods of one container
-under ``single-numa-node`` where so many CPUs are free that each finds a NUMA node after all others, wherever
-these are: a pod of s CPUs is refused only if all n NUMA nodes have at most s - 1 left. Where too many pods
-are pending for a trial, the node takes no more until it shows some.
+under ``single-numa-node`` where this many CPUs are free that each finds a NUMA node after all others,
+wherever these are: a pod of s CPUs is refused only if all n NUMA nodes have at most s - 1 left. Where too
+many pods are pending for a trial, the node takes no more until it shows some.
 
 Volcano's predicate (Volcano v1.12 pkg/scheduler/plugins/numaaware ``predicateFn``) comes first: a pod with
 the annotation ``volcano.sh/numa-topology-policy`` needs a node with that policy and a static CPU manager.

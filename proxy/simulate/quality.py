@@ -6,8 +6,8 @@ least number is exact (``allocation.demand``): CPUs, memory and devices have to 
 Devices that are near to no node count nowhere.
 
 What is left is measured in two units, as the allocators do: CPUs (threads), and whole cores that are entirely
-free. A request fits on one node where one node has as much of it; so the largest such piece, beside the sum
-over all nodes, shows how fragmented a machine is.
+free. A request fits on one node where one node has as much of it; so the largest such piece, in addition to
+the sum over all nodes, shows how fragmented a machine is.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules, in the order in which they are applied:
 
-1. One proxy per socket: a lock file beside it is held as long as the process lives.
+1. One proxy per socket: a lock file next to it is held as long as the process lives.
 2. What stands at the path decides. Nothing, or a socket that refuses connections (its owner is dead): the
    path is ours to take. A socket that answers, or anything else than a socket: it is left alone.
 3. The new socket is bound under another name, gets owner and mode, listens, and is then renamed to its place.

@@ -61,7 +61,7 @@ class LazyStaging:
         return {"schema": schema_ids.ENFORCE, **self.page()}
 
     def _pause(self, *, paused: bool) -> dict[str, object]:
-        """Begin no further step, or go on.
+        """Begin no further step, or continue.
 
         Raises:
             InputError: The node is released: there are no steps.

@@ -39,7 +39,7 @@ from proxy.telemetry.port import Telemetry
 AGAIN = Backoff(5.0, 300.0)
 """Seconds before a pod to which the plan could not be applied is tried again."""
 ROUNDS = 20
-"""Most rounds in which a step tries to give its pods back; the next step goes on."""
+"""Most rounds in which a step tries to give its pods back; the next step continues."""
 PAUSE_S = 0.1
 BUSY = "the runtime is still busy with it"
 

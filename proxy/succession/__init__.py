@@ -4,7 +4,7 @@ The daemon that runs is the *predecessor*, the new process its *successor*:
 
 1. The predecessor starts the successor with its own command line, and sends it the listening socket and the
    lock of the socket over a socket pair. The successor imports everything, reads the configuration and the
-   machine, and reports that it is ready. If it fails up to here, it ends, and the predecessor goes on.
+   machine, and reports that it is ready. If it fails up to here, it ends, and the predecessor continues.
 2. The predecessor waits for a moment without a call that places a container, stops accepting (connections
    wait in the socket's queue), and asks its clients to begin no more calls (GOAWAY). Calls that place
    containers end in it. Then it closes the ledger and sends ``go``.

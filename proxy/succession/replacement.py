@@ -63,7 +63,7 @@ class DaemonReplacement:
 
 
 async def wait_quiet(is_busy: Callable[[], bool], limit_s: float) -> bool:
-    """Wait for a moment in which nothing is busy, for so many seconds; return whether there was one."""
+    """Wait for a moment in which nothing is busy, for this many seconds; return whether there was one."""
     clock = asyncio.get_running_loop().time
     end = clock() + limit_s
     while is_busy():

@@ -58,7 +58,7 @@ class Successor:
             ) from error
 
     def take_over(self, *, quiet: bool) -> None:
-        """Let it go on with the state of the node, and wait until it serves; runs in a thread.
+        """Let it continue with the state of the node, and wait until it serves; runs in a thread.
 
         Args:
             quiet: No call that decides where containers are is in flight.
@@ -76,7 +76,7 @@ class Successor:
 
 
 def _start(fd: int) -> None:
-    """Start a process that goes on as a child of the service manager, not of this process."""
+    """Start a process that continues as a child of the service manager, not of this process."""
     environ = {key: value for key, value in os.environ.items() if key != "WATCHDOG_PID"}
     subprocess.run(  # noqa: S603  our own command line
         [sys.executable, *sys.orig_argv[1:]],

@@ -62,7 +62,7 @@ CREATES_WAITED_MS = Counter(
 )
 CREATES_PAST_HANGING_CALLS = Counter(
     "creates_past_hanging_calls",
-    "Creates that went on while a start or an update hung, with its container confined.",
+    "Creates that continued while a start or an update hung, with its container confined.",
     former="creates_past_calls",
 )
 PODS_REFUSED = Counter("pods_refused", "RunPodSandbox calls that were refused.")

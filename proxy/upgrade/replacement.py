@@ -25,8 +25,8 @@ def replace_daemon(admin: Path, timeout: float) -> int:
         The id of the new process.
 
     Raises:
-        TopoproxyError: The daemon goes on because the new process did not start, or that one is not ready in
-            time.
+        TopoproxyError: The daemon continues because the new process did not start, or that one is not ready
+            in time.
         UnavailableError: The daemon does not answer, or is of a version that cannot be replaced.
         PermissionDeniedError: Only root may.
     """
@@ -45,7 +45,7 @@ def _replaced(admin: Path, former: int) -> int:
     """Return the process that has replaced another one and is ready; 0 as long as there is none.
 
     Raises:
-        TopoproxyError: The other one goes on.
+        TopoproxyError: The other one continues.
     """
     try:
         pid = _owner(admin)

@@ -35,7 +35,7 @@ from proxy.observe.json_access import as_list, as_map
 PAUSES = Backoff(1.0, 30.0)
 RELOAD_S = 60.0
 SPREAD_S = 5.0
-"""A node says within so many seconds what it has accepted: thousands of nodes must not write at once."""
+"""A node says within this many seconds what it has accepted: thousands of nodes must not write at once."""
 RECHECK_S = 60.0
 """Seconds after which the rules of the node's own file are tried again: the operator may have changed it."""
 TOO_MANY = "Too many"

@@ -6,8 +6,8 @@ Volcano's plugin counts the CPUs of ``numares.cpu.allocatable`` as free, and tak
 CPUs that it chooses itself. The CPUs that are in reserve here are known by id and are not free, so a reserve
 on top would be taken twice: ``resReserved.cpu`` is 0.
 
-The plugin goes on deducting a pod that it has bound until ``podAllocations`` shows it (Volcano after 1.15). A
-CRD without that field refuses it, and then it is left out.
+The plugin continues to deduct a pod that it has bound until ``podAllocations`` shows it (Volcano after
+1.15). A CRD without that field refuses it, and then it is left out.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ again. So the mark comes off as soon as that is possible: some NUMA node has mor
 was rejected, and the node has as many as it asked for. Where nothing changes, the mark comes off after a
 time, as a rule may have changed, or smaller pods may be wanted.
 
-The mark is an annotation of the Node object with what it was set for, so an agent that restarts goes on with
-it, and a taint if the operator wants one.
+The mark is an annotation of the Node object with what it was set for, so an agent that restarts continues
+with it, and a taint if the operator wants one.
 """
 
 from __future__ import annotations

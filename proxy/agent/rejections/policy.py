@@ -16,7 +16,7 @@ controller without patience makes thousands of pods. So:
   pods that end already, and system pods by priority class.
 - ``fail`` is what kubelet's admission does, and there nothing of the pod has run. So a pod with a container
   that has started is never failed.
-- A pod to which the plan is not applied (mode ``observe``) goes on; of it is only said what would be done.
+- A pod to which the plan is not applied (mode ``observe``) continues; only what would be done is reported.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class EndingDecision(Struct, frozen=True):
 
     Attributes:
         ends: Pods to end, in this order.
-        left: Pods that are left alone for good, and why.
+        left: Pods that are permanently left alone, and why.
         later: Seconds after which to decide again, because a limit holds back; None for none.
         done: What counts as done then.
     """
@@ -164,7 +164,7 @@ def decide(
 
 
 def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConfig) -> str:
-    """Return why a pod is left alone for good; empty where it is not."""
+    """Return why a pod is permanently left alone; empty where it is not."""
     kind = pod.controller[0] if pod.controller else ""
     if pod.is_static:
         return "kubelet has it from a file of this node"

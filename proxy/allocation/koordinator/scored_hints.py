@@ -34,7 +34,7 @@ from proxy.model.koordinator import KUBERNETES, NumaPolicy, NumaStrategy
 from proxy.model.options import TopologyPolicy
 
 ALL_SETS = 8
-"""Up to so many nodes every set of them is tried."""
+"""Up to this many nodes every set of them is tried."""
 MOST_SETS = 700
 """Of a size with more sets than this only some are tried; it is a little more than the pairs of 36 nodes."""
 

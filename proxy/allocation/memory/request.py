@@ -72,7 +72,7 @@ def _memory(amounts: Mapping[str, int]) -> Amounts:
 
 
 SIZES_LIMIT = 64
-"""So many sizes of pages are read; no architecture has more than a dozen."""
+"""This many sizes of pages are read; no architecture has more than a dozen."""
 SIZE_LENGTH_LIMIT = 16
 """Characters of the size of a page; all that are sizes are shorter."""
 _PAGE_SIZE = re.compile(r"([1-9][0-9]{0,8})([KMGT])i?B", re.ASCII)

@@ -1,4 +1,4 @@
-"""One registered device plug-in: its device list, calls to it, and what becomes of it when it misbehaves.
+"""One registered device plug-in: its device list, calls to it, and what happens to it when it misbehaves.
 
 Theory of operation. A plug-in that has registered is asked for its options, then listened to. kubelet drops
 a plug-in whose list ends, and waits for it to register again (kubernetes v1.36

@@ -38,7 +38,7 @@ class KubeletRegistration:
         self._channel = UnixChannel(str(directory / SOCKET_NAME), CALL_S)
 
     def forward(self, request: pb.RegisterRequest, path: Path) -> None:
-        """Register a plug-in at kubelet, with the request as it came.
+        """Register a plug-in at kubelet, with the request unchanged.
 
         Args:
             request: What the plug-in has sent.

@@ -189,7 +189,7 @@ class SystemdUnits:
         on_event(UnitNews.CONNECTED)
 
     def close(self) -> None:
-        """Disconnect for good."""
+        """Disconnect permanently."""
         self._closing.set()
         with self._ready:
             connection = self._connection

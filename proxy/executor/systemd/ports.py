@@ -54,7 +54,7 @@ class Units(Protocol):
         """Connect, and reconnect after each disconnection; ``on_event`` is called in a thread of its own."""
 
     def close(self) -> None:
-        """Disconnect for good."""
+        """Disconnect permanently."""
 
 
 class Fences(Protocol):

@@ -3,7 +3,7 @@
 For each connection that is accepted one is made to the runtime, before the first byte of the client is read:
 until then the kernel's socket buffer holds what the client sends. If the runtime cannot be reached the
 accepted connection is closed at once, which a client takes as it would take the runtime's own absence. What
-goes on between the two is in ``link``.
+happens between the two is in ``link``.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ class Acceptor:
     async def drain(self, limit_s: float) -> None:
         """Stop accepting, let what is under way end, then close.
 
-        Clients are asked (GOAWAY) to go on elsewhere. A connection closes when nothing is open on it, and all
-        close after ``limit_s`` seconds, which calls that are held then see as a lost connection.
+        Clients are asked (GOAWAY) to continue on another connection. A connection closes when nothing is
+        open on it, and all close after ``limit_s`` seconds, which calls that are held then see as a lost
+        connection.
         """
         self._stop_accepting()
         loop = asyncio.get_running_loop()
@@ -130,9 +131,9 @@ class Acceptor:
         return any(path.rpartition("/")[2] in PLACING for link in self._links for path in link.intercepted())
 
     async def retire(self, limit_s: float) -> None:
-        """Stop accepting, and wait until each client has seen that it is to go on elsewhere.
+        """Stop accepting, and wait until each client has seen that it is to continue on another connection.
 
-        What is under way goes on; a client that does not read is not waited for any longer.
+        Calls in flight continue; a client that does not read is not waited for any longer.
         """
         self._stop_accepting()
         end = asyncio.get_running_loop().time() + limit_s

@@ -63,7 +63,7 @@ class InterceptedCall:
         self.body, self._changed = body, True
 
     def release(self, body: bytes | None = None, suffix: bytes = b"") -> None:
-        """Let the call go on to the runtime, from the loop's thread; once decided nothing happens.
+        """Let the call continue to the runtime, from the loop's thread; once decided nothing happens.
 
         Args:
             body: The message instead of the call's own; None: its own, byte for byte the original one unless
@@ -150,14 +150,14 @@ class InterceptedCall:
         return added.owners
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
-        """Let a CreateContainer or an UpdateContainerResources go on with a decision."""
+        """Let a CreateContainer or an UpdateContainerResources continue with a decision."""
         if not self.decided:
             suffix = create_suffix if self.method == "CreateContainer" else update_suffix
             self.release(None, suffix(cpus, mems, quota))
 
 
 class Interceptor(Protocol):
-    """Decides on intercepted calls. What it raises is logged and lets the call pass as it came."""
+    """Decides on intercepted calls. What it raises is logged and lets the call pass unchanged."""
 
     def request(self, call: InterceptedCall) -> None:
         """A call waits for ``release`` or ``refuse``, now or later."""

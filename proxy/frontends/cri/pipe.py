@@ -26,11 +26,11 @@ from typing import Final
 from msgspec import Struct
 
 HIGH_WATER: Final = 512 << 10
-"""When so many bytes wait to be written, nothing more is read from the other end."""
+"""When this many bytes wait to be written, nothing more is read from the other end."""
 LOW_WATER: Final = 128 << 10
 READ_BYTES: Final = 256 << 10
 OWN_WATER: Final = HIGH_WATER + 2 * READ_BYTES
-"""When so many bytes wait to be written to a client, nothing more is read from it."""
+"""When this many bytes wait to be written to a client, nothing more is read from it."""
 LITTLE_BYTES: Final = 4096
 """What is read at once where there is no memory for more."""
 LINGER_S: Final = 5.0
@@ -92,7 +92,7 @@ class Pipe:
             ended: The peer sends no more; this end stays open for writing until it is closed.
             lost: The socket is broken.
             faults: What else may happen.
-            own_water: When so many bytes wait to be written, nothing more is read here.
+            own_water: When this many bytes wait to be written, nothing more is read here.
         """
         self._got = got
         self._ended = ended
@@ -246,7 +246,7 @@ class Pipe:
     # -- ends ---------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Send no more behind what is pending; reading goes on."""
+        """Send no more behind what is pending; reading continues."""
         if self.attached and not self._eof:
             self._eof = True
             if not self._out:

@@ -2,7 +2,7 @@
 
 A protobuf parser merges a singular message that occurs twice, field by field, the later one winning. So a
 second, tiny ``config`` (or ``linux``) appended to the request overrides what it holds and nothing else: every
-other field, known to us or not, stays as it came, byte for byte.
+other field, known to us or not, stays unchanged, byte for byte.
 
 Field numbers (CRI v1 and v1alpha2 alike): CreateContainerRequest.config 2, ContainerConfig.linux 15,
 LinuxContainerConfig.resources 1; UpdateContainerResourcesRequest.linux 2; in LinuxContainerResources

@@ -70,7 +70,7 @@ class ForwardTarget(Protocol):
 
 
 class TakeOver(Struct, frozen=True):
-    """What is registered here, where others are handed on.
+    """What is registered here, where others are forwarded.
 
     Attributes:
         resources: Resources that are registered here.
@@ -147,7 +147,7 @@ class RegistrationServer:
         self._socket.open()
 
     def close(self) -> None:
-        """Stop listening, for good; runs in a thread."""
+        """Stop listening permanently; runs in a thread."""
         self._socket.wanted = False
         self._socket.close()
 

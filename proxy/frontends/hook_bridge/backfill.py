@@ -58,7 +58,7 @@ class Backfill:
         """Look up what hooks lack of the container or sandbox that a call names.
 
         It came without a call that was seen here, and lists have not been learned from since. Where the
-        runtime does not answer soon the call goes on without.
+        runtime does not answer soon the call continues without.
         """
         following = self.following
         if following is None:

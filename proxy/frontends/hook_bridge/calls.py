@@ -8,7 +8,7 @@ CPUs and memory nodes a request names is always its last word.
 While hooks are called anything may happen: the client may go, pools may change, the node may be released. So
 the state is read again when they have answered.
 
-Stops and removals cannot be refused, and go on whatever becomes of the hooks.
+Stops and removals cannot be refused, and continue even if hooks fail.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class HookBridge:
         self._dispatcher.ask(call, event, decided, over)
 
     async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
-        """See ``HookGateway``. Hooks start again with the request as it came: it had other CPUs then."""
+        """See ``HookGateway``. Hooks start again with the original request, which had other CPUs."""
         if isinstance(call.state, CallContext) and call.state.body is not None:
             call.change(call.state.body)
         event, state = self._creating(call, container), self._executor.state

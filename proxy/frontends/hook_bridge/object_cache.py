@@ -4,7 +4,7 @@ It is kept while there are hooks, and only as long as the pod or container exist
 read from the runtime's lists, which carry less (the runtimes keep no environment, command, mounts or devices
 there); what the ledger has of its resources is added when facts are made.
 
-Sizes are bounded: of a container the configuration is kept as it came, if it is small; else its labels and
+Sizes are bounded: of a container the configuration is kept unchanged, if it is small; else its labels and
 annotations alone; and of these what is too large is left out, largest first. A small request is kept unread
 until a hook looks at it: nothing is decoded in the path of a call.
 """

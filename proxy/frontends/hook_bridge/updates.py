@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from proxy.executor.start_update import StartUpdate
 
 MOST: Final = 256
-"""So many containers may have updates that wait."""
+"""This many containers may have updates that wait."""
 PER_SECOND: Final = 50
 PATIENCE_S: Final = 10.0
 """So long an update waits for calls that are at the runtime, and for a runtime that does not answer."""

@@ -76,7 +76,7 @@ class ForeignCall:
         return self.body
 
     def release(self) -> None:
-        """Let the call go on; once decided nothing happens."""
+        """Let the call continue; once decided nothing happens."""
         self._answer(self.body)
 
     def _answer(self, body: Any) -> None:
@@ -207,5 +207,5 @@ class ContainerCall(ForeignCall):
         self.change(self.body.with_parent(parent))
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
-        """Let the call go on with a decision."""
+        """Let the call continue with a decision."""
         self._answer(self.body.placed(cpus, mems, quota))

@@ -190,7 +190,7 @@ class Servicer:
     # -- where nothing can be decided ---------------------------------------------------------------------
 
     def _undecided(self, asked: Container, why: str) -> ContainerAnswer:
-        """Let a create go on as it is, unless its pod must not run unplaced."""
+        """Forward a create unchanged, unless its pod must not run unplaced."""
         executor = self._executor
         meta = asked.pod_meta
         words = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"

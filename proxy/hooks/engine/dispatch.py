@@ -96,7 +96,7 @@ class Dispatch:
             seats: The hooks to call, in order.
             validators: The hooks that validate their merged answers.
             then: Called on the loop when there is an outcome.
-            always: Not 0: call the hooks whatever their breakers say, with at least so many seconds each.
+            always: Not 0: call the hooks whatever their breakers say, with at least this many seconds each.
         """
         self._context = context
         self.event = event

@@ -84,7 +84,7 @@ class Runner:
         while (job := self.job) is not None:
             try:
                 way = job.run(self)
-            except BaseException as error:  # noqa: BLE001 - the thread must live, and the call go on
+            except BaseException as error:  # noqa: BLE001 - the thread must live, and the call continue
                 way = job.broke(error, self)
             if way is JobResult.LOST:
                 return job

@@ -109,7 +109,7 @@ def pods_of(mix: Mix, milli: int, chance: random.Random, before: int = 0) -> Ite
         mix: Their kinds and how many there are to be.
         milli: What all nodes offer, in thousandths of a CPU.
         chance: Decides which kind comes next.
-        before: How many pods there are already; numbers go on from there.
+        before: How many pods there are already; numbers continue from there.
     """
     weights = list(itertools.accumulate(shape.share for shape in mix.shapes))
     asked, most = 0, mix.count or MOST_PODS

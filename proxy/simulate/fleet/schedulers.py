@@ -2,7 +2,7 @@
 
 The extender's decisions are made by ``proxy.scheduler``, the code of ``topoproxy scheduler-extender``: it
 filters the nodes that kube-scheduler has found feasible, scores them, and promises the node that is chosen.
-A node has published what it gave a pod before the next pod comes; the clock of the promises goes on as far.
+A node has published what it gave a pod before the next pod comes; the clock of the promises continues as far.
 """
 
 from __future__ import annotations

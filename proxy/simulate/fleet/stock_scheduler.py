@@ -184,7 +184,7 @@ class StockScheduler:
         return node.score(demand) if node.fits(demand) else UNFIT
 
     def _feasible(self, known: StockView) -> list[int]:
-        """Return the nodes that the scheduler goes on with, in the order in which it finds them."""
+        """Return the nodes that the scheduler continues with, in the order in which it finds them."""
         start, count, fitting = self._start, len(self._nodes), known.fitting
         first = bisect.bisect_left(fitting, start)
         found = fitting[first : first + self._enough]
