@@ -166,7 +166,7 @@ bench-fleet: venv ## simulate a fleet of 5,000 nodes and 100,000 pods with both 
 # 5,000 nodes take a minute to be read; with the programs some minutes more.
 bench-scheduler: venv ## measure the scheduler extender: answers, memory, pods a second beside the stock scheduler: needs go, etcd
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver kube-scheduler | tail -n 1) || exit 1; \
-	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m tests.cluster.extender_figures
+	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m tests.cluster.extender_figures $(CASES)
 
 lint: venv ## check style, types, and the import layers of packages
 	@$(BIN)/ruff check --quiet .

@@ -40,6 +40,9 @@ from tests.scheduler.objects import Json, numatopology, pod
 
 NUMA_NODES, CORES = 4, 16
 SIZES = (2, 4, 8, 16)
+TURNS = 2
+RATES = ((50, 400), (50, 460), (1000, 600))
+"""Nodes and pods."""
 UNSHOWN = 60
 """Pods whose promises are pending: those of a second."""
 
@@ -130,30 +133,36 @@ def print_answers(nodes: int, pods_each: int = 20, requests: int = 300) -> None:
 
 
 def print_rates(nodes: int, pods: int) -> None:
-    """Print pods bound a second, those that run, and those that their nodes have rejected."""
+    """Print pods bound a second, those that run and those that were rejected, of both schedulers in turn."""
     chance = random.Random(3)
     sizes = [chance.choice(BURST_SIZES) for _ in range(pods)]
+    rates: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as directory,
         scheduling_bed(Path(directory), nodes) as bed,
     ):
-        for name, scheduler in (("stock", "default-scheduler"), ("with the extender", SCHEDULER)):
+        for turn in range(2 * TURNS):
+            name, scheduler = (("stock", "default-scheduler"), ("with the extender", SCHEDULER))[turn % 2]
             began = time.monotonic()
-            bed.fleet.create_pods(name.replace(" ", "-") + "-", sizes, scheduler)
+            bed.fleet.create_pods(f"{name.replace(' ', '-')}-{turn}-", sizes, scheduler)
             bed.fleet.until_settled(pods)
-            rate = bed.fleet.rate(began)
-            print(f"{nodes} nodes, {name}: {rate:.0f} pods a second; {bed.fleet.figures(pods)}")
+            rates.setdefault(name, []).append(bed.fleet.rate(began))
+            figures = f"{bed.fleet.figures(pods)}, {bed.fleet.double_bookings()} CPUs promised twice"
+            print(f"{nodes} nodes, {name}: {rates[name][-1]:.0f} pods a second; {figures}")
             bed.fleet.clear()
-        print(f"{nodes} nodes: the extender has {bed.extender.resident_mib():.0f} MiB")
+        ours, stock = (statistics.harmonic_mean(rates[name]) for name in ("with the extender", "stock"))
+        print(f"{nodes} nodes: {ours / stock:.2f} of the rate of the stock scheduler", end="")
+        print(f"; the extender has {bed.extender.resident_mib():.0f} MiB; load {os.getloadavg()[0]:.1f}")
 
 
 def main() -> None:
-    for nodes in (1000, 5000):
+    """Print all figures; with the argument ``rates``, only those of the programs."""
+    for nodes in () if sys.argv[1:] == ["rates"] else (1000, 5000):
         print_answers(nodes)
     if reason := missing("kube-scheduler"):
         print(f"pods a second: {reason}")
         return
-    for nodes, pods in ((50, 400), (50, 460), (1000, 1000)):
+    for nodes, pods in RATES:
         print_rates(nodes, pods)
 
 
