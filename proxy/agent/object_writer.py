@@ -6,7 +6,7 @@ costs one write, and an object that does not change costs none. A change that is
 one that is: a new sandbox mostly has a container soon. A write that fails is repeated with back-off,
 with what is wanted by then. Nothing is queued: memory is bounded by the number of objects.
 
-All writes share a budget (``write_budget``): a few at once, and one a second. Where more are due, the object
+All writes share a budget (``WriteBudget``): a few at once, and one a second. Where more are due, the object
 that has waited longest is next. A patient one, such as the annotation of a pod, lets objects of the node go
 first; an Event leaves a write to them.
 

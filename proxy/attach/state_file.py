@@ -1,4 +1,4 @@
-"""What the journal of an attach says in two of its files; the daemon reads no more of it."""
+"""The state and the endpoint in the journal of an attach: the only two files of it that the daemon reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""systemd, by its command ``systemctl``: it is there on every node that has it, and needs no bus of ours."""
+"""Calls of ``systemctl``: every node with systemd has the command, and it needs no connection to D-Bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the state of a node to what one decision of the topology manager reads."""
+"""The input of one decision of the topology manager, taken from the state of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""To which containers and sandboxes something has happened since when.
+"""The order of changes: which containers and sandboxes have changed since a given number.
 
 A list of the runtime is old when it arrives: it says nothing about containers to which something has happened
 since it was asked for. So the side that asks notes the number of the newest change first, and passes over

@@ -1,4 +1,4 @@
-"""What a reservation wants done, as values: the output of ``proxy.engine.reservation.step``.
+"""The effects of a reservation, as values: the output of ``proxy.engine.reservation.step``.
 
 Effects are performed in the order in which they are given. ``WAITED`` are those whose result comes back as
 an event (``proxy.engine.events``); there is at most one in what a step gives, and it is the last.

@@ -1,4 +1,4 @@
-"""What happens to a reservation, as values: the input of ``proxy.engine.reservation.step``.
+"""The events of a reservation, as values: the input of ``proxy.engine.reservation.step``.
 
 Most events are the result of an effect (``proxy.engine.effects``); ``ClientGone``, ``ContainersExited``,
 ``PlanWithdrawn``, ``Interrupted`` and ``Cancelled`` come at any time. An event carries all that the decision

@@ -1,4 +1,4 @@
-"""What is known of single matters changes: rules of ``proxy.engine.handle``."""
+"""Changes of single facts of the node: rules of ``proxy.engine.handle``."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
         found.append(f"{container.ref} owns CPUs, and none are known")
     elif state.shares(
         container
-    ):  # as does an owner that has lost all of its CPUs; ``executor.shortage`` reports that
+    ):  # as does an owner that has lost all of its CPUs; ``executor.machine.hotplug`` reports that
         batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
         if shared := (want - placement.hook_extra_cpus).bits & (hard if batch else soft):
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")

@@ -152,6 +152,6 @@ def _aside(state: NodeState) -> list[Pod]:
 def _unmovable(state: NodeState) -> int:
     """Return CPUs that are blocked for a container that cannot be moved, while others are chosen (bits).
 
-    Such an entry has no container name (``elsewhere``); kubelet's always have one.
+    Such an entry has no container name (``decisions``); kubelet's always have one.
     """
     return union(held.cpus.bits for key, held in state.owners.items() if key.endswith("/"))

@@ -111,7 +111,7 @@ def _owners_known_to_kubelet(
         for name, cpus in sorted(held[uid].items()):
             free = cpus & node.machine.online - taken
             if free and (uid, name) not in there and not node.shareable <= taken | free:
-                # An entry without a name only keeps CPUs from being chosen (``elsewhere``).
+                # An entry without a name only keeps CPUs from being chosen (``decisions``).
                 if name and node.floors.broken(node.shareable - taken - free, free):
                     continue
                 found[f"{uid}/{name}"] = Owner(free, hard=True)

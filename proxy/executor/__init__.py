@@ -1,1 +1,1 @@
-"""The way of a request: decide, prepare, shrink, forward, commit, grow, through ports."""
+"""Performs the engine's effects, through ports: decide, prepare, shrink, forward, commit, grow."""

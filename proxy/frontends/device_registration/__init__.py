@@ -1,1 +1,1 @@
-"""Being the registration server of kubelet's device manager: where device plug-ins register."""
+"""The registration server at which device plug-ins register, as kubelet's device manager has one."""

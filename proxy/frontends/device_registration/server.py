@@ -1,4 +1,4 @@
-"""The registration server of device plug-ins, v1beta1: checks what is registered, and hands it on.
+"""The registration server of device plug-ins, v1beta1: checks registrations, and passes them on.
 
 As kubelet's (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go), ``Register`` is
 answered when the plug-in has been reached and has given its options: a plug-in serves before it registers.

@@ -1,4 +1,4 @@
-"""Serving kubelet's pod-resources API v1: what monitoring agents read, with the CPUs and memory that we gave.
+"""Kubelet's pod-resources API v1 for monitoring agents, with the CPUs and memory that topoproxy assigned.
 
 It translates the state of the node; nothing is decided here. grpc is imported when the socket is opened,
 and so only where it is configured.
