@@ -105,7 +105,7 @@ class BoundPods:
                     self._pods = {each["metadata"]["uid"]: {**HEAD, **each} for each in found["items"]}
                     self._version = found["metadata"]["resourceVersion"]
                 self._follow()
-            except (ApiError, OSError, http.client.HTTPException):
+            except (ApiError, OSError, ValueError, http.client.HTTPException):  # a line may end in the middle
                 self._version = ""
                 time.sleep(POLL_S)  # the API server is away
 
@@ -114,19 +114,21 @@ class BoundPods:
         connection = self._plane.connect()
         with contextlib.closing(connection):
             connection.request("GET", path, headers={"Authorization": "Bearer admin-token"})
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise OSError(f"{answer.status}: {answer.read(500)!r}")
-            for line in answer:
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    raise OSError(event["object"].get("message"))
-                metadata = event["object"]["metadata"]
-                self._version = metadata["resourceVersion"]
-                if event["type"] == "DELETED":
-                    self._pods.pop(metadata["uid"], None)
-                elif event["type"] != "BOOKMARK":
-                    self._pods[metadata["uid"]] = event["object"]
+            with contextlib.closing(connection.getresponse()) as answer:
+                if answer.status != 200:
+                    raise OSError(f"{answer.status}: {answer.read(500)!r}")
+                for line in answer:
+                    self._handle(json.loads(line))
+
+    def _handle(self, event: Json) -> None:
+        if event["type"] == "ERROR":
+            raise OSError(event["object"].get("message"))
+        metadata = event["object"]["metadata"]
+        self._version = metadata["resourceVersion"]
+        if event["type"] == "DELETED":
+            self._pods.pop(metadata["uid"], None)
+        elif event["type"] != "BOOKMARK":
+            self._pods[metadata["uid"]] = event["object"]
 
 
 class FakeFleet:

@@ -51,10 +51,12 @@ class SchedulingBed:
     def until_all_run(self, count: int, quiet_s: float = 30.0) -> None:
         """Wait until all pods run: none was rejected, and no CPU was given twice."""
         self.fleet.until_settled(count, quiet_s=quiet_s)
-        assert len(self.fleet.admitted) == count, self.fleet.figures(count)
-        assert not self.fleet.rejected
-        assert self.fleet.double_bookings() == 0
-        self.fleet.clear()
+        try:
+            assert len(self.fleet.admitted) == count, self.fleet.figures(count)
+            assert not self.fleet.rejected
+            assert self.fleet.double_bookings() == 0
+        finally:
+            self.fleet.clear()
 
 
 @contextmanager
