@@ -37,7 +37,6 @@ LARGEST_BLOCK: Final = 256 << 10
 """Bytes of a header block, HEADERS and CONTINUATION together; kubelet sends a few hundred."""
 _HEAD: Final = 9
 _SHAPE: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY
-_LONG_HEADERS: Final = (LARGEST_BLOCK + 1) << 8 | HEADERS  # from here on a HEADERS frame is too long
 _WITH_BLOCK: Final = (HEADERS, CONTINUATION, PUSH_PROMISE)
 
 
@@ -175,7 +174,9 @@ class Walker(ABC):
             if end > size:
                 break
             verdict = KEEP
-            if kind == HEADERS and flags & _SHAPE == END_HEADERS and stream and word < _LONG_HEADERS:
+            if kind == HEADERS and flags & _SHAPE == END_HEADERS and stream:
+                if word >> 8 > LARGEST_BLOCK:
+                    raise too_long()
                 verdict = self.on_headers(flags, stream)
                 self.on_block(flags, stream, data[pos + _HEAD : end])
             elif kind in handlers:

@@ -8,11 +8,12 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from proxy.relay import streams
-from proxy.relay.body_budget import ALL_HELD_BYTES, BodyBudget
+from proxy.relay.body_budget import BodyBudget
 from proxy.relay.direction import MOST_EMPTY
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
+from proxy.relay.flow import AHEAD_BYTES, STREAM_AHEAD_BYTES
 from proxy.relay.frame_reader import LARGEST_BLOCK
-from proxy.relay.headers import LONGEST_TEXT, HpackTracker
+from proxy.relay.headers import LONGEST_TEXT, MAX_TABLE_SIZE, HpackTracker
 from proxy.relay.requests import MOST_STREAMS
 from proxy.relay.session import Session
 from tests.relay.strict_peer import (
@@ -55,6 +56,17 @@ def number(value):
         out.append(value & 127 | 128)
         value >>= 7
     return bytes([*out, value])
+
+
+def test_the_limits_are_those_of_the_architecture_page():
+    assert (LARGEST_BLOCK, MOST_STREAMS, MOST_EMPTY) == (262_144, 16_384, 1000)
+    assert (streams.HELD_BYTES, BodyBudget().limit) == (67_108_864, 268_435_456)
+    assert (AHEAD_BYTES, STREAM_AHEAD_BYTES, MAX_TABLE_SIZE, LONGEST_TEXT) == (
+        262_144,
+        1_048_576,
+        1_048_576,
+        1024,
+    )
 
 
 @pytest.mark.parametrize("client", [True, False])
@@ -287,10 +299,6 @@ def test_a_client_allows_the_runtime_a_larger_header_table_and_nothing_else_does
 
 
 # -- the room of all connections --------------------------------------------------------------------------
-
-
-def test_all_connections_hold_256_mib():
-    assert BodyBudget().limit == ALL_HELD_BYTES == 256 << 20
 
 
 def full(room, count, size):
