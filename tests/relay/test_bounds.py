@@ -261,6 +261,7 @@ def test_an_incomplete_header_or_frame_costs_what_has_arrived(client):
             feed(b"x")
 
     assert kept_by(part) < 60_000
+    assert type(walker._rest) is bytearray, "it is gathered, not joined with each piece"
 
 
 def test_data_that_waits_for_window_costs_as_much_as_came():

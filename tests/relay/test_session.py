@@ -835,6 +835,7 @@ def test_a_decision_within_the_runtimes_last_header_is_too_late(how):
         frame(RST, 0, 0, bytes(4)),
         frame(GOAWAY, 0, 0, bytes(7)),
         frame(5, 4, 1, bytes(8)),
+        frame(5, 4, 1, b"\0\0\0\x02\x83"),
         (0xFFFFFF << 8).to_bytes(4, "big") + b"\0\0\0\0\1",
     ],
 )
