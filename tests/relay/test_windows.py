@@ -76,6 +76,18 @@ def test_the_window_for_a_long_body_is_granted_with_its_length():
     assert (net.server.streams[sid].body, stream.send) == (body, 65_535)
 
 
+def test_a_body_that_just_fits_the_streams_window_is_granted_nothing():
+    net = Net(keep).run()
+    sid = net.client.open(CREATE)
+    body = grpc(bytes(65_530))
+    net.client.data(sid, body[:16_384], end=False)
+    net.run()
+    assert net.client.streams[sid].send == 65_535 - 16_384
+    net.client.data(sid, body[16_384:])
+    net.run()
+    assert (net.server.streams[sid].body, net.client.streams[sid].send) == (body, 0)
+
+
 def test_15_8_mib_rewritten():
     net = Net(rewrite, server=Peer(client=False, consume=16_000)).run()
     body = bytes(16_567_500)
