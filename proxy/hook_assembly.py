@@ -29,14 +29,12 @@ class HookParts:
     Attributes:
         engine: Calls hooks.
         library: Their files.
-        following: Notifies hooks of what happens to containers.
         updates: Carries out what hooks want of containers.
         learning: Looks up what hooks need to know of containers.
     """
 
     engine: HookEngine
     library: HookRegistry
-    following: LifecycleEvents
     updates: Updates
     learning: Backfill
 
@@ -77,4 +75,4 @@ def hook_parts_of(
     dispatcher = HookDispatcher(executor, engine, updates, following, hold, adopt, learn, owned_cpus=owned)
     executor.store.subscribe(following)
     flow.hook(HookBridge(dispatcher))
-    return HookParts(engine, library, following, updates, learning)
+    return HookParts(engine, library, updates, learning)

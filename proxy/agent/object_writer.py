@@ -176,12 +176,6 @@ class ObjectWriter:
             self._telemetry.problem("another program keeps writing an object of ours", path=path)
         self._wake.set()
 
-    def again(self) -> None:
-        """Write all objects again: the API server may have lost them."""
-        for kept in self._objects.values():
-            kept.written = object()
-        self._wake.set()
-
     async def run(self) -> None:
         """Write what is wanted until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -35,18 +35,12 @@ from proxy.model.idset import CpuSet
 
 
 class NotEnoughCpus(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
-    """More CPUs are wanted than are available.
-
-    Attributes:
-        requested, available: CPU counts.
-    """
+    """More CPUs are wanted than are available."""
 
     def __init__(self, requested: int, available: int) -> None:
         super().__init__(
             f"not enough cpus available to satisfy request: requested={requested}, available={available}"
         )
-        self.requested = requested
-        self.available = available
 
 
 def take_packed(

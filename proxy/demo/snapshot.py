@@ -57,10 +57,6 @@ class Snapshot:
                 return one
         raise DemoError(f"{name} has no cgroup")
 
-    def cpus(self, name: str) -> str:
-        """Return the CPUs of a container, as text."""
-        return str(self.get(name).cpus)
-
     @property
     def names(self) -> tuple[str, ...]:
         """The pods whose containers have a cgroup."""

@@ -34,14 +34,12 @@ class MissingCpus(Struct, frozen=True):
     Attributes:
         owner: The owner, as ``Container.owner``.
         containers: Those that share the CPUs.
-        own: What was promised.
-        away: The part of it that is offline.
+        away: The part of what was promised that is offline.
         instead: The replacements that are online.
     """
 
     owner: str
     containers: tuple[Container, ...]
-    own: CpuSet
     away: CpuSet
     instead: CpuSet
 
@@ -65,7 +63,7 @@ def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
     for owner, group in sorted(groups.items()):
         own = CpuSet.from_bits(union(c.placement.exclusive.bits for c in group))
         instead = CpuSet.from_bits(union(c.placement.replacement.bits for c in group)) & online
-        found.append(MissingCpus(owner, tuple(group), own, own - online, instead))
+        found.append(MissingCpus(owner, tuple(group), own - online, instead))
     return found
 
 

@@ -37,7 +37,6 @@ from proxy.pools.node_keys import (
     RESERVATION,
     SYSTEM_QOS,
     amplification_ratios,
-    node_labels,
     system_qos,
     with_ratios,
 )
@@ -87,20 +86,8 @@ class NodeFacts(Struct, frozen=True):
     basic: Mapping[str, object] = field(default_factory=dict)
 
 
-class NodeAnnotations(Struct, frozen=True):
-    """What the annotations say.
-
-    Attributes:
-        annotations: Key to JSON.
-        problems: What is wrong with the node's labels and annotations, one sentence each.
-    """
-
-    annotations: Mapping[str, str]
-    problems: tuple[str, ...] = ()
-
-
-def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> NodeAnnotations:
-    """Draw up the annotations of a node.
+def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str]:
+    """Draw up the annotations of a node, as JSON by key; what is wrong with its own counts as not set.
 
     Args:
         seats: Its online CPUs.
@@ -108,9 +95,9 @@ def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> NodeAnnotations:
     """
     there = tuple(sorted(seats))
     topology = topology_of(there)
-    policy, no_reserve = manager_policy(facts.kubelet, topology)
-    reserved, bad_reservation = node_reservation(facts.annotations, topology)
-    system, bad_system = system_qos(facts.annotations)
+    policy = manager_policy(facts.kubelet, topology)
+    reserved, _ = node_reservation(facts.annotations, topology)
+    system, _ = system_qos(facts.annotations)
     kubelets = kubelet_allocs(facts.kubelet.checkpoint, facts.pods) if policy.policy == STATIC else ()
     withheld = Withheld(_all(alloc.cpus for alloc in kubelets), reserved.cpus, system.taken)
     held = [AnnotatedCpus(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
@@ -127,18 +114,17 @@ def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> NodeAnnotations:
         RESERVATION: _json(reserved.data()),
         SYSTEM_QOS: _json(system.data()),
     }
-    ratios, bad_ratios = amplification_ratios(facts.annotations)
+    ratios, _ = amplification_ratios(facts.annotations)
     if ratios:
         # Zones stay raw: the scheduler multiplies them.
-        annotations = with_ratios(annotations, ratios)
-    problems = [no_reserve, bad_reservation, bad_system, bad_ratios, *node_labels(facts.labels).problems]
-    return NodeAnnotations(annotations, tuple(words for words in problems if words))
+        return with_ratios(annotations, ratios)
+    return annotations
 
 
 def zones(machine: Machine, facts: NodeFacts) -> tuple[Zone, ...]:
     """Draw up the zones of a node."""
     whole = zones_of(machine, seats_of(machine))
-    if not node_labels(facts.labels).numa_reservation:
+    if facts.labels.get(NUMA_RESERVATION) != "true":
         return whole
     return with_reserve(whole, kubelet_reserve(facts.capacity, facts.allocatable))
 
@@ -148,7 +134,7 @@ def node_resource_topology(machine: Machine, facts: NodeFacts) -> dict[str, obje
     metadata: dict[str, object] = {
         "name": facts.name,
         "labels": {MANAGED_BY: MANAGER, **_copied(facts.labels)},
-        "annotations": dict(picture(seats_of(machine), facts).annotations),
+        "annotations": picture(seats_of(machine), facts),
     }
     if facts.uid:
         owner: dict[str, object] = {"apiVersion": "v1", "kind": "Node", "name": facts.name, "uid": facts.uid}

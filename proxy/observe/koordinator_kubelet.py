@@ -108,26 +108,22 @@ def _together(containers: object) -> CpuSet:
     return cpus
 
 
-def manager_policy(facts: KubeletFacts, topology: CpuTopology) -> tuple[ManagerPolicy, str]:
-    """Return what the CPU manager does, and what is wrong with its reserve."""
+def manager_policy(facts: KubeletFacts, topology: CpuTopology) -> ManagerPolicy:
+    """Return what the CPU manager does."""
     if facts.policy is None:
-        return ManagerPolicy(), ""
+        return ManagerPolicy()
     options = tuple(sorted(facts.options.items()))
     if facts.policy != STATIC:
-        return ManagerPolicy(facts.policy, options), ""
-    reserved, problem = facts.reserved_cpus, ""
-    if not reserved:
-        reserved, problem = _packed(topology, -(-facts.reserved_milli // 1000), "kubelet's reserve")
-        if not reserved and not problem:
-            problem = "kubelet's static policy has no CPU in reserve"
-    return ManagerPolicy(facts.policy, options, str(reserved)), problem
+        return ManagerPolicy(facts.policy, options)
+    reserved = facts.reserved_cpus or _packed(topology, -(-facts.reserved_milli // 1000))
+    return ManagerPolicy(facts.policy, options, str(reserved))
 
 
-def _packed(topology: CpuTopology, count: int, what: str) -> tuple[CpuSet, str]:
+def _packed(topology: CpuTopology, count: int) -> CpuSet:
     try:
-        return take_packed(topology, topology.cpus, count), ""
-    except NotEnoughCpus as error:
-        return CpuSet(), f"cannot choose CPUs for {what}: {error}"
+        return take_packed(topology, topology.cpus, count)
+    except NotEnoughCpus:
+        return CpuSet()
 
 
 def topology_of(seats: Iterable[CpuLocation]) -> CpuTopology:

@@ -40,25 +40,6 @@ RAISE_PERCENT = 10
 IGNORE_PERCENT = 1
 
 
-class HostApp(Struct, frozen=True):
-    """A process that runs outside pods.
-
-    Attributes:
-        used: CPUs that it uses; None where that is not known: it is then part of the system.
-        in_besteffort: Whether it runs in the cgroup of BestEffort pods.
-    """
-
-    name: str
-    qos: QosClass = QosClass.NONE
-    used: float | None = None
-    in_besteffort: bool = False
-
-    @property
-    def is_be(self) -> bool:
-        """Whether the budget covers it."""
-        return self.qos is QosClass.BE and self.in_besteffort
-
-
 class Usage(Struct, frozen=True):
     """What a node has and uses.
 
@@ -68,7 +49,6 @@ class Usage(Struct, frozen=True):
         node: CPUs in use on the whole node.
         pods: CPUs in use by pod uid.
         be_pods: Uids of BE pods; a uid that is not here is not BE, known or not.
-        apps: Host applications.
     """
 
     capacity: int
@@ -77,7 +57,6 @@ class Usage(Struct, frozen=True):
     reservation: int = 0
     pods: Mapping[str, float] = field(default_factory=dict)
     be_pods: frozenset[str] = frozenset()
-    apps: tuple[HostApp, ...] = ()
 
 
 def is_be(qos: QosClass, kube_qos: KubeQos) -> bool:
@@ -96,13 +75,11 @@ def budget(usage: Usage, threshold: int = THRESHOLD, least: int | None = None) -
     Returns:
         Milli-CPUs; negative where others use more than the threshold.
     """
-    apps = [(app.used, app.is_be) for app in usage.apps if app.used is not None]
     pods_else = sum(used for uid, used in usage.pods.items() if uid not in usage.be_pods)
-    apps_else = sum(used for used, be in apps if not be)
-    system = usage.node - sum(usage.pods.values()) - sum(used for used, _ in apps)
+    system = usage.node - sum(usage.pods.values())
     kept = max(usage.capacity - usage.allocatable, usage.reservation, 0)
     left = usage.capacity * threshold // 100
-    left -= int(pods_else * 1000) + int(apps_else * 1000) + int(max(system, 0.0, kept / 1000) * 1000)
+    left -= int(pods_else * 1000) + int(max(system, 0.0, kept / 1000) * 1000)
     return left if least is None else max(left, usage.capacity * least // 100)
 
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from msgspec import Struct, field, structs
 
 from proxy.model.idset import CpuSet
-from proxy.model.koordinator import NodeBindPolicy, NumaPolicy, NumaStrategy
 from proxy.pools.annotations import E, one_of
 from proxy.pools.go_json import Fields, amount, amounts, load, short
 
@@ -34,21 +33,6 @@ AMPLIFICATION = "node.koordinator.sh/resource-amplification-ratio"
 RAW_ALLOCATABLE = "node.koordinator.sh/raw-allocatable"
 
 Texts = Mapping[str, str]
-
-
-class NodeLabels(Struct, frozen=True):
-    """What a node prescribes by label.
-
-    Attributes:
-        numa_reservation: Whether kubelet's reserve is taken out of the NUMA nodes of the node's report.
-        problems: What is wrong with the labels, one sentence each.
-    """
-
-    bind: NodeBindPolicy = NodeBindPolicy.NONE
-    strategy: NumaStrategy = NumaStrategy.NONE
-    policy: NumaPolicy = NumaPolicy.NONE
-    numa_reservation: bool = False
-    problems: tuple[str, ...] = ()
 
 
 class NodeReservation(Struct, frozen=True):
@@ -78,13 +62,6 @@ class NodeReservation(Struct, frozen=True):
     def problem(self) -> str:
         """What is wrong with the named CPUs, in words."""
         return parsed(self.text)[1]
-
-    @property
-    def milli(self) -> int:
-        """Milli-CPUs that are kept back in all; named CPUs that are no list count as nothing at all."""
-        if not self.text:
-            return amount(self.resources, "cpu", milli=True)
-        return 1000 * len(self.cpus)
 
     def with_cpus(self, cpus: CpuSet) -> NodeReservation:
         """Return the same with these CPUs named."""
@@ -161,15 +138,6 @@ def read_label(kind: type[E], keys: tuple[str, ...], labels: Texts) -> tuple[E, 
         return one_of(kind, labels.get(key, ""), f"label {key}:"), key, ""
     except ValueError as error:
         return kind(""), "", short(str(error))
-
-
-def node_labels(labels: Texts) -> NodeLabels:
-    """Read the labels of a node; a value that there is not counts as none."""
-    bind, _, no_bind = read_label(NodeBindPolicy, BIND_POLICY, labels)
-    strategy, _, no_strategy = read_label(NumaStrategy, NUMA_STRATEGY, labels)
-    policy, _, no_policy = read_label(NumaPolicy, NUMA_POLICY, labels)
-    problems = tuple(words for words in (no_bind, no_strategy, no_policy) if words)
-    return NodeLabels(bind, strategy, policy, labels.get(NUMA_RESERVATION) == "true", problems)
 
 
 def reservation(annotations: Texts) -> tuple[NodeReservation, str]:

@@ -35,12 +35,10 @@ class ReleaseTarget(Struct, frozen=True):
     Attributes:
         cpus: The CPUs; None for those of the group above it.
         mems: The memory nodes; None for those of the group above it.
-        why: The source of the target, in words.
     """
 
     cpus: CpuSet | None
     mems: Mask | None
-    why: str
 
 
 def target_of(container: Container, machine: Machine, manager: CpuManager) -> ReleaseTarget:
@@ -55,13 +53,13 @@ def target_of(container: Container, machine: Machine, manager: CpuManager) -> Re
     if manager.policy == "static":
         held = manager.held.get(container.pod.uid, {}).get(container.name)
         if held and held <= machine.present:
-            return ReleaseTarget(held, mems, "kubelet's CPU manager gave them to it")
+            return ReleaseTarget(held, mems)
         if manager.default and manager.default <= machine.present:
-            return ReleaseTarget(manager.default, mems, "kubelet's default set")
+            return ReleaseTarget(manager.default, mems)
     named = named_cpus(container.request, machine)
     if named is not None:
-        return ReleaseTarget(named, mems, "its request names them")
-    return ReleaseTarget(None, mems, "as the group above it")
+        return ReleaseTarget(named, mems)
+    return ReleaseTarget(None, mems)
 
 
 def named_cpus(request: Request, machine: Machine) -> CpuSet | None:

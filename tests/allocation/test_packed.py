@@ -72,7 +72,6 @@ def test_says_what_is_missing_in_the_words_users_know() -> None:
     with pytest.raises(NotEnoughCpus) as caught:
         take(ONE_SOCKET, "0,2", 3)
     assert str(caught.value) == "not enough cpus available to satisfy request: requested=3, available=2"
-    assert (caught.value.requested, caught.value.available) == (3, 2)
     with pytest.raises(NotEnoughCpus, match="requested=2, available=1"):
         take(ONE_SOCKET, "0,90-95", 2)
     with pytest.raises(ValueError, match="negative"):

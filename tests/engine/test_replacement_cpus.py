@@ -58,11 +58,11 @@ def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, po
     if not state.node.machine.online or not state.pools.shared:
         return
     for short in owners_missing_cpus(state):
-        cpus = choose_replacements(state, short)
-        assert len(cpus) <= short.missing == len(short.own & CpuSet(away))
+        cpus, own = choose_replacements(state, short), short.containers[0].placement.exclusive
+        assert len(cpus) <= short.missing == len(own & CpuSet(away))
         assert cpus <= state.pools.shared
         assert cpus < state.pools.shared or not cpus, "the others have some left"
-        homes = state.node.machine.nodes_of(short.own) or Mask([0])
+        homes = state.node.machine.nodes_of(own) or Mask([0])
         if policy in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE):
             assert cpus <= state.node.machine.cpus_of(homes)
         if full:
@@ -71,9 +71,9 @@ def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, po
         given_ = changed_copy(holder, placement=changed_copy(holder.placement, replacement=cpus))
         after = state.changed(put=(given_,))
         assert violations(after) == []
-        assert len(after.wanted(given_)) == len(short.own) - short.missing + len(cpus) or not cpus
+        assert len(after.wanted(given_)) == len(own) - short.missing + len(cpus) or not cpus
         back = after.on(WHOLE)
-        assert back.wanted(given_) == short.own
+        assert back.wanted(given_) == own
         assert back.pools.shared.isdisjoint(cpus), "no other container's until the owner has left them"
 
 

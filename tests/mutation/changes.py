@@ -1,6 +1,7 @@
 """What may be changed in a file, one node of its syntax tree at a time.
 
-Messages, annotations and decorators are left alone: changing them reports little about the tests.
+Messages, annotations, names of types and decorators are left alone: changing them reports little about the
+tests.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Pass()
         case ast.Name(id=name) if name in NAMES:
             yield but(node, id=NAMES[name])
-    if isinstance(node, REMOVABLE) and not is_text(node):
+    if isinstance(node, REMOVABLE) and not is_text(node) and not is_type(node):
         yield ast.Pass()
 
 
@@ -103,6 +104,14 @@ def changed_operators(node: ast.AST) -> Iterator[ast.AST]:
             yield operand
         case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in OPERATORS:
             yield but(node, op=OPERATORS[type(op)]())
+
+
+def is_type(node: ast.AST) -> bool:
+    """Return whether a statement names a type (``Names = Mapping[str, str]``), which only annotations use."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Subscript | ast.BinOp):
+        return False
+    named = [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return any(name[0].isupper() and not name.isupper() for name in named)
 
 
 def is_text(node: ast.AST) -> bool:

@@ -12,7 +12,6 @@ from proxy.observe.koordinator import (
     BASIC_INFO,
     CPU_TOPOLOGY,
     POD_ALLOCS,
-    NodeAnnotations,
     NodeFacts,
     node_resource_topology,
     picture,
@@ -37,15 +36,15 @@ def owner(uid: str, qos: QosClass, cpus: str) -> PodRow:
     return PodRow("n", uid, uid, qos, ResourceStatus(cpus, CpuSet.parse(cpus)))
 
 
-def read(drawn: NodeAnnotations) -> NodeRule:
+def read(drawn: dict[str, str]) -> NodeRule:
     """Read the annotations as Koordinator's hook server does."""
-    rule, problem = parse_rule(drawn.annotations)
+    rule, problem = parse_rule(drawn)
     assert rule is not None, problem
     return rule
 
 
 def test_an_empty_node() -> None:
-    reported = {key: json.loads(text) for key, text in picture(SEATS, NodeFacts()).annotations.items()}
+    reported = {key: json.loads(text) for key, text in picture(SEATS, NodeFacts()).items()}
     pools = [{"socket": 0, "node": 0, "cpuset": "0-1,4-5"}, {"socket": 1, "node": 1, "cpuset": "2-3,6-7"}]
     assert reported[SHARED_POOLS] == reported[BE_POOLS] == pools
     assert reported[CPU_TOPOLOGY]["detail"][6] == {"id": 6, "core": 2, "socket": 1, "node": 1}
@@ -68,32 +67,27 @@ def test_all_containers_with_cpus() -> None:
         basic={"vendorID": "GenuineIntel"},
     )
     drawn = picture(SEATS, facts)
-    reported = drawn.annotations
     rule = read(drawn)
     assert (union(rule.shared), union(rule.be)) == (CpuSet([6]), CpuSet([1, 3, 6]))
-    assert [alloc["uid"] for alloc in json.loads(reported[POD_ALLOCS])] == ["c", "d", "k"]
-    assert json.loads(reported[MANAGER_POLICY]) == {"policy": "static", "reservedCPUs": "4"}
-    assert json.loads(reported[BASIC_INFO])["vendorID"] == "GenuineIntel"
-    assert drawn.problems == ()
+    assert [alloc["uid"] for alloc in json.loads(drawn[POD_ALLOCS])] == ["c", "d", "k"]
+    assert json.loads(drawn[MANAGER_POLICY]) == {"policy": "static", "reservedCPUs": "4"}
+    assert json.loads(drawn[BASIC_INFO])["vendorID"] == "GenuineIntel"
 
 
 def test_an_old_file_of_kubelet_holds_nothing() -> None:
     drawn = picture(SEATS, NodeFacts(kubelet=KubeletFacts("none", checkpoint=STATE)))
-    assert json.loads(drawn.annotations[POD_ALLOCS]) is None
+    assert json.loads(drawn[POD_ALLOCS]) is None
     assert 7 in union(read(drawn).shared)
 
 
-def test_faults_of_the_node_object_are_reported() -> None:
+def test_what_is_wrong_with_the_node_object_has_no_effect() -> None:
     facts = NodeFacts(
         labels={BIND_POLICY[0]: "x"},
         annotations={RESERVATION: "x", SYSTEM_QOS: '{"cpuset": "x"}'},
         kubelet=KubeletFacts("static"),
     )
     drawn = picture(SEATS, facts)
-    assert len(drawn.problems) == 4
-    assert json.loads(drawn.annotations[SHARED_POOLS])[1]["cpuset"] == "2-3,6-7", (
-        "a list that is none has no effect"
-    )
+    assert json.loads(drawn[SHARED_POOLS])[1]["cpuset"] == "2-3,6-7", "a list that is none has no effect"
 
 
 @given(

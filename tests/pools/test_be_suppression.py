@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
-from proxy.pools.be_suppression import HostApp, Usage, be_cpus, budget, how_many, is_be, quota_for, suppressed
+from proxy.pools.be_suppression import Usage, be_cpus, budget, how_many, is_be, quota_for, suppressed
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.shared import AnnotatedCpus, Withheld
 from tests.oracles.koordinator_suppress import Status, Statuses, turn
@@ -25,10 +25,9 @@ def test_be_by_label_or_by_class() -> None:
 
 
 def test_what_others_leave() -> None:
-    apps = (HostApp("a", QosClass.LS, 1.0), HostApp("b", QosClass.BE, 0.5, in_besteffort=True), HostApp("c"))
-    usage = Usage(20_000, 19_000, 10.0, 500, {"x": 4.0, "y": 2.0, "z": 1.0}, frozenset("y"), apps)
-    # x and z and a are counted, and 1.5 CPUs of the system: more than the 1 that kubelet keeps back.
-    assert budget(usage) == 13_000 - 5_000 - 1_000 - 1_500
+    usage = Usage(20_000, 19_000, 8.5, 500, {"x": 4.0, "y": 2.0, "z": 1.0}, frozenset("y"))
+    # x and z are counted, and 1.5 CPUs of the system: more than the 1 that kubelet keeps back.
+    assert budget(usage) == 13_000 - 5_000 - 1_500
     assert budget(usage, 40, 25) == 5_000
 
 
@@ -43,10 +42,6 @@ def test_what_is_kept_back_counts_where_the_system_uses_less() -> None:
 
 def test_a_node_that_keeps_nothing_back_gives_all_of_the_rest() -> None:
     assert budget(Usage(20_000, 20_000, 6.0, pods={"x": 6.0})) == 13_000 - 6_000
-
-
-def test_be_in_name_only_counts() -> None:
-    assert not HostApp("a", QosClass.BE).is_be, "it runs beside the group that is kept small"
 
 
 def test_growing_is_slow_and_shrinking_is_not() -> None:

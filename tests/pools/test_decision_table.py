@@ -34,6 +34,10 @@ def test_the_first_row_that_fits_decides(
     assert row_of(qos, kube, **reported) is row
 
 
+def test_the_rows_have_koordinators_numbers() -> None:
+    assert [int(row) for row in DecisionRow] == [1, 3, 4, 5, 6, 7, 9]
+
+
 @pytest.mark.parametrize(("qos", "kube"), list(itertools.product(QOS, KUBE)))
 def test_what_the_rows_come_to_on_a_node_of_ours(qos: QosClass, kube: KubeQos) -> None:
     """Every class in every cgroup, with nothing named: the pool is that of the row, and BE's label wins."""

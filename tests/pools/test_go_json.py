@@ -22,6 +22,12 @@ def test_invalid_json(text: str) -> None:
         load(text)
 
 
+def test_only_32_levels_are_read() -> None:
+    assert load("[" * 32 + "]" * 32)
+    with pytest.raises(ValueError, match="nested more than 32 levels deep"):
+        load("[" * 33 + "]" * 33)
+
+
 def test_texts_that_kubernetes_would_not_keep_are_not_read() -> None:
     whole = json.dumps("x" * (LARGEST - 2))
     assert len(whole) == LARGEST

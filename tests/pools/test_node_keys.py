@@ -5,22 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
-from proxy.model.koordinator import NodeBindPolicy, NumaPolicy, NumaStrategy
+from proxy.model.koordinator import NodeBindPolicy, NumaPolicy
 from proxy.pools.node_keys import (
     AMPLIFICATION,
     BIND_POLICY,
     NUMA_POLICY,
-    NUMA_RESERVATION,
-    NUMA_STRATEGY,
     RAW_ALLOCATABLE,
     RESERVATION,
     SYSTEM_QOS,
-    NodeLabels,
     NodeReservation,
     SystemQos,
     amplification_ratios,
-    node_labels,
     raw_allocatable,
+    read_label,
     reservation,
     system_qos,
     with_ratios,
@@ -28,40 +25,26 @@ from proxy.pools.node_keys import (
 from tests.oracles.koordinator_annotations import with_ratio, with_raw_allocatable
 
 
-def test_labels() -> None:
-    labels = {
-        BIND_POLICY[0]: "FullPCPUsOnly",
-        NUMA_STRATEGY[0]: "DistributeEvenly",
-        NUMA_POLICY[0]: "Restricted",
-        NUMA_RESERVATION: "true",
-    }
-    assert node_labels(labels) == NodeLabels(
-        NodeBindPolicy.FULL_PCPUS_ONLY, NumaStrategy.DISTRIBUTE_EVENLY, NumaPolicy.RESTRICTED, True
-    )
-    assert node_labels({BIND_POLICY[0]: "None", NUMA_RESERVATION: "yes"}) == NodeLabels()
-
-
 def test_the_documents_spelling_counts_where_the_codes_is_missing() -> None:
     both = {NUMA_POLICY[0]: "BestEffort", NUMA_POLICY[1]: "Restricted"}
-    assert node_labels(both).policy is NumaPolicy.BEST_EFFORT
-    assert node_labels({NUMA_POLICY[1]: "Restricted"}).policy is NumaPolicy.RESTRICTED
-    assert node_labels({BIND_POLICY[1]: "SpreadByPCPUs"}).bind is NodeBindPolicy.SPREAD_BY_PCPUS
+    assert read_label(NumaPolicy, NUMA_POLICY, both) == (NumaPolicy.BEST_EFFORT, NUMA_POLICY[0], "")
+    del both[NUMA_POLICY[0]]
+    assert read_label(NumaPolicy, NUMA_POLICY, both) == (NumaPolicy.RESTRICTED, NUMA_POLICY[1], "")
 
 
 def test_labels_that_say_something_else() -> None:
-    found = node_labels({BIND_POLICY[0]: "Full", NUMA_STRATEGY[0]: "MostAllocated", NUMA_POLICY[1]: "x"})
-    assert (found.bind, found.strategy, found.policy) == ("", NumaStrategy.MOST_ALLOCATED, "")
-    assert found.problems == (
-        f"label {BIND_POLICY[0]}: 'Full' is not one of FullPCPUsOnly, SpreadByPCPUs",
-        f"label {NUMA_POLICY[1]}: 'x' is not one of BestEffort, Restricted, SingleNUMANode",
-    )
+    wrong = f"label {BIND_POLICY[0]}: 'Full' is not one of FullPCPUsOnly, SpreadByPCPUs"
+    found = read_label(NodeBindPolicy, BIND_POLICY, {BIND_POLICY[0]: "Full"})
+    assert found == (NodeBindPolicy.NONE, "", wrong)
+    assert read_label(NodeBindPolicy, BIND_POLICY, {BIND_POLICY[0]: "None"})[0] is NodeBindPolicy.NONE
+    assert read_label(NodeBindPolicy, BIND_POLICY, {}) == (NodeBindPolicy.NONE, "", "")
 
 
 def test_a_reservation_by_amount_and_by_name() -> None:
     amount = reservation({RESERVATION: '{"resources": {"cpu": "1200m"}, "applyPolicy": "Default"}'})[0]
-    assert (amount.count, amount.milli, amount.cpus, amount.policy) == (2, 1200, CpuSet(), "Default")
+    assert (amount.count, amount.cpus, amount.policy) == (2, CpuSet(), "Default")
     named = reservation({RESERVATION: '{"resources": {"cpu": 9}, "reservedCPUs": "3,1"}'})[0]
-    assert (named.count, named.milli, named.cpus) == (0, 2000, CpuSet([1, 3]))
+    assert (named.count, named.cpus) == (0, CpuSet([1, 3]))
     assert named.data() == {"resources": {"cpu": 9}, "reservedCPUs": "3,1"}
     assert amount.with_cpus(CpuSet([0])).data()["reservedCPUs"] == "0"
     assert NodeReservation().data() == {}
@@ -69,7 +52,7 @@ def test_a_reservation_by_amount_and_by_name() -> None:
 
 def test_faulty_reservations() -> None:
     found, problem = reservation({RESERVATION: '{"reservedCPUs": "1-"}'})
-    assert (found.text, found.cpus, found.milli) == ("1-", CpuSet(), 0)
+    assert (found.text, found.cpus) == ("1-", CpuSet())
     assert problem == f"annotation {RESERVATION}: '1-' is not a list of ids such as '0-3,8'"
     assert reservation({RESERVATION: "1"}) == (
         NodeReservation(),
@@ -134,4 +117,4 @@ def test_what_was_allocatable() -> None:
 def test_no_text_raises(key: str, text: str) -> None:
     for reader in (reservation, system_qos, amplification_ratios, raw_allocatable):
         reader({key: text})
-    node_labels({BIND_POLICY[0]: text, NUMA_POLICY[1]: text})
+    read_label(NumaPolicy, NUMA_POLICY, {NUMA_POLICY[1]: text})

@@ -19,6 +19,14 @@ def test_owned_cpus_leave_the_shared_pool_and_hard_ones_the_be_pool_too() -> Non
     assert pools_of(ONLINE, [LSE, other]) == CpuPools(CpuSet.parse("2-3,5-7"), CpuSet.parse("2-3,5-7"))
 
 
+def test_be_is_limited_to_what_the_be_pool_has() -> None:
+    def limited(cpus: str) -> CpuSet | None:
+        return pools_of(CpuSet.parse("0-3"), [LSE], be_limit=CpuSet.parse(cpus)).be_now
+
+    assert limited("1-2,9") == CpuSet.parse("2")
+    assert limited("0-1") is None, "no container is left without CPUs"
+
+
 def test_pools_by_name() -> None:
     pools = pools_of(ONLINE, [LSR])
     assert pools.of(Pool.BE) == ONLINE

@@ -11,10 +11,9 @@ class FreeCpus:
     """CPUs that could still be given to one container alone, by node and NUMA node."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
-        """Count those of some nodes; ``first`` is how many there are now."""
+        """Count those of some nodes."""
         self._numa = {id(host.node): [numa.cpus.bits for numa in host.node.machine.nodes] for host in hosts}
         self._free: list[list[int]] = [self._counts(host) for host in hosts]
-        self.first = self.total()
 
     def update(self, at: int, host: Host) -> None:
         """Count those of a node again."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
-from proxy.model.workload import KubeQos
+from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.be_cpu_choice import pick
-from proxy.pools.be_suppression import HostApp, Usage, be_cpus, budget, is_be, quota_for, suppressed
+from proxy.pools.be_suppression import Usage, be_cpus, budget, is_be, quota_for, suppressed
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.facts import qos_class
+from proxy.pools.go_json import amount
 from proxy.pools.node_keys import reservation, system_qos
 from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.shared import AnnotatedCpus, Withheld
@@ -35,29 +35,30 @@ def check(case: Case, _: Topologies) -> Outcome:
 def _budget(case: Case) -> Outcome:
     kept, _ = reservation(case.optional("node_annotations", dict, {}))
     pods = noderules.pods(case)
-    reported = case.optional("host_app_used", dict, {})
+    # A host application is to the budget what a pod is; it is BE only inside the group that is limited.
+    apps, used = noderules.pods(case, "host_apps"), case.optional("host_app_used", dict, {})
+    be_apps = {
+        app["name"]
+        for app in apps
+        if qos_class(app.get("qos") or "") is QosClass.BE and app.get("cgroup_base") == "KubeBesteffort"
+    }
+    named = {app["name"] for app in apps}
     usage = Usage(
         case.value("capacity_milli", int),
         case.value("allocatable_milli", int),
         case.value("node_used", (int, float)),
-        kept.milli,
-        case.optional("pod_used", dict, {}),
-        frozenset(
+        1000 * len(kept.cpus) if kept.text else amount(kept.resources, "cpu", milli=True),
+        case.optional("pod_used", dict, {}) | {name: each for name, each in used.items() if name in named},
+        frozenset(be_apps).union(
             pod["uid"]
             for pod in pods
             if is_be(qos_class(pod.get("qos_label") or ""), KubeQos(pod["kube_qos"]))
         ),
-        tuple(_app(raw, reported) for raw in noderules.pods(case, "host_apps")),
     )
     least = case.optional("min_percent", int)
     return Outcome(
         case.expected("expected_milli"), budget(usage, case.value("threshold_percent", int), least)
     )
-
-
-def _app(raw: Mapping[str, Any], used: Mapping[str, float]) -> HostApp:
-    name, base = raw["name"], raw.get("cgroup_base")
-    return HostApp(name, qos_class(raw.get("qos") or ""), used.get(name), base == "KubeBesteffort")
 
 
 def _seats(case: Case) -> list[CpuLocation]:

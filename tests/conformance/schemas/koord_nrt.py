@@ -124,7 +124,7 @@ def _pools(case: Case) -> Outcome:
     )
     annotations = case.optional("node_annotations", dict, {})
     facts = NodeFacts(annotations=annotations, kubelet=kubelet, pods=_rows(case))
-    reported = picture([CpuLocation(*row) for row in case.value("processors", list)], facts).annotations
+    reported = picture([CpuLocation(*row) for row in case.value("processors", list)], facts)
     got = {
         "expected_ls_pools": json.loads(reported[SHARED_POOLS]),
         "expected_allocs": json.loads(reported[POD_ALLOCS]),
