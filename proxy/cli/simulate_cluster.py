@@ -65,7 +65,7 @@ def cluster_options(command: Command) -> Command:
                 "--rate",
                 type=click.FloatRange(0, min_open=True),
                 metavar="N",
-                help="--arrival poisson: pods that come in a second, on average.  [default: 10]",
+                help="--arrival poisson: pods that arrive in a second, on average.  [default: 10]",
             ),
             click.option(
                 "--lifetime",

@@ -25,7 +25,7 @@ def takeover() -> None:
 
     \b
       topoproxy takeover plan        look: what kubelet holds, and what blocks it; changes nothing
-      topoproxy takeover start       pods that come get our CPUs; those that run keep kubelet's
+      topoproxy takeover start       new pods get CPUs from topoproxy; running pods keep kubelet's
       topoproxy takeover status      how many of kubelet's allocations are left
       systemctl stop kubelet         containers go on running
       topoproxy takeover finish      rewrites kubelet's state file for policy none
@@ -73,11 +73,11 @@ def status(file: Path | None, admin: str | None, as_json: bool, timeout: float) 
 @takeover.command()
 @_options
 def start(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
-    """From now on pods that come get CPUs that we choose.
+    """Choose the CPUs of new pods from now on.
 
-    What kubelet's CPU manager has given stays with those containers until their pods end. kubelet may go on
-    running, with the policy static: what it names for pods that come is not in effect, and its updates are
-    answered with the CPUs that a container really has. No file of kubelet's is written.
+    Containers keep the CPUs that kubelet's CPU manager assigned to them until their pods end. kubelet may
+    continue to run with the policy static: the CPUs that it names for new pods are not in effect, and its
+    updates are answered with the CPUs that the container has. None of kubelet's files is written.
 
     cpuManagerPolicy is static from now on whatever the configuration says (status shows where they differ),
     and CPUs that kubelet keeps back are never exclusive CPUs.

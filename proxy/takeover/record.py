@@ -91,14 +91,14 @@ class TakeoverRecord:
 
     @property
     def ours(self) -> bool:
-        """True where pods that come get our choice of CPUs."""
+        """True where topoproxy chooses the CPUs of new pods."""
         return self.stage is not TakeoverStage.NONE
 
     def standing(self, held: Held) -> Held:
         """Return the part of what kubelet's CPU manager holds that counts.
 
-        Before a takeover that is all; after its start only what was given before (what kubelet gives to pods
-        that come is its own account, and in effect nowhere); after its end nothing.
+        Before a takeover that is all of it. After its start it is only what kubelet assigned before: what
+        kubelet assigns to new pods is in effect nowhere. After its end it is nothing.
         """
         if self.stage is TakeoverStage.NONE:
             return held

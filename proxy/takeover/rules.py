@@ -106,7 +106,7 @@ def left(record: TakeoverRecord, scene: TakeoverInputs) -> tuple[OwningContainer
 
 
 def start(record: TakeoverRecord, scene: TakeoverInputs, now: float) -> StepOutcome:
-    """From now on pods that come get our choice of CPUs.
+    """Choose the CPUs of new pods from now on.
 
     Raises:
         StepRefusedError: It cannot start.
@@ -134,7 +134,7 @@ def start(record: TakeoverRecord, scene: TakeoverInputs, now: float) -> StepOutc
         begun,
         (
             f"{counted(count, 'allocation')} of kubelet's CPU manager: their containers keep these CPUs",
-            "CPUs of pods that come from now on are chosen here; kubelet's are not in effect for them",
+            "topoproxy chooses the CPUs of new pods; kubelet's choice is not in effect for them",
         ),
     )
 

@@ -14,10 +14,10 @@ WAIT = (
 )
 STEPS = {
     "start": (
-        "what kubelet's CPU manager has given stays with its containers until they end",
+        "containers keep the CPUs that kubelet's CPU manager assigned to them until they end",
         (
-            "pods that come from now on get CPUs that we choose, whichever kubelet names;"
-            " its updates are answered with those that a container really has"
+            "new pods get CPUs that topoproxy chooses, whichever kubelet names;"
+            " kubelet's updates are answered with the CPUs that the container has"
         ),
         "nothing is written to kubelet's files, and no container moves",
     ),

@@ -54,20 +54,20 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
     since = data.get("since")
     when = f", since {_when(since)}" if isinstance(since, int | float) and since else ""
     target = f" (kubelet's policy: {one_line(data.get('target'))})" if data.get("target") else ""
-    yield f"takeover: {one_line(data.get('stage')) or '?'}{target}{when}"
+    yield f"takeover:  {one_line(data.get('stage')) or '?'}{target}{when}"
     runs = as_list(kubelet.get("running"))
-    yield f"kubelet:  {f'runs ({one_line(runs[0])})' if runs else 'does not run'}"
+    yield f"kubelet:   {f'runs ({one_line(runs[0])})' if runs else 'does not run'}"
     options = ", ".join(f"{name}={value}" for name, value in as_map(kubelet.get("options")).items())
     words = [f"policy {one_line(kubelet.get('policy')) or 'unknown'}", options]
     words.append(f"keeps back CPUs {one_line(kubelet.get('reserved'))}" if kubelet.get("reserved") else "")
-    yield f"          CPU manager: {', '.join(word for word in words if word)}"
+    yield f"           CPU manager: {', '.join(word for word in words if word)}"
     problem = one_line(kubelet.get("file_problem"))
     state = problem or f"for policy {one_line(kubelet.get('file_policy'))}, checksum good"
-    yield f"          {one_line(kubelet.get('file'))}: {state}"
+    yield f"           {one_line(kubelet.get('file'))}: {state}"
     configured = one_line(ours.get("configured"))
     now = one_line(ours.get("cpuManagerPolicy"))
     more = f" (configured: {configured})" if configured != now else ""
-    yield f"ours:     cpuManagerPolicy {now}{more}"
+    yield f"topoproxy: cpuManagerPolicy {now}{more}"
 
 
 def _rows(data: Mapping[str, object]) -> Iterable[str]:
@@ -80,7 +80,7 @@ def _rows(data: Mapping[str, object]) -> Iterable[str]:
     if len(rows) == 1:
         yield "kubelet's file assigns no CPUs."
         return
-    yield f"What kubelet has given ({len(rows) - 1})"
+    yield f"Allocations of kubelet's CPU manager ({len(rows) - 1})"
     yield from table(rows)
 
 

@@ -320,7 +320,7 @@ def test_a_node_without_topology_objects_aligns_nothing() -> None:
     ("items", "message"),
     [
         ([pod("a", 1)], "cannot simulate a cluster without nodes"),
-        ([node(), numatopology("1-15")], "cannot simulate a cluster without pods that come"),
+        ([node(), numatopology("1-15")], "cannot simulate a cluster without arriving pods"),
         ([node(), node(), pod("a", 1)], "cannot read the Node fleet.yaml line 1: there is another one"),
         ([numatopology("1-15"), pod("a", 1)], "cannot use the node n1: there is no Node object"),
         ([node(), pod("a", 1, "n2"), pod("b", 1)], "cannot place the pod default/a of fleet.yaml"),

@@ -11,8 +11,8 @@ from proxy.takeover.text import done_text, plan_text, status_text
     "answer", [None, [], "odd", {}, {"left": 1, "next": {}, "kubelet": [], "allocations": ["x"]}]
 )
 def test_what_is_missing_is_left_out(answer: object) -> None:
-    assert plan_text(answer).startswith("takeover: ?\nkubelet:  does not run\n")
-    assert status_text(answer).startswith("takeover: ?\n")
+    assert plan_text(answer).startswith("takeover:  ?\nkubelet:   does not run\n")
+    assert status_text(answer).startswith("takeover:  ?\n")
     assert done_text(answer) == "\n"
 
 
@@ -27,7 +27,7 @@ def test_a_finished_takeover_with_nothing_left() -> None:
     page = status_text(
         {"stage": "finished", "target": "none", "since": 1.0, "old": 2, "left": [], "next": []}
     )
-    assert page.startswith("takeover: finished (kubelet's policy: none), since ")
+    assert page.startswith("takeover:  finished (kubelet's policy: none), since ")
     assert "Old allocations: 0 of 2 are left\n" in page
     assert page.endswith("\nNothing remains to be done.\n")
 
@@ -40,6 +40,6 @@ def test_options_of_kubelet_and_a_file_that_cannot_be_used() -> None:
         "file_problem": "torn",
     }
     page = status_text({"stage": "started", "kubelet": {**kubelet, "running": ["a sign"]}})
-    assert "kubelet:  runs (a sign)\n" in page
+    assert "kubelet:   runs (a sign)\n" in page
     assert "CPU manager: policy static, full-pcpus-only=true\n" in page
     assert "/f: torn\n" in page

@@ -1,4 +1,4 @@
-"""A run of one scheduler: a fleet of its own, and pods that come, are bound, admitted or rejected, and leave.
+"""A run of one scheduler: its own fleet, and pods that arrive, are bound, admitted or rejected, and leave.
 
 Theory. Pods come at their times. The scheduler chooses a node by what it knows; the node's engine, the code
 that ``serve`` runs, then admits or rejects the pod. A rejected pod has failed, as under kubelet: it holds

@@ -155,7 +155,7 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
         if guest.host not in names:
             raise InputError(f"cannot place the pod {guest.ref} of {guest.where}: no node {guest.host}")
     if not coming:
-        raise InputError("cannot simulate a cluster without pods that come: give Pods, workloads or a Fleet")
+        raise InputError("cannot simulate a cluster without arriving pods: give Pods, workloads or a Fleet")
     shown = {name: frozenset(uids) for name, uids in nodes.shown.items()}
     return Fleet(tuple(every), shown, running, coming, (*nodes.notes, *pods.notes))
 
