@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ class FakeFleet:
         self._seen: dict[str, str] = {}
         self.delay_s = delay_s
         self._due: dict[str, float] = {}
+        self._unsent: dict[str, Json] = {}
         self._end = threading.Event()
         self._pool = ThreadPoolExecutor(8)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -222,7 +224,7 @@ class FakeFleet:
         """Delete all pods."""
         with contextlib.suppress(OSError):  # the API server goes on
             self.plane.delete(f"{PODS}?gracePeriodSeconds=0")
-        while self._seen or self._due:
+        while self._seen or self._due or self._unsent:
             time.sleep(0.1)
         self.rejected.clear()
         self.admitted.clear()
@@ -279,28 +281,37 @@ class FakeFleet:
         # As kubelet: what comes in one update is handled in the order of creation.
         self.times += [time.monotonic()] * len(new)
         new.sort(key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"]))
-        statuses = [self._admit(each) for each in new]
+        for each in new:
+            self._admit(each)
         changed |= {each["spec"]["nodeName"] for each in new}
-        list(self._pool.map(lambda pair: self.plane.merge(*pair), statuses))
         now = time.monotonic()
         for name in changed:
             self._due.setdefault(name, now + self.delay_s * self._chance.uniform(0.5, 1.5))
-        due = [name for name, when in self._due.items() if when <= now]
-        list(self._pool.map(self._publish, due))
-        for name in due:
-            del self._due[name]
+        # What an API server that is away does not take is sent again in the next step.
+        list(self._pool.map(self._send_status, list(self._unsent)))
+        list(self._pool.map(self._publish, [name for name, when in self._due.items() if when <= now]))
 
-    def _admit(self, raw: Json) -> tuple[str, Json]:
+    def _admit(self, raw: Json) -> None:
         name, node = raw["metadata"]["name"], raw["spec"]["nodeName"]
         self._seen[raw["metadata"]["uid"]] = node
         reason = self.nodes[node].admit(raw)
         if reason:
             self.rejected[name] = f"{node}: {reason}"
-            return f"{PODS}/{name}/status", {"status": {"phase": "Failed", "reason": reason}}
-        self.admitted[name] = node
-        return f"{PODS}/{name}/status", {"status": {"phase": "Running"}}
+        else:
+            self.admitted[name] = node
+        status = {"phase": "Failed", "reason": reason} if reason else {"phase": "Running"}
+        self._unsent[f"{PODS}/{name}/status"] = {"status": status}
+
+    def _send_status(self, path: str) -> None:
+        try:
+            self.plane.merge(path, self._unsent[path])
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:  # the pod has been deleted since
+                raise
+        del self._unsent[path]
 
     def _publish(self, name: str) -> None:
         spec = self.nodes[name].published()["spec"]
         changing = {key: spec[key] for key in ("numares", "podAllocations")}
         self.plane.merge(f"{NUMATOPOLOGIES}/{name}", {"spec": changing})
+        del self._due[name]
