@@ -33,8 +33,8 @@ from proxy.model.workload import Container, Phase
 from proxy.release.kernel import give_back
 from proxy.release.runtime_updates import Progress, RuntimeUpdater
 from proxy.release.targets import target_of
+from proxy.staging.problems import PodProblems
 from proxy.telemetry import metrics
-from proxy.telemetry.port import Telemetry
 
 AGAIN = Backoff(5.0, 300.0)
 """Seconds before a pod to which the plan could not be applied is tried again."""
@@ -281,40 +281,3 @@ def _left(
         if own or shared or container.id in unsent:
             found.setdefault(container.pod.key, []).extend([*own, *shared] or [BUSY])
     return {key: "; ".join(dict.fromkeys(why)) for key, why in found.items()}
-
-
-class PodProblems:
-    """Problems of one kind, at most one for each pod.
-
-    Attributes:
-        reasons: Why it cannot be done, by the pod's key.
-    """
-
-    def __init__(self, message: str, telemetry: Telemetry) -> None:
-        """Report nothing yet.
-
-        Args:
-            message: What cannot be done.
-            telemetry: Where to report.
-        """
-        self.reasons: dict[str, str] = {}
-        self._refs: dict[str, str] = {}
-        self._message = message
-        self._telemetry = telemetry
-
-    def note(self, key: str, ref: str, why: str) -> None:
-        """Report the problem of a pod.
-
-        Args:
-            key: The pod's key.
-            ref: Its namespace and name.
-            why: The reason.
-        """
-        self.reasons[key], self._refs[key] = why, ref
-        self._telemetry.problem(self._message, pod=ref, err=why)
-
-    def keep(self, keys: Collection[str]) -> None:
-        """End the problems of all other pods."""
-        for key in [key for key in self.reasons if key not in keys]:
-            del self.reasons[key]
-            self._telemetry.resolved(self._message, pod=self._refs.pop(key))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.frontends.hookserver import server
+from proxy.sockets.grpc_socket import refuse_call
 
 
 class AbortedError(Exception):
@@ -28,6 +28,6 @@ class Context:
 def test_a_refusal_can_be_encoded_and_is_short(odd: str) -> None:
     context = Context()
     with pytest.raises(AbortedError):
-        server._refuse(context, 9, "cannot place ns/" + odd * 10**6)  # type: ignore[arg-type]  # what it uses
+        refuse_call(context, 9, "cannot place ns/" + odd * 10**6)  # type: ignore[arg-type]  # what it uses
     assert context.logged.startswith("cannot place ns/")
     assert 1900 < len(context.logged.encode()) <= 2000
