@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 from vm_guest import LONG_S, RUNTIME, step, wait
 from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
 from vm_node import ENDPOINT, KUBEADM, SETTINGS, UNITS, answers, files, no_trace, shell, status
@@ -151,8 +152,16 @@ def changed(before: list[str]) -> set[str]:
 def gone(bed: Bed, before: list[str], ids: Mapping[str, str], name: str) -> None:
     wait("kubelet to answer", lambda: answers(bed), LONG_S)
     assert subprocess.run(["systemctl", "is-active", "--quiet", "topoproxy.service"], check=False).returncode
-    wait(f"the same containers ({ids})", lambda: bed.ids() == ids, LONG_S)
+    wait(f"the same containers ({ids})", lambda: present(bed) == ids, LONG_S)
     no_trace(before, listed(), name)
+
+
+def present(bed: Bed) -> Mapping[str, str]:
+    """The containers of the runtime; none while it has just started and refuses calls."""
+    try:
+        return bed.ids()
+    except grpc.RpcError:
+        return {}
 
 
 def refused(*words: str) -> None:
