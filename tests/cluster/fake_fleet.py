@@ -308,10 +308,10 @@ class FakeFleet:
         except ApiError as error:
             if error.status != HTTPStatus.NOT_FOUND:  # the pod has been deleted since
                 raise
-        del self._unsent[path]
+        self._unsent.pop(path, None)
 
     def _publish(self, name: str) -> None:
         spec = self.nodes[name].published()["spec"]
         changing = {key: spec[key] for key in ("numares", "podAllocations")}
         self.plane.merge(f"{NUMATOPOLOGIES}/{name}", {"spec": changing})
-        del self._due[name]
+        self._due.pop(name, None)
