@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from proxy.engine.cpuset_mems import MemoryBindings
 from proxy.engine.quotas import RemovedQuotas
+from proxy.engine.systemd_masks import MaskOrder
 from proxy.engine.write_conflicts import WriteConflicts
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, NodeMeta
@@ -18,35 +18,6 @@ if TYPE_CHECKING:
     from proxy.engine.node_policy import NodePolicy
     from proxy.engine.partition import PartitionFacts
     from proxy.engine.suppression import BeSuppression
-
-
-# Which order a runtime sends is its own matter (``RuntimeQuirks.mask_as_sent``). Nothing but a unit's own
-# property shows it, after a call that carried a cpuset which does not read the same both ways.
-
-
-class MaskOrder(StrEnum):
-    """What is known of the runtime."""
-
-    UNKNOWN = "not known"
-    RIGHT = "right"
-    REVERSED = "wrong"
-
-
-def learned(known: MaskOrder, has: CpuSet, meant: CpuSet, reverse: CpuSet, *, sent: bool) -> MaskOrder:
-    """Return what is known after a look at a unit.
-
-    Args:
-        known: What was known.
-        has: What the unit is to have, as systemd reports it.
-        meant: What it should be.
-        reverse: What systemd reads where the bytes of that cpuset's mask come in reverse order.
-        sent: Whether the runtime, and no other program, has sent it just now; else it may have been ours.
-    """
-    if reverse == meant:
-        return known
-    if has == reverse:
-        return MaskOrder.REVERSED
-    return MaskOrder.RIGHT if has == meant and sent else known
 
 
 _NO_CPUS = CpuSet()

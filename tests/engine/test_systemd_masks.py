@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.engine.facts import MaskOrder, learned
+from proxy.engine.systemd_masks import MaskOrder, observed_order
 from proxy.model.idset import CpuSet
 
 MEANT, REVERSE, OTHER = CpuSet.parse("4-15"), CpuSet.parse("0-7,12-15"), CpuSet.parse("3")
@@ -22,9 +22,9 @@ MEANT, REVERSE, OTHER = CpuSet.parse("4-15"), CpuSet.parse("0-7,12-15"), CpuSet.
     ],
 )
 def test_a_look_at_a_unit(known: MaskOrder, has: CpuSet, sent: bool, shows: MaskOrder | None) -> None:
-    assert learned(known, has, MEANT, REVERSE, sent=sent) is (shows or known)
+    assert observed_order(known, has, MEANT, REVERSE, sent=sent) is (shows or known)
 
 
 @pytest.mark.parametrize("known", MaskOrder)
 def test_a_set_that_reads_the_same_both_ways_shows_nothing(known: MaskOrder) -> None:
-    assert learned(known, MEANT, MEANT, MEANT, sent=True) is known
+    assert observed_order(known, MEANT, MEANT, MEANT, sent=True) is known

@@ -9,8 +9,8 @@ from typing import Any
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.quirks.runc import reversed_mask
-from proxy.engine.facts import MaskOrder
 from proxy.engine.node_events import ModeChanged
+from proxy.engine.systemd_masks import MaskOrder
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.executor.systemd.ports import UnitNews, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError

@@ -30,11 +30,11 @@ import errno
 from collections.abc import Callable, Iterable
 
 from proxy.engine.enforcement import applies_to
-from proxy.engine.facts import MaskOrder, learned
 from proxy.engine.inflight import InflightCall
 from proxy.engine.likely_writer import Author
 from proxy.engine.node_effects import CompareUnits
 from proxy.engine.settling import is_passing
+from proxy.engine.systemd_masks import MaskOrder, observed_order
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.fencing import Fencing
@@ -156,7 +156,7 @@ class UnitProperties:
     def _learn(self, has: CpuSet, meant: CpuSet, *, sent: bool) -> None:
         """Find out from a unit in which byte order the runtime sends masks."""
         before, reverse = self.order, self._as_sent(meant)
-        order = learned(before, has, meant, reverse, sent=sent)
+        order = observed_order(before, has, meant, reverse, sent=sent)
         if order is not before:
             self._context.learn(masks=order)
         if has != reverse or reverse == meant:
