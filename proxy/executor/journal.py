@@ -30,6 +30,8 @@ from proxy.telemetry.port import Telemetry
 DELAY_S = 0.01
 RETRY_S = 5.0
 LIMIT_S = 5.0
+CANNOT_WRITE = "cannot write the ledger"
+CANNOT_COMPACT = "cannot compact the ledger"
 LATE = "the ledger is not written in time"
 UNWRITTEN = "the ledger cannot be written now"
 
@@ -166,16 +168,25 @@ class Journal:
             changes = self._plain(batch, rejected)
             if changes:
                 self._put_down(changes, rejected)
+                self._telemetry.resolved(CANNOT_WRITE)
+                self._report_compaction()
         except Exception as error:  # noqa: BLE001  no fault may lose a record
             self._unwritten = {key: batch[key] for key in (changes or batch)}
             known = isinstance(error, TopoproxyError)
-            self._telemetry.problem("cannot write the ledger", err=error if known else type(error).__name__)
+            self._telemetry.problem(CANNOT_WRITE, err=error if known else type(error).__name__)
             self._on_loop(self._start_in, RETRY_S)
         if rejected:
             self._telemetry.count(metrics.RECORDS_REJECTED, len(rejected))
             for key, why in rejected.items():
                 self._telemetry.problem("cannot store a record in the ledger", record=key, err=why)
         return rejected
+
+    def _report_compaction(self) -> None:
+        assert self._ledger is not None
+        if self._ledger.problem:
+            self._telemetry.problem(CANNOT_COMPACT, err=self._ledger.problem)
+        else:
+            self._telemetry.resolved(CANNOT_COMPACT)
 
     def _plain(self, batch: Mapping[str, Record | None], rejected: dict[str, str]) -> Plain:
         """Return a batch as plain data, without deletions of records that the ledger does not have."""

@@ -17,6 +17,10 @@ class Ledger(Protocol):
     """Durable key-value state; see proxy.backends.ledger."""
 
     @property
+    def problem(self) -> str:
+        """Why the last attempt to compact it failed; empty if it did not. No record is lost by that."""
+
+    @property
     def entries(self) -> Mapping[str, Mapping[str, object]]:
         """All stored values, by key."""
 

@@ -38,6 +38,7 @@ class MemoryLedger:
 
     def __init__(self, log: list[str]) -> None:
         self.entries: dict[str, Mapping[str, object]] = {}
+        self.problem = ""
         self.log = log
 
     def write(self, changes: Mapping[str, Mapping[str, object] | None]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.backends.ledger import journal as file_ledger
 from proxy.backends.ledger import open_ledger
 from proxy.executor import journal as module
 from proxy.executor.journal import Journal
@@ -32,6 +36,7 @@ class Memory(dict[str, Any]):
     """A ledger in memory; it raises what ``fault`` gives for a batch."""
 
     entries = property(lambda self: self)
+    problem = ""
     fault = staticmethod(lambda changes: None)
 
     def write(self, changes: dict[str, Any]) -> None:
@@ -147,6 +152,34 @@ def test_what_cannot_be_written_now_is_kept_and_written_later(
             async with asyncio.timeout(30):
                 while "p/s-1" not in ledger:
                     await asyncio.sleep(0.005)
+
+    asyncio.run(day())
+
+
+def test_a_failed_compaction_is_reported_until_the_next_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def day() -> None:
+        ledger, _ = open_ledger(tmp_path, "m1")
+        async with Bench(ledger) as bench:
+
+            async def write_until(lines: int) -> None:
+                async with asyncio.timeout(60):
+                    while len(bench.reported) < lines:
+                        await bench.journal.store("i/call-1", {"own": "0-3", "text": "x" * 60_000})
+
+            with monkeypatch.context() as patch:
+                patch.setattr(file_ledger.os, "fsync", full)
+                await write_until(1)
+            problem = f"err={json.dumps(f'{ledger.path}: No space left on device')}"
+            assert bench.reported == [f"cannot compact the ledger {problem}"]
+            await write_until(2)
+            assert bench.reported[1:] == [f'resolved problem="cannot compact the ledger" {problem}']
+            assert bench.telemetry.problems() == []
+        ledger.close()
 
     asyncio.run(day())
 

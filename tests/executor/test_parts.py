@@ -76,6 +76,8 @@ def test_problems_are_reported_once_and_bounded() -> None:
 class Broken:
     """A ledger on a full disk."""
 
+    problem = ""
+
     def __init__(self) -> None:
         self.entries: dict[str, object] = {}
 
@@ -101,6 +103,9 @@ def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
         await asyncio.sleep(0)
         await journal.flush()
         assert set(kept) == {"c/x", "c/y"}
+        assert reported[1:] == [
+            'resolved problem="cannot write the ledger" err="cannot write the ledger: no space left"'
+        ]
         worker.close()
 
     asyncio.run(day())
@@ -110,6 +115,7 @@ class _Full(dict):
     """A ledger that can be full, and remembers what it holds."""
 
     entries = property(lambda self: self)
+    problem = ""
     full = False
 
     def write(self, changes: dict[str, object]) -> None:

@@ -67,6 +67,10 @@ class SimulatedLedger:
         self._alive = alive
 
     @property
+    def problem(self) -> str:
+        return self._ledger.problem
+
+    @property
     def entries(self) -> Mapping[str, Mapping[str, object]]:
         return self._ledger.entries
 

@@ -203,6 +203,7 @@ class LedgerInMemory:
 
     def __init__(self) -> None:
         self.entries: dict[str, dict[str, object]] = {}
+        self.problem = ""
 
     def write(self, changes: Any) -> None:
         for key, value in changes.items():

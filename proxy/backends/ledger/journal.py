@@ -38,7 +38,7 @@ class FileLedger:
 
     Attributes:
         path: The file.
-        problem: Why the last compaction failed, in words; empty if it did not. Records are not lost by that.
+        problem: Why the last compaction failed; empty if it did not. No record is lost by that.
     """
 
     def __init__(self, path: Path, machine: str, *, sync: bool) -> None:
@@ -122,9 +122,8 @@ class FileLedger:
     def _try_compact(self) -> None:
         try:
             self._compact()
-            self.problem = ""
         except OSError as error:
-            self.problem = str(cannot("compact", self.path, error))
+            self.problem = f"{self.path}: {error.strerror or error}"
             self._compact_at = 2 * self._size  # not with each write
 
     def _compact(self) -> None:
@@ -136,6 +135,7 @@ class FileLedger:
         old, self._fd = self._fd, os.open(self.path, _OPEN)
         self._size, self._number = len(text), int(bool(self._entries))
         self._compact_at = max(_COMPACT_BYTES, _COMPACT_FACTOR * self._size)
+        self.problem = ""
         if old >= 0:
             os.close(old)
 
