@@ -52,8 +52,8 @@ class SchedulingBed:
         """Wait until all pods run: none was rejected, and no CPU was given twice."""
         self.fleet.until_settled(count, quiet_s=quiet_s)
         try:
+            assert not self.fleet.rejected, self.fleet.rejected
             assert len(self.fleet.admitted) == count, self.fleet.figures(count)
-            assert not self.fleet.rejected
             assert self.fleet.double_bookings() == 0
         finally:
             self.fleet.clear()
