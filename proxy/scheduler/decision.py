@@ -5,13 +5,13 @@ object shows it becomes a state of the engine, in which everything that is not f
 were promised to the node and that the object does not show yet arrive in their order; then the pod arrives.
 
 kubelet does not keep that order. It handles pods of one watch event by their creation, and pods of several
-events as they were bound. With a strict topology policy the order can decide: a small pod that comes first
-takes the lowest NUMA node, where the large one fitted. So where pods are pending, the other orders that are
-likely are tried too, and the pod fits only if all pods are admitted in each: as bound, as created, with the
-new pod first, and by size. Pods with equal demands need no such trial, and neither do pods of one container
-under ``single-numa-node`` where this many CPUs are free that each finds a NUMA node after all others,
-wherever these are: a pod of s CPUs is refused only if all n NUMA nodes have at most s - 1 left. Where too
-many pods are pending for a trial, the node takes no more until it shows some.
+events as they were bound, and binds that are under way at the same time end in any order. With a strict
+topology policy the order can decide: a small pod that comes first takes the lowest NUMA node, where the large
+one fitted, or a CPU that the scheduler has named for another pod. So where pods are pending, the pod fits
+only if all of them are admitted in every order (``_refused_in_some_order``). A pod of one container without
+named CPUs needs no trial under ``single-numa-node`` where this many CPUs are free that it finds a NUMA node
+after all others, wherever these are: a pod of s CPUs is refused only if all n NUMA nodes have at most s - 1
+left. Where too many pods are pending for a trial, the node takes no more until it shows some.
 
 Volcano's predicate (Volcano v1.12 pkg/scheduler/plugins/numaaware ``predicateFn``) comes first: a pod with
 the annotation ``volcano.sh/numa-topology-policy`` needs a node with that policy and a static CPU manager.
@@ -21,7 +21,9 @@ What Volcano's plugin then computes with its own allocator is computed here by t
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -40,8 +42,9 @@ from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import MEMORY, ContainerKind
+from proxy.pools.claims import STRICT
 from proxy.scheduler.node_facts import SchedulableNode
-from proxy.scheduler.pod_demand import PodDemand
+from proxy.scheduler.pod_demand import PodDemand, with_cpus
 from proxy.scheduler.resource_topology import MemoryRows
 
 SHOWN = "shown"
@@ -49,8 +52,8 @@ SHOWN = "shown"
 NOT_STATIC = "CPUManagerNotStatic"
 OTHER_POLICY = "TopologyPolicyDiffers"
 REORDERED = "PendingPodsConflict"
-MOST_PENDING = 4
-"""Pending pods whose orders are tried."""
+MOST_SETS = 32
+"""Sets of pending pods that may have come before others: five pods that differ have as many."""
 
 
 class NodeVerdict(Struct, frozen=True):
@@ -87,6 +90,7 @@ class ExpectedNode(Struct, frozen=True):
         state: The same after the pending pods have come in the order of their promises.
         pending: The pods.
         lost: Those of them that the node would refuse.
+        ended: CPUs of pods that have ended and that the objects still show, in the order of their ends.
     """
 
     node: SchedulableNode
@@ -94,6 +98,7 @@ class ExpectedNode(Struct, frozen=True):
     state: NodeState
     pending: tuple[PodDemand, ...] = ()
     lost: tuple[PodDemand, ...] = ()
+    ended: tuple[CpuSet, ...] = ()
 
     def with_more(self, pods: Sequence[PodDemand]) -> ExpectedNode:
         """Return the node with more pods that are promised to it."""
@@ -103,15 +108,18 @@ class ExpectedNode(Struct, frozen=True):
         return replace(self, state=state, pending=(*self.pending, *pods), lost=(*self.lost, *lost))
 
 
-def expect(node: SchedulableNode, pending: Sequence[PodDemand] = ()) -> ExpectedNode:
+def expect(
+    node: SchedulableNode, pending: Sequence[PodDemand] = (), ended: tuple[CpuSet, ...] = ()
+) -> ExpectedNode:
     """Return a node with the pods that are promised to it.
 
     Args:
         node: The node as its objects show it.
         pending: Pods that are promised to it and that it does not show, in the order of the promises.
+        ended: CPUs that it shows for pods that have ended, in the order of their ends.
     """
     shown = shown_state(node)
-    return ExpectedNode(node, shown, shown).with_more(pending)
+    return ExpectedNode(node, shown, shown, ended=ended).with_more(pending)
 
 
 def judge(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
@@ -124,18 +132,19 @@ def judge(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
         reason = outcome.verdict.reason or "Rejected"
         return NodeVerdict(fits=False, reason=reason, message=outcome.verdict.operator_message)
     verdict = _placed(node.rules, outcome)
-    orders = _orders(expected.pending, demand)
-    if not orders or _spacious(node, (*expected.pending, demand)):
+    if demand.pod.qos in STRICT and verdict.cpus:
+        demand = with_cpus(demand, resource_status(node, verdict))  # it comes with the CPUs of this order
+    pods = (*expected.pending, demand)
+    kinds = Counter(each.signature for each in pods)
+    if not expected.pending or (len(kinds) == 1 and not expected.ended):
         return verdict
-    if len(expected.pending) > MOST_PENDING:
+    unsure = _unsure(node, pods)
+    if unsure and (len(expected.ended) + 1) * prod(count + 1 for count in kinds.values()) > MOST_SETS:
         words = f"{len(expected.pending)} pods are promised to the node that it does not show yet"
         return NodeVerdict(fits=False, reason=REORDERED, message=words)
-    for order in orders:
-        # A pending pod that is refused in any case has no place to lose.
-        refusals = [each for each in _arrive(expected.shown, order)[1] if each not in expected.lost]
-        if refusals:
-            words = f"{refusals[0].ref} would be refused if the pods came to the node in another order"
-            return NodeVerdict(fits=False, reason=REORDERED, message=words)
+    if loser := _refused_in_some_order(expected, demand, unsure):
+        words = f"{loser.ref} would be refused if the pods came to the node in another order"
+        return NodeVerdict(fits=False, reason=REORDERED, message=words)
     return verdict
 
 
@@ -233,33 +242,78 @@ def _arrive(state: NodeState, pods: Iterable[PodDemand]) -> tuple[NodeState, lis
     return state, refused
 
 
-def _spacious(node: SchedulableNode, pods: Sequence[PodDemand]) -> bool:
-    """Return whether each pod finds a NUMA node after all others, wherever these are."""
+def _unsure(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
+    """Return the pods that may find no NUMA node after all others, wherever these are (bits of positions)."""
     rules = node.rules
     plain = (
         rules.policy is TopologyPolicy.SINGLE_NUMA_NODE
         and rules.bind is NodeBindPolicy.NONE
         and not rules.options.full_pcpus_only
+        and not node.memory
     )
-    if not plain or any(pod.largest != pod.exclusive or pod.devices or pod.pod.cpuset for pod in pods):
-        return False
     left = len(node.free) - sum(pod.exclusive for pod in pods)
     most = len(rules.machine.nodes)
-    return all(left + pod.exclusive > most * (pod.exclusive - 1) for pod in pods)
+    unsure = 0
+    for at, pod in enumerate(pods):
+        alone = pod.largest == pod.exclusive and not pod.devices and not pod.pod.cpuset
+        if not plain or not alone or left + pod.exclusive <= most * (pod.exclusive - 1):
+            unsure |= 1 << at
+    return unsure
 
 
-def _orders(pending: Sequence[PodDemand], demand: PodDemand) -> list[tuple[PodDemand, ...]]:
-    """Return the orders in which the pods may arrive besides that of the promises, each demand order once."""
-    bound = (*pending, demand)
-    known = {tuple(each.signature for each in bound)}
-    found = []
-    by_size = sorted(bound, key=lambda each: each.exclusive)
-    for order in ((demand, *pending), tuple(by_size), tuple(reversed(by_size))):
-        signatures = tuple(each.signature for each in order)
-        if signatures not in known:
-            known.add(signatures)
-            found.append(order)
-    return found
+def _refused_in_some_order(expected: ExpectedNode, demand: PodDemand, unsure: int) -> PodDemand | None:
+    """Return a pod that would be refused if pods came to the node in some order; None where there is none.
+
+    Orders begin alike, and most beginnings with the same pods leave the same CPUs. So the states that a set
+    of pods may leave follow from those of the sets with one pod less, and equal ones are kept once. Pods with
+    equal demands need one order among them, and so do the ends of pods that the objects still show. Where
+    only pods are left that are sure to be admitted, nothing is tried. A pending pod that is refused in the
+    order of the promises has no place to lose.
+
+    Args:
+        expected: The node with its pending pods.
+        demand: The pod that is asked for.
+        unsure: Of the pending pods and this one, those that may be refused (``_unsure``).
+    """
+    pods = (*expected.pending, demand)
+    turns: tuple[PodDemand | CpuSet, ...] = (*pods, *expected.ended)
+    equal = [sum(1 << at for at, each in enumerate(pods) if each.signature == pod.signature) for pod in pods]
+    equal += [(1 << len(turns)) - (1 << len(pods))] * len(expected.ended)
+    left = {0: [expected.shown]}
+    for _ in turns:
+        further: dict[int, list[NodeState]] = {}
+        for came, states in left.items():
+            for at, turn in enumerate(turns if unsure & ~came else ()):
+                if equal[at] & (2 << at) - 1 & ~came != 1 << at:
+                    continue  # it has come, or one like it comes first
+                after = further.setdefault(came | 1 << at, [])
+                for before in states:
+                    state, refused = _after(before, turn)
+                    if refused is not None and refused not in expected.lost:
+                        return refused
+                    if not any(_is_left_alike(state, each) for each in after):
+                        after.append(state)
+        left = further
+    return None
+
+
+def _after(state: NodeState, turn: PodDemand | CpuSet) -> tuple[NodeState, PodDemand | None]:
+    """Return the node after a pod came, and that pod if it is refused; or after CPUs became free."""
+    if isinstance(turn, PodDemand):
+        after, refused = _arrive(state, (turn,))
+        return after, refused[0] if refused else None
+    held = state.holds.get(SHOWN)
+    return (state.holding(SHOWN, CpuHold(SHOWN, held.cpus - turn)) if held else state), None
+
+
+def _is_left_alike(state: NodeState, other: NodeState) -> bool:
+    """Return whether two orders of the same pods have left the same for the next one."""
+    return (
+        state.pools == other.pools
+        and state.devices == other.devices
+        and state.providers == other.providers
+        and len(state.pods) == len(other.pods)
+    )
 
 
 def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:

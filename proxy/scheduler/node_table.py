@@ -27,6 +27,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from proxy.engine.node import Node
+from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NumaStrategy
 from proxy.model.requests import MEMORY
 from proxy.model.workload import TOPOLOGY_AFFINITY
@@ -43,6 +44,7 @@ ENOUGH = 16
 MOST_VERDICTS = 400_000
 MOST_CLASSES = 200_000
 UNKNOWN = "UnknownNode"
+NOT_KNOWN = "nothing is known of it"
 NOT_JUDGED = "NotJudged"
 TOO_FEW_CPUS = "InsufficientCPUs"
 _COUNTED = ("cpu", MEMORY)
@@ -59,7 +61,7 @@ class _Row(Struct):
     """One node of the table."""
 
     node: SchedulableNode | None = None
-    problem: str = "nothing is known of it"
+    problem: str = NOT_KNOWN
     pending: tuple[Promise, ...] = ()
     counts: tuple[object, ...] = ()
     free: int = 0
@@ -68,6 +70,13 @@ class _Row(Struct):
     allocatable: Mapping[str, int] = field(default_factory=dict)
     requested: dict[str, int] = field(default_factory=dict)
     pods: dict[str, tuple[str, str]] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
+    """Pods that the object showed when they ended, and when that was."""
+
+    def shown_ended(self) -> tuple[CpuSet, ...]:
+        """Return the CPUs that the object still shows for pods that have ended."""
+        shown = self.node.shown if self.node else {}
+        return tuple(shown[pod] for pod in self.ended if pod in shown)
 
     def count(self, demand: PodDemand, sign: int) -> None:
         """Count a pod that is bound to the node; ``sign`` -1: that is no longer."""
@@ -90,7 +99,6 @@ class NodeTable:
         self._rows: dict[str, _Row] = {}
         self._pods: dict[str, PodDemand] = {}
         self._promises = Promises()
-        self._ended: dict[str, tuple[str, float]] = {}
         self._kinds: dict[object, int] = {}
         self._kind_of: dict[str, int] = {}
         self._shapes: dict[int, tuple[Node, int]] = {}
@@ -120,9 +128,11 @@ class NodeTable:
         row.allocatable = {each: allocatable.get(each, 0) for each in _COUNTED}
 
     def remove(self, name: str) -> None:
-        """Forget a node; promises of its pods stay until the pods are gone."""
-        self._rows.pop(name, None)
-        self._kind_of.pop(name, None)
+        """Forget a node; its pods and their promises stay until they are gone: the node may come back."""
+        if row := self._rows.get(name):
+            row.node, row.problem, row.pending, row.allocatable = None, NOT_KNOWN, (), {}
+            self._kind_of.pop(name, None)
+            self._drop_if_empty(name)
 
     def node(self, name: str) -> SchedulableNode | None:
         """Return the facts of a node; None where nothing can be decided for it."""
@@ -150,27 +160,30 @@ class NodeTable:
     def release(self, pod: str, now: float) -> None:
         """Forget a pod: it has ended, is gone, or was not bound."""
         demand = self._pods.pop(pod, None)
-        if demand is not None and (row := self._rows.get(demand.node)):
-            row.count(demand, -1)
+        if demand is not None:
+            self._discount(demand)
         if node := self._promises.drop(pod):
-            if self._shows(node, pod):
-                self._ended[pod] = node, now
+            row = self._rows.get(node)
+            if row is not None and row.node is not None and pod in row.node.shown:
+                row.ended[pod] = now
             self._refresh(node, now)
         if demand is not None:
             self._confirm(demand.node, now)
 
     def shows_ended(self, names: Collection[str], now: float) -> bool:
         """Return whether the object of a candidate still shows a pod that has ended a short while ago."""
+        rows = (row for name in names if (row := self._rows.get(name)) and row.ended and row.node)
         return any(
-            name in names and now - since <= GRACE_S and self._shows(name, pod)
-            for pod, (name, since) in self._ended.items()
-        )
+            now - since <= GRACE_S and pod in row.node.shown
+            for row in rows for pod, since in row.ended.items()
+        )  # fmt: skip
 
     def tick(self, now: float) -> None:
         """End the promises that nothing will confirm."""
-        ended = self._ended.items()
-        self._ended = {pod: (name, since) for pod, (name, since) in ended if now - since <= GRACE_S}
-        for name, row in self._rows.items():
+        for name, row in list(self._rows.items()):
+            if row.ended and any(now - since > GRACE_S for since in row.ended.values()):
+                row.ended = {pod: since for pod, since in row.ended.items() if now - since <= GRACE_S}
+                self._refresh(name, now)
             if row.pending:
                 for lost in [each for each in row.pending if each.is_lost(now)]:
                     self.release(lost.pod, now)
@@ -246,14 +259,15 @@ class NodeTable:
         row = self._rows.get(name)
         if row is None or row.node is None:
             if demand.aligned:
-                words = row.problem if row else "nothing is known of it"
+                words = row.problem if row else NOT_KNOWN
                 return NodeVerdict(fits=False, reason=UNKNOWN, message=words)
             return FITS
         if not demand.aligned:
             return FITS
         self.judged += 1
         if any(each.pod == demand.key for each in row.pending):  # an earlier bind of it
-            return judge(demand, expect(row.node, [p.demand for p in row.pending if p.pod != demand.key]))
+            others = [each.demand for each in row.pending if each.pod != demand.key]
+            return judge(demand, expect(row.node, others, row.shown_ended()))
         return judge(demand, _expected(row))
 
     def verdicts_of(self, demand: PodDemand) -> dict[int, NodeVerdict]:
@@ -277,7 +291,7 @@ class NodeTable:
             return FITS
         row, kind = self._rows.get(name), self._kind_of.get(name)
         if row is None or kind is None:
-            problem = row.problem if row else "nothing is known of it"
+            problem = row.problem if row else NOT_KNOWN
             return NodeVerdict(fits=False, reason=UNKNOWN, message=problem)
         verdict = known.get(kind)
         if verdict is not None:
@@ -330,18 +344,25 @@ class NodeTable:
             else:
                 failed[name] = f"{verdict.reason}: {verdict.message}"
 
-    def _shows(self, name: str, pod: str) -> bool:
-        row = self._rows.get(name)
-        return row is not None and row.node is not None and pod in row.node.shown
-
     def _count(self, name: str, demand: PodDemand) -> None:
         before = self._pods.get(demand.key)
         if before is not None and before.node == name:
             return
-        if before is not None and (row := self._rows.get(before.node)):
-            row.count(before, -1)
+        if before is not None:
+            self._discount(before)
         self._pods[demand.key] = demand if demand.node == name else replace(demand, node=name)
         self._rows.setdefault(name, _Row()).count(demand, 1)
+
+    def _discount(self, demand: PodDemand) -> None:
+        if row := self._rows.get(demand.node):
+            row.count(demand, -1)
+            self._drop_if_empty(demand.node)
+
+    def _drop_if_empty(self, name: str) -> None:
+        """Forget the row of a node that does not exist once no pod is bound to it."""
+        row = self._rows[name]
+        if not (row.pods or row.allocatable or row.node):
+            del self._rows[name]
 
     def _holds(self, name: str, demand: PodDemand) -> bool:
         """Return whether a pod takes something of a node that the object of the node shows."""
@@ -370,7 +391,7 @@ class NodeTable:
         node = row.node
         row.pending = tuple(each for each in self._promises.of(name) if each.is_pending(node, now))
         row.free = len(node.free) - sum(each.demand.lasting for each in row.pending)
-        key = *row.counts, *(each.demand.signature for each in row.pending)
+        key = *row.counts, *(each.demand.signature for each in row.pending), *row.shown_ended()
         self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))
 
     def _shape(self, rules: Node) -> int:
@@ -404,9 +425,14 @@ class NodeTable:
 def _expected(row: _Row) -> ExpectedNode:
     """Return a node with its pending pods; it is made once for all demands."""
     assert row.node is not None
-    pending = tuple(each.demand for each in row.pending)
+    pending, ended = tuple(each.demand for each in row.pending), row.shown_ended()
     known = row.expected
-    if known is None or known.node is not row.node or known.pending != pending[: len(known.pending)]:
-        known = expect(row.node)
+    if (
+        known is None
+        or known.node is not row.node
+        or known.ended != ended
+        or known.pending != pending[: len(known.pending)]
+    ):
+        known = expect(row.node, ended=ended)
     row.expected = known = known.with_more(pending[len(known.pending) :])
     return known

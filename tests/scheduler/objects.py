@@ -20,7 +20,7 @@ def numatopology(
     numa_nodes: int = 2,
     cores: int = 4,
     threads: int = 2,
-    free: str = "",
+    free: str | None = None,
     policy: str = "single-numa-node",
     static: bool = True,
     reserved: int = 0,
@@ -39,7 +39,7 @@ def numatopology(
             "TopologyManagerPolicy": policy,
         },
         "resReserved": {"cpu": str(reserved)},
-        "numares": {"cpu": {"allocatable": free or f"0-{count - 1}", "capacity": count}},
+        "numares": {"cpu": {"allocatable": f"0-{count - 1}" if free is None else free, "capacity": count}},
         "cpuDetail": detail,
     }
     if pods is not None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
-from proxy.model.idset import Mask
-from proxy.scheduler.decision import NodeVerdict, _spacious, expect, judge
+from proxy.engine.owners import CpuHold
+from proxy.engine.pod_dry_run import dry_run
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.scheduler.decision import SHOWN, NodeVerdict, _unsure, expect, judge
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.node_table import ENOUGH, NOT_JUDGED, NodeTable
-from proxy.scheduler.pod_demand import PodDemand
+from proxy.scheduler.pod_demand import PodDemand, with_cpus
 from proxy.scheduler.resource_topology import read_resource_topology
 from tests.scheduler.objects import cpus, demand, node, resource_topology
 
@@ -181,9 +185,52 @@ def test_where_each_pod_finds_room_after_all_others_the_order_does_not_matter() 
         free = ",".join(str(cpu) for cpu in range(1, 16) if chance.random() < 0.85)
         found = node(free=free, pods={})
         pods = [demand(f"p{number}", chance.randint(1, 3)) for number in range(chance.randint(2, 4))]
-        if not _spacious(found, pods):
+        if _unsure(found, pods):
             continue
         spacious += 1
         for order in itertools.permutations(pods):
             assert not expect(found, order).lost
     assert spacious > 20
+
+
+def any_order_refuses(shown: NodeState, pods: list[PodDemand], ended: CpuSet) -> bool:
+    """Try all orders of the pods, with the end of a pod that the object still shows in each place."""
+    held = shown.holds[SHOWN].cpus if SHOWN in shown.holds else CpuSet()
+    for order in itertools.permutations([*pods, None] if ended else pods):
+        state = shown
+        for each in order:
+            if each is None:
+                state = state.holding(SHOWN, CpuHold(SHOWN, held - ended))
+                continue
+            outcome = dry_run(state, each.arrival())
+            if not outcome.verdict.admitted:
+                return True
+            state = outcome.state
+    return False
+
+
+def test_a_pod_fits_beside_pending_ones_if_and_only_if_all_are_admitted_in_every_order() -> None:
+    chance = random.Random(31)
+    judged = Counter[tuple[bool, str]]()
+    for number in range(70):
+        free = CpuSet(cpu for cpu in range(1, 16) if chance.random() < 0.9)
+        gone = CpuSet(chance.sample(range(1, 8), 2)) if number % 2 else CpuSet()
+        kept = CpuSet(range(1, 16)) - free - gone
+        found = node(free=str(free - gone), pods={"gone": str(gone), "kept": str(kept)})
+        shown, pending = expect(found).state, list[PodDemand]()
+        for count in range(4):
+            labels = {"koordinator.sh/qosClass": "LSR"} if chance.random() < 0.4 else {}
+            asked = demand(f"p{count}", chance.randint(1, 5), labels=labels)
+            verdict = judge(asked, expect(found, pending, (gone,) if gone else ()))
+            judged[verdict.fits, verdict.reason] += 1
+            if not verdict.cpus and verdict.reason != "PendingPodsConflict":
+                continue
+            if labels:
+                placed = dry_run(expect(found, pending).state, asked.arrival()).containers[0]
+                asked = with_cpus(asked, f'{{"cpuset":"{placed.placement.exclusive}"}}')
+            if pending:
+                assert verdict.fits is not any_order_refuses(shown, [*pending, asked], gone)
+            if verdict.fits:
+                pending.append(asked)
+    assert judged[True, ""] > 100
+    assert judged[False, "PendingPodsConflict"] > 20

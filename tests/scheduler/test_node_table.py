@@ -105,6 +105,46 @@ def test_promises_are_those_of_the_bound_pods_after_a_restart(table: NodeTable) 
     assert [each.pod for each in after.pending("n1")] == ["b"]
 
 
+def test_a_node_that_vanishes_and_comes_back_has_its_pods(table: NodeTable) -> None:
+    asked = demand("asked", 4)
+
+    def score() -> int:
+        table.put_allocatable("n1", {"cpu": 16_000, "memory": 16 << 30})
+        return table.scores(asked, ["n1"], Strategy.LEAST_ALLOCATED)[0]
+
+    empty = score()
+    table.observe(demand("a", 7, node="n1"), 0.0, running=False)
+    full = score()
+    assert full < empty
+    table.remove("n1")
+    assert table.place("n1", asked).message == "nothing is known of it"
+    table.put(node("n1", free="1-15", pods={}), 1.0)
+    assert score() == full
+    assert [each.pod for each in table.pending("n1")] == ["a"]
+    table.release("a", 2.0)
+    assert score() == empty
+    table.remove("n1")
+    assert not list(table.names())
+    table.observe(demand("b", 7, node="n1"), 3.0, running=False)
+    table.remove("n1")
+    assert list(table.names()) == ["n1"]
+    table.release("b", 4.0)
+    assert not list(table.names())
+
+
+def test_cpus_of_a_pod_that_has_ended_may_be_free_before_the_object_shows_it(table: NodeTable) -> None:
+    """A pod that comes then takes them, and not those that it was expected to take."""
+    table.observe(demand("old", 4, node="n1"), 0.0, running=True)
+    table.put(node("n1", free="5-15", pods={"old": "1-4"}), 0.0)
+    plain, named = demand("plain", 6), demand("named", 3, labels={"koordinator.sh/qosClass": "LSR"})
+    table.promise("n1", plain, 1.0)
+    assert table.place("n1", named).cpus == cpus("5-7")
+    table.release("old", 2.0)
+    assert table.place("n1", named).reason == "PendingPodsConflict"
+    table.put(node("n1", free="1-15", pods={}), 3.0)
+    assert table.place("n1", named).fits
+
+
 def test_the_cpus_that_an_annotation_names_are_those_that_are_taken(table: NodeTable) -> None:
     lsr = demand("a", 2, labels={"koordinator.sh/qosClass": "LSR"})
     named = with_cpus(lsr, '{"cpuset":"14-15"}')
