@@ -73,6 +73,10 @@ class _Row(Struct):
     ended: dict[str, float] = field(default_factory=dict)
     """Pods that the object showed when they ended, and when that was."""
 
+    def shows(self, pod: str) -> bool:
+        """Return whether the object of the node shows a pod."""
+        return self.node is not None and pod in self.node.shown
+
     def shown_ended(self) -> tuple[CpuSet, ...]:
         """Return the CPUs that the object still shows for pods that have ended."""
         shown = self.node.shown if self.node else {}
@@ -163,8 +167,7 @@ class NodeTable:
         if demand is not None:
             self._discount(demand)
         if node := self._promises.drop(pod):
-            row = self._rows.get(node)
-            if row is not None and row.node is not None and pod in row.node.shown:
+            if (row := self._rows.get(node)) and row.shows(pod):
                 row.ended[pod] = now
             self._refresh(node, now)
         if demand is not None:
@@ -172,11 +175,10 @@ class NodeTable:
 
     def shows_ended(self, names: Collection[str], now: float) -> bool:
         """Return whether the object of a candidate still shows a pod that has ended a short while ago."""
-        rows = (row for name in names if (row := self._rows.get(name)) and row.ended and row.node)
+        rows = (self._rows[name] for name in names if name in self._rows)
         return any(
-            now - since <= GRACE_S and pod in row.node.shown
-            for row in rows for pod, since in row.ended.items()
-        )  # fmt: skip
+            now - since <= GRACE_S and row.shows(pod) for row in rows for pod, since in row.ended.items()
+        )
 
     def tick(self, now: float) -> None:
         """End the promises that nothing will confirm."""
