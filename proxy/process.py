@@ -14,6 +14,7 @@ from proxy import logs
 from proxy.config.schema import Config
 from proxy.daemon import Daemon
 from proxy.early_socket import EarlySocket, deliver_signals
+from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.model.errors import TopoproxyError
 
 END_S, LAST_WORDS_S = 4.6, 0.3
@@ -114,7 +115,8 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
         import proxy.assembly  # noqa: F401  now, while calls are still answered
 
         early.predecessor.wait_for_turn()
-    asyncio.run(_serving(config, early))
+    with asyncio.Runner(loop_factory=RelayLoop) as runner:
+        runner.run(_serving(config, early))
     return 0
 
 

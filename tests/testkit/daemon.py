@@ -31,6 +31,7 @@ from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.executor.threads import Threads
+from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.topology.build import described
 from tests.testkit.answers import check
 
@@ -159,7 +160,8 @@ def run(
         finally:
             await daemon.stop()
 
-    asyncio.run(whole())
+    with asyncio.Runner(loop_factory=RelayLoop) as runner:
+        runner.run(whole())
 
 
 async def until(condition: Callable[[], object], seconds: float = LIMIT_S, pause: float = 0.02) -> float:

@@ -9,8 +9,8 @@ Back-pressure. What the other end brings fills this end's buffer up to ``HIGH_WA
 above ``own_water`` are frames that the relay itself has written in answer to what came from *this* end
 (refusals, resets, window), so this end is not read either until the buffer is empty enough.
 
-Faults. The loop calls ``_readable`` and ``_writable`` again as long as the socket is ready, so an exception
-that leaves one of them would repeat for ever. None does: the link is notified, and ends.
+Faults. The loop calls ``_readable`` and ``_writable`` again as long as the socket is ready, and an exception
+that leaves one of them would repeat for ever, or end the loop. None does: the link is notified, and ends.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
+
+from proxy.frontends.cri.relay_loop import RelayLoop
 
 HIGH_WATER: Final = 512 << 10
 """When this many bytes wait to be written, nothing more is read from the other end."""
@@ -71,7 +73,7 @@ class Pipe:
 
     __slots__ = (
         "_closing", "_ended", "_eof", "_faults", "_got", "_loop", "_lost", "_out", "_own_water", "_pauses",
-        "_reading", "_recv", "_send", "_socket", "_waiting", "attached", "other",
+        "_reading", "_recv", "_send", "_socket", "_waiting", "_writing", "attached", "other",
     )  # fmt: skip
 
     other: Pipe
@@ -101,7 +103,7 @@ class Pipe:
         self._own_water = own_water
         self._out: deque[memoryview | bytearray] = deque()
         self._waiting = self._pauses = 0
-        self._closing = self._eof = self._reading = self.attached = False
+        self._closing = self._eof = self._reading = self._writing = self.attached = False
 
     def attach(self, end: socket.socket) -> None:
         """Begin to read from a non-blocking socket, which is ours from now on."""
@@ -109,8 +111,7 @@ class Pipe:
         self._socket = end
         self._recv, self._send = end.recv, end.send
         self.attached = self._reading = True
-        if not self._pauses:
-            self._loop.add_reader(end, self._readable)
+        self._watch()
 
     def peer_pid(self) -> int:
         """Return the process that connected, by the kernel (SO_PEERCRED); 0 where it is not known."""
@@ -126,6 +127,12 @@ class Pipe:
     def waiting(self) -> int:
         """Bytes that wait for room."""
         return self._waiting
+
+    def _watch(self) -> None:
+        """Have the loop watch for what can be done."""
+        readable = self._readable if self._reading and not self._pauses else None
+        writable = self._writable if self._writing else None
+        watch(self._loop, self._socket, readable, writable)
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -156,20 +163,20 @@ class Pipe:
     def _stop_reading(self) -> None:
         if self._reading:
             self._reading = False
-            self._loop.remove_reader(self._socket)
+            self._watch()
 
     def pause(self, why: int = _OTHER) -> None:
         """Read nothing for now."""
-        if not self._pauses and self.attached and self._reading:
-            self._loop.remove_reader(self._socket)
-        self._pauses |= why
+        paused, self._pauses = self._pauses, self._pauses | why
+        if not paused and self.attached and self._reading:
+            self._watch()
 
     def resume(self, why: int = _OTHER) -> None:
         """Read again, unless there is another reason not to."""
         if self._pauses & why:
             self._pauses &= ~why
             if not self._pauses and self.attached and self._reading:
-                self._loop.add_reader(self._socket, self._readable)
+                self._watch()
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -190,7 +197,8 @@ class Pipe:
                 return
             self._out.append(memoryview(data)[sent:])
             self._waiting = len(data) - sent
-            self._loop.add_writer(self._socket, self._writable)
+            self._writing = True
+            self._watch()
         else:
             self._append(data)
         if self._waiting > HIGH_WATER:
@@ -217,7 +225,8 @@ class Pipe:
                 self.other.resume()
                 self.resume(_OWN)
             if not self._out and self.attached:
-                self._loop.remove_writer(self._socket)
+                self._writing = False
+                self._watch()
                 if self._closing:
                     self._finish()
                 elif self._eof:
@@ -275,15 +284,34 @@ class Pipe:
     def _finish(self) -> None:
         if not self.attached:
             return
-        self.attached = self._reading = False
+        self.attached = self._reading = self._writing = False
         self._out.clear()
         self._waiting = 0
-        for forget in (self._loop.remove_reader, self._loop.remove_writer):
-            with contextlib.suppress(Exception):
-                forget(self._socket)
+        with contextlib.suppress(Exception):
+            self._watch()
         with contextlib.suppress(OSError):
             self._socket.close()
         # What refers to a link refers to this: without the knot it goes now, not at some collection.
         self._got = self._ended = self._lost = _nothing
         self._faults = _NONE
         del self.other
+
+
+def watch(
+    loop: asyncio.AbstractEventLoop,
+    end: socket.socket,
+    readable: Callable[[], None] | None,
+    writable: Callable[[], None] | None,
+) -> None:
+    """Have a loop call functions as long as a socket can be read, or written; None for nothing."""
+    if isinstance(loop, RelayLoop):
+        loop.watch(end.fileno(), readable, writable)
+        return
+    if readable is not None:
+        loop.add_reader(end, readable)
+    else:
+        loop.remove_reader(end)
+    if writable is not None:
+        loop.add_writer(end, writable)
+    else:
+        loop.remove_writer(end)

@@ -15,6 +15,7 @@ from proxy import memory_trim
 from proxy.frontends.cri import acceptor
 from proxy.frontends.cri.acceptor import Acceptor
 from proxy.frontends.cri.interceptors import METHODS
+from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.telemetry.text import plain, rendered
 
 
@@ -65,4 +66,5 @@ async def main(listen, runtime, options):
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))
+    with asyncio.Runner(loop_factory=RelayLoop) as runner:
+        runner.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))

@@ -15,6 +15,7 @@ import pytest
 
 from proxy.frontends.cri.acceptor import Acceptor
 from proxy.frontends.cri.link import Link
+from proxy.frontends.cri.relay_loop import RelayLoop
 from tests.testkit.captured_log import report
 
 SERVICE = "/runtime.v1.RuntimeService/"
@@ -124,7 +125,7 @@ class Bed:
         self.listener.bind(self.path)
         self.listener.listen(64)
         self.front = Acceptor(self.upstream, self.decider, methods, report=report(self.lines))
-        self.loop = asyncio.new_event_loop()
+        self.loop = RelayLoop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
         self.do(self.front.start(self.listener))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.frontends.cri import pipe
 from proxy.frontends.cri.pipe import HIGH_WATER, READ_BYTES, Pipe, PipeCallbacks
+from proxy.frontends.cri.relay_loop import RelayLoop
 
 if TYPE_CHECKING:
     import pytest
@@ -63,7 +64,9 @@ def live(day: Callable[[Joined], Coroutine[Any, Any, None]]) -> None:
             joined.shut()
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    for loop_factory in (RelayLoop, asyncio.SelectorEventLoop):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(asyncio.wait_for(whole(), 60))
 
 
 async def exactly(end: socket.socket, size: int) -> bytes:

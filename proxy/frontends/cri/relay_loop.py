@@ -1,0 +1,161 @@
+"""An event loop that calls a link's sockets right where the kernel reports them.
+
+asyncio makes a handle of each event, queues it and runs it in a turn of its own. A small call has two events,
+and with what is done between them the queue costs as much as relaying the bytes. Here the functions of the
+sockets that are given to ``RelayLoop.watch`` are called as soon as the kernel has named them, and the kernel
+is asked again at once, unless there is something for asyncio to do: a callback, a timer that is due, another
+file descriptor.
+
+All else is asyncio's own loop. Its selector lies behind the one here, as one file descriptor of it (epoll(7)
+allows that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from select import EPOLLIN, EPOLLOUT, epoll
+from typing import TYPE_CHECKING, Any, Final, TypeVarTuple
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+_Called = Callable[[], None]
+_Args = TypeVarTuple("_Args")
+_MOST_EVENTS: Final = 64
+_READY = list[tuple[selectors.SelectorKey, int]]
+
+
+class _RelaySelector(selectors.BaseSelector):
+    """Calls the functions of watched sockets; gives asyncio what happens elsewhere.
+
+    Attributes:
+        called: For each watched socket what is called when it can be read, and when it can be written.
+        stirred: Since the last question to the kernel, asyncio was given something to do.
+    """
+
+    def __init__(self) -> None:
+        self._others = selectors.EpollSelector()
+        self._epoll = epoll()
+        self._epoll.register(self._others.fileno(), EPOLLIN)
+        self.called: dict[int, tuple[_Called | None, _Called | None]] = {}
+        self.stirred = False
+
+    def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
+        """See ``RelayLoop.watch``."""
+        events = (EPOLLIN if readable is not None else 0) | (EPOLLOUT if writable is not None else 0)
+        if not events:  # the kernel would report an error or the end even so, again and again
+            if self.called.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+        elif fd in self.called:
+            self._epoll.modify(fd, events)
+            self.called[fd] = readable, writable
+        else:
+            self._epoll.register(fd, events)
+            self.called[fd] = readable, writable
+
+    def select(self, timeout: float | None = None) -> _READY:
+        """Wait for something that asyncio has to do, and call watched sockets meanwhile."""
+        called, poll = self.called, self._epoll.poll
+        end = None if timeout is None else time.monotonic() + timeout
+        self.stirred = False
+        while True:
+            try:
+                events = poll(timeout, _MOST_EVENTS)
+            except InterruptedError:
+                return []
+            others = False
+            for fd, event in events:
+                # A function may have ended the watch of a socket that comes later.
+                functions = called.get(fd)
+                if functions is None:
+                    others |= fd == self._others.fileno()
+                    continue
+                readable, writable = functions
+                if readable is not None and event & ~EPOLLOUT:
+                    readable()
+                    if writable is not None:
+                        writable = called.get(fd, (None, None))[1]
+                if writable is not None and event & ~EPOLLIN:
+                    writable()
+            if others:
+                return self._others.select(0)
+            if self.stirred or not events:
+                return []
+            if end is not None:
+                timeout = end - time.monotonic()
+                if timeout <= 0:
+                    return []
+
+    def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+        """Add a file descriptor of asyncio's."""
+        return self._others.register(fileobj, events, data)
+
+    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
+        """Remove one."""
+        return self._others.unregister(fileobj)
+
+    def modify(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+        """Change what is waited for."""
+        return self._others.modify(fileobj, events, data)
+
+    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
+        """Return asyncio's file descriptors."""
+        return self._others.get_map()
+
+    def close(self) -> None:
+        """Close both."""
+        self.called.clear()
+        self._epoll.close()
+        self._others.close()
+
+
+class RelayLoop(asyncio.SelectorEventLoop):
+    """The loop of the daemon."""
+
+    def __init__(self) -> None:
+        self._relayed = _RelaySelector()
+        super().__init__(self._relayed)
+
+    def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
+        """Have functions called from now on, instead of those that were given before.
+
+        They must not raise: whatever they raise ends the loop.
+
+        Args:
+            fd: A socket that asyncio does not watch.
+            readable: What is called while the socket can be read; None for nothing.
+            writable: What is called while the socket can be written; None for nothing.
+        """
+        self._relayed.watch(fd, readable, writable)
+
+    # What gives asyncio something to do. What other threads give it comes through a pipe.
+
+    def call_soon(
+        self,
+        callback: Callable[[*_Args], object],
+        *args: *_Args,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """Call a function in the next turn."""
+        self._relayed.stirred = True
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Args], object],
+        *args: *_Args,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call a function at a time."""
+        self._relayed.stirred = True
+        return super().call_at(when, callback, *args, context=context)
+
+    def stop(self) -> None:
+        """Stop after this turn."""
+        self._relayed.stirred = True
+        super().stop()

@@ -1,0 +1,252 @@
+"""The daemon's event loop: watched sockets are called at once, and nothing of asyncio waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from proxy.frontends.cri.relay_loop import RelayLoop
+
+LIMIT_S = 10
+
+
+@pytest.fixture
+def pairs() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
+    """Give pairs of sockets that do not block."""
+    with contextlib.ExitStack() as ends:
+
+        def pair() -> tuple[socket.socket, socket.socket]:
+            made = socket.socketpair()
+            for end in made:
+                end.setblocking(False)
+                ends.enter_context(end)
+            return made
+
+        yield pair
+
+
+def live(day: Callable[[RelayLoop], Any]) -> Any:
+    async def whole() -> Any:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, RelayLoop)
+        async with asyncio.timeout(LIMIT_S):
+            return await day(loop)
+
+    with asyncio.Runner(loop_factory=RelayLoop) as runner:
+        return runner.run(whole())
+
+
+def echo(loop: RelayLoop, one: socket.socket, other: socket.socket) -> list[int]:
+    """Have two sockets answer each other without end; gives the count of answers."""
+    count = [0]
+
+    def answer(end: socket.socket) -> None:
+        count[0] += 1
+        end.send(end.recv(8))
+
+    loop.watch(one.fileno(), lambda: answer(one), None)
+    loop.watch(other.fileno(), lambda: answer(other), None)
+    one.send(b"on")
+    return count
+
+
+def quiet(loop: RelayLoop, *ends: socket.socket) -> None:
+    for end in ends:
+        loop.watch(end.fileno(), None, None)
+
+
+def test_timers_and_tasks_go_on_while_watched_sockets_are_always_ready(pairs):
+    one, other = pairs()
+
+    async def day(loop: RelayLoop) -> int:
+        count = echo(loop, one, other)
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+        quiet(loop, one, other)
+        return count[0]
+
+    assert live(day) > 5
+
+
+def test_what_another_thread_asks_for_is_done_while_watched_sockets_are_always_ready(pairs):
+    one, other = pairs()
+
+    async def day(loop: RelayLoop) -> None:
+        echo(loop, one, other)
+        asked = loop.create_future()
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(asked.set_result, None))
+        thread.start()
+        await asked
+        thread.join()
+        quiet(loop, one, other)
+
+    live(day)
+
+
+def test_other_descriptors_are_read_while_watched_sockets_are_always_ready(pairs):
+    (one, other), (near, far) = pairs(), pairs()
+
+    async def day(loop: RelayLoop) -> bytes:
+        echo(loop, one, other)
+        far.send(b"plain")
+        got = await loop.sock_recv(near, 8)
+        quiet(loop, one, other)
+        return got
+
+    assert live(day) == b"plain"
+
+
+def test_what_a_function_schedules_runs_before_the_kernel_is_asked_again(pairs):
+    one, other = pairs()
+    events = []
+
+    async def day(loop: RelayLoop) -> None:
+        done = loop.create_future()
+
+        def readable() -> None:
+            events.append("read")
+            if events.count("read") == 2:
+                quiet(loop, one)
+                done.set_result(None)
+            else:
+                loop.call_soon(events.append, "soon")
+
+        loop.watch(one.fileno(), readable, None)
+        other.send(b"unread")  # and so it stays ready
+        await done
+
+    live(day)
+    assert events == ["read", "soon", "read"]
+
+
+def test_a_timer_that_a_function_sets_is_kept(pairs):
+    one, other = pairs()
+
+    async def day(loop: RelayLoop) -> None:
+        done = loop.create_future()
+
+        def readable() -> None:
+            one.recv(8)
+            loop.call_later(0.01, done.set_result, None)
+
+        loop.watch(one.fileno(), readable, None)
+        other.send(b"x")
+        await done
+        quiet(loop, one)
+
+    live(day)
+
+
+def test_a_function_may_stop_the_loop(pairs):
+    one, other = pairs()
+    loop = RelayLoop()
+    try:
+        loop.watch(one.fileno(), loop.stop, None)
+        other.send(b"unread")
+        guard = threading.Timer(LIMIT_S, loop.call_soon_threadsafe, (loop.stop,))
+        guard.start()
+        loop.run_forever()
+        assert guard.is_alive(), "it ran until the guard stopped it"
+        guard.cancel()
+        guard.join()
+        quiet(loop, one)
+    finally:
+        loop.close()
+
+
+def test_a_socket_is_not_called_any_more_once_another_one_has_ended_its_watch(pairs):
+    (one, far), (two, away) = pairs(), pairs()
+    calls = []
+
+    async def day(loop: RelayLoop) -> None:
+        def readable(name: str) -> None:
+            calls.append(name)
+            quiet(loop, one, two)
+
+        loop.watch(one.fileno(), lambda: readable("one"), None)
+        loop.watch(two.fileno(), lambda: readable("two"), None)
+        far.send(b"x")
+        away.send(b"x")
+        await asyncio.sleep(0.05)
+
+    live(day)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("ends_the_watch", [True, False])
+def test_a_socket_can_be_read_and_written(pairs, ends_the_watch):
+    one, other = pairs()
+    calls = []
+
+    async def day(loop: RelayLoop) -> None:
+        done = loop.create_future()
+
+        def readable() -> None:
+            calls.append("read")
+            one.recv(8)
+            if ends_the_watch:
+                quiet(loop, one)
+                loop.call_later(0.02, done.set_result, None)
+
+        def writable() -> None:
+            calls.append("write")
+            quiet(loop, one)
+            done.set_result(None)
+
+        other.send(b"x")
+        loop.watch(one.fileno(), readable, writable)
+        await done
+
+    live(day)
+    assert calls == (["read"] if ends_the_watch else ["read", "write"])
+
+
+def test_functions_can_be_replaced(pairs):
+    one, other = pairs()
+    calls = []
+
+    async def day(loop: RelayLoop) -> None:
+        done = loop.create_future()
+
+        def now() -> None:
+            calls.append("now")
+            quiet(loop, one)
+            done.set_result(None)
+
+        loop.watch(one.fileno(), lambda: calls.append("before"), None)
+        loop.watch(one.fileno(), now, None)
+        other.send(b"x")
+        await done
+
+    live(day)
+    assert calls == ["now"]
+
+
+def test_a_socket_without_functions_is_not_watched_even_if_its_peer_is_gone(pairs):
+    one, other = pairs()
+
+    async def day(loop: RelayLoop) -> int:
+        calls = []
+        loop.watch(one.fileno(), lambda: calls.append("read"), None)
+        quiet(loop, one)
+        quiet(loop, one)
+        other.close()
+        turns = 0
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+
+        waits = [loop.call_later(0.01 * i, turn) for i in range(3)]
+        await asyncio.sleep(0.05)
+        assert not calls
+        assert all(wait.when() < loop.time() for wait in waits)
+        return turns
+
+    assert live(day) == 3
