@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
-from vm_guest import LONG_S, RUNTIME, step, wait
+from vm_guest import LONG_S, RUNTIME, save_journals, step, wait
 from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
 from vm_node import ENDPOINT, KUBEADM, SETTINGS, UNITS, answers, files, no_trace, shell, status
 from vm_unit import CONFIG, install, systemctl
@@ -249,6 +249,4 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        for unit, file in (("topoproxy", "proxy.log"), ("kubelet", "kubelet.log")):
-            command = ["journalctl", "-b", "-u", unit, "--no-pager"]
-            Path("/out", file).write_bytes(subprocess.run(command, check=False, capture_output=True).stdout)
+        save_journals(topoproxy="proxy.log", kubelet="kubelet.log")

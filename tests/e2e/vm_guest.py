@@ -62,6 +62,13 @@ def step(words: str) -> None:
     print(f"{time.monotonic():8.1f}  {words}", flush=True)
 
 
+def save_journals(**files: str) -> None:
+    """Leave the journals of units among the results: for each unit the name of a file."""
+    for unit, name in files.items():
+        command = ["journalctl", "-b", "-u", unit, "--no-pager"]
+        Path("/out", name).write_bytes(subprocess.run(command, check=False, capture_output=True).stdout)
+
+
 def refusal(what: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     """Make a call that must be refused; returns its status and words."""
     try:

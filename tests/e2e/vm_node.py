@@ -25,7 +25,7 @@ from typing import Any, cast
 import grpc
 import yaml
 from cri import Cri
-from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, step, wait
+from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, save_journals, step, wait
 from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
 
 sys.path.insert(0, "/in/chart")
@@ -290,6 +290,4 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        for unit, file in (("topoproxy", "proxy.log"), ("kubelet", "kubelet.log")):
-            command = ["journalctl", "-b", "-u", unit, "--no-pager"]
-            Path("/out", file).write_bytes(subprocess.run(command, check=False, capture_output=True).stdout)
+        save_journals(topoproxy="proxy.log", kubelet="kubelet.log")

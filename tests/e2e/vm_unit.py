@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cri import Cri
-from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, core_of, place_in, step, wait
+from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, core_of, place_in, save_journals, step, wait
 from vm_pools import Node
 
 from proxy.admin.client import ask
@@ -138,5 +138,4 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        command = ["journalctl", "-b", "-u", "topoproxy", "--no-pager"]
-        Path("/out/proxy.log").write_bytes(subprocess.run(command, check=False, capture_output=True).stdout)
+        save_journals(topoproxy="proxy.log")
