@@ -101,6 +101,7 @@ def test_labels_decide_which_namespaces_may_own_cpus(node: ClusterNode) -> None:
         assert node.cpus(container) == "2-3"
         status = await node.ask("/status")
         assert status["settings"]["admission"]["namespacesByLabel"] == ["demo"]
+        assert not any("cannot read the labels of namespaces" in p["what"] for p in status["problems"])
         node.read(FactsKind.NAMESPACES)
         await node.refresh()
         assert node.cpus(container) == "2-3", "a running owner keeps its CPUs"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from proxy.executor.ports import NamespaceLabels, NodeObject
 
 NO_LABELS = "cannot read the labels of namespaces, which admission.namespaceSelector needs"
+CANNOT_FOLLOW = "cannot follow a setting of the Node object"
 
 
 class NodePolicySync:
@@ -65,6 +66,8 @@ class NodePolicySync:
         self._namespaces = namespaces
         self._labels: Mapping[str, Mapping[str, str]] | None = None
         self._reading = asyncio.Lock()
+        self._open_lack = ""
+        self._open = set[str]()
         context.learn(policy=read_node_policy(configured, configured.machine, None, None))
 
     @property
@@ -137,11 +140,7 @@ class NodePolicySync:
         context.learn(policy=done.policy)
         if done.state is not before:
             context.store.handle(NodeRulesChanged(done.state.node, "node rules changed"))
-        if lack := self._without_labels(done.state.node):
-            context.telemetry.problem(NO_LABELS, reason=lack)
-        for words in [*self._unread(), *(v.problem for v in done.policy.named().values()), *done.notes]:
-            if words:
-                context.telemetry.problem("cannot follow a setting of the Node object", reason=words)
+        self._report(done)
         new = [
             f"{name} {shown(value.value) or 'none'} ({value.source})"
             for name, value in done.policy.named().items()
@@ -150,6 +149,22 @@ class NodePolicySync:
         if done.state is not before and new:
             context.telemetry.count(metrics.NODE_POLICY_CHANGES)
             context.telemetry.event("the policy of the node changed", values=", ".join(new))
+
+    def _report(self, done: AppliedPolicy) -> None:
+        """Report what is wrong, and end the problems of earlier passes that are over."""
+        telemetry = self._context.telemetry
+        lack = self._without_labels(done.state.node)
+        if self._open_lack not in ("", lack):
+            telemetry.resolved(NO_LABELS, reason=self._open_lack)
+        if lack:
+            telemetry.problem(NO_LABELS, reason=lack)
+        settings = [*self._unread(), *(value.problem for value in done.policy.named().values())]
+        found = {words for words in settings if words}
+        for words in sorted(self._open - found):
+            telemetry.resolved(CANNOT_FOLLOW, reason=words)
+        for words in (*sorted(found), *done.notes):
+            telemetry.problem(CANNOT_FOLLOW, reason=words)
+        self._open_lack, self._open = lack, found
 
     def _with_kept(self, policy: NodePolicy) -> NodePolicy:
         reserved, kept = policy.reserved, self._context.state.facts.kubelet_reserved

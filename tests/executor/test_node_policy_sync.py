@@ -90,6 +90,7 @@ def test_a_reservation_that_leaves_nothing_waits_for_owners_to_go(live, tmp_path
         await node.follow()
         assert w.on(ls) == "0-7"
         assert node.value("reservedCPUs")["problem"] == ""
+        assert problems_of(w) == []
         w.check()
 
     live(day)
@@ -104,13 +105,15 @@ def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
         await node.say(reservation={"reservedCPUs": "0"})
         assert w.on(ls) == "1-15"
+        assert problems_of(w) == [], "it is there now"
         node.path.write_text('{"metadata": {"anno')
         await node.follow()
         assert w.on(ls) == "1-15"
         assert any("its last content stays in effect" in what for what in problems_of(w))
         await node.say(reservation={"reservedCPUs": "0-"})
         assert w.on(ls) == "0-15", "a list that is none counts as absent"
-        assert any(f"annotation {RESERVATION}: " in what for what in problems_of(w))
+        (left,) = problems_of(w)
+        assert f"annotation {RESERVATION}: " in left
 
     live(day)
 
