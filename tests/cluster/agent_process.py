@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane, Json
+from tests.cluster.api_client import Json, bound_token
+from tests.cluster.control_plane import ControlPlane
 
-NAMESPACE = "topoproxy-system"
 NUMATOPOLOGY = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/n1"
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/n1"
 SOON_S = 10.0
@@ -26,32 +26,6 @@ _WRITES = re.compile(
     r'.*verb="(APPLY|PATCH|PUT|POST|DELETE)"[^}]*\} (\d+)',
     re.M,
 )
-
-
-def bound_token(plane: ControlPlane, node: str = "n1") -> str:
-    """Return the token of the agent's pod on a node, as kubelet would request it."""
-    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    name = f"agent-{node}"
-    pod = plane.get(f"{pods}/{name}") or plane.create(
-        pods,
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name},
-            "spec": {
-                "nodeName": node,
-                "serviceAccountName": "topoproxy-agent",
-                "automountServiceAccountToken": False,
-                "containers": [{"name": "agent", "image": "localhost/pause:1", "imagePullPolicy": "Never"}],
-            },
-        },
-    )
-    bound = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"]}
-    asked = plane.create(
-        f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/topoproxy-agent/token",
-        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}},
-    )
-    return str(asked["status"]["token"])
 
 
 def _with_account(account: Path, command: list[str]) -> list[str]:

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import time
 import urllib.request
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.cluster.api_client import ApiClient, ApiError
 
 START_S = 90.0
 PROGRAMS = ("kube-apiserver",)
@@ -29,7 +30,6 @@ CONTROLLERS = (
     "garbage-collector-controller",
     "pod-garbage-collector-controller",
 )
-Json = dict[str, Any]
 
 
 def missing(*programs: str) -> str:
@@ -53,18 +53,13 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-class ApiError(Exception):
-    def __init__(self, status: int, body: str) -> None:
-        super().__init__(f"{status}: {body[:500]}")
-        self.status = status
-
-
-class ControlPlane:
+class ControlPlane(ApiClient):
     """etcd and an API server; ``stop_api`` and ``start_api`` make an outage."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__("127.0.0.1", free_port())
         self.directory = directory
-        self.port, self._etcd_port, peer = free_port(), free_port(), free_port()
+        self._etcd_port, peer = free_port(), free_port()
         self.server = f"https://127.0.0.1:{self.port}"
         subprocess.run(
             ["openssl", "genrsa", "-out", directory / "sa.key", "2048"], check=True, capture_output=True
@@ -72,10 +67,6 @@ class ControlPlane:
         tokens = ['admin-token,admin,1,"system:masters"']
         tokens += [f'{node}-token,system:node:{node},{node},"system:nodes"' for node in NODES]
         (directory / "tokens.csv").write_text("\n".join(tokens) + "\n")
-        self._idle: list[http.client.HTTPSConnection] = []
-        self._context = ssl.create_default_context()
-        self._context.check_hostname = False
-        self._context.verify_mode = ssl.CERT_NONE
         etcd = f"http://127.0.0.1:{self._etcd_port}"
         self._etcd = self._start(
             "etcd", "etcd", f"--data-dir={directory}/etcd", f"--listen-client-urls={etcd}",
@@ -164,8 +155,7 @@ class ControlPlane:
         for process in self._more:
             process.kill()
             process.wait()
-        for connection in self._idle:
-            connection.close()
+        super().close()
         self.stop_api()
         self._etcd.kill()
         self._etcd.wait()
@@ -192,99 +182,3 @@ class ControlPlane:
         }
         file.write_text(yaml.safe_dump(value))
         return file
-
-    # -- the administrator --------------------------------------------------------------------------------
-
-    def request(
-        self, method: str, path: str, value: Any = None, kind: str = "application/json", *, raw: bool = False,
-        token: str = "admin-token",
-    ) -> Any:  # fmt: skip
-        body = None if value is None else json.dumps(value).encode()
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
-        status, text = self._answer(method, path, body, headers)
-        if status >= 400:
-            raise ApiError(status, text)
-        return text if raw else json.loads(text)
-
-    def connect(self, seconds: float = 10) -> http.client.HTTPSConnection:
-        """Return a new connection to the API server, which is opened by the first request."""
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=seconds, context=self._context)
-
-    def _answer(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, str]:
-        """Send a request on a connection that is open, if any: a handshake costs more than most answers."""
-        while True:
-            try:
-                connection, is_new = self._idle.pop(), False
-            except IndexError:
-                connection, is_new = self.connect(), True
-            try:
-                connection.request(method, path, body, headers)
-                answer = connection.getresponse()
-                text = answer.read().decode()
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                if is_new or isinstance(error, TimeoutError):
-                    raise OSError(f"{method} {path}: {error!r}") from error
-                continue  # the API server has closed it, or is another one
-            self._idle.append(connection)
-            return answer.status, text
-
-    def get(self, path: str) -> Json | None:
-        """Read an object; None where there is none."""
-        try:
-            found: Json = self.request("GET", path)
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
-        return found
-
-    def create(self, path: str, value: Json) -> Json:
-        created: Json = self.request("POST", path, value)
-        return created
-
-    def merge(self, path: str, value: Json) -> Json:
-        merged: Json = self.request("PATCH", path, value, "application/merge-patch+json")
-        return merged
-
-    def delete(self, path: str) -> None:
-        self.request("DELETE", path)
-
-    def install(self, manifest: Path) -> None:
-        """Apply all objects of a file, and wait for CRDs to be served."""
-        for value in yaml.safe_load_all(manifest.read_text()):
-            if value:
-                self.apply(value)
-
-    def apply(self, value: Json) -> None:
-        group, _, version = value["apiVersion"].rpartition("/")
-        base = f"/apis/{group}/{version}" if group else f"/api/{version}"
-        namespace = value["metadata"].get("namespace")
-        where = f"{base}/namespaces/{namespace}" if namespace else base
-        path = f"{where}/{_plural(value['kind'])}/{value['metadata']['name']}"
-        self.request("PATCH", f"{path}?fieldManager=test&force=true", value, "application/apply-patch+yaml")
-        if value["kind"] == "CustomResourceDefinition":
-            spec = value["spec"]
-            for each in spec["versions"]:
-                self.until_served(f"/apis/{spec['group']}/{each['name']}/{spec['names']['plural']}")
-
-    def until_served(self, path: str) -> None:
-        end = time.monotonic() + 30
-        while self.get(path) is None:
-            assert time.monotonic() < end, path
-            time.sleep(0.05)
-
-    def node(self, name: str = "n1", **labels: str) -> Json:
-        metadata = {"name": name, "labels": labels}
-        return self.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-
-    def pod(self, name: str, uid_of: str = "default", node: str = "n1") -> Json:
-        """Create a pod that is bound to a node."""
-        spec = {"nodeName": node, "containers": [{"name": "main", "image": "x"}]}
-        value = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-        return self.create(f"/api/v1/namespaces/{uid_of}/pods", value)
-
-
-def _plural(kind: str) -> str:
-    word = kind.lower()
-    return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"

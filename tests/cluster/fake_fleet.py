@@ -28,7 +28,8 @@ from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.scheduler.node_facts import machine_of
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import read_demand
-from tests.cluster.control_plane import ApiError, ControlPlane, Json
+from tests.cluster.api_client import ApiError, Json
+from tests.cluster.control_plane import ControlPlane
 from tests.scheduler.objects import numatopology, pod
 
 PODS = "/api/v1/namespaces/fleet/pods"
@@ -271,7 +272,8 @@ class FakeFleet:
                 return
 
     def _step(self) -> None:
-        bound = self._bound.current()
+        # Pods on nodes that are real are left to them.
+        bound = {k: v for k, v in self._bound.current().items() if v["spec"]["nodeName"] in self.nodes}
         changed = set()
         for uid in [uid for uid in self._seen if uid not in bound]:
             name = self._seen.pop(uid)

@@ -27,7 +27,8 @@ from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
 from tests.cluster.agent_process import running_agent
-from tests.cluster.control_plane import ControlPlane, Json, free_port, missing
+from tests.cluster.api_client import Json
+from tests.cluster.control_plane import ControlPlane, free_port, missing
 from tests.testkit.daemon import DaemonNode, temporary_node
 
 SETTINGS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.cluster.control_plane import ControlPlane
@@ -67,18 +67,17 @@ def scheduling_bed(directory: Path, nodes: int) -> Iterator[SchedulingBed]:
         directory: For files of the programs.
         nodes: Of the fleet.
     """
-    plane = ControlPlane(directory)
-    try:
+    with ExitStack() as stack:
+        plane = ControlPlane(directory)
+        stack.callback(plane.close)
         plane.start_api()
         plane.install(DEPLOY / "rbac.yaml")
         fleet = FakeFleet(plane, nodes)
         fleet.start()
+        stack.callback(fleet.stop)
         extender = ExtenderProcess(plane)
+        stack.callback(extender.kill)
         extender.start()
         plane.start_scheduler()
         plane.start_scheduler(**extender_config(extender))
         yield SchedulingBed(plane, fleet, extender)
-        fleet.stop()
-        extender.stop()
-    finally:
-        plane.close()

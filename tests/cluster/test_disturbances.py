@@ -26,7 +26,8 @@ from tests.cluster.agent_process import (
     wait_until_quiet,
     writes,
 )
-from tests.cluster.control_plane import ApiError, ControlPlane
+from tests.cluster.api_client import ApiError
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.imitated_node import FREE, Bed, fresh_cluster, on_bed, owner
 from tests.cluster.silent_relay import SilentRelay
 from tests.cluster.wrong_clock import WrongClock

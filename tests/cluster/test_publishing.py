@@ -28,7 +28,8 @@ from tests.cluster.agent_process import (
     wait_until,
     writes,
 )
-from tests.cluster.control_plane import ApiError, ControlPlane
+from tests.cluster.api_client import ApiError
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.imitated_node import FREE, STATIC, Bed, fresh_cluster, on_bed, owner
 
 

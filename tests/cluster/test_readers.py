@@ -15,8 +15,9 @@ import pytest
 
 from proxy.demo.client import NAMESPACE, QOS_LABEL
 from tests.cluster.agent_process import wait_until
+from tests.cluster.api_client import Json
 from tests.cluster.conftest import DEPLOY
-from tests.cluster.control_plane import ControlPlane, Json
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.reader_nodes import NAMES, Nodes, Reader, missing_reader, on_nodes
 from tests.cluster.upstream_crds import crd
 

@@ -22,7 +22,8 @@ from proxy.demo.client import DemoPod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.workload import KubeQos
 from tests.cluster.agent_process import AgentProcess, running_agent, wait_until
-from tests.cluster.control_plane import ApiError, ControlPlane, Json
+from tests.cluster.api_client import ApiError, Json
+from tests.cluster.control_plane import ControlPlane
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 RESERVATION = "node.koordinator.sh/reservation"

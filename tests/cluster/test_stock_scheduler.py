@@ -14,7 +14,8 @@ from proxy.backends.kubelet.pod_fields import read_amounts
 from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.simulate.fleet.stock_scheduler import StockScheduler, stock_demand
 from proxy.simulate.hosts import Host
-from tests.cluster.control_plane import ControlPlane, Json, missing
+from tests.cluster.api_client import Json
+from tests.cluster.control_plane import ControlPlane, missing
 
 NAMESPACE = "calibration"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

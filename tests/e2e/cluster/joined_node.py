@@ -13,7 +13,8 @@ from cri import IMAGE, RUNNING, Cpuset, cpuset_of
 from proxy.agent.rejections.node_mark import KEY
 from proxy.model.idset import CpuSet
 from tests.cluster.agent_process import AgentProcess, free_cpus, running_agent
-from tests.cluster.control_plane import ApiError, ControlPlane, Json
+from tests.cluster.api_client import ApiError, Json
+from tests.cluster.control_plane import ControlPlane
 
 if TYPE_CHECKING:
     from bed import Bed

@@ -9,7 +9,7 @@ from joined_node import NODE, Joined, container, kernel, pod_spec, until
 
 from proxy.model.idset import CpuSet
 from tests.cluster.agent_process import NUMATOPOLOGY, TOPOLOGY, condition, free_cpus
-from tests.cluster.control_plane import Json
+from tests.cluster.api_client import Json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 NODES = "/api/v1/nodes"

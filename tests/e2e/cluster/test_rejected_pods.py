@@ -12,7 +12,7 @@ import pytest
 from joined_node import DEMO, Joined, kernel, one_cpu, rejected, uid, until
 
 from proxy.agent.rejections.node_mark import KEY
-from tests.cluster.control_plane import Json
+from tests.cluster.api_client import Json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 

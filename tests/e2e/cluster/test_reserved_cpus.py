@@ -12,7 +12,8 @@ from joined_node import Joined, container, kernel, pod_spec, uid, until
 
 from proxy.model.idset import CpuSet
 from tests.cluster.agent_process import NUMATOPOLOGY
-from tests.cluster.control_plane import ControlPlane, Json
+from tests.cluster.api_client import Json
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess, extender_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
