@@ -116,8 +116,8 @@ coverage: venv ## run the tests of the packages and print the coverage of each p
 	$(BIN)/python tests/testkit/coverage_table.py build/coverage/report.json; exit $$failed
 
 # Without KVM, a scenario takes one to five minutes, all of them most of an hour: PYTEST_ARGS="-k pools".
-test-vm: venv vm-tools ## run scenarios in virtual machines with NUMA nodes: as root on Debian; STORIES=quick; KUBELET=program
-	@TOPOPROXY_VM="$(or $(STORIES),all)" TOPOPROXY_KUBELET="$(KUBELET)" \
+test-vm: venv vm-tools ## run scenarios in virtual machines with NUMA nodes: as root on Debian; STORIES=quick; KUBELET=program; CLUSTER=directory
+	@TOPOPROXY_VM="$(or $(STORIES),all)" TOPOPROXY_KUBELET="$(KUBELET)" TOPOPROXY_CLUSTER="$(or $(CLUSTER),$(TOPOPROXY_CLUSTER))" \
 	  $(BIN)/python -m pytest tests/e2e/test_vm.py -v -s $(PYTEST_ARGS)
 
 test-runtimes: venv e2e-tools ## run the end-to-end tests on newer releases of containerd and runc: RUNTIMES=directory

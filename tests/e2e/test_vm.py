@@ -36,8 +36,12 @@ import disk
 import images
 from crio import FOLDER as CRIO
 from crio import why_not_crio
-from machine import NETFILTER, Machine, import_images, run
+from machine import HOST, NETFILTER, Machine, import_images, run
+from packaging.requirements import Requirement
 from sample_plugin import built_sample_plugin
+
+from tests.cluster.control_plane import missing
+from tests.cluster.joining_machine import cluster_for_a_machine
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
@@ -85,11 +89,19 @@ def needed(name: str, found: set[str]) -> set[str]:
     """The distributions that one needs, itself included (those of extras left out)."""
     if name not in found:
         found.add(name)
-        for line in distribution(name).requires or []:
-            requirement = re.match(r"[\w.-]+", line)
-            if requirement and ";" not in line:
-                needed(requirement[0], found)
+        for requirement in map(Requirement, distribution(name).requires or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                needed(requirement.name, found)
     return found
+
+
+def add_distributions(tar: tarfile.TarFile, names: set[str]) -> None:
+    """Put the files of distributions into a tar, in a directory ``site``."""
+    for name in names:
+        for file in distribution(name).files or []:
+            path = Path(str(file.locate()))
+            if ".." not in file.parts and path.is_file():
+                tar.add(path, f"site/{file}")
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +117,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(compiled, check=True, timeout=120)
     with tarfile.open(directory / "site.tar", "w") as tar:
         tar.add(directory / "site", "site")
-        for name in needed("topoproxy", set()) - {"topoproxy"}:
-            for file in distribution(name).files or []:
-                path = Path(str(file.locate()))
-                if ".." not in file.parts and path.is_file():
-                    tar.add(path, f"site/{file}")
+        add_distributions(tar, needed("topoproxy", set()) - {"topoproxy"})
     return directory / "site.tar"
 
 
@@ -390,3 +398,24 @@ def plugins() -> list[Path]:
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
 def test_devices_beside_kubelet(story: Story, plugins: list[Path], kind: str) -> None:
     beside_kubelet(story, kind, "vm_beside_devices.py", **{path.name: path for path in plugins})
+
+
+@pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
+def test_cluster(story: Story, tmp_path: Path, kind: str) -> None:
+    """A node of a cluster, beside nodes whose CPUs are free on no NUMA node; its control plane runs here."""
+    reason = missing("kube-scheduler", "kube-controller-manager")
+    if reason or not KUBELET.is_file():
+        pytest.skip(reason or NO_KUBELET)
+    with tarfile.open(tmp_path / "agent.tar", "w") as tar:
+        add_distributions(tar, needed("lightkube", set()))
+    with cluster_for_a_machine(tmp_path, HOST) as (bed, given):
+        carried = {
+            "kubelet": KUBELET,
+            "agent.tar": tmp_path / "agent.tar",
+            "cluster": given,
+            "tests/cluster/api_client.py": REPO / "tests/cluster/api_client.py",
+        }
+        machine = replace(FOUR_NODES, modules=NETFILTER, network=True)
+        story.ends_well(kind, "vm_cluster.py", machine, carried, "the story ends well", 1500)
+        assert not bed.fleet.rejected
+        assert bed.fleet.double_bookings() == 0

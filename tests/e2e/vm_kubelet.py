@@ -127,6 +127,7 @@ class Bed:
     daemon: Daemon
     direct: Cri = field(default_factory=lambda: Cri(RUNTIME, ""))
     process: subprocess.Popen[bytes] | None = None
+    arguments: tuple[str, ...] = ("--hostname-override", "bed")
 
     def start_kubelet(self, *, signed: bool = True) -> None:
         MANIFESTS.mkdir(parents=True, exist_ok=True)
@@ -147,7 +148,7 @@ class Bed:
         step(f"kubelet answers after {wait('kubelet to answer', answers, LONG_S):.1f} s")
 
     def _launch(self) -> None:
-        command = ["/in/kubelet", "--config", "/etc/kubelet/config.yaml", "--hostname-override", "bed"]
+        command = ["/in/kubelet", "--config", "/etc/kubelet/config.yaml", *self.arguments]
         with Path("/out/kubelet.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--v", "2"],

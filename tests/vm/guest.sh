@@ -3,7 +3,7 @@
 # As the first process (cgroup driver cgroupfs) it mounts everything itself; else systemd has.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 export OUT=/out GOMAXPROCS=2 # Go's idle threads look for work all the time: dear where CPUs are emulated
-. /in/.bed/settings.sh       # CGROUP, DRIVER, MODULES, LIMIT_S
+. /in/.bed/settings.sh       # CGROUP, DRIVER, MODULES, GATEWAY, LIMIT_S
 
 mount_cgroups() {
     local at=/sys/fs/cgroup controller
@@ -41,6 +41,13 @@ mount_all() {
     ip link set lo up
 }
 
+start_network() {
+    modprobe virtio_net
+    ip link set eth0 up
+    ip addr add "${GATEWAY%.*}.15/24" dev eth0
+    ip route add default via "$GATEWAY"
+}
+
 start_containerd() {
     local driver=false tries=0
     [ "$DRIVER" = systemd ] && driver=true
@@ -74,6 +81,7 @@ END
 echo "UP $(cut -d' ' -f1 /proc/uptime)" >/dev/ttyS1
 cd /in
 {
+    [ -z "$GATEWAY" ] || start_network
     if start_containerd; then
         timeout -k 5 "$LIMIT_S" bash /in/.bed/job.sh </dev/null
         echo $? >$OUT/.status

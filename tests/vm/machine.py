@@ -25,6 +25,8 @@ RESULTS_MIB = 64
 BOOT_S = 180
 NO_STATUS = 125
 NETFILTER = "nf_tables nft_compat nft_chain_nat xt_comment xt_mark xt_conntrack xt_MASQUERADE br_netfilter"
+HOST = "10.0.2.2"
+"""The address at which a machine with a network reaches this one's loopback (qemu's user networking)."""
 MASKED = ("udev-trigger", "hwdb-update", "journal-catalog-update", "random-seed", "update-utmp", "firstboot")
 
 
@@ -44,6 +46,7 @@ class Machine:
         cgroup: v1, v2, or hybrid: all controllers that v1 has are there, and v2 beside them at ``unified``.
         driver: What makes cgroups: ``cgroupfs``, or ``systemd``, which then is the first process.
         modules: Kernel modules that are loaded before containerd starts.
+        network: It can open connections to servers on this machine's loopback, at ``HOST``.
     """
 
     sockets: int = 2
@@ -60,6 +63,7 @@ class Machine:
     cgroup: str = "v2"
     driver: str = "cgroupfs"
     modules: str = ""
+    network: bool = False
 
     @property
     def numa_nodes(self) -> int:
@@ -83,6 +87,7 @@ class Machine:
         words = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "tsc=reliable", "no_timer_check"]
         words += ["random.trust_cpu=on", "modprobe.blacklist=kvm,kvm_amd,kvm_intel"]
         words += ["memhp_default_state=online_movable"] if self.plugged else []
+        words += ["net.ifnames=0"] if self.network else []
         if self.driver == "systemd":
             words += ["bed.init=systemd", "systemd.unit=bed.service", "systemd.show_status=0"]
             words += [f"systemd.mask=systemd-{name}.service" for name in MASKED]
@@ -138,6 +143,8 @@ class Machine:
             words += ["-drive", f"if=none,id=disk{number},file={path},format=raw,cache=unsafe{kind}"]
             place = f"bus=pcie.0,addr={0x18 + number:#x}"
             words += ["-device", f"virtio-blk-pci,num-queues=1,drive=disk{number},{place}"]
+        if self.network:
+            words += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"]
         words += ["-kernel", str(directory / "vmlinuz"), "-initrd", str(directory / "initrd.img")]
         words += ["-append", self.command_line()]
         for file in ("console", "said"):
@@ -151,6 +158,7 @@ def _pack(machine: Machine, job: str, carried: Mapping[str, Path], limit: float,
         "CGROUP": machine.cgroup,
         "DRIVER": machine.driver,
         "MODULES": f"'{machine.modules}'",
+        "GATEWAY": HOST if machine.network else "",
         "LIMIT_S": f"{limit:g}",
     }
     ours = {

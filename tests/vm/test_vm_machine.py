@@ -46,6 +46,13 @@ def test_memory_that_can_be_taken_out() -> None:
     assert "memhp_default_state=online_movable" in PLUGGED.command_line()
 
 
+def test_only_a_machine_that_asks_for_a_network_has_one() -> None:
+    words = Machine(network=True).qemu(Path("/disk"), Path("/work"))
+    assert words[words.index("-netdev") + 2 :][:2] == ["-device", "virtio-net-pci,netdev=net"]
+    assert "net.ifnames=0" in Machine(network=True).command_line(), "the guest's script names eth0"
+    assert "-netdev" not in Machine().qemu(Path("/disk"), Path("/work"))
+
+
 @pytest.mark.parametrize(
     ("cgroup", "word"), [("v2", "hierarchy=1"), ("v1", "hierarchy=0"), ("hybrid", "hierarchy=0")]
 )
@@ -60,7 +67,9 @@ def test_systemd_gets_the_cgroup_version(cgroup: str, word: str) -> None:
 
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="qemu is not installed")
 @pytest.mark.parametrize(
-    "machine", [Machine(), Machine(nodes=1), ODD, PLUGGED], ids=["four", "two", "odd", "plugged"]
+    "machine",
+    [Machine(), Machine(nodes=1), ODD, PLUGGED, Machine(network=True)],
+    ids=["four", "two", "odd", "plugged", "network"],
 )
 def test_qemu_takes_it(machine: Machine, tmp_path: Path) -> None:
     for name in ("disk.img", "in.tar", "out.tar"):
