@@ -41,7 +41,7 @@ ARCH ?=
 KINDS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster bench-fleet lint mutate fuzz bench bench-beside bench-go upgrade-figures help-times count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster bench-fleet lint mutate fuzz bench bench-beside bench-go bench-floor upgrade-figures help-times count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -238,6 +238,9 @@ upgrade-figures: venv ## replace the daemon by another version and back beside 3
 
 bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=directory
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)
+
+bench-floor: venv ## measure what a relay in Python costs at least, beside Go: needs go and BENCH_KIT=directory
+	@$(BIN)/python bench/floor_figures.py $(BENCH_KIT) $(BENCH_ARGS)
 
 proto: venv ## generate proxy/api/ from proto/*/*.proto
 	@for peer in cri kubelet containerd koordinator; do \

@@ -89,6 +89,44 @@ def test_the_runtime_shows_what_it_was_asked_and_the_plain_proxy_rewrites(
     assert process.popen.poll() is not None
 
 
+def test_the_bare_forwarder_passes_bytes_as_they_come(backend: Path, tmp_path: Path) -> None:
+    import floor_figures
+    import procs
+
+    (tmp_path / floor_figures.BARE.name).mkdir(exist_ok=True)
+    with procs.ended([floor_figures.BARE.start(tmp_path, backend)]) as (process,):
+        straight = load(backend, "Create", "-n", "2", "--warm", "0")
+        through = load(process.sock, "Create", "-n", "2", "--warm", "0")
+        large = load(process.sock, "Create205k", "-n", "20", "--conc", "16", "--expect", "|6000|")
+        answers = load(process.sock, "List1000", "-n", "20", "--conc", "8")
+    # Behind the last bar the runtime counts its creates.
+    assert through["sample"].rpartition("|")[0] == straight["sample"].rpartition("|")[0]
+    assert (large["n"], large["errors"]) == (20, 0)
+    assert (answers["n"], answers["errors"]) == (20, 0)
+
+
+def test_a_floor_is_shown_beside_go() -> None:
+    import floor_figures
+
+    found = {
+        (call, name): [(p50, cpu), (p50 + 10, cpu), (p50 + 500, cpu)]
+        for call, _ in floor_figures.CALLS
+        for name, p50, cpu in (
+            ("direct", 50.0, 0.0),
+            ("go", 150.0, 200.0),
+            ("bare Python", 80.0, 50.0),
+            ("topoproxy", 100.0, 100.0),
+        )
+    }
+    rows = floor_figures.rows(found)
+    assert rows[:3] == [
+        ["Version", "60.0 us", "go", "+100 us", "1.00", "200 ms", "1.00"],
+        ["", "", "bare Python", "+30.0 us", "0.30", "50.0 ms", "0.25"],
+        ["", "", "topoproxy", "+50.0 us", "0.50", "100 ms", "0.50"],
+    ]
+    assert len(rows) == 3 * len(floor_figures.CALLS)
+
+
 def test_a_peer_that_ignores_the_window_loses_its_connection(backend: Path) -> None:
     import socket
 
