@@ -163,13 +163,24 @@ class ApiClient:
         """
         return await self._request("PATCH", path, {"fieldManager": FIELD_OWNER}, value, MERGE)
 
-    async def create(self, path: str, value: JsonObject) -> JsonObject:
+    async def create(
+        self, path: str, value: JsonObject, *, within: int = 0, check: Callable[[], None] | None = None
+    ) -> JsonObject:
         """Create an object in a collection, or a subresource such as an eviction.
+
+        Args:
+            path: Of the collection or of the subresource.
+            value: The object.
+            within: Seconds after which the API server gives the request up; 0 for its own limit.
+            check: Is called when the body is about to be sent; what it raises keeps the body from being sent.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
         """
-        return await self._request("POST", path, {"fieldManager": FIELD_OWNER}, value)
+        # kubernetes v1.36 staging/src/k8s.io/apiserver/pkg/endpoints/filters/request_deadline.go
+        limit = {"timeout": f"{within}s"} if within else {}
+        params = {"fieldManager": FIELD_OWNER, **limit}
+        return await self._request("POST", path, params, value, check=check)
 
     async def delete(self, path: str, *, uid: str = "") -> None:
         """Delete an object; one that does not exist is no error.
@@ -238,13 +249,18 @@ class ApiClient:
         value: JsonObject | list[dict[str, object]] | None = None,
         kind: str = JSON,
         headers: Mapping[str, str] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> JsonObject:
         content = None if value is None else msgspec.json.encode(value)
         headers = {**(headers or {}), **({"Content-Type": kind} if content else {})}
+        body: bytes | AsyncIterator[bytes] | None = content
+        if content and check:
+            headers["Content-Length"] = str(len(content))
+            body = _checked(content, check)
         self.writes += method != "GET"
         try:
             http = self._open()
-            answer = await http.request(method, path, params=params, content=content, headers=headers)
+            answer = await http.request(method, path, params=params, content=body, headers=headers)
         except _FAULTS as error:
             raise _unreachable(method, path, error) from error
         if answer.status_code >= 400:
@@ -268,6 +284,12 @@ class ApiClient:
         if status == 401:
             await self.close()
         raise ApiServerError(f"cannot {method} {path} at the API server: {message.strip()}", status, reason)
+
+
+async def _checked(content: bytes, check: Callable[[], None]) -> AsyncIterator[bytes]:
+    """Give a body when it is about to be sent: connections may have to be opened or waited for before."""
+    check()
+    yield content
 
 
 def _unreachable(method: str, path: str, error: Exception) -> ApiUnreachableError:

@@ -10,7 +10,8 @@ kube-scheduler sends the pod and the names of the nodes that its own plugins hav
 - *preempt* names victims that make room on one NUMA node.
 
 What cannot be decided is answered with an error, and kube-scheduler tries the pod again.
-Where the answer to a bind is lost, the promise stays until the watch shows what became of the pod.
+Where the answer to a bind is lost, the promise stays until it is known what became of the pod: the watch
+shows it as bound, or it is read as not bound once the request can have no effect any more.
 """
 
 from __future__ import annotations
@@ -37,11 +38,16 @@ from proxy.scheduler.advice import choose_victims, find_moves
 from proxy.scheduler.decision import NOT_STATIC, OTHER_POLICY, REORDERED, resource_status
 from proxy.scheduler.node_table import UNKNOWN, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, read_demand, with_cpus
+from proxy.scheduler.promises import LOST_S, Promise
 from proxy.scheduler.scores import Strategy
 from proxy.telemetry.port import Telemetry
 
-BIND_S = 5.0
-"""Less than the margin of the lease."""
+BIND_S = 5
+"""Less than the margin of the lease; the API server, too, gives a bind up after so many seconds."""
+SETTLED_S = 3 * BIND_S
+"""Seconds after which a bind without an answer has taken effect or never will: the API server has it for up
+to BIND_S, and etcd for up to 7 seconds more (etcd v3.6 server/config/config.go, ReqTimeout)."""
+SETTLE_RETRY_S = 1.0
 BINDS = 16
 """Binds at the same time: as many connections to the API server stay open."""
 STALE_S = SILENCE_S + 10.0
@@ -91,6 +97,7 @@ class ExtenderService:
         self._waiting: OrderedDict[str, PodDemand] = OrderedDict()
         self._figures = RequestFigures()
         self._binding = asyncio.Semaphore(BINDS)
+        self._settling: set[asyncio.Future[None]] = set()
         self._verbs = {
             "/filter": self._filter,
             "/prioritize": self._prioritize,
@@ -256,15 +263,52 @@ class ExtenderService:
         }
         try:
             async with asyncio.timeout(BIND_S):
-                await self._api.create(f"/api/v1/namespaces/{namespace}/pods/{name}/binding", value)
+                path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+                # A process that was paused goes on where it was, and the lease may be another replica's.
+                await self._api.create(path, value, within=BIND_S, check=self._check)
+        except CannotDecideError:
+            self._table.release(demand.key, asyncio.get_running_loop().time())
+            raise
         except ApiServerError as error:
             if error.status < 500 and error.status != 408:
                 self._table.release(demand.key, asyncio.get_running_loop().time())
+            else:
+                self._settle_later(demand)
             return f"cannot bind {demand.ref} to {node}: {error}"
         except (TopoproxyError, TimeoutError) as error:
-            # The pod may be bound: the promise stays until the watch shows it, or for a minute.
+            self._settle_later(demand)
             return f"cannot bind {demand.ref} to {node}: {str(error) or 'the API server does not answer'}"
         return ""
+
+    def _settle_later(self, demand: PodDemand) -> None:
+        """Find out in a while whether a bind without an answer took effect; the promise stays until then."""
+        task = asyncio.ensure_future(self._settle(demand, self._table.promise_of(demand.key)))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _settle(self, demand: PodDemand, promise: Promise | None) -> None:
+        """Release the promise of a bind that did not take effect; the watch shows one that did.
+
+        Where the API server does not answer, the promise ends after ``LOST_S``.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LOST_S
+        await asyncio.sleep(SETTLED_S)
+        path = f"/api/v1/namespaces/{demand.spec.namespace}/pods/{demand.spec.name}"
+        while loop.time() < end and self._table.promise_of(demand.key) is promise:
+            try:
+                async with asyncio.timeout(BIND_S):
+                    found = await self._api.get(path)
+            except (TopoproxyError, TimeoutError) as error:
+                if not (isinstance(error, ApiServerError) and error.status == 404):
+                    await asyncio.sleep(SETTLE_RETRY_S)
+                    continue
+                found = {}
+            metadata, spec = found.get("metadata") or {}, found.get("spec") or {}
+            is_bound = metadata.get("uid") == demand.key and spec.get("nodeName")
+            if not is_bound and self._table.promise_of(demand.key) is promise:
+                self._table.release(demand.key, loop.time())
+            return
 
     def _victims(self, name: str, demand: PodDemand, proposed: list[str]) -> tuple[str, ...] | None:
         node = self._table.node(name)

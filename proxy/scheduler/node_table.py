@@ -207,6 +207,10 @@ class NodeTable:
         row = self._rows.get(name)
         return row.pending if row else ()
 
+    def promise_of(self, pod: str) -> Promise | None:
+        """Return the promise of a pod."""
+        return self._promises.of_pod(pod)
+
     def names(self) -> Iterable[str]:
         """Return the names of all nodes."""
         return self._rows.keys()

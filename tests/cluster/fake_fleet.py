@@ -223,9 +223,14 @@ class FakeFleet:
 
     def clear(self) -> None:
         """Delete all pods."""
-        with contextlib.suppress(OSError):  # the API server goes on
-            self.plane.delete(f"{PODS}?gracePeriodSeconds=0")
+        while True:
+            try:
+                self.plane.delete(f"{PODS}?gracePeriodSeconds=0")
+                break
+            except OSError:  # the API server may have deleted some
+                time.sleep(POLL_S)
         while self._seen or self._due or self._unsent:
+            assert self.error is None, self.error
             time.sleep(0.1)
         self.rejected.clear()
         self.admitted.clear()

@@ -32,10 +32,13 @@ class ClusterApi(FakeApi):
         super().__init__(PODS, NODES, NUMATOPOLOGIES, TOPOLOGIES, LEASES)
         self.bindings: list[Json] = []
         self.bind_status = 201
+        self.bind_limits: list[str] = []
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        body = json.loads(request.content) if request.content else {}
+        content = await request.aread()
+        body = json.loads(content) if content else {}
         if request.url.path.endswith("/binding") and not self.down:
+            self.bind_limits.append(request.url.params["timeout"])
             if self.bind_status >= 400:
                 return httpx2.Response(self.bind_status, json={"message": "as the test wants it"})
             self.bindings.append(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,58 @@ def test_a_bind_that_the_server_refuses_promises_nothing() -> None:
         bed.api.bind_status = 503
         assert await bed.bind(raw, "n1")
         assert len(bed.table.pending("n1")) == 1, "what became of it is not known"
+
+    on_bed(test)
+
+
+def test_a_bind_without_an_answer_is_settled_once_it_can_have_no_effect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "SETTLED_S", 0.1)
+    monkeypatch.setattr(service_module, "SETTLE_RETRY_S", 0.01)
+
+    async def test(bed: Bed) -> None:
+        async def bind(name: str, cpus: int, node: str) -> None:
+            await bed.filter(asked(name, cpus), "n1", "n2")
+            assert "as the test wants it" in await bed.bind(asked(name, cpus), node)
+
+        bed.api.bind_status = 503
+        bed.api.add_pod(pod("waiting", 4))
+        for name, cpus in (("gone", 3), ("waiting", 4), ("bound", 2)):
+            await bind(name, cpus, "n1")
+        bed.api.add_pod(pod("bound", 2, node="n1"))
+        bed.api.down = True
+        await asyncio.sleep(0.2)
+        assert len(bed.table.pending("n1")) == 3, "the API server does not answer"
+        bed.api.down = False
+        await until(lambda: len(bed.table.pending("n1")) == 1)
+        assert bed.table.pending("n1")[0].pod == "bound"
+        await bind("again", 1, "n1")
+        await asyncio.sleep(0.06)
+        await bind("again", 1, "n2")
+        await asyncio.sleep(0.06)
+        assert [each.pod for each in bed.table.pending("n2")] == ["again"], "a later bind has its own time"
+        await until(lambda: not bed.table.pending("n2"))
+        assert set(bed.api.bind_limits) == {f"{service_module.BIND_S}s"}
+
+    on_bed(test)
+
+
+def test_a_bind_is_not_sent_after_a_pause_in_which_the_lease_has_ended() -> None:
+    async def test(bed: Bed) -> None:
+        promise = bed.table.promise
+
+        def pausing(*given: Any) -> None:
+            promise(*given)
+            bed.lease._until = 0.0  # as the clock of a process that was stopped here
+
+        bed.table.promise = pausing  # type: ignore[method-assign]
+        await bed.filter(asked("a", 2), "n1")
+        named = {"PodName": "a", "PodNamespace": "default", "PodUID": "a", "Node": "n1"}
+        status, words = await bed.ask("bind", **named)
+        assert (status, "lease" in words) == (503, True)
+        assert not bed.api.bindings
+        assert not bed.table.pending("n1")
 
     on_bed(test)
 
