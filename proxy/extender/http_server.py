@@ -162,6 +162,7 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0  # kube-scheduler keeps none, and opens many connections
     try:
         context.load_cert_chain(certificate, key)
         context.load_verify_locations(client_ca)

@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject
+from proxy.agent.api_client import ApiClient, ApiServerError
 from proxy.agent.watcher import SILENCE_S
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpAnswer
@@ -53,10 +53,15 @@ BINDS = 16
 STALE_S = SILENCE_S + 10.0
 """Seconds after which a copy is too old to decide with: quiet watches are opened again before."""
 MOST_DEMANDS = 20_000
+MOST_READ = 64
 MOST_WAITING = 500
 OPEN_PAGES = ("/healthz", "/livez", "/readyz", "/metrics")
 UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
 """Reasons that the end of no pod removes."""
+Asked = dict[str, msgspec.Raw]
+"""The fields of a request."""
+_REQUEST = msgspec.json.Decoder(Asked)
+_NAMES = msgspec.json.Decoder(list[str])
 _SCALE = 10
 """kube-scheduler's scores of extenders end at 10, ours at 100."""
 
@@ -93,6 +98,7 @@ class ExtenderService:
         self._lease = lease
         self._telemetry = telemetry
         self._strategy = strategy
+        self._read: OrderedDict[bytes, PodDemand] = OrderedDict()
         self._demands: OrderedDict[str, PodDemand] = OrderedDict()
         self._waiting: OrderedDict[str, PodDemand] = OrderedDict()
         self._figures = RequestFigures()
@@ -133,7 +139,7 @@ class ExtenderService:
 
     # -- verbs --------------------------------------------------------------------------------------------
 
-    async def _filter(self, asked: JsonObject) -> HttpAnswer:
+    async def _filter(self, asked: Asked) -> HttpAnswer:
         demand = self._demand(asked)
         found = self._table.filter(demand, _names(asked))
         if found.fits:
@@ -151,7 +157,7 @@ class ExtenderService:
             return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {words}"})
         return HttpAnswer({"NodeNames": found.fits, **failed, "Error": ""})
 
-    async def _prioritize(self, asked: JsonObject) -> HttpAnswer:
+    async def _prioritize(self, asked: Asked) -> HttpAnswer:
         names = _names(asked)
         scores = self._table.scores(self._demand(asked), names, self._strategy)
         if len(set(scores)) < 2:
@@ -160,12 +166,12 @@ class ExtenderService:
             [{"Host": name, "Score": score // _SCALE} for name, score in zip(names, scores, strict=True)]
         )
 
-    async def _bind(self, asked: JsonObject) -> HttpAnswer:
+    async def _bind(self, asked: Asked) -> HttpAnswer:
         async with self._binding:
             self._check()
             return await self._bind_one(asked)
 
-    async def _bind_one(self, asked: JsonObject) -> HttpAnswer:
+    async def _bind_one(self, asked: Asked) -> HttpAnswer:
         namespace, name = _text(asked, "PodNamespace"), _text(asked, "PodName")
         uid, node = _text(asked, "PodUID"), _text(asked, "Node")
         demand = self._demands.get(uid) or await self._read_pod(namespace, name, uid)
@@ -185,9 +191,9 @@ class ExtenderService:
             self._demands.pop(uid, None)
         return HttpAnswer({"Error": problem})
 
-    async def _preempt(self, asked: JsonObject) -> HttpAnswer:
+    async def _preempt(self, asked: Asked) -> HttpAnswer:
         demand = self._demand(asked)
-        proposed = asked.get("NodeNameToMetaVictims")
+        proposed = _value(asked, "NodeNameToMetaVictims")
         if not isinstance(proposed, dict):
             raise InputError(
                 "cannot preempt: NodeNameToMetaVictims is missing (nodeCacheCapable must be set)"
@@ -229,11 +235,16 @@ class ExtenderService:
             return "a node still shows CPUs of a pod that has ended"
         return ""
 
-    def _demand(self, asked: JsonObject) -> PodDemand:
-        pod = asked.get("Pod")
-        if not isinstance(pod, dict):
-            raise InputError("cannot read the request: Pod is missing")
-        demand = read_demand(pod)
+    def _demand(self, asked: Asked) -> PodDemand:
+        # kube-scheduler sends the same bytes with filter and prioritize.
+        sent = bytes(asked.get("Pod", b"null"))
+        demand = self._read.get(sent)
+        if demand is None:
+            pod = _value(asked, "Pod")
+            if not isinstance(pod, dict):
+                raise InputError("cannot read the request: Pod is missing")
+            demand = self._read[sent] = read_demand(pod)
+            _bounded(self._read, MOST_READ)
         self._demands[demand.key] = demand
         self._demands.move_to_end(demand.key)
         _bounded(self._demands, MOST_DEMANDS)
@@ -362,30 +373,38 @@ class ExtenderService:
         return HttpAnswer({"waiting": [each.ref for each in self._waiting.values()], "moves": found})
 
 
-def _decoded(body: bytes) -> JsonObject:
+def _decoded(body: bytes) -> Asked:
     try:
-        found: Any = msgspec.json.decode(body)
+        return _REQUEST.decode(body)
+    except msgspec.ValidationError as error:
+        raise InputError("cannot read the request: it is not an object") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"cannot read the request: {error}") from error
-    if not isinstance(found, dict):
-        raise InputError("cannot read the request: it is not an object")
-    return found
 
 
-def _names(asked: JsonObject) -> list[str]:
-    names = asked.get("NodeNames")
-    if not isinstance(names, list):
-        raise InputError("cannot read the request: NodeNames is missing (nodeCacheCapable must be set)")
-    return [str(name) for name in names]
+def _value(asked: Asked, name: str) -> Any:
+    """Return the value of a field; None where there is none."""
+    try:
+        return msgspec.json.decode(asked.get(name, b"null"))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"cannot read the request: {name}: {error}") from error
 
 
-def _text(asked: JsonObject, name: str) -> str:
-    value = asked.get(name)
+def _names(asked: Asked) -> list[str]:
+    try:
+        return _NAMES.decode(asked.get("NodeNames", b"null"))
+    except msgspec.DecodeError as error:
+        words = "NodeNames is missing (nodeCacheCapable must be set)"
+        raise InputError(f"cannot read the request: {words}") from error
+
+
+def _text(asked: Asked, name: str) -> str:
+    value = _value(asked, name)
     if not isinstance(value, str) or not value:
         raise InputError(f"cannot read the request: {name} is missing")
     return value
 
 
-def _bounded(kept: OrderedDict[str, PodDemand], most: int) -> None:
+def _bounded(kept: OrderedDict[Any, PodDemand], most: int) -> None:
     while len(kept) > most:
         kept.popitem(last=False)
