@@ -100,7 +100,7 @@ def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
 
     async def day() -> None:
         async with asyncio.timeout(30):
-            while "[-]runtime failed: cannot ask the version" not in (await readyz())[1]:
+            while "[-]runtime failed: cannot read the version of the runtime" not in (await readyz())[1]:
                 await asyncio.sleep(0.02)
         code, text = await readyz()
         assert code == 503
@@ -110,7 +110,7 @@ def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
         assert (page["ready"], page["runtime"]["connected"]) == (False, False)
         assert page["runtime"]["reason"].startswith("cannot ")
         shown = render(page)
-        assert "NOT CONNECTED: cannot ask the version" in shown
+        assert "NOT CONNECTED: cannot read the version of the runtime" in shown
         assert "NOT READY: the state has not been compared" in shown
         assert "No problems." not in shown
         await asyncio.to_thread(node.runtime.start)

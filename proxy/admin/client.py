@@ -44,16 +44,16 @@ def ask(
         data = _exchange(path, request, time.monotonic() + timeout)
     except PermissionError as error:
         raise PermissionDeniedError(
-            f"cannot ask the daemon at {path}: {error.strerror} (it answers root)"
+            f"cannot query the daemon at {path}: {error.strerror} (it answers root)"
         ) from error
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise UnavailableError(f"cannot ask the daemon at {path}: no process listens there") from error
+        raise UnavailableError(f"cannot query the daemon at {path}: no process listens there") from error
     except TimeoutError as error:
         raise UnavailableError(
-            f"cannot ask the daemon at {path}: no answer in {timeout:g} seconds"
+            f"cannot query the daemon at {path}: no answer in {timeout:g} seconds"
         ) from error
     except OSError as error:
-        raise UnavailableError(f"cannot ask the daemon at {path}: {error.strerror or error}") from error
+        raise UnavailableError(f"cannot query the daemon at {path}: {error.strerror or error}") from error
     return read_answer(path, route, data)
 
 
@@ -69,20 +69,22 @@ def read_answer(path: Path, route: str, data: bytes) -> object:
     head, gap, body = data.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     if not gap or len(words) < 3 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise UnavailableError(f"cannot ask the daemon at {path}: what answers there is not an admin socket")
+        raise UnavailableError(
+            f"cannot query the daemon at {path}: what answers there is not an admin socket"
+        )
     if words[1] in (b"400", b"414"):
-        raise InputError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
+        raise InputError(f"cannot query the daemon at {path} for {route}: {_said(body)}")
     if words[1] == b"403":
-        raise PermissionDeniedError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
+        raise PermissionDeniedError(f"cannot query the daemon at {path} for {route}: {_said(body)}")
     if words[1] != b"200":
-        raise UnavailableError(f"cannot ask the daemon at {path} for {route}: {_said(body)}")
+        raise UnavailableError(f"cannot query the daemon at {path} for {route}: {_said(body)}")
     if b"content-type: application/json" not in head.lower():
         return body.decode(errors="replace")
     try:
         return json.loads(body)
     except ValueError as error:
         raise UnavailableError(
-            f"cannot ask the daemon at {path}: the answer is cut off or no JSON"
+            f"cannot query the daemon at {path}: the answer is cut off or no JSON"
         ) from error
 
 

@@ -84,9 +84,9 @@ def device_plugins(data: Mapping[str, object], width: int) -> Iterable[str]:
 _WELL = frozenset({"running", "masked", "disabled", ""})
 _ASKED = {
     "failing": "fails",
-    "open": "not asked for now",
+    "open": "not called for now",
     "probing": "tried again now",
-    "hangs": "not asked, as its calls hang",
+    "hangs": "not called, as its calls hang",
 }
 
 

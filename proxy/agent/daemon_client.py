@@ -50,11 +50,11 @@ class DaemonClient:
                 data = await self._exchange(request)
         except TimeoutError as error:
             raise UnavailableError(
-                f"cannot ask the daemon at {self._path}: no answer in {timeout:g} seconds"
+                f"cannot query the daemon at {self._path}: no answer in {timeout:g} seconds"
             ) from error
         except OSError as error:
             raise UnavailableError(
-                f"cannot ask the daemon at {self._path}: {error.strerror or error}"
+                f"cannot query the daemon at {self._path}: {error.strerror or error}"
             ) from error
         return read_answer(self._path, route, data)
 

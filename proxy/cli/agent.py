@@ -39,7 +39,7 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
         from proxy.agent.process import run
     except ImportError as error:
         raise TopoproxyError(
-            f"cannot run the agent: this installation lacks {error.name}; install requirements-cluster.lock"
+            f"cannot run the agent: {error.name} is not installed; install requirements-cluster.lock"
         ) from error
 
     words = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}

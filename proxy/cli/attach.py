@@ -31,7 +31,7 @@ def attach_options(command: F) -> F:
             show_default=True,
             help="Seconds until it is done, or undone.",
         ),
-        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
         click.option("--dry-run", is_flag=True, help="Print the changes as a diff, and change nothing."),
         config_option,
     ):
@@ -71,7 +71,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("cannot ask before the change: standard input is no terminal (--yes)")
+        raise UsageError("cannot ask for confirmation: standard input is not a terminal (--yes)")
     click.confirm(question, abort=True)
 
 

@@ -68,7 +68,7 @@ def _machine(config: Config) -> str:
     floor = _floor(config, machine)
     checked = f"checked against the machine: CPUs {machine.online} are online"
     if config.reserved_cpu_amount:
-        return f"{checked}, {config.reserved_cpu_amount} of them are kept for the system{floor}"
+        return f"{checked}, {config.reserved_cpu_amount} of them are reserved for the system{floor}"
     return f"{checked}, {machine.online - config.reserved_system_cpus} can be given to containers{floor}"
 
 
@@ -109,7 +109,7 @@ def _hooks(config: Config) -> Iterator[str]:
 
     found = survey(config.hooks)
     if found.candidates:
-        yield f"hooks: {', '.join(found.candidates)} (topoproxy hooks list says whether they are good)"
+        yield f"hooks: {', '.join(found.candidates)} (topoproxy hooks list shows whether they are valid)"
     for candidate in found.candidates.values():
         if why := candidate.lack or candidate.cause or _server_lack(candidate, config.hooks):
             yield f"note: hook {candidate.path} cannot be used: {why}"

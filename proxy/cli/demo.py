@@ -18,21 +18,21 @@ _PAUSE = 1.5
     type=click.Choice(["standin", "containerd"]),
     default="standin",
     show_default=True,
-    help="standin: everything imagined, no root needed. containerd: this machine's, with its real cgroups.",
+    help="standin: an imitated node, without root. containerd: this machine's, with its real cgroups.",
 )
 @click.option(
     "--containerd-socket",
     type=click.Path(path_type=Path),
     default=Path("/run/containerd/containerd.sock"),
     show_default=True,
-    help="With --runtime containerd: the one to use; where none answers, a private one is started.",
+    help="With --runtime containerd: its socket; if no containerd answers there, a private one is started.",
 )
 @click.option(
     "--cgroup-version",
     type=click.Choice(["1", "2"]),
     default="1",
     show_default=True,
-    help="With --runtime standin: which kernel's rules the imagined cgroup tree has.",
+    help="With --runtime standin: the version of the imitated cgroup tree.",
 )
 @click.option(
     "--pause",
@@ -45,10 +45,13 @@ _PAUSE = 1.5
 @click.option("--fast", is_flag=True, help="Do not wait between steps.")
 @click.option("--no-color", is_flag=True, help="No colours; NO_COLOR=1 does the same.")
 @click.option(
-    "--width", type=click.IntRange(60, 240), default=None, help="Columns, instead of the terminal's."
+    "--width",
+    type=click.IntRange(60, 240),
+    default=None,
+    help="The width in columns; by default that of the terminal.",
 )
 @click.option(
-    "--keep", is_flag=True, help="Leave its directory (configuration, log, cgroup tree) and say where."
+    "--keep", is_flag=True, help="Keep its directory (configuration, log, cgroup tree) and print the path."
 )
 def demo(
     runtime: str,
@@ -60,10 +63,10 @@ def demo(
     width: int | None,
     keep: bool,
 ) -> None:
-    """Show the whole thing at work.
+    """Demonstrate topoproxy on a stand-in for a node, or on containerd.
 
     Pods of every QoS class come and go through the real proxy; after each step the cgroup files are read and
-    compared with the rules. Ends with exit status 1 if anything is not as claimed.
+    compared with the rules. Ends with exit status 1 if a check fails.
     """
     from proxy.demo.demonstration import DemoOptions, play
     from proxy.demo.terminal import Screen

@@ -32,7 +32,7 @@ _MOST_CONFLICTS = 5
 @click.option(
     "--sysfs-root",
     type=click.Path(path_type=Path),
-    help="Used in place of /sys: another machine than that of the daemon, which is not asked then.",
+    help="Used in place of /sys: a machine other than that of the daemon, which is not queried then.",
 )
 @click.option("--procfs-root", type=click.Path(path_type=Path), help="Used in place of /proc.")
 @click.option("--all", "everything", is_flag=True, help="Show bridges and other functions of the board too.")
@@ -62,7 +62,7 @@ def devices(
     if device is not None:
         shown = [each for each in map(as_map, as_list(answer["devices"])) if device in _known_as(each)]
         if not shown:
-            raise InputError(f"cannot show the device {device}: no source knows it")
+            raise InputError(f"cannot show the device {device}: no source lists it")
         answer["devices"] = shown
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
@@ -204,6 +204,6 @@ def _notes(answer: Mapping[str, object]) -> Iterable[str]:
     if daemon.get("problem"):
         yield f"\nOnly the machine is shown: {one_line(daemon['problem'])}"
     elif not kubelet.get("asked"):
-        yield "\nkubelet is not asked (kubelet.podResources): its devices and their containers are unknown"
+        yield "\nkubelet is not queried (kubelet.podResources): its devices and their containers are unknown"
     elif kubelet.get("problem"):
         yield f"\nkubelet's devices and their containers are unknown: {one_line(kubelet['problem'])}"

@@ -41,17 +41,16 @@ class ExitCode:
 
 
 EXIT_CODES = (
-    ExitCode(0, "It is done, or it is as asked"),
+    ExitCode(0, "It is done, or it was so before"),
     ExitCode(
         1,
-        "It cannot be done as things are, or what was checked is not as it should be: the message says what;"
-        " or an internal error",
+        "It cannot be done now, or a check failed: the message has the reason; or an internal error",
     ),
     ExitCode(2, "The command line is wrong"),
     ExitCode(
         65,
-        "Data are not what they should be: a machine (a description or a sysfs tree), a manifest, a hook, an"
-        " event; or the daemon does not take the request (EX_DATAERR)",
+        "Invalid input: a machine (a description or a sysfs tree), a manifest, a hook, an event; or the"
+        " daemon rejects the request (EX_DATAERR)",
         (
             *_ASKING,
             *_ATTACHING,

@@ -23,7 +23,7 @@ _NEAR = 3
 
 @click.command()
 @click.argument("query", metavar="[POD[/CONTAINER]]", required=False, default="")
-@click.option("--all", "everything", is_flag=True, help="Show all that is remembered, the newest last.")
+@click.option("--all", "everything", is_flag=True, help="Show all decisions that are kept, the newest last.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decisions as JSON (docs/explain.md).")
 @asking_options()
 def explain(
@@ -32,7 +32,7 @@ def explain(
     """Show why a container is on its CPUs, or why it was refused.
 
     POD is a pod's name, with or without its namespace (ml/trainer), or its uid. A container's id will do as
-    well: its first 8 characters, or as kubectl shows it. Without POD, list what can be asked about.
+    well: its first 8 characters, or as kubectl shows it. Without POD, list the pods with decisions.
 
     Shown is the newest decision for each container, and for the pod as a whole where the topology scope is
     pod. Each is shown in the order in which it was made: the request, what was available, what was chosen,
@@ -81,7 +81,7 @@ def _unknown(query: str, answer: object) -> str:
     known = f"; {total} {'decision is' if total == 1 else 'decisions are'} remembered" if total else ""
     meant = f" (did you mean {' or '.join(near)}?)" if near else ""
     hint = (
-        "topoproxy explain lists all that it knows"
+        "topoproxy explain lists all pods that have one"
         if total
         else "nothing was decided since the daemon started"
     )

@@ -30,7 +30,7 @@ COMMANDS = {
     "reload": "Have the running proxy read its configuration again.",
     "report": "Print the description of the node for schedulers.",
     "agent": "Publish the node in the cluster: objects, Events, its condition; end rejected pods.",
-    "scheduler-extender": "Show kube-scheduler which nodes would admit a pod, and bind the pod.",
+    "scheduler-extender": "Report to kube-scheduler which nodes would admit a pod, and bind the pod.",
     "observe": "Show what enforcing would change, against the cpusets that the kernel has.",
     "explain": "Show why a container is on its CPUs, or why it was refused.",
     "hooks": "List, write, test, enable and disable hooks.",

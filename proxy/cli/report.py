@@ -25,12 +25,12 @@ FORMATS = ("koordinator",)
 @click.option(
     "--node",
     metavar="NAME",
-    help="What the Node object is called; by default as it says itself, else as the host.",
+    help="The name of the Node object; by default that of the object as read, else the host name.",
 )
 def report(file: Path | None, admin: str | None, form: str, node: str | None, timeout: float) -> None:
     """Print the node's description for schedulers: CPUs, NUMA nodes, pools, and the owners of CPUs.
 
-    It is a print-out, and nothing is sent anywhere. To publish it once, with a kubectl that may write
+    It only prints the object; nothing is sent. To publish it once, with a kubectl that may write
     NodeResourceTopology objects, in a cluster that has their CRD:
 
     \b

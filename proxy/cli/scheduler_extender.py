@@ -23,9 +23,12 @@ STRATEGIES = (
     help="Where kube-scheduler connects.",
 )
 @click.option("--tls-cert", default="", metavar="FILE", help="The server's certificate, PEM.")
-@click.option("--tls-key", default="", metavar="FILE", help="Its key.")
+@click.option("--tls-key", default="", metavar="FILE", help="The key of that certificate, PEM.")
 @click.option(
-    "--client-ca", default="", metavar="FILE", help="The authority of kube-scheduler's certificate."
+    "--client-ca",
+    default="",
+    metavar="FILE",
+    help="The authority (CA) that signed kube-scheduler's certificate, PEM.",
 )
 @click.option("--plain-http", is_flag=True, help="Serve without TLS, on a loopback address only.")
 @click.option(
@@ -46,21 +49,21 @@ STRATEGIES = (
     type=click.Choice(STRATEGIES),
     default=STRATEGIES[0],
     show_default=True,
-    help="Which of the nodes that fit come first.",
+    help="How the nodes that fit are ranked.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),
     default="info",
     show_default=True,
-    help="The least important records that are written.",
+    help="The lowest level that is logged.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(("text", "klog", "json")),
     default="text",
     show_default=True,
-    help="How records look.",
+    help="The format of the log.",
 )
 def scheduler_extender(
     listen: str,

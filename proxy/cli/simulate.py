@@ -54,12 +54,14 @@ _REFUSED = 1
 @click.option(
     "--explain", multiple=True, metavar="POD", help="Show why a pod is where it is; may be given again."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print everything as data.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show all machines, and all pods that were not placed well."
 )
 @click.option(
-    "--progress/--no-progress", default=None, help="Count on standard error; default: on a terminal."
+    "--progress/--no-progress",
+    default=None,
+    help="Show the progress on standard error; default: on a terminal.",
 )
 @click.option("--fail-on-refused", is_flag=True, help="End with 1 if a pod was refused or is unschedulable.")
 @cluster_options
@@ -84,7 +86,7 @@ def simulate(
     cluster: bool,
     **fleet: Any,
 ) -> None:
-    """Rehearse pods on machines: what would be placed where, and what refused.
+    """Simulate pods on machines: what would be placed where, and what would be refused.
 
     Nothing is needed for it: no cluster, no node, no root. The same code decides as in topoproxy serve.
 
@@ -108,7 +110,7 @@ def simulate(
           --config old.yaml --compare new.yaml
 
     \b
-    A fleet, and what the scheduler extender makes of it beside the stock scheduler alone:
+    A cluster: the stock scheduler alone, compared with the scheduler extender:
       kubectl get nodes,pods,numatopologies -A -o yaml | topoproxy simulate --cluster -
 
     With --cluster, PODS may hold nodes too, and descriptions of fleets. See docs/simulate-cluster.md.

@@ -54,7 +54,10 @@ def cluster_options(command: Command) -> Command:
                 help="Compare kube-scheduler alone and with the scheduler extender on a fleet.",
             ),
             click.option(
-                "--seed", type=int, metavar="N", help="--cluster: of all random numbers.  [default: 1]"
+                "--seed",
+                type=int,
+                metavar="N",
+                help="--cluster: the seed of all random numbers.  [default: 1]",
             ),
             click.option(
                 "--arrival",
@@ -83,7 +86,7 @@ def cluster_options(command: Command) -> Command:
                 "--svg",
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="--cluster: draw both runs.",
+                help="--cluster: write a picture of both runs.",
             ),
         )
     ):

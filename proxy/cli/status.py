@@ -45,10 +45,12 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     metavar="[=DURATION]",
     help="Wait until the daemon answers and is ready, 30s at most unless another time is named.",
 )
-@click.option("--cgroups", is_flag=True, help="Show what the kernel's cpusets say, group by group, too.")
+@click.option("--cgroups", is_flag=True, help="Show also the cpuset that each cgroup has in the kernel.")
 @click.option("--memory", is_flag=True, help="Show on which NUMA nodes the memory of containers is, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
-@click.option("--metrics", is_flag=True, help="Print its numbers as Prometheus reads them, and nothing else.")
+@click.option(
+    "--metrics", is_flag=True, help="Print the metrics in the text format of Prometheus, and nothing else."
+)
 def status(
     file: Path | None,
     admin: str | None,
@@ -122,9 +124,7 @@ def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
     """
     others = [f"--{name}" for name, on in (("memory", memory), ("cgroups", cgroups), ("json", as_json)) if on]
     if metrics and others:
-        raise UsageError(
-            f"cannot show {' and '.join(others)} in numbers for Prometheus: leave --metrics or the rest away"
-        )
+        raise UsageError(f"cannot show {' and '.join(others)} with --metrics: leave one of them away")
     if memory and cgroups:
         raise UsageError("cannot show cpusets and memory together: leave --memory or --cgroups away")
     return "/metrics" if metrics else "/memory" if memory else "/status"

@@ -21,7 +21,7 @@ PATIENCE_S = 10.0
 def takeover() -> None:
     """Take a node over from kubelet's static CPU manager, without a drain.
 
-    The walk, on a node whose kubelet has cpuManagerPolicy: static and reaches the runtime through topoproxy:
+    The steps, on a node whose kubelet has cpuManagerPolicy: static and reaches the runtime through topoproxy:
 
     \b
       topoproxy takeover plan        look: what kubelet holds, and what blocks it; changes nothing
@@ -36,7 +36,7 @@ def takeover() -> None:
     No container moves or restarts in any of these steps. Each can be repeated, and a daemon that dies in the
     middle of one completes or undoes it when it starts again. docs/takeover.md walks through it.
 
-    All of them end with 0 when it is so, 1 when it cannot be done as things are (the message says what to
+    All of them end with 0 when it is done, 1 when it cannot be done as things are (the message says what to
     do), 65 when the daemon does not take the request, 69 when it does not answer, 77 without permission.
     """  # noqa: D301 - click wants the real backspace
 
@@ -108,8 +108,8 @@ def finish(
     """Rewrite kubelet's state file, so that kubelet starts again and nothing is lost.
 
     kubelet ends at its start with an error where its cpu_manager_state is not for the policy that it is
-    configured with; deleting the file instead loses which container has which CPUs. Under none the file says
-    nothing any more, and our own record has it all. Under static it has the CPUs that are in effect.
+    configured with; deleting the file instead loses which container has which CPUs. Under none the file names
+    no CPUs any more, and the ledger of topoproxy has them. Under static it has the CPUs that are in effect.
 
     Stop kubelet first (systemctl stop kubelet; containers go on running): it writes the file from memory.
     Change its configuration as the answer says, and start it again. A copy of the old file is in the

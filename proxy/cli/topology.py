@@ -47,7 +47,7 @@ def _can_draw() -> bool:
     type=click.Path(path_type=Path),
     default=Path("/sys"),
     show_default=True,
-    help="Used in place of /sys; a directory that holds sys and proc will do.",
+    help="Used in place of /sys; a directory with sys and proc is accepted, too.",
 )
 @click.option(
     "--procfs-root",
@@ -56,7 +56,7 @@ def _can_draw() -> bool:
     show_default="proc next to the sysfs root, so /proc",
     help="Used in place of /proc.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print facts instead of a picture.")
+@click.option("--json", "as_json", is_flag=True, help="Print the machine as JSON instead of a picture.")
 @click.option(
     "--machine",
     "description",

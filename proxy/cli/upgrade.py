@@ -19,13 +19,13 @@ REPLACE_S = 600.0
 @click.command("upgrade")
 @click.option("--check", "compare", is_flag=True, help="Compare the running version with this one.")
 @click.option("--now", is_flag=True, help="Compare, then replace the running daemon by this version.")
-@click.option("--describe", is_flag=True, help="Print what this version promises, as JSON, for --from.")
+@click.option("--describe", is_flag=True, help="Print the interfaces of this version as JSON, for --from.")
 @click.option(
     "--from",
     "described",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Compare with what upgrade --describe of another version printed; the daemon is not asked.",
+    help="Compare with what upgrade --describe of another version printed; the daemon is not queried.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @asking_options()
@@ -39,7 +39,7 @@ def upgrade(
     admin: str | None,
     timeout: float,
 ) -> None:
-    """Say what would change if this version ran in place of the running one, or replace it.
+    """Show what would change if this version ran in place of the running one, or replace it.
 
     upgrade --check: run the new version's program before it is installed over the old one, or before the
     service is restarted. It changes nothing. Compared are the keys of the configuration and their values, the
@@ -59,7 +59,7 @@ def upgrade(
     from proxy.upgrade.gather import gather
 
     if compare + describe + now != 1:
-        raise UsageError("cannot upgrade: say --check, --now or --describe")
+        raise UsageError("cannot upgrade: give --check, --now or --describe")
     config, refused = config_or_defaults(file, admin)
     if describe:
         click.echo(json.dumps(interface(config), indent=1, ensure_ascii=False))

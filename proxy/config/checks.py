@@ -159,7 +159,7 @@ def _sockets(config: Config) -> Iterator[str]:
         yield f"hooks.serve: {config.hooks.serve} is in use for other calls already"
     serve = config.pod_resources.serve
     if serve is not None and serve == config.kubelet.pod_resources:
-        yield f"podResources.serve: {serve} is kubelet's own socket, and the server would ask itself"
+        yield f"podResources.serve: {serve} is kubelet's own socket, and the server would call itself"
     elif serve is not None and serve in {
         config.listen,
         config.runtime,

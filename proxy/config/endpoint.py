@@ -72,7 +72,7 @@ def parse_address(text: str) -> str:
         if not body.startswith(("https://", "http://")):
             cause = "it must begin with https:// or http://"
         elif "/" in body.partition("://")[2].rstrip("/"):
-            cause = "no path belongs here, what is asked for is added"
+            cause = "no path belongs here, it is added"
         else:
             cause = "it must be a host and a port, such as https://127.0.0.1:10250"
         raise ValueError(f"{text!r}: {cause}")

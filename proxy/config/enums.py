@@ -20,7 +20,7 @@ class MemoryManagerPolicy(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """What is done with a decision."""
+    """Whether decisions are applied, only observed, or not made."""
 
     ENFORCE = "enforce"
     OBSERVE = "observe"
@@ -60,7 +60,7 @@ class FailurePolicy(enum.StrEnum):
 
 
 class LogLevel(enum.StrEnum):
-    """The least important records that are written."""
+    """The lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -69,7 +69,7 @@ class LogLevel(enum.StrEnum):
 
 
 class LogFormat(enum.StrEnum):
-    """How records look."""
+    """The format of the log."""
 
     TEXT = "text"
     KLOG = "klog"

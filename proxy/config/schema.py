@@ -237,11 +237,12 @@ class Config:
         metadata=key(
             "adminSocket",
             OPTIONAL_SOCKET,
-            'Where "topoproxy status" asks; empty: admin.sock next to the listen socket.',
+            'The socket of commands such as "topoproxy status"; empty: admin.sock next to the listen socket.',
         ),
     )
     state_dir: Path = field(
-        default=Path("/var/lib/topoproxy"), metadata=key("stateDir", DIRECTORY, "Where placements are kept.")
+        default=Path("/var/lib/topoproxy"),
+        metadata=key("stateDir", DIRECTORY, "The directory in which placements are kept."),
     )
     sysfs_root: Path = field(
         default=Path("/sys"), metadata=key("sysfsRoot", DIRECTORY, "Where the kernel describes the hardware.")
@@ -301,7 +302,7 @@ class Config:
     )
     kubelet: KubeletConfig = field(
         default=KubeletConfig(),
-        metadata=section("kubelet", "How kubelet can be asked for facts; it is not asked by default."),
+        metadata=section("kubelet", "Where facts are read from kubelet; by default none are."),
     )
     pod_resources: PodResourcesConfig = field(
         default=PodResourcesConfig(),

@@ -71,7 +71,7 @@ class KubeletConfig:
         metadata=key(
             "podsApi",
             OPTIONAL_SOCKET,
-            "The socket of kubelet's pods API, asked before pods is. Empty: not asked.",
+            "The socket of kubelet's pods API, read before pods. Empty: not read.",
         ),
     )
     pod_resources: Path | None = field(
@@ -79,7 +79,7 @@ class KubeletConfig:
         metadata=key(
             "podResources",
             OPTIONAL_SOCKET,
-            "The socket of kubelet's pod-resources API, which lists devices. Empty: not asked.",
+            "The socket of kubelet's pod-resources API, which lists devices. Empty: not read.",
         ),
     )
     configz: str = field(
@@ -87,7 +87,7 @@ class KubeletConfig:
         metadata=key(
             "configz",
             OPTIONAL_ADDRESS,
-            "Where kubelet's settings are read, such as https://127.0.0.1:10250. Empty: not asked.",
+            "Where kubelet's settings are read, such as https://127.0.0.1:10250. Empty: not read.",
         ),
     )
     config_file: Path | None = field(
@@ -235,7 +235,7 @@ class KoordinatorConfig:
         metadata=key(
             "cpuBindPolicy",
             choice(NodeBindPolicy),
-            "How owned CPUs are bound: whole cores, or one thread of each core. Empty: as each pod says.",
+            "How owned CPUs are bound: whole cores, or one thread of each core. Empty: as each pod requests.",
             live=True,
         ),
     )

@@ -121,7 +121,7 @@ def _cgroup_driver(facts: DoctorFacts) -> Outcome:
     kubelet, runtime = facts.kubelet.driver, facts.runtime.driver
     if not kubelet or not runtime:
         missing = "kubelet's configuration" if not kubelet else "the runtime"
-        return SKIP, f"{missing} does not say the cgroup driver", ""
+        return SKIP, f"{missing} does not name the cgroup driver", ""
     if kubelet != runtime:
         return (
             FAIL,

@@ -100,7 +100,7 @@ def kubelet_sets(manager: CpuManager, container: Container) -> list[CpuSet]:
 
 
 ADVICE = {
-    Author.KUBELET: "have kubelet use our socket, or set its cpuManagerPolicy to none",
+    Author.KUBELET: "have kubelet use the socket of topoproxy, or set its cpuManagerPolicy to none",
     Author.SYSTEMD: "look for AllowedCPUs= on the container's scope and the slices above it",
     Author.RUNC: "look for a program that updates containers at the runtime's own socket",
     Author.UNKNOWN: "look for an agent on this node that writes cpuset.cpus",

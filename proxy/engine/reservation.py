@@ -147,7 +147,7 @@ def _recorded(one: Reservation, event: seen.LedgerWritten) -> Step:
 
 def _unrecorded(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
     if one.kind is _Kind.NARROW:
-        report = to_do.ReportProblem("cannot record what hooks ask for", event.cause)
+        report = to_do.ReportProblem("cannot record what hooks request", event.cause)
         return _to(one, _Phase.COMMITTED, report, to_do.Commit())
     return _not_free(one, AbortReason(f"cannot record the placement: {event.cause}", one.cpus, final=True))
 

@@ -15,7 +15,7 @@ from proxy.model.workload import Pod
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 
-NOT_AS_ASKED = "cannot follow what a pod asks for"
+NOT_AS_ASKED = "cannot follow what a pod requests"
 IN_USE = "CPUsInUse"
 """Reason of a refusal because other containers own CPUs that an annotation names."""
 VERDICTS = ("rejected", "shared", "would-reject", "would-share")

@@ -64,7 +64,7 @@ class CgroupLocator:
         try:
             self.driver = await worker.run(self._context.runtime.cgroup_driver)
         except TopoproxyError as error:
-            self._context.telemetry.debug("cannot ask the runtime for its cgroup driver", err=error)
+            self._context.telemetry.debug("cannot read the cgroup driver from the runtime", err=error)
 
     async def find(self, running: Iterable[str], worker: Worker) -> list[str]:
         """Ask about containers without a cgroup; rarely about those for which the last query did not help.

@@ -88,7 +88,7 @@ class HookOverrides(Observer):
             container = context.state.containers.get(container_id)
             if container is not None and (words := lost(context.state, container)):
                 context.telemetry.problem(
-                    "cannot keep a container narrowed as hooks ask: it has all that it has without hooks",
+                    "cannot keep a container narrowed as hooks request: it has all that it has without hooks",
                     **subject(container),
                     reason=words,
                 )

@@ -21,7 +21,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 
-_ENDED = "it has ended, or is no longer ours to move"
+_ENDED = "it has ended, or may no longer be moved"
 
 
 class OwnerMoves:

@@ -121,7 +121,7 @@ class Health:
                 self._telemetry.problem(STUCK, worker=name, seconds=watched.after)
             elif before and not seconds:
                 self._telemetry.resolved(STUCK, worker=name)
-                self._telemetry.warning("a worker thread goes on", worker=name, seconds=round(before))
+                self._telemetry.warning("a worker thread continues", worker=name, seconds=round(before))
                 self._recovered()
 
     def stuck(self) -> dict[str, float]:

@@ -60,10 +60,10 @@ class Lease:
         while True:
             try:
                 if await self._try():
-                    self._telemetry.resolved("cannot ask for the lease")
+                    self._telemetry.resolved("cannot read or create the lease")
                     return
             except TopoproxyError as error:
-                self._telemetry.problem("cannot ask for the lease", err=error)
+                self._telemetry.problem("cannot read or create the lease", err=error)
             await asyncio.sleep(RETRY_S)
 
     async def keep(self) -> None:

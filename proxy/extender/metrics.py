@@ -16,9 +16,11 @@ SECONDS = Histogram(
 )
 LEADER = Gauge("extender_leader", "Whether this replica holds the lease.")
 AGE = Gauge("extender_view_age_seconds", "Seconds since the copy of the cluster was known to be current.")
-NODES = Gauge("extender_nodes", "Nodes, by whether can be decided for them.", ("state",))
-PENDING = Gauge("extender_pending_pods", "Pods that nodes were promised to and that they do not show yet.")
-JUDGED = Counter("extender_judged", "Decisions that the engine has taken.")
+NODES = Gauge("extender_nodes", "Nodes, by whether the extender can decide for them.", ("state",))
+PENDING = Gauge(
+    "extender_pending_pods", "Pods that are promised to a node whose object does not show them yet."
+)
+JUDGED = Counter("extender_judged", "Decisions that the engine has made.")
 
 
 class RequestFigures:

@@ -116,7 +116,7 @@ class ExtenderService:
         """Answer a request; only probes and metrics are for clients that are not trusted."""
         path, _, query = target.partition("?")
         if not trusted and path not in OPEN_PAGES:
-            return HttpAnswer("a certificate of the authority of clients is needed\n", 403)
+            return HttpAnswer("a certificate signed by the authority of --client-ca is needed\n", 403)
         if method == "GET":
             return self._page(path, query)
         verb = self._verbs.get(path)

@@ -54,7 +54,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
-    """What a hook wants to be otherwise.
+    """The changes that a hook requests.
 
     Attributes:
         cpus: The CPUs of the container: some of ``Decision.allowed``. They narrow what the engine has

@@ -19,7 +19,7 @@ class PodFacts:
 
     Attributes:
         sandbox_id: The runtime's id; empty until RunPodSandbox has been answered.
-        uid, namespace, name, attempt: As kubelet says.
+        uid, namespace, name, attempt: As kubelet sends them.
         qos: Koordinator's QoS class (``LSE``, ``LSR``, ``LS``, ``BE``, ``SYSTEM``), empty for none.
         kube_qos: ``Guaranteed``, ``Burstable`` or ``BestEffort``.
         runtime_handler: Which runtime class it asks for; empty for the default one.
@@ -77,7 +77,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a request says about CPUs and memory, as in the CRI's LinuxContainerResources.
+    """The CPUs and memory of a request, as in the CRI's LinuxContainerResources.
 
     Attributes:
         cpu_period, cpu_quota: Microseconds; quota -1 for no limit, 0 for not set.
@@ -103,11 +103,11 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class ContainerFacts:
-    """A container, as its request says.
+    """A container, as its request describes it.
 
     Attributes:
         id: The runtime's id; empty until CreateContainer has been answered.
-        name, attempt: As kubelet says.
+        name, attempt: As kubelet sends them.
         phase: ``creating``, ``created``, ``starting``, ``running`` or ``exited``.
         image: As the request names it; empty where it is not known any more.
         labels, annotations: Of the container.

@@ -24,7 +24,7 @@ _SECTIONS = {cls.__name__ for cls in (*FACTS, *ANSWERS)} | {cls.__name__ for cls
 _INTRO = """\
 # Hook points
 
-Made from `proxy/hooks/{events,facts,answers}.py` by `make hook-points`; change those alone.
+Generated from `proxy/hooks/{events,facts,answers}.py` by `make hook-points`; edit those files, not this page.
 [hooks.md](hooks.md) is the guide. `topoproxy hooks points NAME` prints one point of this page.
 
 A hook is a file with functions of these names; each is given one event and answers with an

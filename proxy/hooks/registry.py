@@ -108,7 +108,7 @@ class HookRegistry:
         """The state of each file, by name; files that do not count come last."""
         entries = [self._entry(name, known) for name, known in self._known.items()]
         entries += [
-            HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)
+            HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is used instead", server=c.server)
             for c, by in self._masked
         ]
         return sorted(entries, key=lambda entry: (entry.name, entry.state is State.MASKED))

@@ -93,7 +93,7 @@ class Cache(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Machine:
-    """What a node is made of.
+    """The hardware of a node.
 
     Attributes:
         cpus: Online CPUs, ascending by id.

@@ -29,7 +29,7 @@ _BY_REASON = {
         "Ask for more CPUs for the pod than its containers own, or for CPUs in every container"
     ),
     **{
-        rule.reason: f"{words}; docs/admission.md says which pods may own CPUs"
+        rule.reason: f"{words}; docs/admission.md describes which pods may own CPUs"
         for rule, words in {
             AdmissionRule.NAMESPACE: (
                 "Run the pod in a namespace of admission.namespaces, or let it share CPUs"
@@ -56,8 +56,8 @@ _BY_REASON = {
         }.items()
     },
     "RefusedByHook": (
-        "Do as the hook that is named wants, if it has refused; if it has failed, topoproxy hooks list says"
-        " why, and topoproxy hooks disable lets it not run"
+        "If the named hook has refused, do as its message says; if it has failed, topoproxy hooks list shows"
+        " why, and topoproxy hooks disable stops its use"
     ),
 }
 

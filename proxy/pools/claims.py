@@ -103,7 +103,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         if not missing:
             return _named(pod, pod.cpuset)
         problem = InputDefect(
-            f"resource-status asks for CPUs {listed(pod.cpuset)}, but {listed(missing)} not online here",
+            f"resource-status names CPUs {listed(pod.cpuset)}, but {listed(missing)} not online here",
             DefectKind.CPU_LIST,
         )
     if problem and pod.qos in STRICT:

@@ -87,7 +87,7 @@ def _locked(config: Config) -> Iterator[None]:
     try:
         lock = Lock.take(config.state_dir / "lock", f"use the state directory {config.state_dir}")
     except LockedError as error:
-        raise LockedError(f"{error} (a daemon that runs is asked without --offline)") from None
+        raise LockedError(f"{error} (without --offline, the command goes to the running daemon)") from None
     try:
         yield
     finally:

@@ -225,11 +225,13 @@ class Release:
     def _is_over(self, clean: bool) -> bool:
         executor, left = self._executor, self.progress.left
         if executor.quotas.groups is not None and executor.quotas.known.records:
-            left["quotas"] = f"{len(executor.quotas.known.records)} CFS quotas are not back yet"
+            left["quotas"] = f"{len(executor.quotas.known.records)} CFS quotas are not restored yet"
         if executor.partitions is not None and executor.partitions.jobs.known.records:
-            left["partitions"] = f"{len(executor.partitions.jobs.known.records)} partitions are not ended yet"
+            left["partitions"] = (
+                f"{len(executor.partitions.jobs.known.records)} partitions are not removed yet"
+            )
         if not self._idle():
-            left["suppression"] = "the CFS quota of BE pods is not off yet"
+            left["suppression"] = "the CFS quota of BE pods is not removed yet"
         flying = any(self._telling.is_flying(c) for c in executor.state.containers.values())
         return clean and not (flying or left or executor.state.runtime.lost)
 

@@ -254,7 +254,7 @@ def _reserve(rules: Node, numa: NumatopologyFacts | None, free: CpuSet) -> CpuSe
         try:
             return CpuPolicy.of(rules.topology, rules.options, amount=numa.reserve).reserved
         except (CpuStateError, NotEnoughCpus) as error:
-            raise UnknownNodeError(f"its reserve cannot be chosen: {error}") from None
+            raise UnknownNodeError(f"its reserved CPUs cannot be chosen: {error}") from None
     if numa.shown is None:
         return CpuSet()
     held = union(cpus.bits for cpus in numa.shown.values())

@@ -69,7 +69,7 @@ def _ours(scene: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, list[str]]:
     for each in scene.owning:
         cpus = each.cpus & scene.online
         if not cpus or cpus & reserved:
-            why = f"CPUs {cpus & reserved} are kept back by kubelet" if cpus else "none of them is online"
+            why = f"CPUs {cpus & reserved} are reserved by kubelet" if cpus else "none of them is online"
             left_out.append(f"{each.ref} has CPUs {each.cpus}: {why}")
         else:
             held.setdefault(each.uid, {})[each.name] = cpus

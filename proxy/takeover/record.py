@@ -131,7 +131,7 @@ def settled(record: TakeoverRecord, text: str | None, now: float) -> tuple[Takeo
     if text == pending.before:
         return (
             undone,
-            f"the takeover's step {pending.step} had not come to its write: it is undone, repeat it",
+            f"the takeover's step {pending.step} was interrupted before its write: it is undone, repeat it",
         )
     words = "another program wrote kubelet's file while it was under way"
     return undone, f"the takeover's step {pending.step} is undone: {words}; see topoproxy takeover status"

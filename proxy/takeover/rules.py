@@ -63,7 +63,8 @@ def _conflicts(scene: TakeoverInputs) -> Iterator[str]:
     if file.policy != "static":
         yield (
             f"kubelet's CPU manager policy is {file.policy or 'unknown'}: it holds no CPUs, so there is"
-            " nothing to take over (cpuManagerPolicy: static in our own configuration is all that is needed)"
+            " nothing to take over (cpuManagerPolicy: static in the configuration of topoproxy is all that is"
+            " needed)"
         )
         return
     if file.version == 1:
@@ -91,7 +92,7 @@ def _sets(scene: TakeoverInputs) -> Iterator[str]:
                     yield f"CPUs {each.cpus & cpus} that kubelet gave to {ref} are owned by {each.ref}"
         everything |= cpus
     if scene.shareable <= everything:
-        yield "kubelet has given all CPUs away: the shared pool would be empty"
+        yield "kubelet has assigned all CPUs: the shared pool would be empty"
 
 
 def left(record: TakeoverRecord, scene: TakeoverInputs) -> tuple[OwningContainer, ...]:
@@ -161,7 +162,7 @@ def finish(
             f" ({', '.join(each.ref for each in remaining[:5])}{', ...' if len(remaining) > 5 else ''})",
             (
                 "wait until their pods have ended (topoproxy takeover status)",
-                "or finish --with-running: they keep their CPUs, which are theirs in our ledger",
+                "or finish --with-running: they keep their CPUs, which the ledger of topoproxy records",
             ),
         )
     _may_write(scene, "finish the takeover", force=force)
@@ -216,13 +217,13 @@ def _may_write(scene: TakeoverInputs, what: str, *, force: bool) -> None:
             f"cannot {what}: kubelet runs ({'; '.join(scene.running)}), and would write its file from memory",
             (
                 "systemctl stop kubelet, repeat this, and start kubelet again; containers go on running",
-                "--force writes all the same",
+                "--force writes nevertheless",
             ),
         )
 
 
 def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
-    words = "not in kubelet's file, which cannot say it (the container keeps its CPUs)"
+    words = "not in kubelet's file, which cannot express it (the container keeps its CPUs)"
     return tuple(f"{words}: {each}" for each in left_out)
 
 
@@ -236,11 +237,14 @@ def settings(scene: TakeoverInputs, target: str) -> tuple[str, ...]:
         if scene.manager.options:
             names = ", ".join(sorted(scene.manager.options))
             steps.append(
-                f"cpuManagerPolicyOptions ({names}) must go: under none kubelet refuses to start with any;"
-                " ours has the same key"
+                f"cpuManagerPolicyOptions ({names}) must be removed: under none kubelet refuses to start with"
+                " any; the configuration of topoproxy has the same key"
             )
         if scene.manager.reserved:
-            steps.append(f"reservedSystemCPUs: {scene.manager.reserved} may stay; ours should say the same")
+            steps.append(
+                f"reservedSystemCPUs: {scene.manager.reserved} may stay; set the same in the configuration of"
+                " topoproxy"
+            )
     if scene.manager.topology_policy not in ("", "none"):
         steps.append(
             f"topologyManagerPolicy: {scene.manager.topology_policy} may stay"

@@ -67,9 +67,7 @@ class Writer:
         """
         known = load(self._ledger.entries.get(KEY) if self._ledger is not None else None)
         if known is None:
-            return (
-                "cannot read the takeover's record in the ledger: there is none from now on (takeover start)"
-            )
+            return "cannot read the takeover's record in the ledger: it is dropped (repeat takeover start)"
         self.record = known
         try:
             return self.settle()

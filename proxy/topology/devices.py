@@ -182,7 +182,7 @@ class SysfsDevices:
         if place is not None:
             return place
         return DeviceLocation(
-            None, "this host has no such device file" if file is None else "sysfs does not know it"
+            None, "this host has no such device file" if file is None else "sysfs does not list it"
         )
 
 

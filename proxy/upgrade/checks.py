@@ -67,7 +67,7 @@ def _configuration(facts: UpgradeFacts) -> Finding:
 def _keys(facts: UpgradeFacts) -> Finding:
     before, after = (_part(each, "defaults") for each in (facts.running, facts.ours))
     if not before:
-        return Finding("configuration-keys", SKIP, "the running version does not say its keys")
+        return Finding("configuration-keys", SKIP, "the running version does not report its keys")
     gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
     parts = [f"{words} {_named(names)}" for words, names in (("gone:", gone), ("new:", new)) if names]
     if gone:
@@ -75,7 +75,7 @@ def _keys(facts: UpgradeFacts) -> Finding:
             "configuration-keys",
             WARN,
             "; ".join(parts),
-            "the changelog says what replaces a key that is gone",
+            "the changelog names what replaces a removed key",
         )
     return Finding("configuration-keys", OK, "; ".join(parts) or "the keys are the same")
 
@@ -99,7 +99,7 @@ def _ledger(facts: UpgradeFacts) -> Finding:
     theirs, ours = as_map(facts.running.get("ledger")), as_map(facts.ours.get("ledger"))
     if facts.ledger:
         return Finding(
-            "ledger", FAIL, facts.ledger, "containers would be placed again from what the runtime says"
+            "ledger", FAIL, facts.ledger, "containers would be placed again from the list of the runtime"
         )
     if facts.ledger is None and not theirs:
         return Finding("ledger", SKIP, "there is no ledger")
@@ -114,7 +114,7 @@ def _ledger(facts: UpgradeFacts) -> Finding:
 def _way_back(facts: UpgradeFacts) -> Finding:
     theirs, ours = as_map(facts.running.get("ledger")), as_map(facts.ours.get("ledger"))
     if not theirs:
-        return Finding("way-back", SKIP, "the running version does not say which ledgers it reads")
+        return Finding("way-back", SKIP, "the running version does not report which ledgers it reads")
     if ours.get("writes") not in as_list(theirs.get("reads")):
         text = (
             f"this version writes format {ours.get('writes')}, and the running one reads {_formats(theirs)}"
@@ -129,11 +129,13 @@ def _way_back(facts: UpgradeFacts) -> Finding:
 
 def _hooks(facts: UpgradeFacts) -> Finding:
     if facts.hooks:
-        return Finding("hooks", FAIL, _named(list(facts.hooks)), "topoproxy hooks validate says more")
+        return Finding("hooks", FAIL, _named(list(facts.hooks)), "topoproxy hooks validate has details")
     gone = {*as_list(facts.running.get("hooks"))} - {*as_list(facts.ours.get("hooks"))}
     if gone:
         return Finding(
-            "hooks", OK, f"API version {_named(sorted(map(str, gone)))} is gone, and no file uses it"
+            "hooks",
+            OK,
+            f"API version {_named(sorted(map(str, gone)))} is no longer supported, and no file uses it",
         )
     return Finding("hooks", OK, "this version can use all files of hooks")
 
@@ -156,8 +158,8 @@ def _outputs(facts: UpgradeFacts) -> Finding:
     if gone:
         return Finding("outputs", WARN, f"gone: {_named(gone)}", "change what reads them")
     if not facts.running:
-        return Finding("outputs", SKIP, "the running version does not say its answers and metrics")
-    return Finding("outputs", OK, "no JSON answer and no metric goes away")
+        return Finding("outputs", SKIP, "the running version does not report its answers and metrics")
+    return Finding("outputs", OK, "no JSON answer and no metric is removed")
 
 
 CHECKS: dict[str, Callable[[UpgradeFacts], Finding]] = {

@@ -68,5 +68,5 @@ def _owner(path: Path) -> int:
         try:
             client.connect(str(path))
         except OSError as error:
-            raise UnavailableError(f"cannot ask the daemon at {path}: {error.strerror}") from error
+            raise UnavailableError(f"cannot query the daemon at {path}: {error.strerror}") from error
         return int(struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])

@@ -242,7 +242,7 @@ def test_a_dead_socket_is_replaced_and_a_living_one_is_not(at: Path) -> None:
 class TestClient:
     def test_no_answer(self, at: Path) -> None:
         with pytest.raises(
-            UnavailableError, match=f"cannot ask the daemon at {at}: no process listens there"
+            UnavailableError, match=f"cannot query the daemon at {at}: no process listens there"
         ):
             ask(at, "/status")
         with socket.socket(socket.AF_UNIX) as dead:

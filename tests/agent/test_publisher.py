@@ -53,7 +53,7 @@ class Daemon:
 
     async def ask(self, route: str, params: Mapping[str, str], **more: Any) -> Any:
         if self.down:
-            raise UnavailableError("cannot ask the daemon")
+            raise UnavailableError("cannot query the daemon")
         if route == "/node":
             return self.page
         while params["since"] == str(self.number) and not self.down:

@@ -223,7 +223,7 @@ class FakeNode:
 
     def ask(self, route: str, act: bool) -> Mapping[str, object]:
         if not self.answers:
-            raise UnavailableError("cannot ask the daemon: no process listens there")
+            raise UnavailableError("cannot query the daemon: no process listens there")
         if route.startswith("/release"):
             self.released = {"/release/start": True, "/release/undo": False}.get(route, self.released)
             return {"stage": "released" if self.released else ""}

@@ -169,7 +169,7 @@ def test_it_works_without_daemon_journal_ledger_and_configuration(
     assert set(manifest["absent"]) >= {"log.txt", "decisions.json", *sources.PAGES}
     assert "mod" in manifest["configuration"]
     assert not [each for each in secret.used for text in members.values() if each in text]
-    assert "without status.json: cannot ask the daemon" in done.output
+    assert "without status.json: cannot query the daemon" in done.output
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x00\xff" * 500, b"00000000 {}\n", b"[" * 100_000])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.bundle.redaction import Redactor, vocabulary
 
 KEPT = [
-    "cannot ask the daemon at /run/topoproxy/admin.sock: no process listens there",
+    "cannot query the daemon at /run/topoproxy/admin.sock: no process listens there",
     "2026-11-23T10:11:12.345+00:00 INFO    placed pod=shop/web-0 container=main cpus=0-3,8 mems=0",
     'I1123 10:11:12.345678   12345 reconciler.py:42] "placed" pod="shop/web-0" cpus="0-3"',
     "set containerRuntimeEndpoint: unix:///run/topoproxy/cri.sock there, and restart kubelet",

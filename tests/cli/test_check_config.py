@@ -107,7 +107,7 @@ def test_kubelets_settings_are_explained_shown_and_checked(tmp_path: Path, machi
         "kubeReserved: {cpu: 700m}\nsystemReserved: {cpu: 700m}\n",
     )
     out = run("--config", file, "--sysfs-root", machine, "--topology-manager-policy", "restricted")
-    assert "# checked against the machine: CPUs 0-7 are online, 2 of them are kept for the system" in out
+    assert "# checked against the machine: CPUs 0-7 are online, 2 of them are reserved for the system" in out
     assert "topologyManagerPolicy: restricted\n" in out
     config = parse(out, "again")
     assert (config.reserved_cpu_amount, config.cpu_manager_policy_options.strict_cpu_reservation) == (2, True)

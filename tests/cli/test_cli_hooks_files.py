@@ -145,7 +145,7 @@ def test_a_vendors_hook_is_masked_and_unmasked(node: Node) -> None:
     assert mask.readlink() == Path("/dev/null")
     assert f"{mask} -> /dev/null masks {node.vendor}/20-theirs.py" in said
     assert node.did("disable", "theirs") == "20-theirs is not enabled\n"
-    assert "is masked no more" in node.did("enable", "theirs")
+    assert "is no longer masked" in node.did("enable", "theirs")
     assert not os.path.lexists(mask)
 
 
@@ -163,7 +163,7 @@ def test_a_mask_without_a_file_gives_way_to_the_shipped_one(node: Node) -> None:
     (node.directory / "70-gone.py").symlink_to("/dev/null")
     node.did("enable", "10-quota")
     assert (node.directory / "10-quota.py").readlink() == node.shipped / "10-quota.py"
-    assert node.run("enable", "70-gone")[1].endswith("masks a file that is nowhere; remove it\n")
+    assert node.run("enable", "70-gone")[1].endswith("masks a file that does not exist; remove it\n")
 
 
 def test_an_empty_file_is_a_mask_too(node: Node) -> None:
@@ -173,7 +173,7 @@ def test_an_empty_file_is_a_mask_too(node: Node) -> None:
     for name in ("20-theirs", "10-quota"):
         (node.directory / f"{name}.py").touch()
         assert node.did("disable", name) == f"{name} is not enabled\n"
-    assert "is masked no more" in node.did("enable", "theirs")
+    assert "is no longer masked" in node.did("enable", "theirs")
     assert not os.path.lexists(ours)
     node.did("enable", "10-quota")
     assert (node.directory / "10-quota.py").readlink() == node.shipped / "10-quota.py"
@@ -195,7 +195,9 @@ def test_a_link_that_leads_nowhere_is_replaced(node: Node) -> None:
     assert (node.directory / "60-quota.py").readlink() == node.shipped / "60-quota.py"
     code, said = node.run("enable", "70-gone")
     assert code == 2
-    assert said.endswith("70-gone.py -> /nonexistent/old.py leads nowhere; remove it, or mend the link\n")
+    assert said.endswith(
+        "70-gone.py -> /nonexistent/old.py points to nothing; remove it, or correct the link\n"
+    )
 
 
 def test_a_directory_of_its_name_is_not_a_hook(node: Node) -> None:

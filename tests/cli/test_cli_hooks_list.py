@@ -61,7 +61,7 @@ NAME      STATE    POLICY  TIMEOUT  CALLS  FAILED  POINTS
 20-bad    broken   -       -        -      -       -
     cannot load hook /h/20-bad.py: x
 koordlet  running  Ignore  500 ms   3      3       pre_run_pod_sandbox
-    not asked after failures in a row; tried again in 4 s
+    not called after failures in a row; tried again in 4 s
     UNAVAILABLE: connection refused
 """
 WIDE = """\
@@ -120,7 +120,7 @@ def test_what_a_daemon_says(serve_admin: Callable[..., Path], run: Run) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("hangs", "    not asked: its calls hang"),
+        ("hangs", "    not called: its calls hang"),
         ("probing", "    tried again now"),
         ("ok", ""),
         ("failing", ""),
@@ -173,7 +173,8 @@ def test_an_invalid_answer_does_not_count_as_no_hooks(
     code, _, errors = run("hooks", "list", "--config", config)
     assert code == 0
     assert (
-        "what answers there is no daemon that knows hooks (so this is the state of the directories)" in errors
+        "the process that answers there is no daemon with hooks (so this is the state of the directories)"
+        in errors
     )
 
 

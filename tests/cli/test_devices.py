@@ -177,7 +177,7 @@ def test_without_a_daemon_the_machine_is_shown_and_all_else_is_unknown(node: Dae
     assert done.exit_code == 0
     row = next(line for line in done.stdout.splitlines() if line.startswith("0000:3b:00.0"))
     assert row.split() == ["0000:3b:00.0", "3D", "controller", "-", "0", "0-3,8-11", *["unknown"] * 3]
-    assert "Only the machine is shown: cannot ask the daemon" in done.stdout
+    assert "Only the machine is shown: cannot query the daemon" in done.stdout
 
 
 def test_with_kubelet_containers_managers_and_health_are_known(node: DaemonNode, kubelet: Kubelet) -> None:
@@ -228,7 +228,7 @@ def test_a_kubelet_that_does_not_answer_makes_nothing_free(node: DaemonNode, kub
         gpu = found["0000:3b:00.0"]
         assert (gpu["containers"], gpu["containersKnown"]) == (["demo/train/main"], False), "by its request"
         assert gpu["health"] is None
-        assert "are unknown: cannot ask kubelet" in typed(node).stdout
+        assert "are unknown: cannot query kubelet" in typed(node).stdout
 
     lived(node.daemon(), node, then)
 
@@ -273,7 +273,7 @@ def test_a_device_is_found_by_each_of_its_names(node: DaemonNode) -> None:
         assert list(listed(node, name))[2:] == ["0000:81:00.0"]
     done = typed(node, "eth7")
     assert isinstance(done.exception, InputError)
-    assert str(done.exception) == "cannot show the device eth7: no source knows it"
+    assert str(done.exception) == "cannot show the device eth7: no source lists it"
 
 
 def test_another_machine_is_shown_without_this_nodes_daemon_and_specs(

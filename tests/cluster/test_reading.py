@@ -188,7 +188,7 @@ def test_a_rejected_pod_ends_and_the_node_is_marked_until_there_is_room(
         else:
             wait_until(lambda: found("large")["status"]["phase"] == "Failed")
             assert found("large")["status"]["reason"] == "AdmissionSharedFloor"
-        assert found("alone")["status"]["phase"] == "Pending", "no controller would make it again"
+        assert found("alone")["status"]["phase"] == "Pending", "no controller would create it again"
         node = cluster.get(NODE)
         wait_until(lambda: KEY in cluster.get(NODE)["metadata"].get("annotations", {}))
         node = cluster.get(NODE)

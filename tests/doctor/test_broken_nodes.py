@@ -102,7 +102,7 @@ class DoctoredNode(DaemonNode):
 
 
 NOT_MADE = {
-    "cgroup-driver": ("skip", "kubelet's configuration does not say the cgroup driver"),
+    "cgroup-driver": ("skip", "kubelet's configuration does not name the cgroup driver"),
     "certificates": ("skip", "the configuration names no certificate"),
 }
 

@@ -279,7 +279,7 @@ class TestNarrow:
         assert (
             Playbook(reserved(ReservationKind.NARROW))
             >> ReservationRequested() << AppendLedger()
-            >> event << ReportProblem("cannot record what hooks ask for", "slow") << Commit()
+            >> event << ReportProblem("cannot record what hooks request", "slow") << Commit()
         )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
     for number in (1, 2, 2, 3, 1):
         seer.see(Pod("s", f"u{number}", "ns", f"p{number}", defects=(InputDefect("bad", DefectKind.POLICY),)))
     assert said == [
-        f"cannot follow what a pod asks for pod=ns/p{n} kind=policy reason=bad" for n in (1, 2, 3)
+        f"cannot follow what a pod requests pod=ns/p{n} kind=policy reason=bad" for n in (1, 2, 3)
     ], "a problem that is known is not logged again"
     assert port.value(metrics.BAD_INPUT, kind="policy") == 4
 

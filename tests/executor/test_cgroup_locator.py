@@ -140,7 +140,7 @@ def test_the_driver_is_the_runtimes_word_or_shows_in_the_parents(live) -> None:
         assert where.page(1) == expected
 
         def broken() -> str:
-            raise RuntimeCallError("cannot ask the cgroup driver: no", 13)
+            raise RuntimeCallError("cannot read the cgroup driver of the runtime: no", 13)
 
         w.runtime.cgroup_driver = broken
         w.sync.connected = False

@@ -28,7 +28,7 @@ def problems(w: Any) -> list[str]:
 
 def lack(which: str, why: str, hook: str = "10-x") -> str:
     """What is reported of an update that is not made."""
-    return f'cannot update a container as hooks ask {which} hook={hook} err="{why}"'
+    return f'cannot update a container as hooks request {which} hook={hook} err="{why}"'
 
 
 def take(h: Any, container_id: str, **fields: Any) -> None:

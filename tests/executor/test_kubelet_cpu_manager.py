@@ -460,7 +460,7 @@ def test_the_status_says_what_kubelet_does_and_where_that_is_known_from(node, ku
             f"cpuManagerPolicyOptions full-pcpus-only=true {file}",
             f"reservedSystemCPUs 0 {file}",
             f"topologyManagerPolicy restricted {file}",
-            f"topologyManagerScope container kubelet's default, {file} does not say it",
+            f"topologyManagerScope container kubelet's default, {file} does not set it",
             f"CPUs of all other containers 0-1,4-15 {kubelet.directory}/cpu_manager_state",
             "2-3 ns/g/c",
         ):

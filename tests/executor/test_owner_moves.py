@@ -235,7 +235,7 @@ def test_a_container_that_exits_meanwhile_gives_its_cpus_back(live: Callable[...
         moving = asyncio.create_task(w.executor.owner_moves.move(key(w, own), target))
         await w.until(lambda: gone)
         await w.sync.once()
-        assert await moving == "it has ended, or is no longer ours to move"
+        assert await moving == "it has ended, or may no longer be moved"
         await w.quiet()
         assert w.on(ls) == str(ALL)
         assert not w.executor.state.owners

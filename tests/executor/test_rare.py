@@ -161,7 +161,7 @@ def test_problems_of_an_adopted_container_are_reported(live) -> None:
         await w.sync.once()
         assert (w.sync.runtime_version, w.sync.connected) == ("played 1", True)
         (problem,) = w.executor.telemetry.problems()
-        assert problem["message"] == "cannot follow what a pod asks for"
+        assert problem["message"] == "cannot follow what a pod requests"
         assert problem["keys"] == {
             "pod": "ns/odd",
             "kind": "cpu-list",

@@ -113,19 +113,19 @@ class PlayedSystemd:
 
     def read(self, unit: str) -> UnitSets:
         if self.away:
-            raise UnavailableError("cannot ask systemd: away")
+            raise UnavailableError("cannot query systemd: away")
         self.asked.append(unit)
         return self.units.get(unit, UnitSets(CpuSet(), Mask()))
 
     def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
         if self.away:
-            raise UnavailableError("cannot ask systemd: away")
+            raise UnavailableError("cannot query systemd: away")
         if unit not in self.units:
             raise CgroupError(f"cannot set {unit}: not there", errno.ENOENT)
         if self.slow is not None:
             self.away = True  # it reads what came first, and then answers nothing else
             self.slow.append((unit, cpus, mems))
-            raise UnavailableError("cannot ask systemd: it does not answer")
+            raise UnavailableError("cannot query systemd: it does not answer")
         has = self.units[unit]
         self.units[unit] = UnitSets(has.cpus if cpus is None else cpus, has.mems if mems is None else mems)
         self.world.log.append(f"unit {unit} {cpus}")
@@ -606,7 +606,7 @@ def test_a_container_with_returned_cpus_has_them_as_a_property(live: Any) -> Non
         assert systemd.units[unit_of(ls)] == UnitSets(cpus_of(ALL), Mask.parse("0-1"))
         systemd.away = True
         await world.executor.unit_properties.give(ls, REST, Mask.parse("0"))
-        assert "cannot ask systemd" in str(world.executor.telemetry.problems())
+        assert "cannot query systemd" in str(world.executor.telemetry.problems())
 
     on_systemd(live, day)
 

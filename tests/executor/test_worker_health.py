@@ -56,7 +56,7 @@ def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
     w.health.look()
     assert w.logged[1:] == [
         'resolved problem="a worker thread is stuck in one job" worker=kernel seconds=10',
-        "a worker thread goes on worker=kernel seconds=14",
+        "a worker thread continues worker=kernel seconds=14",
     ]
     assert w.health.stuck() == {}
 

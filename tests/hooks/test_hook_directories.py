@@ -131,7 +131,7 @@ def test_a_server_with_the_name_of_another_hook_is_reported(dirs: HookDirectorie
     assert dirs.taken() == {"10-a": "etc"}
     path = dirs.servers / "10-a.json"
     assert found.strange == [
-        f"hook server {path} is left alone: there is a hook of that name in {dirs.etc}/10-a.py"
+        f"hook server {path} is not used: there is a hook of that name in {dirs.etc}/10-a.py"
     ]
 
 

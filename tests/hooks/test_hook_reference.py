@@ -99,7 +99,7 @@ def test_documented_but_missing_fields_and_silent_classes_are_errors() -> None:
 
 def test_a_docstring_taken_apart() -> None:
     reported = documented(Adjustment)
-    assert reported.prose == ("What a hook wants to be otherwise.",)
+    assert reported.prose == ("The changes that a hook requests.",)
     assert reported.after[0].startswith("Each point lists the fields that it takes")
     assert [row.names for row in reported.rows][:3] == [("cpus",), ("mems",), ("cpu_period", "cpu_quota")]
     assert reported.rows[0].words.endswith("`CLEAR``: what the client asked for does not count.")
@@ -115,5 +115,5 @@ def test_types_in_words() -> None:
     assert say("Sequence[PodFacts]") == say("tuple[PodFacts, ...]") == "list of PodFacts"
     assert say("Mask | None") == "Mask or None"
     assert say("int | _None") == "int or CLEAR"
-    with pytest.raises(ValueError, match="cannot say in words what type 'set\\[int\\]' is"):
+    with pytest.raises(ValueError, match="cannot describe the type 'set\\[int\\]' is"):
         say("set[int]")

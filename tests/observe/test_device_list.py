@@ -35,7 +35,7 @@ PLACES = {
     "nvidia.com/gpu=all": DeviceLocation(Mask([0, 1]), "spec", (GPU, VF)),
     "/dev/nvidia0": DeviceLocation(Mask([0]), "sysfs", (GPU,)),
     "/dev/npu0": DeviceLocation(Mask([1]), "sysfs"),
-    "/dev/odd": DeviceLocation(None, "sysfs does not know it", ("0000:ff:00.0",)),
+    "/dev/odd": DeviceLocation(None, "sysfs does not list it", ("0000:ff:00.0",)),
 }
 
 

@@ -284,7 +284,7 @@ def test_a_refusal_without_anything_known() -> None:
     [
         ("InvalidCPUSet", 3, "Correct the annotation that the reason names", False),
         ("InvalidCPURequest", 3, "Let its containers together request a whole number of CPUs", False),
-        ("RefusedByHook", 9, "Do as the hook that is named wants, if it has refused", False),
+        ("RefusedByHook", 9, "If the named hook has refused, do as its message says", False),
         ("CPUsInUse", 9, "Wait until their owner has ended, or let the scheduler place the pod again", True),
     ],
 )

@@ -136,9 +136,9 @@ def test_what_is_not_there(host: Host) -> None:
     (host.dev / "plain").write_text("")
     near = host.devices().near(DeviceFacts(paths=("/dev/dri/card0", "/dev/uio9", "/dev/plain", "/dev/a\0b")))
     assert [(entry.nodes, entry.source) for entry in near] == [
-        (None, "sysfs does not know it"),
+        (None, "sysfs does not list it"),
         (None, "this host has no such device file"),
-        (None, "sysfs does not know it"),
+        (None, "sysfs does not list it"),
         (None, "this host has no such device file"),
     ]
 
@@ -212,7 +212,7 @@ def test_a_link_in_sysfs_that_leads_out_of_it_is_nothing(host: Host, tmp_path: P
     host.device("uio0", 1)
     host.device("uio1", 2)
     assert [e.source for e in host.devices().near(DeviceFacts(paths=("/dev/uio0", "/dev/uio1")))] == [
-        "sysfs does not know it"
+        "sysfs does not list it"
     ] * 2
 
 

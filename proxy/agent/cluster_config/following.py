@@ -124,11 +124,11 @@ class ConfigFollowing:
             try:
                 self._answer = await self._follow(found, broken)
             except (OSError, TopoproxyError) as error:
-                self._session.telemetry.problem("cannot take the settings of the cluster", err=error)
+                self._session.telemetry.problem("cannot apply the settings of the cluster", err=error)
                 return False
             self._seen, self._broken_rule = wanted, broken
             self._report_at = asyncio.get_running_loop().time() + random.uniform(0, SPREAD_S)  # noqa: S311
-            self._session.telemetry.resolved("cannot take the settings of the cluster")
+            self._session.telemetry.resolved("cannot apply the settings of the cluster")
         if asyncio.get_running_loop().time() < self._report_at:
             return True
         return await self._report(found) and await self._leave(found)
@@ -162,7 +162,7 @@ class ConfigFollowing:
                 "refused the settings of the cluster", source=found.name, reason=reason
             )
         else:
-            self._session.telemetry.event("took the settings of the cluster", source=found.name, reason="")
+            self._session.telemetry.event("applied the settings of the cluster", source=found.name, reason="")
         return ConfigAnswer(found.name, found.generation, not reason, reason[:_LONGEST])
 
     def _fault(self, text: str) -> str:
@@ -221,9 +221,11 @@ class ConfigFollowing:
             try:
                 await session.api.apply(path, object_status(each.name), owner=owner)
             except TopoproxyError as error:
-                session.telemetry.problem("cannot leave the status of an object", path=path, err=error)
+                session.telemetry.problem(
+                    "cannot remove the node from the status of an object", path=path, err=error
+                )
                 return False
-            session.telemetry.resolved("cannot leave the status of an object", path=path)
+            session.telemetry.resolved("cannot remove the node from the status of an object", path=path)
         return True
 
 

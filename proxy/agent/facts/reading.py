@@ -139,7 +139,7 @@ class WatchedFile:
             try:
                 await self._session.daemon.ask("/cluster/refresh", act=True)
             except TopoproxyError as error:  # it reads the file at its next start or comparison
-                telemetry.debug("the daemon was not asked to read a file", path=self._path, err=error)
+                telemetry.debug("cannot have the daemon read a file again", path=self._path, err=error)
         return True
 
     def _confirm(self, at: float) -> bool:

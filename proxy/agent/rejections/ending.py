@@ -109,7 +109,7 @@ class RejectedPodEnding:
                     if self._settings.policy is RejectedPolicy.RETRY:
                         self._mark = None
                         if not await self._write_mark():
-                            raise UnavailableError("cannot take the mark off the node")
+                            raise UnavailableError("cannot remove the mark from the node")
             except ApiServerError as error:
                 if error.status in (403, 404):
                     return  # what is not permitted, or not there, has no mark of ours

@@ -169,11 +169,11 @@ def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConf
     if pod.is_static:
         return "kubelet has it from a file of this node"
     if kind == "DaemonSet":
-        return "its DaemonSet would make it on this node again"
+        return "its DaemonSet would create it on this node again"
     if pod.priority_class in _SYSTEM:
         return f"it is of priority class {pod.priority_class}"
     if not kind and not settings.without_controller:
-        return "no controller would make it again (rejectedPods.withoutController)"
+        return "no controller would create it again (rejectedPods.withoutController)"
     if settings.policy is RejectedPolicy.EVICT and rejection.reason in EVERYWHERE:
         return f"every node would reject it ({rejection.reason})"
     if settings.policy is RejectedPolicy.FAIL and pod.has_run:

@@ -97,10 +97,10 @@ def read_preference(content: bytes, available: Collection[str], size: int) -> tu
     _bounded(content, max(ANSWER_LIMIT, 4 * ID_LIMIT * size))  # a character has up to 4 bytes
     answers = _decoded(pb.PreferredAllocationResponse, content).container_responses
     if len(answers) > 1:
-        raise PluginAnswerError(f"it answers for {len(answers)} containers, and was asked for one")
+        raise PluginAnswerError(f"it answers for {len(answers)} containers, and one was requested")
     ids = tuple(answers[0].deviceIDs) if answers else ()
     if len(ids) > size:
-        raise PluginAnswerError(f"it prefers {len(ids)} devices, and was asked for {size}")
+        raise PluginAnswerError(f"it prefers {len(ids)} devices, and {size} were requested")
     if len(set(ids)) < len(ids):
         raise PluginAnswerError("it prefers a device twice")
     if strange := next((name for name in ids if name not in available), None):
@@ -128,7 +128,7 @@ def read_allocation(content: bytes) -> AllocateAnswer:
     _bounded(content, ANSWER_LIMIT)
     answers = _decoded(pb.AllocateResponse, content).container_responses
     if len(answers) != 1:
-        raise PluginAnswerError(f"it answers for {len(answers)} containers, and was asked for one")
+        raise PluginAnswerError(f"it answers for {len(answers)} containers, and one was requested")
     return _container_answer(answers[0])
 
 

@@ -140,7 +140,7 @@ class KubeletClient:
         except TopoproxyError as error:
             self._complaints.add(source, str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node: it asks for less
-            self._complaints.add(source, f"cannot ask {source}: {type(error).__name__}: {error}")
+            self._complaints.add(source, f"cannot query {source}: {type(error).__name__}: {error}")
         else:
             self._hung.succeeded(source)
             self._complaints.clear(source)

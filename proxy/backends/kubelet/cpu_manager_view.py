@@ -103,7 +103,7 @@ def _values(reported: KubeletSettingsReport) -> tuple[dict[str, str], dict[str, 
     for name, default in _DEFAULTS.items():
         value = getattr(settings, name)
         values[name] = value or default
-        sources[name] = reported.source if value else f"kubelet's default, {reported.source} does not say it"
+        sources[name] = reported.source if value else f"kubelet's default, {reported.source} does not set it"
     return (
         values,
         sources,

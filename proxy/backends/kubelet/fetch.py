@@ -202,7 +202,7 @@ def _security(settings: KubeletSettings) -> ssl.SSLContext:
         try:  # the password keeps OpenSSL from asking for one on the terminal
             context.load_cert_chain(settings.cert_file, settings.key_file or None, password="")
         except OSError as error:
-            raise ValueError(f"cannot use our certificate {settings.cert_file}: {error}") from None
+            raise ValueError(f"cannot use the certificate {settings.cert_file}: {error}") from None
     return context
 
 

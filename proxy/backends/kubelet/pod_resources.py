@@ -137,7 +137,7 @@ class PodResources:
         return None
 
     def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        what, path = "ask kubelet for devices", f"{_SERVICE}/{method}"
+        what, path = "query kubelet for devices", f"{_SERVICE}/{method}"
         for _ in range(_TRIES - 1):
             try:
                 return self._channel.call(what, path, request, answer)

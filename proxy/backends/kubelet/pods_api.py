@@ -41,7 +41,7 @@ class PodsApi:
 
         try:
             answer = self._channel.call(
-                "ask kubelet for a pod", _GET, pb.GetPodRequest(pod_uid=uid), pb.GetPodResponse
+                "query kubelet for a pod", _GET, pb.GetPodRequest(pod_uid=uid), pb.GetPodResponse
             )
         except KubeletError as error:
             if error.code == GrpcStatus.NOT_FOUND:
@@ -49,7 +49,7 @@ class PodsApi:
             raise
         reported = answer.pod.metadata
         if uid not in (reported.uid, reported.annotations.get(CONFIG_HASH)):
-            raise KubeletError(f"cannot ask kubelet for a pod at {self._channel.path}: it gave another one")
+            raise KubeletError(f"cannot query kubelet for a pod at {self._channel.path}: it gave another one")
         return pod_spec(_plain(answer.pod), f"{reported.namespace}/{reported.name}", listed=True)
 
 

@@ -134,5 +134,5 @@ def _whole(content: bytes) -> tuple[Checkpoint | None, str]:
     if not checkpoint.checksum:
         return None, "it has no checksum"
     if checkpoint.version is None:
-        return None, "its checksum does not match what it says"
+        return None, "its checksum does not match its content"
     return checkpoint, ""

@@ -211,7 +211,7 @@ def recover(data: bytes, machine: str) -> Recovered:
         found = _batch(line)
         if found is None:
             if any(_batch(later) is not None for later in lines[index + 1 :]):
-                return Recovered(refused=f"line {index + 1} is damaged and good ones follow it")
+                return Recovered(refused=f"line {index + 1} is damaged and valid lines follow it")
             break
         line_number, changes = found
         if line_number != number + 1:

@@ -55,12 +55,12 @@ class GrpcRuntime:
 
     def version(self) -> str:
         """Ask ``name version``; see ``proxy.executor.runtime_ports.Runtime``."""
-        answer = self._ask("ask the version", "Version", pb.VersionRequest(), pb.VersionFacts)
+        answer = self._ask("read the version of the runtime", "Version", pb.VersionRequest(), pb.VersionFacts)
         return f"{text(answer.runtime_name)} {text(answer.runtime_version)}"
 
     def cgroup_driver(self) -> str:
         """Ask for the cgroup driver; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
-        what = "ask the cgroup driver"
+        what = "read the cgroup driver of the runtime"
         try:
             answer = self._ask(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
         except RuntimeCallError as error:
@@ -94,7 +94,7 @@ class GrpcRuntime:
     def detail(self, container_id: str) -> RuntimeDetail:
         """Ask for one container's status, verbose; see ``proxy.executor.runtime_ports.Runtime``."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
-        what = f"ask the status of container {container_id}"
+        what = f"read the status of container {container_id}"
         return parse_detail(self._ask(what, "ContainerStatus", request, pb.DetailFacts))
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:

@@ -111,7 +111,7 @@ class Connection:
         waiter = _Waiter()
         with self._lock:
             if self._over:
-                raise UnavailableError(f"cannot ask {self.path}: the connection is closed")
+                raise UnavailableError(f"cannot call {self.path}: the connection is closed")
             serial = next(self._serials)
             self._waiting[serial] = waiter
             try:
@@ -119,13 +119,13 @@ class Connection:
             except OSError as error:  # a part of it may be sent: nothing can follow
                 del self._waiting[serial]
                 self._shut()
-                raise UnavailableError(f"cannot ask {self.path}: {_cause(error)}") from None
+                raise UnavailableError(f"cannot call {self.path}: {_cause(error)}") from None
         answered = waiter.over.wait(self._timeout_s)
         with self._lock:
             self._waiting.pop(serial, None)
         if waiter.answer is None:
             why = "the connection has ended" if answered else f"no answer within {self._timeout_s:g} s"
-            raise UnavailableError(f"cannot ask {self.path}: {why}")
+            raise UnavailableError(f"cannot call {self.path}: {why}")
         return _body(message, waiter.answer)
 
     def read(self, signal: bytes) -> Iterator[Message]:

@@ -114,7 +114,7 @@ class SystemdUnits:
         with self._ready:
             self._ready.wait_for(lambda: self._connection or self._closing.is_set(), self._timeout_s)
             if self._connection is None:
-                raise UnavailableError(f"cannot ask systemd: {self._why}")
+                raise UnavailableError(f"cannot query systemd: {self._why}")
             return self._connection
 
     # -- the connection -----------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def full_name(name: str, known: Iterable[str], what: str) -> str:
 
 
 MASK = Path("/dev/null")
-SOON = "a daemon that runs follows within a second: topoproxy hooks list"
+SOON = "a running daemon applies this within a second: topoproxy hooks list"
 
 
 @click.command(short_help="Enable a hook.")
@@ -102,17 +102,19 @@ def enable(name: str, file: Path | None) -> None:
         click.echo(f"{name} is enabled already: {_shown(theirs)}")
     elif brought:
         _change(ours, None)
-        click.echo(f"enabled {name}: {_shown(theirs)} is masked no more\n{_next(hooks)}")
+        click.echo(f"enabled {name}: {_shown(theirs)} is no longer masked\n{_next(hooks)}")
     elif name in shipped():
         _change(ours, shipped()[name])
         click.echo(f"enabled {name}: {_shown(ours)}\n{_next(hooks)}")
         _warn(ours)
     elif _is_there(ours) and not _leads_nowhere(ours):
-        raise UsageError(f"cannot enable {name}: {ours} masks a file that is nowhere; remove it")
+        raise UsageError(f"cannot enable {name}: {ours} masks a file that does not exist; remove it")
     elif not _is_there(ours):
         raise UsageError(f"cannot enable {name}: {theirs} is empty, and so disables it")
     else:
-        raise UsageError(f"cannot enable {name}: {_shown(ours)} leads nowhere; remove it, or mend the link")
+        raise UsageError(
+            f"cannot enable {name}: {_shown(ours)} points to nothing; remove it, or correct the link"
+        )
 
 
 @click.command()
@@ -300,10 +302,10 @@ def make_file(path: Path, text: bytes) -> None:
         raise CannotCreateError(f"cannot make {path}: {error.strerror or error}") from error
 
 
-@click.command(short_help="Print the file by which koord-runtime-proxy asks us.")
+@click.command(short_help="Print the file that registers topoproxy at koord-runtime-proxy.")
 @config_option
 def registration(file: Path | None) -> None:
-    """Print the file by which a koord-runtime-proxy asks topoproxy, as a hook server.
+    """Print the file that registers topoproxy as a hook server of koord-runtime-proxy.
 
     For nodes where that proxy stays between kubelet and the runtime, and topoproxy decides on CPUs. Set
     hooks.serve in the configuration to the path of a socket, start topoproxy, and then:

@@ -39,9 +39,9 @@ _POINTS = 44
 """Columns for points, where they are not all shown."""
 
 
-@click.command("list", short_help="List hooks, and what is wrong with them.")
+@click.command("list", short_help="List hooks and their errors.")
 @click.option(
-    "--all", "everything", is_flag=True, help="Show those too that come with topoproxy and do not run."
+    "--all", "everything", is_flag=True, help="Show also those that come with topoproxy and are not enabled."
 )
 @click.option("--wide", is_flag=True, help="Show all points, times, and where each hook comes from.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -49,7 +49,7 @@ _POINTS = 44
 def list_hooks(
     file: Path | None, admin: str | None, timeout: float, everything: bool, wide: bool, as_json: bool
 ) -> None:
-    """List hooks in the order in which they are asked, and say what is wrong with them.
+    """List hooks in the order in which they are called, with their errors.
 
     STATE: running; old version running (the new one is not good); broken and untrusted (nothing of it runs,
     the line below says why); masked (a file of the same name goes first); disabled (empty, or a link to
@@ -91,8 +91,8 @@ def _reported(config: Config, timeout: float) -> Mapping[str, object]:
     hint = "so this is the state of the directories"
     answer = as_map(ask_daemon(config, "/hooks", timeout, hint=hint))
     if not isinstance(answer.get("hooks"), list):
-        what = "what answers there is no daemon that knows hooks"
-        raise UnavailableError(f"cannot ask the daemon at {config.admin_path}: {what} ({hint})")
+        what = "the process that answers there is no daemon with hooks"
+        raise UnavailableError(f"cannot query the daemon at {config.admin_path}: {what} ({hint})")
     return answer
 
 
@@ -151,11 +151,11 @@ def _wrapped(words: str, width: int) -> list[str]:
 
 
 def _asked(entry: Mapping[str, object]) -> str:
-    """Say that a hook is not asked now, and when it will be."""
+    """Say that a hook is not called now, and when it will be."""
     state, again = entry.get("asked"), entry.get("retry_in")
     if state == "open" and isinstance(again, int | float):
-        return f"not asked after failures in a row; tried again in {again:.0f} s"
-    return {"probing": "tried again now", "hangs": "not asked: its calls hang"}.get(str(state), "")
+        return f"not called after failures in a row; tried again in {again:.0f} s"
+    return {"probing": "tried again now", "hangs": "not called: its calls hang"}.get(str(state), "")
 
 
 def _row(entry: Mapping[str, object], *, wide: bool) -> list[str]:
@@ -195,9 +195,9 @@ def span(seconds: Any) -> str:
 def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_json: bool) -> None:
     """Check hook files as the daemon would: name, owner and mode, content, handlers, settings.
 
-    FILE is a hook (NN-name.py), which is run, but not asked anything, or names a hook server (*json). Its
+    FILE is a hook (NN-name.py), which is loaded but not called, or names a hook server (*json). Its
     settings are those that the configuration has for a hook of its name. Only root may be able to write a
-    hook file and the directories that it is in; --untrusted leaves that for the node.
+    hook file and the directories that it is in; --untrusted skips this check.
 
     Ends with 0 when all files are good, with 65 and the reasons when one is not.
     """

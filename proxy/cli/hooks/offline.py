@@ -35,7 +35,7 @@ def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[st
     found = survey(config)
     entries = [examined(candidate, config).entry for candidate in found.candidates.values()]
     entries += [
-        HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is taken instead", server=c.server)
+        HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is used instead", server=c.server)
         for c, by in found.masked
     ]
     entries.sort(key=lambda entry: (entry.name, entry.state is State.MASKED))

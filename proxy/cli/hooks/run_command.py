@@ -18,7 +18,7 @@ from proxy.model.errors import UsageError
     "event_files",
     multiple=True,
     metavar="EVENT.json",
-    help="What happens, as JSON; - for standard input. May be given again: one happens after the other.",
+    help="An event as JSON; - for standard input. May be given again: events are sent in this order.",
 )
 @click.option(
     "--example",
@@ -49,11 +49,11 @@ def run(
     file: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask hooks about events, and show what they want together.
+    """Call hooks with events, and show their combined answers.
 
     The hooks run here, as the user of this command: configure, then the events, then shutdown, with their
     deadlines. Their answers are shown and not applied; their own effects, such as writing files, do happen.
-    Settings come from the configuration, and --set goes before. Several FILEs are called in the order of
+    Settings come from the configuration, and --set takes precedence. Several FILEs are called in the order of
     their names, so conflicts show.
 
     \b

@@ -88,7 +88,7 @@ def _cause(error: ConfigError) -> str:
     """Describe what is wrong with a value, without a position in a text that does not exist."""
     message = re.sub(r"^line [0-9]+: ", "", str(error).partition(": ")[2])
     cause = message.removeprefix("hooks.settings.x.config.")
-    return f"{cause} (a text with signs of YAML in it is put in quotes)"
+    return f"{cause} (a text with special characters of YAML needs quotes)"
 
 
 def events_for(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Loaded]) -> list[Point]:

@@ -159,7 +159,9 @@ class PartitionSync(Observer):
             if container is None:
                 continue
             words = f"{state.kind}{'' if state.valid else ' invalid'}".removeprefix("member invalid")
-            said = f"the kernel made it {words or MEMBER}{f' ({state.reason})' if state.reason else ''}"
+            said = (
+                f"the kernel turned it into {words or MEMBER}{f' ({state.reason})' if state.reason else ''}"
+            )
             self._context.learn(partitions=jobs.known.explained(container_id, said))
             context.telemetry.count(metrics.PARTITIONS_LOST)
             context.telemetry.problem("the kernel ended a partition", **subject(container), err=said)

@@ -75,7 +75,7 @@ class HookBridge:
             event = PreRunPodSandbox(*call.seen_by_hooks().sandbox(pod))
         except TooManyFieldsError as error:
             self._executor.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
-            call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot ask hooks about the sandbox: {error}")
+            call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot call hooks for the sandbox: {error}")
             return
 
         def decided(outcome: Outcome) -> None:

@@ -178,7 +178,7 @@ class HookDispatcher:
             return outcome, call.seen_by_hooks().adjusted(outcome.adjustment)
         except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and reported
             words = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
-            self.executor.telemetry.problem("cannot apply what hooks ask for", method=call.method, err=words)
+            self.executor.telemetry.problem("cannot apply what hooks request", method=call.method, err=words)
             return (Outcome(refusal=words) if outcome.firm else AS_IT_IS), call.body
 
     def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
@@ -196,7 +196,7 @@ class HookDispatcher:
             self._owned_cpus,
         )
         if problem := self.executor.overrides.narrow(container_id, wish, offered):
-            self.executor.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
+            self.executor.telemetry.problem("cannot narrow a container as hooks request", reason=problem)
 
 
 class _NoDecision:

@@ -177,7 +177,7 @@ class Updates:
                 return
         wish = Narrowing(None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus)
         if problem := executor.overrides.narrow(container.id, wish):
-            executor.telemetry.problem("cannot narrow a container as hooks ask", reason=problem)
+            executor.telemetry.problem("cannot narrow a container as hooks request", reason=problem)
 
     async def _send(self, container_id: str, wanted: _Wanted) -> None:
         """Send the runtime what is wanted of a container.
@@ -224,7 +224,7 @@ class Updates:
         hooks = ", ".join(sorted(set(by.values())))
         self._executor.telemetry.count(metrics.UPDATES_BY_HOOKS_FAILED)
         self._executor.telemetry.problem(
-            "cannot update a container as hooks ask", **which, hook=hooks, err=why
+            "cannot update a container as hooks request", **which, hook=hooks, err=why
         )
 
     def close(self) -> None:

@@ -273,7 +273,7 @@ class Dispatch:
         """Continue without the hook that had the call: it is past its deadline, and the ticket is ours."""
         seat, where = held.seat, held.where
         if seat is None or where is None:
-            failure = HookFailure("queue", "its turn did not come: it is busy with other calls")
+            failure = HookFailure("queue", "it did not begin in time: it is busy with other calls")
             self._left_out(self._seat, failure)
         else:
             given = max(seat.hook.timeout, self._always)
@@ -486,7 +486,7 @@ class Dispatch:
         self._answers.failures.append((seats[0].hook, HookFailure("error", text)))
         firm = self._answers.firm or any(seat.hook.policy is HookFailurePolicy.FAIL for seat in seats)
         if firm and self.event.VETO:
-            why = f"cannot {task(self.event)}: its hooks cannot be asked: {type(error).__name__}"
+            why = f"cannot {task(self.event)}: its hooks cannot be called: {type(error).__name__}"
             self.outcome = Outcome(refusal=why)
         else:
             self.outcome = Outcome()

@@ -59,7 +59,7 @@ class Power:
             if latency.exists():
                 wishes[latency] = wish.latency
             else:
-                lacks.append(f"cannot say how deep CPUs sleep: there is no {latency}")
+                lacks.append(f"cannot limit the idle states of CPUs: there is no {latency}")
         if wish.governor:
             try:
                 offered = (directory / "cpufreq/scaling_available_governors").read_text().split()

@@ -29,8 +29,8 @@ class Contract:
     Attributes:
         handlers: Point to function.
         settings: What ``Settings`` makes of the configuration; None if there is none.
-        timeout: ``TIMEOUT``, seconds; None if it does not say it.
-        policy: ``FAILURE_POLICY``; None if it does not say it.
+        timeout: ``TIMEOUT``, seconds; None if it is not set.
+        policy: ``FAILURE_POLICY``; None if it is not set.
         pure: ``PURE``.
     """
 
@@ -180,7 +180,7 @@ def check_purity(source: bytes) -> None:
         what = _FORBIDDEN.get(type(node)) or _other(node)
         if what:
             line = getattr(node, "lineno", 0)
-            raise HookError(f"it says PURE = True, and has {what} (line {line}): a pure hook only computes")
+            raise HookError(f"it has PURE = True, and has {what} (line {line}): a pure hook only computes")
 
 
 def _other(node: ast.AST) -> str:

@@ -113,7 +113,7 @@ def _put(found: Survey, candidate: Candidate) -> None:
     found.masked.append((candidate, taken.path))
     if candidate.server:
         found.strange.append(
-            f"hook server {candidate.path} is left alone: there is a hook of that name in {taken.path}"
+            f"hook server {candidate.path} is not used: there is a hook of that name in {taken.path}"
         )
 
 
@@ -129,7 +129,7 @@ def _python(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]
             yield candidate
         else:
             found.strange.append(
-                f"hook file {directory / name} is left alone: it is not called NN-name.py "
+                f"hook file {directory / name} is not used: it is not named NN-name.py "
                 "(two digits, -, then of a-z, 0-9 and -)"
             )
 

@@ -70,9 +70,9 @@ class Client:
             self._check(method)
             answer: bytes = send(request, timeout=max(until - time.monotonic(), 0.001))
         except grpc.RpcError as error:
-            raise HookError(f"cannot ask {method} at {self.path}: {self._cause(error)}") from None
+            raise HookError(f"cannot call {method} at {self.path}: {self._cause(error)}") from None
         except ValueError:
-            raise HookError(f"cannot ask {method} at {self.path}: the hook has been shut down") from None
+            raise HookError(f"cannot call {method} at {self.path}: the hook has been shut down") from None
         finally:
             self._calls.discard(mark)
             if self._closed:
@@ -91,9 +91,9 @@ class Client:
             lack = self._peer.lack(self._timeout)
         except OSError as error:
             cause = f"no process answers there ({error.strerror or error})"
-            raise HookError(f"cannot ask {method} at {self.path}: {cause}") from None
+            raise HookError(f"cannot call {method} at {self.path}: {cause}") from None
         if lack:
-            raise HookError(f"cannot ask {method} at {self.path}: {lack}")
+            raise HookError(f"cannot call {method} at {self.path}: {lack}")
 
     def _open(self) -> grpc.Channel:
         if self._closed:
@@ -109,5 +109,5 @@ class Client:
         if name == "DEADLINE_EXCEEDED":
             return f"no answer within {self._timeout:g} s"
         if name == "UNIMPLEMENTED":
-            return "the server does not know this hook"
+            return "the server does not implement this hook"
         return f"{details[:_LONGEST_WORDS]} ({name})"

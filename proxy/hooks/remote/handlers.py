@@ -73,10 +73,10 @@ class Remote:
                 reported = build(event, so_far)
                 request = reported.SerializeToString()
             except ValueError as error:  # a name that is no text, a number that has no place
-                raise HookError(f"cannot ask {method} at {self.client.path}: {error}") from None
+                raise HookError(f"cannot call {method} at {self.client.path}: {error}") from None
             if len(request) > LARGEST:
                 cause = f"the request has {len(request)} bytes, and {LARGEST} is the most"
-                raise HookError(f"cannot ask {method} at {self.client.path}: {cause}")
+                raise HookError(f"cannot call {method} at {self.client.path}: {cause}")
             answer = decoded(kind, self.client.call(method, request))
             claims = claims_of(event, so_far, reported, merge_answer(reported, answer))
             for field, what in claims.dropped.items():

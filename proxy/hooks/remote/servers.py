@@ -70,7 +70,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
     strange = [hook for hook in wanted if hook not in POINTS and hook not in NEVER_ASKED]
     if strange:
         unknown = ", ".join(map(repr, strange))[:300]
-        report("a hook server asks for unknown hook points", hook=name, path=path, points=unknown)
+        report("a hook server registers for unknown hook points", hook=name, path=path, points=unknown)
     if policy not in ("", *HookFailurePolicy):
         report(
             "unknown failure-policy of a hook server: Ignore is used",
@@ -153,7 +153,7 @@ def _endpoint(entries: Mapping[str, Any], config: HooksConfig, file: Path) -> Pa
     except (ConfigError, ValueError) as error:  # a text that no path can be
         raise _FlawError(f"remote-endpoint: {error}") from None
     if config.serve is not None and os.path.realpath(path) == os.path.realpath(config.serve):
-        cause = f"remote-endpoint {path} is our own hooks.serve, and we would ask ourselves"
+        cause = f"remote-endpoint {path} is the socket of hooks.serve: topoproxy would call itself"
         raise OurselvesError(f"cannot use the hook server of {file}: {cause}")
     return path
 

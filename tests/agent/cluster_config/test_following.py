@@ -188,7 +188,7 @@ def test_a_daemon_that_is_down_gets_it_later(world: World) -> None:
     async def day() -> None:
         world.put("base")
         await until(lambda: world.content)
-        await until(lambda: any("cannot take the settings of the cluster" in line for line in world.lines))
+        await until(lambda: any("cannot apply the settings of the cluster" in line for line in world.lines))
         assert world.said is None, "nothing is said before it is known"
         world.daemon.down = False
         await until(lambda: world.said)

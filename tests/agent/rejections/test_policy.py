@@ -63,7 +63,7 @@ def test_a_pod_with_several_rejected_containers_ends_once() -> None:
 @pytest.mark.parametrize(
     ("pod", "settings", "why"),
     [
-        (PodAtServer(), EVICT, "no controller would make it again"),
+        (PodAtServer(), EVICT, "no controller would create it again"),
         (PodAtServer(("DaemonSet", "d")), EVICT, "DaemonSet"),
         (PodAtServer(("DaemonSet", "d")), FAIL, "DaemonSet"),
         (PodAtServer(("Node", "n"), is_static=True), EVICT, "from a file"),

@@ -145,7 +145,7 @@ def test_the_list_replaces_a_missing_pods_api_for_a_minute(
     asking.clock.now += 50
     assert cpus(client) == (2000, POD_LIST)
     assert len(asking.heard) == 1
-    assert asking.heard[0].startswith(f"cannot ask kubelet for a pod at {path}: ")
+    assert asking.heard[0].startswith(f"cannot query kubelet for a pod at {path}: ")
     if served == "nothing":
         serve(path, PODS, GetPod=lambda *_: pod_answer())
         assert cpus(client) == (2000, POD_LIST)
@@ -292,7 +292,7 @@ def test_an_internal_fault_is_reported_and_goes_no_further(
 
     monkeypatch.setattr(PodList, "find", broken)
     assert asking(pods_url="http://127.0.0.1:1").asks("u-1", "shop", "web") is None
-    assert asking.heard == ["cannot ask kubelet's list of pods: RuntimeError: oh"]
+    assert asking.heard == ["cannot query kubelet's list of pods: RuntimeError: oh"]
 
 
 def test_a_closed_client_answers_nothing(asking: Asking, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_a_configuration_does_not_say_is_kubelets_default(tmp_path: Path) -
     path.write_text("kind: KubeletConfiguration\n")
     got = seen(beside(tmp_path))
     assert (got.policy, got.topology_policy, got.topology_scope) == ("none", "none", "container")
-    assert set(got.sources.values()) == {f"kubelet's default, {path} does not say it"}
+    assert set(got.sources.values()) == {f"kubelet's default, {path} does not set it"}
 
 
 @pytest.mark.parametrize(

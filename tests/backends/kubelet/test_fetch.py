@@ -152,7 +152,7 @@ def test_a_key_with_a_password_does_not_prompt(
     run = [openssl, "ec", "-in", str(certificate[1]), "-aes128", "-passout", "pass:word", "-out", str(locked)]
     subprocess.run(run, check=True, capture_output=True)
     said = failure(pods_url=tls_server.url, cert_file=str(certificate[0]), key_file=str(locked))
-    assert f"cannot use our certificate {certificate[0]}: " in said
+    assert f"cannot use the certificate {certificate[0]}: " in said
 
 
 def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_without_get_the_list_is_asked_and_get_again_after_a_minute(
 def test_other_errors_are_reported(kubelet: Kubelet, resources: PodResources) -> None:
     kubelet.refuse["Get"] = (grpc.StatusCode.PERMISSION_DENIED, "go away")
     with pytest.raises(
-        KubeletError, match=r"cannot ask kubelet for devices at .*: go away \(PERMISSION_DENIED"
+        KubeletError, match=r"cannot query kubelet for devices at .*: go away \(PERMISSION_DENIED"
     ):
         resources.of_container("shop", "web", "main")
     assert kubelet.calls == ["Get"]

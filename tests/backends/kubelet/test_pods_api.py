@@ -137,7 +137,7 @@ def test_errors_carry_their_code(api: PodsApi, socket_path: Path, serve: Any) ->
     with pytest.raises(KubeletError) as caught:
         api.find("u-1")
     assert caught.value.code == GrpcStatus.UNAVAILABLE
-    assert str(caught.value).startswith(f"cannot ask kubelet for a pod at {socket_path}: ")
+    assert str(caught.value).startswith(f"cannot query kubelet for a pod at {socket_path}: ")
     serve(socket_path, "v1.Other", GetPod=answering(pb.Pod()))
     other = PodsApi(UnixChannel(str(socket_path), 60.0))
     with pytest.raises(KubeletError) as caught:

@@ -91,7 +91,7 @@ TORN = [
     ("  \n", "it is empty"),
     (content(2)[:-1], "Expecting"),
     (content(2)[:20], "Unterminated"),
-    (content(2).replace('"2"', '"3"'), "its checksum does not match what it says"),
+    (content(2).replace('"2"', '"3"'), "its checksum does not match its content"),
     (json.dumps({**json.loads(content(2)), "checksum": 0}), "it has no checksum"),
     ("[]", "it is not a JSON object"),
     ('{"checksum": Infinity}', "Infinity is not a number"),

@@ -126,7 +126,7 @@ def test_the_cgroup_driver(server: Server, runtime: GrpcRuntime, answer: Any, dr
 
 def test_a_cgroup_driver_that_cannot_be_determined(server: Server, runtime: GrpcRuntime) -> None:
     server.v1("RuntimeConfig", refuse(grpc.StatusCode.INTERNAL, "no"))
-    with pytest.raises(RuntimeCallError, match="cannot ask the cgroup driver"):
+    with pytest.raises(RuntimeCallError, match="cannot read the cgroup driver of the runtime"):
         runtime.cgroup_driver()
 
 
@@ -249,7 +249,7 @@ def test_errors_of_the_runtime(
     with pytest.raises(kind) as caught:
         runtime.detail("c1")
     words = str(caught.value)
-    assert words == f"cannot ask the status of container c1 at {server.socket}: no such thing ({code.name})"
+    assert words == f"cannot read the status of container c1 at {server.socket}: no such thing ({code.name})"
     if isinstance(caught.value, RuntimeCallError):
         assert caught.value.code == code.value[0]
 
@@ -269,7 +269,7 @@ def test_no_answer_in_time(server: Server) -> None:
 def test_a_runtime_that_is_away_and_comes_back(server: Server, runtime: GrpcRuntime) -> None:
     server.v1("Version", pb.VersionResponse(runtime_name="r", runtime_version="1"))
     server.stop()
-    with pytest.raises(UnavailableError, match="cannot ask the version at"):
+    with pytest.raises(UnavailableError, match="cannot read the version of the runtime at"):
         runtime.version()
     server.start()
     until = time.monotonic() + 30

@@ -391,7 +391,7 @@ def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
             (HookFailurePolicy.IGNORE, ""),
             (
                 HookFailurePolicy.FAIL,
-                "cannot create container ns/pod/main: its hooks cannot be asked: LookupError",
+                "cannot create container ns/pod/main: its hooks cannot be called: LookupError",
             ),
         ):
             scene.use(hook("10-a", envs(A="1"), policy=policy, timeout=30.0))

@@ -261,7 +261,7 @@ def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
         await scene.until(lambda: scene.report("10-a").running == PLACES)
         monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
         await scene.ask()
-        assert scene.logged == ["hook 10-a: its turn did not come: it is busy with other calls"]
+        assert scene.logged == ["hook 10-a: it did not begin in time: it is busy with other calls"]
         scene.gate.set()
         await scene.until(lambda: scene.report("10-a").running == 0)
         assert scene.report("10-a").calls == PLACES

@@ -83,7 +83,7 @@ def test_a_server_that_hangs_is_given_up_in_time(server: HookServer, hook_of: Ma
     ask_again = hook.handlers["pre_create_container"]
     started = time.monotonic()
     with pytest.raises(
-        HookError, match=r"^cannot ask PreCreateContainerHook at /.*: no answer within 0\.2 s$"
+        HookError, match=r"^cannot call PreCreateContainerHook at /.*: no answer within 0\.2 s$"
     ):
         ask_again(sample("pre_create_container"))
     assert time.monotonic() - started < 5
@@ -105,7 +105,7 @@ def test_a_missing_socket_fails_at_once_in_one_sentence(tmp_path: Path, hook_of:
         ask(hook)
     words = str(raised.value)
     assert words.startswith(
-        f"cannot ask PreCreateContainerHook at {tmp_path}/gone.sock: no process answers there ("
+        f"cannot call PreCreateContainerHook at {tmp_path}/gone.sock: no process answers there ("
     )
     assert "No such file or directory" in words
     assert len(words) < 200 + len(str(tmp_path))
@@ -151,7 +151,7 @@ def test_a_server_that_dies_while_it_is_asked(server: HookServer, hook_of: MakeH
     thread.join(20)
     server.let_go.set()
     assert len(failed) == 1
-    assert "cannot ask PreCreateContainerHook" in str(failed[0])
+    assert "cannot call PreCreateContainerHook" in str(failed[0])
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff\xff", b"\x0a\xff", b"\x1a\x01\xff"])
@@ -219,7 +219,7 @@ def test_a_refusal_of_the_server_is_named(server: HookServer, hook_of: MakeHook)
 
 def test_a_server_that_does_not_know_the_hook(server: HookServer) -> None:
     client = Client(server.path, 5)
-    with pytest.raises(HookError, match="the server does not know this hook"):
+    with pytest.raises(HookError, match="the server does not implement this hook"):
         client.call("PreDanceHook", b"")
     client.close()
 

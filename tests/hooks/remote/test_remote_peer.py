@@ -61,7 +61,7 @@ def asked(client: Client) -> str:
     with pytest.raises(HookError) as caught:
         client.call(METHOD, b"secret")
     message = str(caught.value)
-    assert message.startswith(f"cannot ask {METHOD} at {client.path}: ")
+    assert message.startswith(f"cannot call {METHOD} at {client.path}: ")
     return message.partition(f"{client.path}: ")[2]
 
 
