@@ -26,8 +26,9 @@ from table import number, render
 
 from proxy.backends.device_plugins import endpoint
 from proxy.engine.node_events import DevicesChanged
-from tests.testkit.daemon import DaemonNode, run, until
+from tests.testkit.daemon import DaemonNode, run
 from tests.testkit.device_plugin import PlayedPlugin, device
+from tests.testkit.waiting import until
 
 DEVICES, ROUNDS, LIMIT_MS = 1000, 50, 20.0
 PAUSE_S = 0.15

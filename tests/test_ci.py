@@ -6,11 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.testkit.waiting import wait_until
 
 RUN = Path(__file__).parents[1] / ".ci/run"
 MADE = """
@@ -143,12 +143,12 @@ def test_ending_it_ends_what_runs_beside_the_tests(tmp_path: Path, file: str, sl
     script = lay(tmp_path, tests=2, **slow)  # type: ignore[arg-type]
     with subprocess.Popen([script], stdout=subprocess.DEVNULL, env=environment("300")) as process:
         started = tmp_path / file
-        until(lambda: started.is_file() and started.read_text().strip())
+        wait_until(lambda: started.is_file() and started.read_text().strip())
         process.terminate()
         assert process.wait(60) == 143
     pid = int(started.read_text())
     try:
-        until(lambda: not is_alive(pid))
+        wait_until(lambda: not is_alive(pid))
     except AssertionError:
         os.killpg(os.getpgid(pid), signal.SIGKILL)  # timeout's
         raise
@@ -159,10 +159,3 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:
         return False
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

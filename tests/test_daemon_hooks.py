@@ -13,7 +13,8 @@ import pytest
 
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
-from tests.testkit.daemon import DaemonNode, run, temporary_node, until
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+from tests.testkit.waiting import until
 
 NARROWS = """
 from proxy.hooks.api import Adjustment, CpuSet

@@ -14,7 +14,8 @@ from proxy.executor.node_executor import NodeExecutor
 from proxy.model.errors import CannotCreateError
 from proxy.model.idset import CpuSet
 from proxy.telemetry import metrics
-from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node, until
+from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
+from tests.testkit.waiting import until
 
 OWN = CpuSet.parse("2-3")
 ISOLATED, NONE = "apply: {partitions: isolated}", ""

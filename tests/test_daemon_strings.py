@@ -13,7 +13,8 @@ from proxy.model.idset import CpuSet
 from proxy.telemetry import metrics
 from proxy.topology.build import described
 from tests.go_strings import MARK, GoClient, GoRuntime
-from tests.testkit.daemon import LIMIT_S, DaemonNode, until
+from tests.testkit.daemon import DaemonNode
+from tests.testkit.waiting import LIMIT_S, until
 
 MACHINE = described(1, 1, 4, 2)
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import TopoproxyError
 from proxy.topology.build import described
+from tests.testkit.waiting import wait_until
 
 DRAIN_S = 1.0
 SLACK_S = 0.5
@@ -87,7 +88,7 @@ class Node:
             text=True,
             env={**os.environ, **environ},
         )
-        until(lambda: self.page().get("ready"))
+        wait_until(lambda: self.page().get("ready"))
 
     def page(self) -> dict[str, Any]:
         with contextlib.suppress(TopoproxyError):
@@ -110,13 +111,6 @@ class Node:
         self.process.send_signal(signal.SIGTERM)
         _, said = self.process.communicate(timeout=60)
         return self.process.returncode, time.monotonic() - began, said
-
-
-def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -142,7 +136,7 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
         with node.stuck_kernel():
             with pytest.raises(TopoproxyError, match="in time"):
                 client.create(pod)
-            until(lambda: node.page()["workers"]["kernel"]["stuck_s"] > 0)
+            wait_until(lambda: node.page()["workers"]["kernel"]["stuck_s"] > 0)
             page = node.page()
             assert page["ready"] is False
             assert any("is stuck in one job worker=kernel" in p["what"] for p in page["problems"])
@@ -155,7 +149,7 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
             ]
             assert float(line.split()[-1]) > 0
             client.version()
-        until(lambda: node.page()["ready"])
+        wait_until(lambda: node.page()["ready"])
         client.create(pod)
         assert [owner["cpus"] for owner in node.page()["exclusive"]] == ["2-3"]
         other = client.run_pod(DemoPod("other", "LSE", cpuset="4-5"))
@@ -207,8 +201,8 @@ def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -
                 heard = _heard(ear)
                 assert "WATCHDOG=1" in heard, "first it is only reported"
                 assert any(line.startswith("STATUS=the kernel worker has been stuck") for line in heard)
-                until(lambda: "WATCHDOG=1" not in _heard(ear, 1.0))
-            until(lambda: "WATCHDOG=1" in _heard(ear, 1.0))
+                wait_until(lambda: "WATCHDOG=1" not in _heard(ear, 1.0))
+            wait_until(lambda: "WATCHDOG=1" in _heard(ear, 1.0))
         assert node.end()[0] == 0
 
 

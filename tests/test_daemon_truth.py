@@ -27,7 +27,8 @@ from proxy.observe.explain_text import read_records, render
 from proxy.observe.plan_report_text import render_plan_report
 from tests.reload.node import FileNode
 from tests.testkit.captured_log import CapturedLog
-from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node, until
+from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
+from tests.testkit.waiting import until
 
 KINDS = (
     DemoPod("ls", "LS"),

@@ -29,7 +29,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
-from tests.testkit.daemon import DaemonNode, join_left_threads, run, until
+from tests.testkit.daemon import DaemonNode, join_left_threads, run
+from tests.testkit.waiting import until
 
 OLD = Path(__file__).parent / "old_ledgers/b3705ac"
 WHOLE = described(2, 1, 8, 2)

@@ -144,15 +144,6 @@ def take(
     )
 
 
-# The packed allocator (``proxy.allocation.packed``) keeps sockets, nodes and cores whole, but on its own it
-# may split a request over two nodes although one of them could hold it, because it fills the fullest core
-# first. So it is called node by node. Of the nodes that can hold the request alone, those come first that
-# have enough wholly free cores for it (a thread that shares a core with another container's is not worth much
-# to a container that wants exclusive CPUs), then those that its devices are near to, then those that have
-# memory, then the one with the fewest free CPUs (best fit), then the lowest id. Only when no node can hold
-# it, all free CPUs are offered at once. Inside a node the CPU manager's options decide.
-
-
 def pick_unpoliced(
     machine: Machine,
     topology: CpuTopology,
@@ -162,7 +153,14 @@ def pick_unpoliced(
     near: Mask | None = None,
     steps: list[str] | None = None,
 ) -> CpuSet:
-    """Choose CPUs.
+    """Choose CPUs where no topology policy is set.
+
+    The packed allocator (``proxy.allocation.packed``) keeps sockets, nodes and cores whole, but may split a
+    request over two nodes although one of them could hold it, because it fills the fullest core first. So it
+    is called for one node at a time. The nodes that can hold the request alone are ordered by: enough wholly
+    free cores (a thread next to one of another container is slow), near to the container's devices, has
+    memory, fewest free CPUs (best fit), lowest id. Where no node can hold the request, all free CPUs are
+    offered together. Inside a node the CPU manager's options apply.
 
     Args:
         machine: The machine.

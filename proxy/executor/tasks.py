@@ -96,17 +96,16 @@ class BackgroundTasks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-# Work for all containers of a node at once (adopting them after a start, comparing them with the runtime's
-# list) is done in slices, and calls of clients continue in between. So the node's state may have changed
-# after each ``turn``.
-
-
 SLICE_S = 0.005
 """Seconds that work continues before other tasks get a turn."""
 
 
 class TimeSlices:
-    """Gives other tasks a turn as soon as a slice of time is used up."""
+    """Gives other tasks a turn as soon as a slice of time is used up.
+
+    Work on all containers of a node (adopting them after a start, comparing them with the runtime's list) is
+    done in slices, between which calls of clients continue. So the state may change during each ``turn``.
+    """
 
     def __init__(self, slice_s: float = SLICE_S, clock: Callable[[], float] = time.perf_counter) -> None:
         """Begin a slice.

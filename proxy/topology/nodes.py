@@ -113,11 +113,6 @@ def read_nodes(tree: SysfsTree, online: int) -> Nodes:
     return Nodes(nodes, of_cpu, claimed)
 
 
-# ``MemTotal`` of a node's meminfo is what the kernel manages there, in kB of 1024 bytes. Huge pages come as
-# one directory per page size, ``hugepages-2048kB``, below a node and below ``kernel/mm``; kernels before
-# those directories report one size in ``/proc/meminfo``.
-
-
 _KB = 1024
 _FIELD = re.compile(r"^(?:Node \d+ )?(\w+):\s+(\d+)(?: kB)?\s*$", re.MULTILINE)
 _SIZE = re.compile(r"hugepages-(\d{1,12})kB")
@@ -136,7 +131,11 @@ def mem_total(fields: dict[str, int]) -> int | None:
 
 
 def hugepages(tree: SysfsTree, directory: str) -> dict[int, HugePages] | None:
-    """Read a directory of huge page sizes: page size in kB to counts; None where there is no directory."""
+    """Read a directory of huge page sizes: page size in kB to counts; None where there is no directory.
+
+    Each size has a directory, such as ``hugepages-2048kB``, below a node and below ``kernel/mm``. Kernels
+    without these directories report one size in ``/proc/meminfo``.
+    """
     if not tree.exists(directory):
         return None
     found: dict[int, HugePages] = {}

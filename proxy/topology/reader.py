@@ -181,20 +181,17 @@ def _one_node(online: int, mem_bytes: int | None, pages: dict[int, HugePages] | 
     return (NumaNode(0, CpuSet.from_bits(online), mem_bytes, pages, (_LOCAL_DISTANCE,)),)
 
 
-# What comes and goes while a machine runs: CPUs (offline, or a thread of each core when SMT is switched off),
-# whole NUMA nodes, and the memory of a node, block by block. ``meminfo`` of the nodes shows the last two: a
-# node whose memory is offline stays, with ``MemTotal`` 0, and disappears only when its memory is removed.
-#
-# A size changes a little all the time where a balloon driver takes memory away. So a change counts only from
-# half of the smallest block that a kernel takes offline at once (128 MiB), or from or to nothing.
-
-
 GRAIN = 64 << 20
-"""Bytes by which the memory of a node may differ from what is known."""
+"""Bytes by which the memory of a node may differ from what is known: half of the smallest block that a kernel
+takes offline at once (128 MiB). A balloon driver changes sizes a little all the time."""
 
 
 def is_same(known: Machine, sysfs_root: Path) -> bool:
-    """Return whether CPUs and memory are there as they are known to be.
+    """Return whether CPUs and memory are as they were read.
+
+    While a machine runs, CPUs (also one thread of each core, when SMT is switched off), whole NUMA nodes, and
+    blocks of a node's memory may go offline. ``meminfo`` shows the last two: a node whose memory is offline
+    remains with ``MemTotal`` 0, and disappears only when its memory is removed.
 
     Args:
         known: The machine as it was read.

@@ -25,7 +25,8 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
 from tests.reload.node import FileNode
-from tests.testkit.daemon import LIMIT_S, run, until
+from tests.testkit.daemon import run
+from tests.testkit.waiting import LIMIT_S, until
 
 PAGES = Path(__file__).parent / "golden"
 WIDTH = 120

@@ -21,6 +21,7 @@ from proxy.model.errors import UnavailableError
 from proxy.pools.annotations import CHOSEN_BY, RESOURCE_STATUS, THIS_NODE
 from tests.agent.fake_api import FakeApi
 from tests.agent.objects.test_objects import PAGE
+from tests.testkit.waiting import until
 
 NODES, EVENTS, PODS = "/api/v1/nodes", "/api/v1/events", "/api/v1/pods"
 VOLCANO = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
@@ -82,10 +83,7 @@ class Published:
     def get(self, path: str, name: str = "n1") -> Any:
         return self.api.collections[path].get(name)
 
-    async def until(self, holds: Callable[[], Any]) -> None:
-        async with asyncio.timeout(5):
-            while not holds():
-                await asyncio.sleep(0.005)
+    until = staticmethod(until)
 
 
 def publish(

@@ -17,6 +17,7 @@ from proxy.agent.watcher import FORBIDDEN, Watcher
 from proxy.backends.cluster.facts_format import CURRENT_S
 from proxy.model.backoff import Backoff
 from tests.agent.fake_api import FakeApi
+from tests.testkit.waiting import until
 
 PODS = "/api/v1/pods"
 
@@ -45,10 +46,7 @@ class Followed:
     def values(self) -> dict[str, Any]:
         return {"/".join(key): value for key, value in self.watcher.values.items()}
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
-            while not holds():
-                await asyncio.sleep(0.002)
+    until = staticmethod(until)
 
 
 def follow(test: Callable[[Followed], Awaitable[None]], api: FakeApi | None = None) -> Followed:

@@ -21,7 +21,8 @@ from proxy.demo.client import DemoPod
 from proxy.model.errors import RuntimeCallError, TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
-from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node, until
+from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
+from tests.testkit.waiting import until
 
 GUARANTEED = KubeQos.GUARANTEED
 RICH = """

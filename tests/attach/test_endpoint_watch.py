@@ -14,7 +14,8 @@ from proxy.observe.metrics import metrics
 from proxy.telemetry import metrics as named
 from tests.attach.conftest import CHANGED, LAYOUTS, OURS, RUNTIME, FakeNode
 from tests.testkit.captured_log import telemetry
-from tests.testkit.daemon import run, temporary_node, until
+from tests.testkit.daemon import run, temporary_node
+from tests.testkit.waiting import until
 
 Fake = Callable[[str], FakeNode]
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from tests.cluster.control_plane import ControlPlane
 
 NUMATOPOLOGY = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/n1"
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/n1"
-SOON_S = 10.0
 _WRITES = re.compile(
     r'^apiserver_request_total\{.*\bresource="(numatopologies|noderesourcetopologies|nodes|pods|events)"'
     r'.*verb="(APPLY|PATCH|PUT|POST|DELETE)"[^}]*\} (\d+)',
@@ -111,15 +110,6 @@ def running_agent(
         agent.process.kill()
         agent.process.wait()
         print(agent.log.read_text())
-
-
-def wait_until(holds: Callable[[], Any], seconds: float = SOON_S) -> float:
-    """Wait until something holds; return the seconds that this took."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < seconds, "it does not hold"
-        time.sleep(0.01)
-    return time.monotonic() - began
 
 
 def free_cpus(plane: ControlPlane) -> str | None:

@@ -35,12 +35,12 @@ from tests.cluster.agent_process import (
     condition,
     free_cpus,
     running_agent,
-    wait_until,
     writes,
 )
 from tests.cluster.control_plane import ControlPlane, missing
 from tests.cluster.upstream_crds import crd
 from tests.testkit.daemon import DaemonNode, run, temporary_node
+from tests.testkit.waiting import wait_until
 
 STATIC = "cpuManagerPolicy: static\nreconcilePeriod: 1h\n"
 PODS = 250

@@ -16,11 +16,11 @@ from tests.cluster.agent_process import (
     condition,
     free_cpus,
     running_agent,
-    wait_until,
 )
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.upstream_crds import crd
 from tests.testkit.daemon import DaemonNode, run, temporary_node
+from tests.testkit.waiting import wait_until
 
 STATIC = "cpuManagerPolicy: static\nreservedSystemCPUs: '0'\nreconcilePeriod: 1h\n"
 FREE = "1-6,9-14"

@@ -22,7 +22,6 @@ from tests.cluster.agent_process import (
     condition,
     events,
     running_agent,
-    wait_until,
     wait_until_quiet,
     writes,
 )
@@ -31,6 +30,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.imitated_node import FREE, Bed, fresh_cluster, on_bed, owner
 from tests.cluster.silent_relay import SilentRelay
 from tests.cluster.wrong_clock import WrongClock
+from tests.testkit.waiting import wait_until
 
 APPLY = "application/apply-patch+yaml"
 OUTAGE_S = float(os.environ.get("TOPOPROXY_OUTAGE_S") or 10)

@@ -25,12 +25,12 @@ from tests.cluster.agent_process import (
     condition,
     events,
     running_agent,
-    wait_until,
     writes,
 )
 from tests.cluster.api_client import ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.imitated_node import FREE, STATIC, Bed, fresh_cluster, on_bed, owner
+from tests.testkit.waiting import wait_until
 
 
 @pytest.fixture

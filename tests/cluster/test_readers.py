@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from proxy.demo.client import NAMESPACE, QOS_LABEL
-from tests.cluster.agent_process import wait_until
 from tests.cluster.api_client import Json
 from tests.cluster.conftest import DEPLOY
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.reader_nodes import NAMES, Nodes, Reader, missing_reader, on_nodes
 from tests.cluster.upstream_crds import crd
+from tests.testkit.waiting import wait_until
 
 KUBE_CONFIG = ("--config={config}", "--bind-address=127.0.0.1", "--secure-port={port}", "-v=4")
 SETTLED_S = 4.0

@@ -21,10 +21,11 @@ from proxy.demo import client as demo
 from proxy.demo.client import DemoPod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.workload import KubeQos
-from tests.cluster.agent_process import AgentProcess, running_agent, wait_until
+from tests.cluster.agent_process import AgentProcess, running_agent
 from tests.cluster.api_client import ApiError, Json
 from tests.cluster.control_plane import ControlPlane
 from tests.testkit.daemon import DaemonNode, run, temporary_node
+from tests.testkit.waiting import wait_until
 
 RESERVATION = "node.koordinator.sh/reservation"
 PODS = "/api/v1/namespaces/demo/pods"

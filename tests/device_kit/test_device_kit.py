@@ -6,7 +6,7 @@ import doctest
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from proxy.device_kit.api import AllocateAnswer, DeviceMount, DeviceNode, Device
 from proxy.device_kit.service import PluginService
 from proxy.device_kit.testing import DeviceManager, running
 from proxy.logs import telemetry
+from tests.testkit.waiting import wait_until
 
 CARD = "example.com/card"
 
@@ -65,13 +66,6 @@ class Choosy(Cards):
 def manager(tmp_path: Path) -> Iterator[DeviceManager]:
     with DeviceManager(tmp_path) as made:
         yield made
-
-
-def until(check: Callable[[], object], limit_s: float = 10) -> None:
-    end = time.monotonic() + limit_s
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_example_of_the_testing_module_is_true() -> None:
@@ -169,7 +163,7 @@ def test_a_plugin_registers_again_with_a_manager_that_was_restarted(
 
 def test_a_plugin_that_starts_before_its_manager_registers_when_that_is_there(tmp_path: Path) -> None:
     with running(Cards(), tmp_path):
-        until((tmp_path / "example.com_card.sock").exists)
+        wait_until((tmp_path / "example.com_card.sock").exists)
         with DeviceManager(tmp_path) as manager:
             manager.wait_for(CARD, healthy=2)
 
@@ -189,7 +183,7 @@ def test_a_manager_that_stays_but_loses_its_stream_is_registered_with_again(
     with running(Cards(), tmp_path):
         manager.wait_for(CARD, healthy=2)
         manager._channels[CARD].close()
-        until(lambda: len(manager.registrations) == 2)
+        wait_until(lambda: len(manager.registrations) == 2)
         manager.wait_for(CARD, healthy=2)
         assert manager.allocate(CARD, ["card1"]).envs == {"CARD": "card1"}
 
@@ -197,7 +191,7 @@ def test_a_manager_that_stays_but_loses_its_stream_is_registered_with_again(
 def test_a_plugin_that_is_refused_tries_again(manager: DeviceManager, tmp_path: Path) -> None:
     manager.refusal = "kubelet manages it"
     with running(Cards(), tmp_path):
-        until((tmp_path / "example.com_card.sock").exists)
+        wait_until((tmp_path / "example.com_card.sock").exists)
         time.sleep(0.2)
         assert manager.registrations == []
         manager.refusal = ""
@@ -243,7 +237,7 @@ def test_a_list_of_a_thousand_devices_is_sent_once_if_nothing_changes(
     server.start()
     try:
         manager.wait_for(CARD, healthy=1000)
-        until(lambda: plugin.rounds > 3)
+        wait_until(lambda: plugin.rounds > 3)
         versions.add(server._service._version)
     finally:
         server.stop()

@@ -29,6 +29,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.telemetry.port import Telemetry
 from proxy.topology.build import described
 from tests.testkit.captured_log import CapturedLog
+from tests.testkit.waiting import until
 
 MACHINE = described(2, 1, 4, 2)
 
@@ -404,11 +405,7 @@ class World:
         await asyncio.wait_for(call.over.wait(), 60)
         return call
 
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Wait until something is so that is on its way; how long it takes says nothing."""
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.005)
+    until = staticmethod(until)
 
     async def quiet(self) -> None:
         """Let everything that was queued happen."""

@@ -14,6 +14,7 @@ from proxy.extender import service as service_module
 from proxy.scheduler.promises import GRACE_S
 from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi, asked
 from tests.scheduler.objects import pod
+from tests.testkit.waiting import until
 
 
 def on_bed(test: Callable[[Bed], Awaitable[None]], *nodes: str) -> None:
@@ -27,12 +28,6 @@ def on_bed(test: Callable[[Bed], Awaitable[None]], *nodes: str) -> None:
             await test(bed)
 
     asyncio.run(run())
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not holds():
-            await asyncio.sleep(0.002)
 
 
 def test_filter_and_prioritize_and_bind() -> None:
@@ -197,7 +192,7 @@ def test_a_node_that_vanishes_or_fills_between_filter_and_bind() -> None:
         bed.api.add_node("n2", free="1-3", pods={"x": "4-15"})
         await until(lambda: bed.table.node("n1") is None)
         await until(lambda: (found := bed.table.node("n2")) is not None and len(found.free) == 3)
-        assert "nothing is known" in await bed.bind(raw, "n1")
+        assert "no object describes the node" in await bed.bind(raw, "n1")
         assert await bed.bind(raw, "n2")
         assert not bed.api.bindings
 

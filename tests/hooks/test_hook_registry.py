@@ -28,6 +28,7 @@ from proxy.hooks.registry import SOON_S, HookRegistry
 from proxy.model.backoff import Backoff
 from proxy.model.machine import Machine
 from tests.testkit.captured_log import reasons, report
+from tests.testkit.waiting import until
 
 HEAD = "from proxy.hooks.api import *\nAPI_VERSION = 1\nlog = []\n"
 WAIT_S = 30.0
@@ -114,10 +115,7 @@ class Scene:
     def states(self) -> dict[str, str]:
         return {entry.name: str(entry.state) for entry in self.library.entries}
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                await asyncio.sleep(0.01)
+    until = staticmethod(until)
 
 
 @asynccontextmanager

@@ -14,7 +14,8 @@ from proxy.cli.release import release
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.topology.sysfs_tree import write_sysfs
-from tests.testkit.daemon import MACHINE, DaemonNode, run, until
+from tests.testkit.daemon import MACHINE, DaemonNode, run
+from tests.testkit.waiting import until
 
 ALL = "0-15"
 

@@ -23,7 +23,7 @@ from proxy.model.errors import (
 from proxy.model.idset import CpuSet
 from proxy.release import offline
 from tests.release.leaving_node import ALL, MACHINE, Node, command
-from tests.testkit.daemon import until
+from tests.testkit.waiting import until
 
 
 def test_every_container_gets_everything_back(node: Node) -> None:

@@ -11,7 +11,7 @@ from proxy.admin.status_tables import memory_rows
 from proxy.demo.client import DemoPod
 from proxy.observe.json_access import table
 from tests.release.leaving_node import Node, command
-from tests.testkit.daemon import until
+from tests.testkit.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs/release.md"
 MIB = 1 << 20

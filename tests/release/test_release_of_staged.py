@@ -9,7 +9,8 @@ from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
 from tests.reload.node import FileNode
 from tests.staging.test_staged_daemon import ALL, CHOSEN, ENFORCE, OBSERVE, OWNERS, cpus, load, page, world
-from tests.testkit.daemon import run, temporary_node, until
+from tests.testkit.daemon import run, temporary_node
+from tests.testkit.waiting import until
 
 STAGED = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chosen}}, stepPeriod")
 

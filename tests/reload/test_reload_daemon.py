@@ -15,7 +15,8 @@ from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
 from proxy.reload.service import NOT_RELOADED, NOTICE
 from tests.reload.node import FileNode
-from tests.testkit.daemon import run, temporary_node, until
+from tests.testkit.daemon import run, temporary_node
+from tests.testkit.waiting import until
 
 
 @pytest.fixture

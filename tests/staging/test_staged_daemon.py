@@ -19,7 +19,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.pod_selection import number_of
 from proxy.model.workload import Container, KubeQos, Phase, Pool
 from tests.reload.node import FileNode
-from tests.testkit.daemon import run, temporary_node, until
+from tests.testkit.daemon import run, temporary_node
+from tests.testkit.waiting import until
 
 OBSERVE = "mode: observe\nreconcilePeriod: 300ms\nenforce: {stepPeriod: 100ms}\n"
 ENFORCE = OBSERVE.replace("observe", "enforce")

@@ -8,7 +8,8 @@ from proxy.demo.client import DemoPod
 from proxy.model.errors import RuntimeCallError
 from tests.reload.node import FileNode
 from tests.staging.test_staged_daemon import ALL, CHOSEN, ENFORCE, OBSERVE, cpus
-from tests.testkit.daemon import run, temporary_node, until
+from tests.testkit.daemon import run, temporary_node
+from tests.testkit.waiting import until
 
 HOOK = """
 from proxy.hooks.api import Adjustment, CpuSet, Veto

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from proxy.backends.kubelet.checkpoint_writer import none_state
 from proxy.cli.main import command_line
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet
+from tests.testkit.waiting import wait_until
 
 DOCS = Path(__file__).parents[2] / "docs/takeover.md"
 
@@ -60,13 +61,6 @@ def did(node: Any, *words: str) -> str:
     done = run(node, *words)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
-
-
-def until(check: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end, "waited for 60 s"
-        time.sleep(0.05)
 
 
 def pods_at(node: Any, *pods: Any) -> list[str]:
@@ -129,7 +123,7 @@ def test_the_whole_way_and_back(kubelet_node: Any) -> None:
 
     assert "kubelet runs (process 4711 is kubelet)" in refused(node, "finish", "--with-running")
     node.end(short)
-    until(lambda: len(data(node, "status")["left"]) == 1)
+    wait_until(lambda: len(data(node, "status")["left"]) == 1)
     stop_kubelet(node)
     words = refused(node, "finish")
     assert "1 of kubelet's allocations are still in use (demo/old/main)" in words
@@ -300,14 +294,14 @@ def mortal(node: Any, dies_at: int) -> Iterator[None]:
     env = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env)
     try:
-        until(lambda: is_ready(node))
+        wait_until(lambda: is_ready(node))
         yield
         assert process.wait(30) == -9
     finally:
         process.kill()
         process.wait()
     node.proxy.start()
-    until(lambda: is_ready(node))
+    wait_until(lambda: is_ready(node))
 
 
 def is_ready(node: Any) -> bool:

@@ -34,10 +34,10 @@ from proxy.executor.threads import Threads
 from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.topology.build import described
 from tests.testkit.answers import check
+from tests.testkit.waiting import LIMIT_S
 
 MACHINE = described(2, 1, 4, 2)
 """Two sockets with one NUMA node each, 4 cores of 2 threads: 16 CPUs."""
-LIMIT_S = 60.0
 """How long a test waits for something that takes milliseconds on an idle machine."""
 
 
@@ -162,17 +162,3 @@ def run(
 
     with asyncio.Runner(loop_factory=RelayLoop) as runner:
         runner.run(whole())
-
-
-async def until(condition: Callable[[], object], seconds: float = LIMIT_S, pause: float = 0.02) -> float:
-    """Wait until the condition holds; return the seconds that this took.
-
-    Raises:
-        TimeoutError: It does not hold after ``seconds``.
-    """
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(pause)
-    return loop.time() - began

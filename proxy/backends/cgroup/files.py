@@ -160,10 +160,6 @@ def read_whole(file: Path) -> str:
         os.close(fd)
 
 
-# Each number was seen on a real cpuset mount (kernel 6.18, v1) and, for v2, in a virtual machine; the
-# contract test checks them again wherever it may.
-
-
 _WORDS = {
     errno.EACCES: "the parent group does not hold all of them, or this process may not write (run as root)",
     errno.EPERM: "this process may not write here (run as root)",
@@ -178,6 +174,7 @@ _WORDS = {
     errno.ENXIO: "what is at its path is not a kernel file",
     errno.ESPIPE: "what is at its path is not a kernel file",
 }
+"""Error numbers of cpuset files, as Linux 6.18 returns them on v1 and v2; tests/contract compares them."""
 
 
 def explain(number: int) -> str:

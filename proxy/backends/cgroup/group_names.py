@@ -123,18 +123,16 @@ def holds_id(name: str, container_id: str) -> bool:
     )
 
 
-# Theory (kubernetes v1.36 pkg/kubelet/cm/qos_container_manager_linux.go and
-# pkg/kubelet/cm/cgroup_manager_linux.go, ToSystemd). Below the root lies ``kubepods``, in it a group for each
-# of the classes Burstable and BestEffort, in these (or in ``kubepods``, for Guaranteed) one for each pod, and
-# in that one for each container, its sandbox among them. With the systemd driver all but containers are
-# slices, whose names spell out their ancestors and have underscores where a pod's uid has dashes; containers
-# are scopes.
-#
-# ``proxy.backends.cgroup.group_names`` finds a container by its CRI request. Pure: names in, names out.
-
-
 class Driver(enum.StrEnum):
-    """The cgroup driver: kubelet itself, or systemd for it."""
+    """The cgroup driver of kubelet, which determines the names of groups.
+
+    Source: kubernetes v1.36 pkg/kubelet/cm/qos_container_manager_linux.go and
+    pkg/kubelet/cm/cgroup_manager_linux.go, ToSystemd. ``kubepods`` contains a group for each of the classes
+    Burstable and BestEffort; these (for Guaranteed, ``kubepods``) contain one for each pod, and that contains
+    one for each container and for the sandbox. With the systemd driver, containers are scopes and all other
+    groups are slices; the name of a slice lists its ancestors, and has underscores where a pod's uid has
+    dashes.
+    """
 
     CGROUPFS = "cgroupfs"
     SYSTEMD = "systemd"

@@ -281,12 +281,11 @@ class PluginEndpoint:
         self._become(EndpointState.SERVING, "")
 
 
-# A list replaces all before it, so those that have not been taken when a newer one arrives are dropped: a
-# plug-in that sends lists without end costs no more than its newest one, every now and then.
-
-
 class ListFeed:
-    """Holds one message. ``put`` is for the thread that reads, everything else for the loop.
+    """Holds the newest list of a plug-in. ``put`` is for the thread that reads, everything else for the loop.
+
+    A list replaces all before it. One that has not been read when a newer one arrives is dropped, so that a
+    plug-in that sends lists without end costs no more than its newest one.
 
     Attributes:
         received: How many messages have arrived.

@@ -105,12 +105,10 @@ class KubeletCpuManagerReader:
             self._silence, self._good_until = "", self._clock() + ASK_AGAIN_S
 
 
-# This is the best word on it: flags and drop-in files are part of the answer, and a file that was changed and
-# not loaded yet is not.
-
-
 def read_configz(settings: KubeletSettings) -> ManagerSettings:
-    """Ask kubelet.
+    """Read the settings of the running kubelet from its ``/configz``.
+
+    The answer includes flags and drop-in files, and leaves out changes of files that kubelet has not loaded.
 
     Raises:
         KubeletError: It does not answer in time, or not with its configuration; ``code`` is

@@ -258,15 +258,15 @@ class Hotplug:
             self._deaf(self.events)
 
 
-# A shortage is logged when it begins, changes and ends. Meanwhile it shows in ``topoproxy status``, in the
-# metrics, and with the decision about the container in ``topoproxy explain``.
-
-
 SHOWN = 5
 
 
 class Shortage:
-    """Reports hardware losses."""
+    """Reports containers that have less than they were promised, because hardware went offline.
+
+    A shortage is logged when it begins, changes and ends. Meanwhile it is shown in ``topoproxy status``, in
+    the metrics, and with the decision about the container in ``topoproxy explain``.
+    """
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context

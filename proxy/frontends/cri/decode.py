@@ -111,13 +111,6 @@ def _huge_pages(limits: Sequence[bytes]) -> tuple[tuple[str, int], ...]:
     return huge_pages((text(entry.page_size[:SIZE_LENGTH_LIMIT]), entry.limit) for entry in entries)
 
 
-# Kubelet's device manager and its plugins decide which devices a container gets; the request carries only the
-# outcome: device files, CDI names (as a field, from older plugins as annotations ``cdi.k8s.io/...``), and
-# mounts. Most containers have none of these, so what is looked at first are the bytes: an entry
-# is decoded only when something in them can matter. It is the host's path that counts: nearly every container
-# has a mount at ``/dev/termination-log``, from a directory of kubelet's.
-
-
 _Entry = TypeVar("_Entry", pb.PathFacts, pb.Entry, pb.CDIDeviceFacts)
 
 _NOTHING = DeviceFacts()
@@ -130,7 +123,12 @@ _LONGEST = 4096
 
 
 def given_of(config: pb.ContainerFacts) -> DeviceFacts:
-    """Read what a container is given of devices; in the order of the request, each once.
+    """Read the devices that a container is given; in the order of the request, each once.
+
+    kubelet's device manager and its plug-ins decide on them. The request carries only the result: device
+    files, CDI names (a field, with older plug-ins annotations ``cdi.k8s.io/...``), and mounts. Most
+    containers have none of these, so an entry is decoded only where its bytes can matter. The host's path of
+    a mount counts: nearly every container has one at ``/dev/termination-log``, from a directory of kubelet.
 
     Entries that cannot be decoded are left out, and so are names that are not UTF-8 and paths that say
     nothing about a place (``/dev/null``, ``/dev`` itself).

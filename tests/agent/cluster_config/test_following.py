@@ -25,6 +25,7 @@ from proxy.model.backoff import Backoff
 from proxy.model.errors import UnavailableError
 from tests.agent.fake_api import FakeApi
 from tests.testkit.captured_log import telemetry
+from tests.testkit.waiting import until
 
 NODES = "/api/v1/nodes"
 
@@ -90,12 +91,6 @@ class World:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await session.api.close()
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

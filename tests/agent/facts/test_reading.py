@@ -22,6 +22,7 @@ from proxy.config.schema import Config
 from proxy.model.errors import UnavailableError
 from tests.agent.fake_api import FakeApi
 from tests.testkit.captured_log import telemetry
+from tests.testkit.waiting import until
 
 NODES, PODS, NAMESPACES = "/api/v1/nodes", "/api/v1/pods", "/api/v1/namespaces"
 SELECTING = parse("admission: {namespaceSelector: {matchLabels: {a: b}}}", "test").admission
@@ -79,12 +80,6 @@ def confirmed(world: World, name: str) -> Any:
     if not world.api.down:
         world.api.bookmark(f"/api/v1/{name}")
     return world.pages()[name if name != "nodes" else "node"]["confirmed_s"]
-
-
-async def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from proxy.model.idset import Mask
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 from tests.testkit.captured_log import CapturedLog
-from tests.testkit.daemon import until
 from tests.testkit.device_plugin import PlayedPlugin, allocated, device
+from tests.testkit.waiting import until
 
 NAME = "example.com/dev"
 ALL = frozenset({"a", "b"})

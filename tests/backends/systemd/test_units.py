@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,11 @@ from proxy.executor.systemd.ports import UnitNews, UnitSets
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
+from tests.testkit.waiting import wait_until
 
 NAME = "org.freedesktop.systemd1"
 SCOPE = "cri-containerd-ab12.scope"
 LONG_S = 30.0
-
-
-def until(what: Callable[[], Any]) -> None:
-    end = time.monotonic() + LONG_S
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 class PlayedSystemd:
@@ -186,37 +179,37 @@ def test_a_unit_that_is_not_there(units: SystemdUnits) -> None:
 def test_reloads_are_reported_when_they_are_over(
     systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
 ) -> None:
-    until(lambda: news == [UnitNews.CONNECTED])
+    wait_until(lambda: news == [UnitNews.CONNECTED])
     systemd.send("UnitNew", "so", ("a.scope", "/a"))
     systemd.send("Reloading", "b", (True,))
     systemd.send("Reloading", "b", (False,))
-    until(lambda: UnitNews.RELOADED in news)
+    wait_until(lambda: UnitNews.RELOADED in news)
     assert units.read(SCOPE).cpus == CpuSet()
     assert news == [UnitNews.CONNECTED, UnitNews.RELOADED]
 
 
 def test_it_connects_again(systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]) -> None:
-    until(lambda: news == [UnitNews.CONNECTED])
+    wait_until(lambda: news == [UnitNews.CONNECTED])
     systemd.end()
-    until(lambda: news == [UnitNews.CONNECTED, UnitNews.LOST, UnitNews.CONNECTED])
+    wait_until(lambda: news == [UnitNews.CONNECTED, UnitNews.LOST, UnitNews.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
 def test_noise_ends_the_connection_and_nothing_else(
     systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
 ) -> None:
-    until(lambda: news == [UnitNews.CONNECTED])
+    wait_until(lambda: news == [UnitNews.CONNECTED])
     systemd.connections[0].sendall(b"l\x02" + bytes(14) + b"no D-Bus" * 9)
-    until(lambda: news[1:] == [UnitNews.LOST, UnitNews.CONNECTED])
+    wait_until(lambda: news[1:] == [UnitNews.LOST, UnitNews.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
 def test_a_message_that_is_too_long_is_not_taken(
     systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
 ) -> None:
-    until(lambda: news == [UnitNews.CONNECTED])
+    wait_until(lambda: news == [UnitNews.CONNECTED])
     systemd.connections[0].sendall(b"l\x04\x01\x01" + b"\xff\xff\xff\x0f" + bytes(8))
-    until(lambda: UnitNews.LOST in news)
+    wait_until(lambda: UnitNews.LOST in news)
 
 
 def test_systemd_that_does_not_answer(systemd: PlayedSystemd, address: Path) -> None:
@@ -225,7 +218,7 @@ def test_systemd_that_does_not_answer(systemd: PlayedSystemd, address: Path) -> 
         units.read(SCOPE)
     heard: list[UnitNews] = []
     units.watch(heard.append)
-    until(lambda: heard)
+    wait_until(lambda: heard)
     systemd.silent = True
     with pytest.raises(UnavailableError, match=r"no answer within 0\.3 s"):
         units.read(SCOPE)
@@ -238,7 +231,7 @@ def test_a_refused_login_is_reported(systemd: PlayedSystemd, address: Path) -> N
     systemd.rude = True
     units = SystemdUnits(lambda: [str(address)], 0.5)
     units.watch(lambda _: None)
-    until(lambda: len(systemd.connections) > 1)  # so the first was refused, and it knows
+    wait_until(lambda: len(systemd.connections) > 1)  # so the first was refused, and it knows
     with pytest.raises(UnavailableError, match=r"cannot connect to .*private: .*REJECTED"):
         units.read(SCOPE)
     units.close()
@@ -257,7 +250,7 @@ def test_a_connection_that_is_closed_at_once_is_retried_ever_more_rarely(
     monkeypatch.setattr(units._closing, "wait", wait)
     monkeypatch.setattr("proxy.backends.systemd.units._PAUSES", Backoff(0.1, 10.0, steady=LONG_S))
     units.watch(lambda news: systemd.end() if news is UnitNews.CONNECTED else None)
-    until(lambda: len(pauses) > 9)
+    wait_until(lambda: len(pauses) > 9)
     units.close()
     assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
 

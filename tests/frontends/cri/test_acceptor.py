@@ -17,6 +17,7 @@ from proxy.frontends.cri.acceptor import Acceptor
 from proxy.frontends.cri.link import Link
 from proxy.frontends.cri.relay_loop import RelayLoop
 from tests.testkit.captured_log import report
+from tests.testkit.waiting import wait_until
 
 SERVICE = "/runtime.v1.RuntimeService/"
 CREATE, VERSION = SERVICE + "CreateContainer", SERVICE + "Version"
@@ -190,13 +191,6 @@ def call(bed):
     return call
 
 
-def until(condition, limit=20.0):
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.005)
-
-
 def code(function, *args, **options):
     with pytest.raises(grpc.RpcError) as caught:
         function(*args, **options)
@@ -239,7 +233,7 @@ def test_a_deadline_reaches_the_runtime(bed, call):
 
 def test_a_cancel_reaches_the_runtime(bed, call):
     future = call.channel.unary_unary(SERVICE + "Slow").future(b"")
-    until(lambda: bed.runtime.seen)
+    wait_until(lambda: bed.runtime.seen)
     future.cancel()
     assert bed.runtime.cancelled.wait(5)
 
@@ -273,8 +267,8 @@ def test_a_call_is_rewritten_and_its_answer_reported(bed, call):
     (got,) = bed.decider.calls
     assert (got.path, got.method) == (CREATE, "CreateContainer")
     assert got.body == b"config"
-    until(lambda: bed.decider.answers == [(got, b"13")])
-    until(lambda: bed.decider.ends == [(got, 0)])
+    wait_until(lambda: bed.decider.answers == [(got, b"13")])
+    wait_until(lambda: bed.decider.ends == [(got, 0)])
 
 
 def test_a_call_is_released_as_it_came_or_later(bed, call):
@@ -289,7 +283,7 @@ def test_a_refusal_is_a_status(bed, call):
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert caught.value.details() == "no room ü"
     assert not bed.runtime.seen
-    until(lambda: [status for _, status in bed.decider.ends] == [None])
+    wait_until(lambda: [status for _, status in bed.decider.ends] == [None])
     assert call(CREATE, b"config") == b"13"
 
 
@@ -301,16 +295,16 @@ def test_a_fault_of_the_interceptor_lets_the_call_pass(bed, call):
         f'cannot handle a call step=decide method={CREATE} err="ValueError: a fault of ours"',
         f'cannot handle a call step="note the answer" method={CREATE} err="ValueError: a fault in reading"',
     ]
-    until(lambda: bed.lines == reported)
+    wait_until(lambda: bed.lines == reported)
 
 
 def test_a_cancel_while_held_ends_the_call(bed, call):
     future = call.channel.unary_unary(CREATE).future(b"hold")
-    until(lambda: bed.decider.held)
+    wait_until(lambda: bed.decider.held)
     (held,) = bed.decider.held
     assert not held.done
     future.cancel()
-    until(lambda: bed.decider.ends == [(held, None)])
+    wait_until(lambda: bed.decider.ends == [(held, None)])
     bed.on_loop(held.release, b"too late")
     bed.on_loop(held.refuse, 9, "too late")
     assert call(CREATE, b"as is") == b"5"
@@ -320,12 +314,12 @@ def test_a_cancel_while_held_ends_the_call(bed, call):
 def test_a_client_that_leaves_ends_its_held_calls(bed):
     channel = bed.channel()
     future = channel.unary_unary(CREATE).future(b"hold")
-    until(lambda: bed.decider.held)
+    wait_until(lambda: bed.decider.held)
     assert not future.done()
     assert bed.front.connections == 1
     channel.close()
-    until(lambda: bed.decider.ends == [(bed.decider.held[0], None)])
-    until(lambda: bed.front.connections == 0)
+    wait_until(lambda: bed.decider.ends == [(bed.decider.held[0], None)])
+    wait_until(lambda: bed.front.connections == 0)
     bed.on_loop(bed.decider.held[0].release)
 
 
@@ -336,7 +330,7 @@ def test_64_bodies_of_205_kb_in_flight(bed, call):
         futures = [method.future(body, timeout=60) for _ in range(64)]
         assert [future.result() for future in futures] == [b"205007"] * 64
     assert set(bed.runtime.seen) == {body + b"+cpuset"}
-    until(lambda: len(bed.decider.ends) == 192)
+    wait_until(lambda: len(bed.decider.ends) == 192)
 
 
 def test_refusals_and_calls_beside_each_other(bed, call):
@@ -357,7 +351,7 @@ def test_a_runtime_that_is_not_there_is_unavailable_and_comes_back(tmp_path):
         channel = bed.channel()
         method = channel.unary_unary(VERSION)
         assert code(method, b"", timeout=60) is grpc.StatusCode.UNAVAILABLE
-        until(lambda: bed.lines)
+        wait_until(lambda: bed.lines)
         raw(bed).close()
         raw(bed).close()
         bed.on_loop(lambda: None)
@@ -373,11 +367,11 @@ def test_a_runtime_that_is_not_there_is_unavailable_and_comes_back(tmp_path):
 def test_a_runtime_that_goes_away_ends_calls(bed, call):
     passing = call.channel.unary_unary(SERVICE + "Slow").future(b"")
     held = call.channel.unary_unary(CREATE).future(b"hold")
-    until(lambda: bed.decider.held and bed.runtime.seen)
+    wait_until(lambda: bed.decider.held and bed.runtime.seen)
     bed.runtime.server.stop(0)
     assert passing.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     assert held.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    until(lambda: bed.front.connections == 0)
+    wait_until(lambda: bed.front.connections == 0)
     assert [status for _, status in bed.decider.ends] in (
         [None],
         [14],
@@ -403,7 +397,7 @@ def test_garbage_ends_its_connection_and_no_other(bed, call):
         with contextlib.suppress(ConnectionResetError):
             while client.recv(65536):
                 pass
-    until(lambda: bed.front.connections == 1)
+    wait_until(lambda: bed.front.connections == 1)
     assert "does not speak HTTP/2" in bed.lines[0]
     assert call("Version", b"2") == b"2"
 
@@ -418,7 +412,7 @@ def test_a_client_that_closes_its_half_still_gets_its_answer(bed):
             while piece := client.recv(65536):
                 got += piece
         assert got[3] == 4  # the runtime's SETTINGS
-    until(lambda: bed.front.connections == 0)
+    wait_until(lambda: bed.front.connections == 0)
 
 
 def test_a_client_that_does_not_read_stops_the_runtime_from_sending(bed, call):
@@ -452,7 +446,7 @@ def test_running_out_of_descriptors_pauses_accepting_and_kills_nothing(bed, call
                 filling.append(os.dup(0))
         for client in clients:
             client.connect(bed.path)
-        until(lambda: bed.lines)
+        wait_until(lambda: bed.lines)
         assert call("Version", b"2") == b"2"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -474,10 +468,10 @@ def test_drain_waits_for_calls_and_closes_idle_connections(bed, call):
     idle = bed.channel()
     idle.unary_unary(VERSION)(b"", timeout=60)
     future = call.channel.unary_unary(CREATE).future(b"hold", timeout=60)
-    until(lambda: bed.decider.held)
+    wait_until(lambda: bed.decider.held)
     assert bed.front.connections == 2
     draining = asyncio.run_coroutine_threadsafe(bed.front.drain(60), bed.loop)
-    until(lambda: bed.front.connections == 1)
+    wait_until(lambda: bed.front.connections == 1)
     assert not draining.done()
     bed.on_loop(bed.decider.held[0].release)
     assert future.result() == b"4"
@@ -487,12 +481,12 @@ def test_drain_waits_for_calls_and_closes_idle_connections(bed, call):
 
 def test_drain_has_a_limit(bed, call):
     future = call.channel.unary_unary(CREATE).future(b"hold", timeout=120)
-    until(lambda: bed.decider.held)
+    wait_until(lambda: bed.decider.held)
     start = time.monotonic()
     bed.do(bed.front.drain(0.3))
     assert 0.25 < time.monotonic() - start < 60, "it waited for its limit, and not for the call"
     assert future.code() is grpc.StatusCode.UNAVAILABLE
-    until(lambda: [status for _, status in bed.decider.ends] == [None])
+    wait_until(lambda: [status for _, status in bed.decider.ends] == [None])
 
 
 def test_drain_stops_accepting_even_where_the_listener_is_closed_already(bed):
@@ -515,7 +509,7 @@ def test_connections_that_are_over_leave_nothing_to_collect(bed):
         for _ in range(30):
             with grpc.insecure_channel(f"unix:{bed.path}") as channel:
                 assert channel.unary_unary(VERSION)(b"x", timeout=60) == b"x"
-        until(lambda: bed.front.connections == 0)
-        until(lambda: links() <= before + 1)
+        wait_until(lambda: bed.front.connections == 0)
+        wait_until(lambda: links() <= before + 1)
     finally:
         gc.enable()

@@ -9,6 +9,7 @@ from proxy.frontends.cri.link import Link, RelayContext
 from proxy.relay.body_budget import BodyBudget
 from tests.frontends.cri.attacks import CREATE, PREFACE, SETTINGS, VERSION, call, frame, open_stream
 from tests.testkit.captured_log import report
+from tests.testkit.waiting import until
 
 
 class Decider:
@@ -96,13 +97,6 @@ class Scene:
             link.lost()
         for end in self.ends:
             end.close()
-
-
-async def until(condition):
-    """Wait for a condition, however busy the machine is."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def drain(end):

@@ -18,7 +18,8 @@ from proxy.device_kit.testing import running
 from proxy.executor import device_claims
 from proxy.executor.device_ports import DevicePluginError
 from tests.testkit.answers import check
-from tests.testkit.daemon import DaemonNode, run, temporary_node, until
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+from tests.testkit.waiting import until
 
 VF = "example.com/vf"
 ANSWER = AllocateAnswer(

@@ -17,8 +17,9 @@ import pytest
 from proxy.admin.status_text import render
 from proxy.api.kubelet import deviceplugin_pb2 as pb
 from proxy.telemetry import metrics
-from tests.testkit.daemon import DaemonNode, run, temporary_node, until
+from tests.testkit.daemon import DaemonNode, run, temporary_node
 from tests.testkit.device_plugin import REGISTRATION, PlayedPlugin, device
+from tests.testkit.waiting import until
 
 NAME = "example.com/dev"
 

@@ -16,7 +16,8 @@ import pytest
 
 from proxy.executor.device_ports import DevicePluginError
 from proxy.model.devices import DeviceMount
-from tests.testkit.daemon import DaemonNode, run, temporary_node, until
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+from tests.testkit.waiting import until
 
 RESOURCE = "example.com/resource"
 SCRIPT = Path(__file__).parents[2] / "e2e/build_sample_plugin.sh"

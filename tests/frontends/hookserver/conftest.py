@@ -23,6 +23,7 @@ from proxy.demo.runtime import StandInRuntime
 from proxy.frontends.hookserver.service import HookServerRunner
 from proxy.telemetry import metrics
 from proxy.topology.build import described
+from tests.testkit.waiting import until
 
 MACHINE = described(2, 1, 4, 2)
 SERVICE = "/runtime.v1alpha1.RuntimeHookService/"
@@ -259,11 +260,7 @@ hooks:
         found: cri.ContainerConfig = named[-1].config
         return found
 
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Wait until something is so that is on its way; how long it takes says nothing."""
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.01)
+    until = staticmethod(until)
 
     def owners(self) -> list[str]:
         return sorted(str(held.cpus) for held in self.executor.state.owners.values())

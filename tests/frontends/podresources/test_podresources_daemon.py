@@ -20,7 +20,8 @@ from proxy.engine.node_events import ModeChanged
 from proxy.model.mode import NodeMode
 from proxy.model.workload import KubeQos
 from proxy.telemetry import metrics
-from tests.testkit.daemon import DaemonNode, run, temporary_node, until
+from tests.testkit.daemon import DaemonNode, run, temporary_node
+from tests.testkit.waiting import until
 
 LISTER = "v1.PodResourcesLister"
 OWNER = DemoPod("db", kube_qos=KubeQos.GUARANTEED, cpus=2)

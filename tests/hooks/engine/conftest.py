@@ -18,6 +18,7 @@ from proxy.hooks.facts import ContainerFacts, Decision, PodFacts
 from proxy.hooks.hook import Hook, Outcome
 from proxy.model.idset import CpuSet, Mask
 from tests.testkit.captured_log import of_hooks
+from tests.testkit.waiting import until
 
 PATIENCE_S = 30.0
 """Whatever is waited for is there long before, on whatever machine."""
@@ -67,11 +68,7 @@ class Scene:
         """A handler that hangs until the test is over."""
         self.gate.wait(PATIENCE_S)
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < end, "it does not come"
-            await asyncio.sleep(0.005)
+    until = staticmethod(until)
 
     def run(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def whole() -> None:

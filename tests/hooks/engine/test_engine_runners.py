@@ -13,6 +13,7 @@ import pytest
 from proxy.hooks.engine import runners as runners_module
 from proxy.hooks.engine.runners import JobResult, Runner, Runners
 from proxy.hooks.engine.thread_interrupt import OverdueError, Pace
+from tests.testkit.waiting import wait_until
 
 LIMIT_S = 30.0
 
@@ -44,13 +45,6 @@ class Work:
         self.back.set()
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
 @pytest.fixture
 def house() -> Any:
     made = Runners()
@@ -78,7 +72,7 @@ def test_idle_runners_end_after_a_while_and_at_closing(
 ) -> None:
     monkeypatch.setattr(runners_module, "IDLE_S", 0.02)
     house.start(Work(lambda: None))
-    until(lambda: house.alive == 0)
+    wait_until(lambda: house.alive == 0)
     assert house.idle == []
     monkeypatch.setattr(runners_module, "IDLE_S", 60.0)
     gate = threading.Event()
@@ -86,7 +80,7 @@ def test_idle_runners_end_after_a_while_and_at_closing(
     house.start(Work(lambda: gate.wait(LIMIT_S)))
     house.close()
     gate.set()
-    until(lambda: house.alive == 0)
+    wait_until(lambda: house.alive == 0)
 
 
 def test_many_jobs_at_once_are_all_done_while_runners_come_and_go(
@@ -100,7 +94,7 @@ def test_many_jobs_at_once_are_all_done_while_runners_come_and_go(
         if number % 10 == 0:
             time.sleep(0.002)
     assert all(work.settled.wait(LIMIT_S) for work in works)
-    until(lambda: house.alive == 0)
+    wait_until(lambda: house.alive == 0)
 
 
 def test_a_job_that_breaks_does_not_end_its_runner(house: Runners) -> None:
@@ -123,7 +117,7 @@ def spin() -> None:
 def test_an_abandoned_call_is_interrupted_and_ends(house: Runners) -> None:
     work = Work(spin, JobResult.LOST)
     house.start(work)
-    until(lambda: work.runner is not None and work.runner.ident)
+    wait_until(lambda: work.runner is not None and work.runner.ident)
     assert work.runner is not None
     house.abandon(work.runner)
     assert (house.alive, house.stuck) == (0, 1)
@@ -133,7 +127,7 @@ def test_an_abandoned_call_is_interrupted_and_ends(house: Runners) -> None:
         time.sleep(0.01)
     assert time.monotonic() - begun < LIMIT_S / 2
     assert isinstance(work.errors[0], OverdueError)
-    until(lambda: house.stuck == 0)
+    wait_until(lambda: house.stuck == 0)
     assert not work.settled.is_set()
     assert work.runner not in house.idle
 
@@ -142,14 +136,14 @@ def test_an_abandoned_call_is_interrupted_and_ends(house: Runners) -> None:
     "module", ["logging.config", "importlib", "threading", "asyncio.events", "grpc._channel"]
 )
 def test_nothing_is_thrown_into_code_that_holds_locks_of_others(house: Runners, module: str) -> None:
-    source = "def hold(until, call):\n    while not until():\n        call()\n"
+    source = "def hold(until, call):\n    while not wait_until():\n        call()\n"
     space: dict[str, Any] = {"__name__": module}
     exec(source, space)
     over = threading.Event()
     # The innermost frame is harmless; the one below it is not.
     work = Work(lambda: space["hold"](over.is_set, lambda: sum(range(50))), JobResult.LOST)
     house.start(work)
-    until(lambda: work.runner is not None and work.runner.ident)
+    wait_until(lambda: work.runner is not None and work.runner.ident)
     assert work.runner is not None
     house.abandon(work.runner)
     for _ in range(20):

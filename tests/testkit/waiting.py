@@ -1,0 +1,38 @@
+"""Waiting until a condition holds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+LIMIT_S = 60.0
+"""Longer than anything takes on a busy machine."""
+
+
+async def until(condition: Callable[[], object], seconds: float = LIMIT_S, pause: float = 0.01) -> float:
+    """Wait on the event loop until the condition holds; return the seconds that this took.
+
+    Raises:
+        TimeoutError: It does not hold after ``seconds``.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(pause)
+    return loop.time() - began
+
+
+def wait_until(condition: Callable[[], object], seconds: float = LIMIT_S, pause: float = 0.01) -> float:
+    """Wait in this thread until the condition holds; return the seconds that this took.
+
+    Raises:
+        TimeoutError: It does not hold after ``seconds``.
+    """
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            raise TimeoutError(f"waited for {seconds:g} s")
+        time.sleep(pause)
+    return time.monotonic() - began
