@@ -112,7 +112,7 @@ def test_those_that_do_well_are_counted_and_the_others_named() -> None:
         used("20-old", State.OLD, "cannot load hook /h/20-old.py: SyntaxError"),
         HookFileEntry("30-bad", "/h/30-bad.py", State.UNTRUSTED, "cannot trust hook /h/30-bad.py: chmod"),
         HookFileEntry("40-off", "/h/40-off.py", State.DISABLED),
-        HookFileEntry("10-well", "/v/10-well.py", State.MASKED, "/h/10-well.py is taken instead"),
+        HookFileEntry("10-well", "/v/10-well.py", State.MASKED, "/h/10-well.py is used instead"),
         used("50-open"),
         used("60-failing"),
     ]
@@ -130,7 +130,7 @@ def test_those_that_do_well_are_counted_and_the_others_named() -> None:
         "Hooks (4): 10-well, 20-old, 50-open, 60-failing",
         "  20-old: old version running: cannot load hook /h/20-old.py: SyntaxError",
         "  30-bad: untrusted: cannot trust hook /h/30-bad.py: chmod",
-        "  50-open: not asked for now: ValueError: x (2 min ago)",
+        "  50-open: not called for now: ValueError: x (2 min ago)",
         lines[5],
     ]
     assert lines[5].startswith("  60-failing: fails: no answer within 500 ms (")

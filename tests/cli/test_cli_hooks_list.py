@@ -183,7 +183,7 @@ def test_without_a_daemon_the_directories_are_listed(node: Path, run: Run) -> No
     assert code == 0
     first, second = errors.splitlines()
     assert first.endswith("no process listens there (so this is the state of the directories)")
-    assert second.startswith(f"note: hook file {node}/etc/mine.py is left alone")
+    assert second.startswith(f"note: hook file {node}/etc/mine.py is not used")
     wide = run("hooks", "list", "--wide", "--config", node / "c.yaml")[1].splitlines()
     elsewhere = ("--admin", f"unix://{node}/missing.sock")
     assert run("hooks", "list", "--config", node / "c.yaml", *elsewhere)[1] == said
@@ -197,7 +197,7 @@ def test_without_a_daemon_the_directories_are_listed(node: Path, run: Run) -> No
         ["40-off", "disabled"],
         ["koordlet", "loads"],
     ]
-    assert f"    {node}/etc/10-good.py is taken instead" in wide
+    assert f"    {node}/etc/10-good.py is used instead" in wide
     assert f"    cannot load hook {node}/etc/20-bad.py: SyntaxError: invalid syntax (line 1)" in wide
     assert "2 s" in lines[1]
     data = json.loads(run("hooks", "list", "--json", "--config", node / "c.yaml")[1])
@@ -216,7 +216,7 @@ def test_check_config_names_what_is_there_and_runs_nothing(node: Path, run: Run)
     assert code == 0
     assert "# hooks: 10-good, 20-bad, 30-open, 40-off, 50-loud, koordlet (topoproxy hooks list " in said
     assert f"# note: hook {node}/etc/30-open.py cannot be used: {node}/etc/30-open.py can be written" in said
-    assert f"# note: hook file {node}/etc/mine.py is left alone" in said
+    assert f"# note: hook file {node}/etc/mine.py is not used" in said
     assert "# note: hooks.settings.10-god: there is no such hook; did you mean 10-good?" in said
     assert not (node / "ran").exists()
 

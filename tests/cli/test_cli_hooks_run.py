@@ -93,7 +93,7 @@ def test_a_good_file_is_described(files: Path, run: Run) -> None:
             "API_VERSION = 1\ndef pre_create_contaner(event): ...\n",
             "did you mean pre_create_container?",
         ),
-        ("x.py", BROKEN, "it is not called NN-name.py"),
+        ("x.py", BROKEN, "it is not named NN-name.py"),
         ("50-pinned.py", PINNED, "hooks.settings.50-pinned.config.nmae: unknown key"),
         ("koordlet.json", "{", "it is not JSON"),
     ],

@@ -76,9 +76,9 @@ def test_no_daemon_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--metrics --json", "cannot show --json in numbers for Prometheus"),
-        ("--metrics --cgroups", "cannot show --cgroups in numbers for Prometheus"),
-        ("--metrics --memory --json", "cannot show --memory and --json in numbers"),
+        ("--metrics --json", "cannot show --json with --metrics"),
+        ("--metrics --cgroups", "cannot show --cgroups with --metrics"),
+        ("--metrics --memory --json", "cannot show --memory and --json with --metrics"),
         ("--memory --cgroups", "cannot show cpusets and memory together"),
     ],
 )

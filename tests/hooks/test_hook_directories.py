@@ -120,8 +120,8 @@ def test_files_that_may_be_meant_as_hooks_are_reported(dirs: HookDirectories, na
     (dirs.etc / name).touch()
     found = dirs.look()
     assert not found.candidates
-    words = "it is not called NN-name.py (two digits, -, then of a-z, 0-9 and -)"
-    assert found.strange == [f"hook file {dirs.etc}/{name} is left alone: {words}"]
+    words = "it is not named NN-name.py (two digits, -, then of a-z, 0-9 and -)"
+    assert found.strange == [f"hook file {dirs.etc}/{name} is not used: {words}"]
 
 
 def test_a_server_with_the_name_of_another_hook_is_reported(dirs: HookDirectories) -> None:

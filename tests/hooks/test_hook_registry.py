@@ -202,7 +202,7 @@ def test_all_are_used_in_the_order_of_their_names(scene: Scene) -> None:
         assert scene.engine.answers() == ["05", "10", "50"]
         masked = [entry for entry in scene.library.entries if entry.state is State.MASKED]
         assert [(e.name, e.path, e.error) for e in masked] == [
-            ("10-d", f"{scene.usr}/10-d.py", f"{scene.etc}/10-d.py is taken instead")
+            ("10-d", f"{scene.usr}/10-d.py", f"{scene.etc}/10-d.py is used instead")
         ]
         (scene.etc / "10-d.py").unlink()
         await scene.look()

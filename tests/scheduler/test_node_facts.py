@@ -182,5 +182,5 @@ def test_too_little_is_known() -> None:
         join_facts("n1", None, None, read_resource_topology(resource_topology("n1", {0: {}})))
     with pytest.raises(UnknownNodeError, match="policy 'odd'"):
         join_facts("n1", None, read_numatopology(numatopology("n1", policy="odd")), None)
-    with pytest.raises(UnknownNodeError, match="reserve cannot be chosen"):
+    with pytest.raises(UnknownNodeError, match="reserved CPUs cannot be chosen"):
         join_facts("n1", None, read_numatopology(numatopology("n1", reserved=99)), None)

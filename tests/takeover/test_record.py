@@ -69,8 +69,8 @@ def test_a_write_that_came_to_its_end_is_completed() -> None:
 @pytest.mark.parametrize(
     ("record", "text", "words"),
     [
-        (FINISH, "before", "had not come to its write"),
-        (REVERT, None, "had not come to its write"),
+        (FINISH, "before", "was interrupted before its write"),
+        (REVERT, None, "was interrupted before its write"),
         (FINISH, "other", "another program wrote"),
         (FINISH, None, "another program wrote"),
     ],

@@ -254,7 +254,11 @@ def test_without_a_readable_file_a_revert_has_the_owners() -> None:
 def test_settings_to_change() -> None:
     manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet([0]), "restricted")
     said = " ".join(settings(scene(manager=manager), "none"))
-    for words in ("cpuManagerPolicy: none", "(full-pcpus-only) must go", "reservedSystemCPUs: 0 may stay"):
+    for words in (
+        "cpuManagerPolicy: none",
+        "(full-pcpus-only) must be removed",
+        "reservedSystemCPUs: 0 may stay",
+    ):
         assert words in said
     assert "topologyManagerPolicy: restricted may stay, but without CPU hints" in said
     assert settings(scene(manager=CpuManager("static")), "static") == ()

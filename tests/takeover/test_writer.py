@@ -108,7 +108,7 @@ def test_what_was_under_way_is_settled_at_the_start(ledger: Any, directory: Path
     writer._keep(finishing().record)
     (directory / ".cpu_manager_state.topoproxy").write_text("half")
     later = Writer(ledger, directory, directory.parent / "ours", now=lambda: 8.0)
-    assert "had not come to its write" in later.recover()
+    assert "was interrupted before its write" in later.recover()
     assert os.listdir(directory) == ["cpu_manager_state"]
     writer._keep(finishing().record)
     (directory / "cpu_manager_state").write_text("after")

@@ -87,7 +87,7 @@ def alone(path: Path) -> Candidate:
     server = path.name.endswith("json")
     if not server and not _HOOK.fullmatch(path.name):
         raise HookError(
-            f"cannot use hook {path}: it is not called NN-name.py (two digits, -, then of a-z, 0-9 and -)"
+            f"cannot use hook {path}: it is not named NN-name.py (two digits, -, then of a-z, 0-9 and -)"
         )
     name = path.name.removesuffix("json").rstrip(".") if server else path.name.removesuffix(".py")
     candidate = _look(path, name or path.name, Trust(), server=server)

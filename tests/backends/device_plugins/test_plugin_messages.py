@@ -90,7 +90,7 @@ def test_preferences() -> None:
     [
         (preferred("c"), "'c', which was not offered"),
         (preferred("a", "a"), "a device twice"),
-        (preferred("a", "b", "a"), "3 devices, and was asked for 2"),
+        (preferred("a", "b", "a"), "3 devices, and 2 were requested"),
         (preferred("a", times=2), "2 containers"),
     ],
 )

@@ -231,7 +231,7 @@ def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
         monkeypatch.setattr(f"proxy.hooks.engine.{where}", fault)
         outcome = await scene.ask()
         assert outcome.adjustment is NOTHING
-        assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
+        assert ("cannot be called: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
         await scene.until(lambda: scene.logged)
         assert scene.logged == ["hook 10-a: calls cannot be taken through the hooks: KeyError: 'ours'"]
 
@@ -423,6 +423,6 @@ def test_an_internal_fault_in_validation_keeps_policy_fail(
             hook("10-a", envs(A="1"), policy=HookFailurePolicy.FAIL, timeout=30.0),
             hook("20-v", None, VALIDATE, timeout=30.0),
         )
-        assert "cannot be asked: LookupError" in (await scene.ask()).refusal
+        assert "cannot be called: LookupError" in (await scene.ask()).refusal
 
     scene.run(story)

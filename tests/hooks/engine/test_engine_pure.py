@@ -213,7 +213,7 @@ def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
         outcome = (scene.engine.ask(scene.create())).outcome
         assert outcome is not None
         assert not outcome.adjustment
-        assert ("cannot be asked: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
+        assert ("cannot be called: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
         assert "KeyError: 'ours'" in scene.logged[0]
 
     scene.run(story)

@@ -139,7 +139,7 @@ def test_our_own_socket_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     config = HooksConfig(serve=tmp_path / "real" / "hook.sock")
     for path in (f"{tmp_path}/real/hook.sock", f"unix://{tmp_path}/link/../real//hook.sock"):
-        with pytest.raises(HookError, match=r"is our own hooks\.serve, and we would ask ourselves"):
+        with pytest.raises(HookError, match=r"is the socket of hooks\.serve: topoproxy would call itself"):
             made(changed(remote_endpoint=path), config)
     assert made(changed(remote_endpoint=f"{tmp_path}/other.sock"), config)
 
