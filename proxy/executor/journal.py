@@ -2,7 +2,7 @@
 
 Records of containers that own nothing may reach the ledger a moment late: the runtime knows them, and a
 restart rebuilds them from its list. They are collected and written in one batch by the worker. A record that
-gives CPUs to an owner is written, and waited for, before any container moves (``store``, ``flush``). So is a
+gives CPUs to an owner is written, and waited for, before any container moves (``append``, ``flush``). So is a
 record of what hooks have named for a container that is to be created, which no other source knows.
 
 What cannot be written stays with the worker and is part of its next batch: batches are written in the order
@@ -91,15 +91,6 @@ class Journal:
         self._still()
         batch, self._waiting = self._waiting, {}
         self._latest = self._worker.start(self._write, batch)
-
-    async def store(self, key: str, value: Record) -> str:
-        """Store a record now, with everything that waits.
-
-        Returns:
-            Empty where it is written, or kept until the file can be written; else why it is not stored.
-        """
-        stored = await self.append({key: value})
-        return "" if isinstance(stored, LedgerWritten) else stored.cause
 
     async def append(
         self, records: Mapping[str, Record | None], *, durable: bool = False

@@ -159,11 +159,6 @@ class Fields:
         """
         return list(_counted(self._raw, "it"))
 
-    def texts(self, name: str) -> dict[str, str]:
-        """Return a map of texts; empty where there is none."""
-        inner = self.fields(name)
-        return {key: inner.text(key) for key in inner.names()}
-
     def amounts(self, name: str) -> dict[str, str | float]:
         """Return a map of amounts as they are written; empty where there is none.
 

@@ -14,6 +14,7 @@ import pytest
 
 from proxy.backends.ledger import journal as file_ledger
 from proxy.backends.ledger import open_ledger
+from proxy.engine.events import LedgerLate, LedgerRejected, LedgerWritten
 from proxy.executor import journal as module
 from proxy.executor.journal import Journal
 from proxy.executor.worker import Worker
@@ -74,7 +75,7 @@ def test_a_surrogate_in_one_record_costs_no_record_of_the_batch(tmp_path: Path) 
         async with Bench(ledger) as bench:
             bench.journal.put("p/s-2", POISONED)
             bench.journal.put("p/s-1", HONEST)
-            assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
+            assert await bench.journal.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
             assert set(ledger.entries) == {"p/s-1", "p/s-2", "i/call-1"}
             assert bench.reported == []
         ledger.close()
@@ -89,7 +90,7 @@ def test_only_the_record_that_cannot_be_stored_is_dropped(tmp_path: Path) -> Non
         async with Bench(ledger) as bench:
             bench.journal.put("p/s-1", HONEST)
             bench.journal.put("c/bad", {"x": object()})
-            assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
+            assert await bench.journal.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
             assert set(ledger.entries) == {"p/s-1", "i/call-1"}
             await asyncio.sleep(0)
             assert bench.telemetry.value(metrics.RECORDS_REJECTED) == 1
@@ -107,8 +108,8 @@ def test_the_requester_of_a_bad_record_learns_of_its_own_record_only(tmp_path: P
         ledger, _ = open_ledger(tmp_path, "m1")
         async with Bench(ledger) as bench:
             bench.journal.put("p/s-1", HONEST)
-            why = await bench.journal.store("i/call-1", {"x": "y" * 100_000})
-            assert why == "its record cannot be stored: it is longer than 65536 bytes"
+            why = await bench.journal.append({"i/call-1": {"x": "y" * 100_000}})
+            assert why == LedgerRejected("its record cannot be stored: it is longer than 65536 bytes")
             assert set(ledger.entries) == {"p/s-1"}
         ledger.close()
 
@@ -123,7 +124,7 @@ def test_an_unforeseen_ledger_fault_loses_only_its_record(fault: Exception) -> N
         async with Bench(ledger) as bench:
             bench.journal.put("p/s-1", HONEST)
             bench.journal.put("c/bad", {"name": "payments"})
-            assert await bench.journal.store("i/call-1", {"own": "0-3"}) == ""
+            assert await bench.journal.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
             assert set(ledger) == {"p/s-1", "i/call-1"}
             assert bench.reported == [
                 f"cannot store a record in the ledger record=c/bad err={type(fault).__name__}"
@@ -169,7 +170,7 @@ def test_a_failed_compaction_is_reported_until_the_next_one_succeeds(
             async def write_until(lines: int) -> None:
                 async with asyncio.timeout(60):
                     while len(bench.reported) < lines:
-                        await bench.journal.store("i/call-1", {"own": "0-3", "text": "x" * 60_000})
+                        await bench.journal.append({"i/call-1": {"own": "0-3", "text": "x" * 60_000}})
 
             with monkeypatch.context() as patch:
                 patch.setattr(file_ledger.os, "fsync", full)
@@ -208,7 +209,9 @@ def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
         ledger, gate = Memory(), threading.Event()
         async with Bench(ledger, limit=0.05) as bench:
             bench.worker.start(gate.wait, 30)
-            assert await bench.journal.store("i/call-1", {}) == "the ledger is not written in time"
+            assert await bench.journal.append({"i/call-1": {}}) == LedgerLate(
+                "the ledger is not written in time"
+            )
             await bench.journal.flush()
             assert bench.reported == ["the ledger is not written in time seconds=0.05"]
             gate.set()

@@ -83,7 +83,8 @@ def manager_policy(annotations: Mapping[str, str]) -> ManagerPolicy:
         return ManagerPolicy()
     try:
         fields = Fields.parse(annotations[key])
-        options = tuple(sorted(fields.texts("options").items()))
+        given = fields.fields("options")
+        options = tuple(sorted((name, given.text(name)) for name in given.names()))
         return ManagerPolicy(fields.text("policy"), options, fields.text("reservedCPUs"))
     except ValueError as error:
         raise ValueError(f"annotation {key}: {error}") from None

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from proxy.allocation.memory.allocate import MemoryGrant
 from proxy.allocation.memory.state import MemoryState
+from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, PodRequests
+
+
+def nodes_of(granted: MemoryGrant) -> Mask:
+    """Return the NUMA nodes that a container's memory is on."""
+    return Mask(node for block in granted.blocks for node in block.affinity)
 
 
 def release_pod(state: MemoryState, uid: str) -> MemoryState:

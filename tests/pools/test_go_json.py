@@ -59,7 +59,7 @@ def test_null_is_absent() -> None:
         None,
         [],
     )
-    assert (fields.amounts("a"), fields.texts("a"), Fields(None).get("a")) == ({}, {}, None)
+    assert (fields.amounts("a"), Fields(None).get("a")) == ({}, None)
 
 
 @pytest.mark.parametrize(

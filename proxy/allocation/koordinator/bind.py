@@ -47,7 +47,7 @@ def bind(
 
     Args:
         topology: The machine.
-        free: CPUs to choose from, see ``Allocated.available``.
+        free: CPUs to choose from.
         n: How many; less than 1 is nothing.
         request: How they are bound.
         taken: What other pods have.

@@ -5,7 +5,7 @@ The terms are those of Koordinator's annotations and labels (koordinator a7a1b76
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -94,24 +94,6 @@ class Allocated(Struct, frozen=True):
         for cpu in cpus:
             counts[cpu] = counts.get(cpu, 0) + 1
         return Allocated(counts, {**self.policies, **dict.fromkeys(cpus, exclusive)})
-
-    def remove(self, cpus: CpuSet) -> Allocated:
-        """Return the value after a pod released CPUs; those that no pod has are ignored."""
-        counts = {cpu: n - (cpu in cpus) for cpu, n in self.counts.items() if n > (cpu in cpus)}
-        return Allocated(counts, {cpu: p for cpu, p in self.policies.items() if cpu in counts})
-
-    def available(self, cpus: CpuSet, max_ref_count: int = 1, returned: Iterable[CpuSet] = ()) -> CpuSet:
-        """Return the CPUs that a pod could still get.
-
-        Args:
-            cpus: CPUs that may be bound.
-            max_ref_count: How many pods may have the same CPU.
-            returned: CPUs that are given back for this pod, each as often as it is named.
-        """
-        given = self
-        for back in returned:
-            given = given.remove(back)
-        return CpuSet(cpu for cpu in cpus if given.counts.get(cpu, 0) < max_ref_count)
 
     def under(self, policy: ExclusivePolicy) -> CpuSet:
         """Return the CPUs that pods with an exclusive policy have."""

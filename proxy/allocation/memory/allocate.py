@@ -46,11 +46,6 @@ class MemoryGrant(Struct, frozen=True):
     blocks: Blocks
     reasons: tuple[str, ...]
 
-    @property
-    def mems(self) -> Mask | None:
-        """The nodes for ``cpuset_mems``; None where the container is bound to none."""
-        return Mask.from_bits(_union(self.blocks)) if self.blocks else None
-
 
 def allocate(state: MemoryState, pod: PodRequests, name: str, merged: TopologyHint) -> MemoryGrant:
     """Allocate memory to a container.

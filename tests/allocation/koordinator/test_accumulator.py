@@ -13,6 +13,7 @@ from proxy.allocation.koordinator.bind_request import Allocated, BindRequest
 from proxy.allocation.packed import NotEnoughCpus
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaStrategy
+from tests.oracles.binding_orders import free_cpus
 from tests.testkit.changed_copy import changed_copy as replace
 
 FULL, SPREAD = BindRequest(), BindRequest(BindPolicy.SPREAD_BY_PCPUS)
@@ -37,7 +38,7 @@ def held(text: str, policy: ExclusivePolicy) -> Allocated:
 
 def take(topo: CpuTopology, n: int, wish: BindRequest, taken: Allocated | None = None, **more: bool) -> str:
     taken = taken or Allocated()
-    free = taken.available(topo.cpus, wish.max_ref_count)
+    free = free_cpus(taken, topo.cpus, wish.max_ref_count)
     return str(accumulate(topo, free, n, wish, taken, **more))
 
 
@@ -162,7 +163,7 @@ def requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, int, BindRequest, Al
         max_ref_count=most,
     )
     taken = Allocated(counts, policies)
-    free = taken.available(topo.cpus, most)
+    free = free_cpus(taken, topo.cpus, most)
     return topo, free, draw(st.integers(0, len(free))), wish, taken
 
 

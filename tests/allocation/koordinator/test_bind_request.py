@@ -76,10 +76,3 @@ def test_counts_of_pods_and_the_policy_of_the_last_one() -> None:
     taken = Allocated().add(CpuSet([0, 1]), ExclusivePolicy.PCPU_LEVEL).add(CpuSet([1, 2]))
     assert dict(taken.counts) == {0: 1, 1: 2, 2: 1}
     assert taken.under(ExclusivePolicy.PCPU_LEVEL) == CpuSet([0])
-    cpus = CpuSet(range(4))
-    assert taken.available(cpus) == CpuSet([3])
-    assert taken.available(cpus, 2) == CpuSet([0, 2, 3])
-    assert taken.available(cpus, 1, [CpuSet([1, 2])]) == CpuSet([2, 3])
-    assert taken.available(cpus, 1, [CpuSet([1]), CpuSet([1])]) == CpuSet([1, 3]), "as often as it is named"
-    less = taken.remove(CpuSet([0, 1, 3]))
-    assert less == Allocated({1: 1, 2: 1}, {1: ExclusivePolicy.NONE, 2: ExclusivePolicy.NONE})

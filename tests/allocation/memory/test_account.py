@@ -15,7 +15,7 @@ from proxy.allocation.memory.state import MemoryRefused, MemoryState, NodeMemory
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from tests.oracles.memory_manager import release, release_pod, start
+from tests.oracles.memory_manager import nodes_of, release, release_pod, start
 from tests.oracles.memory_manager_state import difference, validated
 
 KI = 1024
@@ -137,10 +137,10 @@ def one_allocation(state: MemoryState, pod: PodRequests, name: str, data: st.Dat
             assert best is None
         return state
     if merged.affinity is None and best is not None:
-        assert granted.mems == best.affinity
+        assert nodes_of(granted) == best.affinity
     if best is not None:
         assert {b.resource: b.size for b in granted.blocks} == dict(amounts)
-        assert not merged.affinity or merged.affinity <= (granted.mems or Mask())
+        assert not merged.affinity or merged.affinity <= nodes_of(granted)
     return granted.state
 
 

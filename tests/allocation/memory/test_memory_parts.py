@@ -21,7 +21,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import HugePages, Machine, NumaNode
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from tests.oracles.memory_manager import release, start
+from tests.oracles.memory_manager import nodes_of, release, start
 from tests.oracles.memory_manager_state import validated
 
 GI = 1 << 30
@@ -76,7 +76,7 @@ def test_reserves_that_do_not_fit() -> None:
 def test_a_container_without_memory_of_its_own(pod: PodRequests, why: str) -> None:
     state = initial(nodes(4), KEPT)
     granted = allocate(state, pod, "c", OPEN)
-    assert (granted.state, granted.blocks, granted.mems) == (state, (), None)
+    assert (granted.state, granted.blocks) == (state, ())
     assert why in granted.reasons[0]
     assert not container_hints(state, pod, "c")
     assert not pod_hints(state, pod)
@@ -90,17 +90,17 @@ def test_what_is_held_is_hinted_at() -> None:
     assert pod_hints(granted.state, pod) == {"memory": held}
     assert container_hints(granted.state, one(3), "c") is None, "another amount: no preference"
     assert allocate(granted.state, pod, "c", OPEN).state is granted.state
-    assert granted.mems == Mask([1])
+    assert nodes_of(granted) == Mask([1])
 
 
 def test_a_decision_without_free_memory_is_extended() -> None:
     state = allocate(initial(nodes(9, 8, 8), KEPT), one(10, "q"), "c", TopologyHint(Mask([1, 2]), True)).state
     granted = allocate(state, one(3), "c", TopologyHint(Mask([1, 2]), preferred=False))
-    assert granted.mems == Mask([1, 2]), "the group still has 6 Gi"
+    assert nodes_of(granted) == Mask([1, 2]), "the group still has 6 Gi"
     with pytest.raises(MemoryRefused, match="failed to find NUMA nodes to extend the current topology hint"):
         allocate(state, one(30), "c", TopologyHint(Mask([0, 1]), preferred=False))
     alone = allocate(state, one(3), "c", TopologyHint(Mask([2]), preferred=False))
-    assert alone.mems == Mask([1, 2]), "a node of a group is not given out alone"
+    assert nodes_of(alone) == Mask([1, 2]), "a node of a group is not given out alone"
     assert "serves a group" in alone.reasons[1]
     with pytest.raises(MemoryRefused, match="preferred hint violates NUMA node allocation"):
         allocate(state, one(1), "c", TopologyHint(Mask([0, 1]), preferred=False))
@@ -108,7 +108,7 @@ def test_a_decision_without_free_memory_is_extended() -> None:
 
 def test_extension_says_so() -> None:
     granted = allocate(initial(nodes(4, 4), KEPT), one(5), "c", TopologyHint(Mask([1]), preferred=True))
-    assert granted.mems == Mask([0, 1])
+    assert nodes_of(granted) == Mask([0, 1])
     assert granted.reasons == (
         "decided on: NUMA node 1",
         "too little free memory there; enough on NUMA nodes 0-1",
@@ -190,9 +190,9 @@ def test_many_nodes() -> None:
     assert isinstance(family, Family)
     assert len(family[0].affinity or ()) == family.size == 25
     granted = allocate(state, one(100), "c", OPEN)
-    assert str(granted.mems) == "1-25", "the reserve makes node 0 poorer"
+    assert str(nodes_of(granted)) == "1-25", "the reserve makes node 0 poorer"
     again = container_hints(granted.state, one(100, "q"), "c") or {}
-    assert str(allocate(granted.state, one(100, "q"), "c", OPEN).mems) == "26-50"
+    assert str(nodes_of(allocate(granted.state, one(100, "q"), "c", OPEN))) == "26-50"
     assert (again["memory"] or [])[0].affinity == Mask(range(26, 51))
 
 

@@ -20,6 +20,7 @@ from proxy.model.grants import Block
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from tests.oracles.memory_manager import nodes_of
 from tests.oracles.memory_manager_state import difference, validated
 
 KI, GI = 1 << 10, 1 << 30
@@ -169,7 +170,7 @@ def test_an_open_decision_that_has_to_be_preferred() -> None:
     state = allocate(initial(nodes(5, 4, 4), KEPT), one(3, "q"), "c", at(0)).state
     state = allocate(state, one(3, "r"), "c", at(1)).state
     taken = allocate(state, one(2), "c", TopologyHint(None, preferred=True))
-    assert (str(taken.mems), taken.reasons) == (
+    assert (str(nodes_of(taken)), taken.reasons) == (
         "2",
         ("no nodes were decided on; the best for its memory: NUMA node 2",),
     )
@@ -182,7 +183,7 @@ def test_an_open_decision_that_has_to_be_preferred() -> None:
         four = allocate(four, one(3, uid), "c", at(2, 3)).state
     with pytest.raises(MemoryRefused, match="failed to find the default preferred hint"):
         allocate(four, one(2), "c", TopologyHint(None, preferred=True))
-    assert str(allocate(four, one(2), "c", OPEN).mems) == "2-3"
+    assert str(nodes_of(allocate(four, one(2), "c", OPEN))) == "2-3"
 
 
 def test_an_extension_must_not_lose_the_preference() -> None:

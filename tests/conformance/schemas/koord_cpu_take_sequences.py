@@ -8,7 +8,7 @@ from proxy.allocation.koordinator.bind_request import Allocated
 from proxy.model.idset import CpuSet
 from tests.conformance import binding
 from tests.conformance.cases import BadCaseError, Case, Outcome, Topologies
-from tests.oracles.binding_orders import spread_order
+from tests.oracles.binding_orders import free_cpus, spread_order
 from tests.testkit.changed_copy import changed_copy as replace
 
 
@@ -30,7 +30,7 @@ def _sequence(case: Case) -> Outcome:
     got: list[str] = []
     for step in _steps(case):
         most = step.optional("max_ref_count", int, 1)
-        free = taken.available(topo.cpus, most)
+        free = free_cpus(taken, topo.cpus, most)
         n, wish = step.value("num_cpus", int), binding.wish(step.fields)
         got.append(str(accumulate(topo, free, n, wish, taken, degrade=False)))
         expected.append(str(step.cpus("expected")))
@@ -38,7 +38,7 @@ def _sequence(case: Case) -> Outcome:
         taken = taken.add(step.cpus("expected"), policy)
     if case.optional("available_after", str) is not None:
         expected.append(str(case.cpus("available_after")))
-        got.append(str(taken.available(topo.cpus, most)))
+        got.append(str(free_cpus(taken, topo.cpus, most)))
     return Outcome(expected, got)
 
 
