@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Pages:
-    """Answers what is asked about a daemon; parts are None where its mode has none."""
+    """Answers requests about a daemon; parts are None where its mode has none."""
 
     patient = frozenset({"/changes", "/memory", "/devices", "/observe/report"})
     """Pages that may take longer than others."""
@@ -301,7 +301,7 @@ class Pages:
         return {"schema": schema_ids.STATUS_MEMORY, **await self._executor.mems.page()}
 
     async def devices(self) -> dict[str, object]:
-        """Give what ``topoproxy devices`` asks the daemon: which container has which device."""
+        """Return what ``topoproxy devices`` shows from the daemon: which container has which device."""
         from proxy.observe.device_assignments import assignments_page
 
         kubelet = await asyncio.to_thread(_kubelet_devices, self._config.kubelet.pod_resources)
@@ -343,7 +343,7 @@ class Pages:
 
 
 def _kubelet_devices(socket: Path | None) -> KubeletDevices:
-    """Ask kubelet for its devices; runs in a thread."""
+    """Query kubelet for its devices; runs in a thread."""
     from proxy.observe.device_assignments import KubeletDevices
 
     if socket is None:

@@ -309,7 +309,7 @@ class Daemon:
         from proxy.backends.ledger import open_ledger, read_entries
 
         directory = self.config.state_dir
-        # A node without a proxy is worse than a proxy that asks the runtime after each start.
+        # A node without a proxy is worse than one that rebuilds its state at each start.
         lost = "placements are not kept (a restart asks the runtime)"
         try:
             self._state_lock = self._lock_state()

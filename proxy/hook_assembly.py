@@ -50,7 +50,7 @@ def hook_parts_of(
     """Make the parts and connect them.
 
     Args:
-        config: Where hooks are, and how they are asked.
+        config: Where hooks are, and how they are called.
         executor: The executor of the node.
         start_update: Follows updates.
         flow: Decides calls.

@@ -56,7 +56,7 @@ class DaemonHooks:
         """Call no hooks yet; calls wait until ``run`` has had its first look.
 
         Args:
-            config: Where hooks are, and how they are asked.
+            config: Where hooks are, and how they are called.
             executor: The executor of the node.
             sync: Looks up containers that a call names and that are not known.
             start_update: Follows updates.

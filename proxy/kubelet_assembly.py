@@ -100,7 +100,7 @@ def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginSer
 def _other_managers(
     config: Config, executor: NodeExecutor, plugins: DevicePluginRegistry
 ) -> OtherManagers | None:
-    """Make what finds resources with two managers; None where kubelet is not asked."""
+    """Make what finds resources with two managers; None where kubelet is not queried."""
     if config.kubelet.pod_resources is None:
         return None
     from proxy.backends.kubelet.managed_elsewhere import OtherManagersReader
@@ -117,7 +117,7 @@ def _other_managers(
 
 
 def _kubelet_settings(config: Config) -> KubeletSettings:
-    """Return how kubelet is asked."""
+    """Return how kubelet is queried."""
     asked = config.kubelet
     return KubeletSettings(
         pods_url=asked.pods,

@@ -132,7 +132,7 @@ class Log:
         return LEVELS[level] >= self._threshold
 
     def debug(self, message: str, **context: object) -> None:
-        """Write what only a developer asks for."""
+        """Write what is of use to developers only."""
         self._write("debug", message, context)
 
     def info(self, message: str, **context: object) -> None:

@@ -22,11 +22,11 @@ def ask(
     *,
     act: bool = False,
 ) -> object:
-    """Ask the daemon that listens at an admin socket.
+    """Query the daemon that listens at an admin socket.
 
     Args:
         path: The admin socket.
-        route: What to ask for, as ``/status``.
+        route: What to request, as ``/status``.
         timeout: Seconds for the whole exchange.
         params: Parameters of the question, encoded here.
         act: It is no question, something is to be done (POST).

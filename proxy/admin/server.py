@@ -1,4 +1,4 @@
-"""The admin socket: HTTP/1.1, one request a connection, GET asks and POST acts, for the owner of the process.
+"""The admin socket: HTTP/1.1, one request a connection, GET reads, POST acts; for the owner of the process.
 
 It shares the event loop with the relay, so everything about a client is bounded: their number, the time of
 one, how much it may send. ``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works, and so do

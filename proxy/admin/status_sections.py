@@ -16,7 +16,7 @@ def short(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
     """Write the part; nothing where every container has what it was promised.
 
     Args:
-        entries: What the status says under ``short``.
+        entries: What the status has under ``short``.
     """
     if entries:
         yield ""
@@ -68,7 +68,7 @@ def device_plugins(data: Mapping[str, object], width: int) -> Iterable[str]:
     """Write the part; nothing where no device plug-in has registered.
 
     Args:
-        data: What the status says under ``devicePlugins``.
+        data: What the status has under ``devicePlugins``.
         width: Columns of the terminal; long lines are cut at it.
     """
     plugins = [as_map(entry) for entry in as_list(data.get("resources"))]
@@ -94,7 +94,7 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
     """Write the part; nothing where there are no hooks.
 
     Args:
-        data: What the status says under ``hooks``.
+        data: What the status has under ``hooks``.
         width: Columns of the terminal; long lines are cut at it.
     """
     entries = [as_map(entry) for entry in as_list(data.get("hooks"))]
@@ -205,10 +205,10 @@ def _indented(rows: list[tuple[str, ...]]) -> Iterable[str]:
 
 
 def partitions(data: Mapping[str, object]) -> Iterable[str]:
-    """Write the part; nothing where none are asked for.
+    """Write the part; nothing where none are requested.
 
     Args:
-        data: What the status says under ``partitions``.
+        data: What the status has under ``partitions``.
     """
     entries = [as_map(entry) for entry in as_list(data.get("containers"))]
     asked, lack = one_line(data.get("asked")), one_line(data.get("lack"))
@@ -260,7 +260,7 @@ def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
     """Write the part; nothing where no quota was taken off.
 
     Args:
-        entries: What the status says under ``quotas``.
+        entries: What the status has under ``quotas``.
     """
     rows = []
     for entry in entries:

@@ -135,7 +135,7 @@ def problems(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def _failed(data: Mapping[str, object]) -> Iterable[str]:
-    """Name the checks that fail; what an older daemon says without reasons is named, too."""
+    """Name the checks that fail; what an older daemon reports without reasons is named, too."""
     checks = [as_map(check) for check in as_list(data.get("checks"))]
     for check in checks:
         if check.get("ok") is False:

@@ -13,7 +13,7 @@ CONNECT_S = 5.0
 
 
 class DaemonClient:
-    """Asks the daemon at an admin socket."""
+    """Queries the daemon at an admin socket."""
 
     def __init__(self, path: Path) -> None:
         """Prepare to ask; each request opens a connection of its own.
@@ -31,10 +31,10 @@ class DaemonClient:
         timeout: float = CONNECT_S,
         act: bool = False,
     ) -> object:
-        """Ask the daemon; see ``proxy.admin.client.ask``.
+        """Query the daemon; see ``proxy.admin.client.ask``.
 
         Args:
-            route: What to ask for, as ``/status``.
+            route: What to request, as ``/status``.
             params: Parameters of the question.
             timeout: Seconds for the whole exchange.
             act: It is no question, something is to be done (POST).

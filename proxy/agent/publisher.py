@@ -188,7 +188,7 @@ class Publisher:
             self.writer.forget(path)
         self._annotated.clear()
 
-    # -- what the daemon says -----------------------------------------------------------------------------
+    # -- what the daemon reports -----------------------------------------------------------------------------
 
     def _followed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
         self._is_silent = False

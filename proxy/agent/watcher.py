@@ -36,7 +36,7 @@ PAUSES = Backoff(0.25, 4.0, steady=30.0)
 FORBIDDEN = 6
 """Refusals in a row before they count: an API server that has just started does not know permissions yet."""
 ABSENT_S = 60.0
-"""Seconds before a collection is asked for again that does not exist (its CRD is not installed), or that the
+"""Seconds before a collection is requested again that does not exist (its CRD is not installed), or that the
 credentials do not permit."""
 LASTS_S = 90
 """Seconds after which the server ends a watch. Bookmarks come about once a minute, but there are none where

@@ -75,7 +75,7 @@ def allocate(
     Args:
         policy: The policy.
         state: Which containers own which CPUs now.
-        pod: What the pod asks for.
+        pod: What the pod requests.
         name: The container; one that owns CPUs already keeps them.
         affinity: NUMA nodes of the hint; None for any.
         steps: Sentences about what was done are added here; None for no record.

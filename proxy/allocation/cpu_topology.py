@@ -63,7 +63,7 @@ class CpuTopology:
         counts: The counts that formulas use.
         declared: True when ``counts`` were stated rather than counted; sizes are then averages.
         socket_nodes, socket_cores, node_sockets, node_cores, node_uncores, uncore_cores: What lies inside
-            what, found once, because every order of the allocators asks for it.
+            what, found once, because every order of the allocators uses it.
     """
 
     cpus: CpuSet

@@ -7,7 +7,7 @@ UNEXPECTED = "UnexpectedAdmissionError"
 
 
 class AllocationRefusedError(ValueError):
-    """A provider cannot allocate what a container asks for; the text becomes the message of the verdict.
+    """A provider cannot allocate what a container requests; the text becomes the message of the verdict.
 
     Attributes:
         reason: Reason of the verdict, as kubelet's (``SMTAlignmentError``).

@@ -40,7 +40,7 @@ class AttachNode:
         directory: kubelet's directory, without ``root``.
         procfs: What stands for /proc.
         listen: The socket that kubelet is to use.
-        ask: Asks the daemon: the route, and whether it is an action.
+        ask: Queries the daemon: the route, and whether it is an action.
         say: Takes messages.
         reached: Called after each step, with its name.
     """

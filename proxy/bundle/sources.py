@@ -41,7 +41,7 @@ LOG_LINES = 5000
 LOG_S = 20.0
 DECIDED_PODS = 100
 DECISIONS_S = 20.0
-"""At most this long, decisions of at most this many pods are asked for, the newest first."""
+"""At most this long, decisions of at most this many pods are requested, the newest first."""
 UNIT = "topoproxy.service"
 PAGES = {
     "status.json": "/status",

@@ -142,7 +142,7 @@ class CallFlow:
         call.release()
 
     def _undecodable(self, call: HeldCall, error: Exception) -> None:
-        """Do with a request what can be done without knowing what it asks for.
+        """Do with a request what can be done without knowing its content.
 
         A runtime may read more than we do, so what it makes of the request is compared at once. Where the pod
         may be one that must not run unplaced, the runtime does not get the request.

@@ -90,7 +90,7 @@ class CreateCalls:
         self.executor.store.handle(PodLearned(pod, "pod described by a create"))
 
     async def _find_out(self, call: HeldCall, pod: Pod, asked: CreateRequest, given: DeviceFacts) -> None:
-        """Ask for what the call does not carry, then decide."""
+        """Read what the call does not carry, then decide."""
         executor = self.executor
         if executor.fact_lookup.pod_matters(executor.state, pod):
             found = await executor.fact_lookup.pod(pod)
@@ -284,7 +284,7 @@ class UnreportedPods:
         self.refs: dict[str, str] = {}
 
     def includes(self, pod: Pod, name: str) -> bool:
-        """Return whether a container would be created without devices that it may ask for, and report that.
+        """Return whether a container would be created without devices that it may request, and report that.
 
         What it holds already it gets all the same.
 

@@ -26,12 +26,12 @@ NO_DEVICES = DeviceFacts()
 
 
 class CreateRequest(Protocol):
-    """What a CreateContainer asks for. The methods read parts that few calls need.
+    """What a CreateContainer requests. The methods read parts that few calls need.
 
     Attributes:
         sandbox_id: The runtime's id of the pod's sandbox.
         name, attempt: Of the container.
-        resources: What it asks for.
+        resources: What it requests.
     """
 
     sandbox_id: str
@@ -43,7 +43,7 @@ class CreateRequest(Protocol):
         """Read the pod; ``bounds`` are the CPUs and NUMA nodes that its annotations may name."""
 
     def pod_total(self) -> Request | None:
-        """Read what the containers of the pod ask for together; None where the request does not say it."""
+        """Read what the containers of the pod request together; None where the request does not say it."""
 
     def devices(self) -> DeviceFacts:
         """Read which devices the container gets."""
@@ -73,7 +73,7 @@ class HeldCall(Protocol):
         """Read the pod of a RunPodSandbox."""
 
     def sandbox_total(self) -> Request:
-        """Read what the containers of the pod of a RunPodSandbox ask for together."""
+        """Read what the containers of the pod of a RunPodSandbox request together."""
 
     def create_request(self) -> CreateRequest:
         """Read a CreateContainer."""

@@ -55,7 +55,7 @@ class PodCalls:
             call.release()
 
     async def _admit(self, call: HeldCall, pod: Pod) -> None:
-        """Ask for what the call does not carry, then decide about the pod as a whole."""
+        """Read what the call does not carry, then decide about the pod as a whole."""
         executor, node, total = self.executor, self.executor.state.node, call.sandbox_total()
         if executor.fact_lookup.pod_matters(executor.state, pod):
             pod = await executor.fact_lookup.pod(pod)

@@ -46,7 +46,7 @@ def asking_options(timeout: float = 5.0) -> Callable[[F], F]:
 
 
 def config_for(file: Path | None, admin: str | None) -> Config:
-    """Find out where the daemon is asked.
+    """Find out where the daemon listens.
 
     Args:
         file: The value of ``--config``.
@@ -62,7 +62,7 @@ def config_for(file: Path | None, admin: str | None) -> Config:
 
 
 def config_or_defaults(file: Path | None, admin: str | None) -> tuple[Config, str]:
-    """Find out where the daemon is asked, as ``config_for``; the defaults, and why, where that is refused."""
+    """Do as ``config_for``; return the defaults and the reason where the configuration is refused."""
     try:
         return config_for(file, admin), ""
     except (ConfigError, PermissionDeniedError) as error:
@@ -80,7 +80,7 @@ def ask_daemon(
     act: bool = False,
     hint: str = f"{RUNS}, --admin names another socket",
 ) -> object:
-    """Ask the daemon; see ``proxy.admin.client.ask``.
+    """Query the daemon; see ``proxy.admin.client.ask``.
 
     Args:
         config: Names the socket.

@@ -53,7 +53,7 @@ def devices(
     only such devices are shown, with all details.
 
     PCI functions and CDI devices are read here. Managers, containers, health and history come from the
-    daemon, which asks kubelet (kubelet.podResources). What no source knows is shown as unknown.
+    daemon, which queries kubelet (kubelet.podResources). What no source knows is shown as unknown.
     """
     config = config_for(file, admin)
     page, problem = _daemon(config, timeout) if sysfs_root is None else ({}, "--sysfs-root is given")
@@ -74,7 +74,7 @@ def devices(
 
 
 def _daemon(config: Config, timeout: float) -> tuple[Mapping[str, object], str]:
-    """Ask the daemon; without it, the machine can be shown all the same."""
+    """Query the daemon; without it, the machine is shown nevertheless."""
     try:
         return as_map(ask_daemon(config, "/devices", timeout)), ""
     except TopoproxyError as error:

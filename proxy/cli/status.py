@@ -117,7 +117,7 @@ def _show(answer: object, groups: list[dict[str, str]] | None, *, as_json: bool)
 
 
 def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
-    """Choose what is asked for.
+    """Choose what is requested.
 
     Raises:
         UsageError: Options were given of which one would be ignored.

@@ -79,7 +79,7 @@ def start(file: Path | None, admin: str | None, as_json: bool, timeout: float) -
     continue to run with the policy static: the CPUs that it names for new pods are not in effect, and its
     updates are answered with the CPUs that the container has. None of kubelet's files is written.
 
-    cpuManagerPolicy is static from now on whatever the configuration says (status shows where they differ),
+    cpuManagerPolicy is static from now on whatever the configuration has (status shows where they differ),
     and CPUs that kubelet keeps back are never exclusive CPUs.
     """
     _act(file, admin, timeout, "start", {}, as_json=as_json)

@@ -50,7 +50,7 @@ def upgrade(
     running one goes on. It does nothing where --check finds what hinders the upgrade.
 
     Ends with 0 when nothing hinders the upgrade (warnings do not count) and, with --now, it is done; with 1
-    when something does, or the new process did not start; with 69 when the daemon cannot be asked to.
+    when something does, or the new process did not start; with 69 when the daemon does not answer.
     """
     from proxy.cli.doctor import finding_lines
     from proxy.doctor.checks import CheckResult

@@ -55,7 +55,7 @@ class ReserveConfig:
 
 @dataclass(frozen=True, slots=True)
 class KubeletConfig:
-    """What may be asked of kubelet. Paths are None where they are not given."""
+    """What may be read from kubelet. Paths are None where they are not given."""
 
     pods: str = field(
         default="",

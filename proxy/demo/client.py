@@ -29,7 +29,7 @@ _QOS_GROUP = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "/burstable", KubeQos.B
 
 @dataclass(frozen=True, slots=True)
 class DemoPod:
-    """A pod with one container, as a user would ask for it.
+    """A pod with one container, as a user would request it.
 
     Attributes:
         name: Name of the pod; its container is ``main``.
@@ -151,7 +151,7 @@ class CriClient:
             raise RuntimeCallError(str(text), code.value[0]) from error
 
     def version(self) -> str:
-        """Ask the runtime's name and version."""
+        """Read the runtime's name and version."""
         answer = self.call("Version", pb.VersionRequest())
         return f"{answer.runtime_name} {answer.runtime_version}"
 

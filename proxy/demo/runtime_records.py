@@ -102,7 +102,7 @@ def cgroup_names(parent: str, container_id: str) -> tuple[str, str]:
     """Name a container's cgroup as containerd does.
 
     A parent that ends in ``.slice`` is a systemd slice: the name goes as ``slice:prefix:id`` to runc, which
-    asks systemd for a scope below the expanded slice. Without a parent it is ``/k8s.io/<id>``.
+    has systemd make a scope below the expanded slice. Without a parent it is ``/k8s.io/<id>``.
 
     Returns:
         ``(path below the hierarchy's root, linux.cgroupsPath)``.

@@ -20,7 +20,7 @@ class StoryCpus:
         lse: CPUs that the LSE pod's annotation names.
         lsr: The same for the LSR pod.
         failed: The same for the pod whose create fails.
-        count: Whole CPUs that the Guaranteed container asks for.
+        count: Whole CPUs that the Guaranteed container requests.
         big: True where all of them fit at the same time.
         absent: CPUs that this machine does not have.
     """

@@ -1,8 +1,8 @@
 """The gRPC service of a device plug-in (v1beta1.DevicePlugin).
 
-``devices`` of the author is asked on a timer, and a list that differs from the last one is sent to the stream
-of ListAndWatch. There is one stream: a manager that connects again takes the place of its last connection,
-which may not have been closed.
+``devices`` of the author is queried on a timer, and a list that differs from the last one is sent to the
+stream of ListAndWatch. There is one stream: a manager that connects again takes the place of its last
+connection, which may not have been closed.
 """
 
 from __future__ import annotations

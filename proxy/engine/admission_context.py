@@ -18,7 +18,7 @@ from proxy.model.workload import KubeQos, Pod, Request
 def pod_requests(
     pod: Pod, name: str, request: Request, cpus: int, devices: DeviceState | None = None
 ) -> PodRequests:
-    """Return what a container's pod asks for: as kubelet reported it, else what the CRI carries.
+    """Return what a container's pod requests: as kubelet reported it, else what the CRI carries.
 
     Args:
         pod: The pod.
@@ -42,7 +42,7 @@ def pod_requests(
 
 
 def asks_for_devices(state: NodeState, pod: Pod, name: str) -> bool:
-    """Return whether a container asks for devices that topoproxy assigns, or holds some."""
+    """Return whether a container requests devices that topoproxy assigns, or holds some."""
     devices = state.devices
     if not devices.registered and not devices.held:
         return False

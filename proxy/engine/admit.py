@@ -1,7 +1,7 @@
 """Deciding a RunPodSandbox: under scope ``pod`` one decision for all containers of the pod.
 
-Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_pod.go ``Admit``. The providers are asked for
-the pod as a whole, one hint is merged from their answers, and every provider allocates for the containers
+Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_pod.go ``Admit``. The providers are queried
+for the pod as a whole, one hint is merged from their answers, and every provider allocates for the containers
 under it, in the order of the pod. Since the containers come later, one by one, what they will get is *set
 aside*: no other container gets these CPUs or this memory while the sandbox exists. Pools use the CPUs until a
 container that owns them is created.
@@ -10,7 +10,7 @@ Where kubelet reported what the containers request, each has its part. Where onl
 for the sandbox is set aside as a whole, and containers take theirs from it as they come.
 
 An LSE or LSR pod for which no scheduler chose CPUs gets them here in any scope, as a whole: its containers
-own them together (``owners``). A pod that asks to be aligned by itself is decided here too
+own them together (``owners``). A pod that requests to be aligned by itself is decided here too
 (``numa_alignment``).
 
 A sandbox that is created again for a known pod keeps what was decided for it.
@@ -95,7 +95,7 @@ def admit(
         preferred: What device plug-ins prefer.
 
     Raises:
-        PreferenceMissing: A device plug-in has to be asked first.
+        PreferenceMissing: A device plug-in has to be queried first.
     """
     if not decides_pod(state.node, pod):
         return PodAdmission(Verdict(), pod, state)

@@ -1,7 +1,7 @@
 """Adopting a container that exists already: created without topoproxy, or before it started.
 
 Nothing moves that need not: a container that may own CPUs owns those that it runs on, if they are as many as
-it asks for and belong to no other owner. A container that cannot be adopted so runs on a pool, and the plan
+it requests and belong to no other owner. A container that cannot be adopted so runs on a pool, and the plan
 says why. It is never refused, because it exists.
 
 The ledger records the memory that was promised when a container was placed. Where memory was not counted then
@@ -39,7 +39,7 @@ def adopt(
         pod: Its pod.
         name: Container name.
         attempt: Its attempt.
-        request: What it asked for; ``cpuset_cpus`` is the set that it has now.
+        request: What it requested; ``cpuset_cpus`` is the set that it has now.
         phase: Its phase.
 
     Returns:
@@ -72,7 +72,7 @@ def adopt(
     mems = named_memory_nodes(state, request)
     asked = structs.replace(request, cpuset_mems=str(mems)) if live else request
     has = parse_cpus(request.cpuset_cpus) if live else None
-    # What a plug-in was never asked for cannot be given to a container that exists.
+    # What a plug-in has never allocated cannot be given to a container that exists.
     held = structs.replace(state, devices=structs.replace(state.devices, registered={}))
     plan = place(held, pod, name, attempt, asked, container_id, state.node.machine.present, has)
     plan = structs.replace(plan, state=structs.replace(plan.state, devices=state.devices))

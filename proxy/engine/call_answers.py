@@ -1,6 +1,6 @@
 """The answer to a held call: it is forwarded with a decision or unchanged, refused, or waits.
 
-One function for each kind of call. Each reads the state as it is at that moment, so it is asked again after
+One function for each kind of call. Each reads the state as it is at that moment, so it is called again after
 every wait (hooks, a reservation, a preparation), and a node that is released meanwhile, or a pod to which the
 plan is not applied any more, has its call forwarded unchanged.
 

@@ -134,7 +134,7 @@ class StrayListed(Struct, frozen=True):
     Attributes:
         call: The stray.
         phase: The phase that the list shows for its container; None where it says nothing.
-        asked: When the list was asked for.
+        asked: When the list was requested.
         now: When it came.
         held: Time alone does not end the stray.
     """

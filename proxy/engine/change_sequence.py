@@ -1,7 +1,7 @@
 """The order of changes: which containers and sandboxes have changed since a given number.
 
 A list of the runtime is old when it arrives: it says nothing about containers to which something has happened
-since it was asked for. So the side that asks notes the number of the newest change first, and passes over
+since it was requested. So the caller notes the number of the newest change first, and passes over
 all ids with a later one. Ids that are gone are remembered, too: a list from before does not bring them back.
 
 Changes are many and questions are few, and a question concerns the newest changes alone: so they are linked,

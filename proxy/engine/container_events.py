@@ -126,10 +126,10 @@ class CreateRequested(Struct, frozen=True):
         pod: Its pod.
         name: Its name.
         attempt: Its attempt.
-        request: What it asks for.
+        request: What it requests.
         token: Its id until the runtime has assigned one.
         preferred: What device plug-ins prefer, by container and resource; None where the plug-in has a
-            preference and has not been asked.
+            preference and has not been queried.
     """
 
     pod: Pod
@@ -171,7 +171,7 @@ class DevicesAllocated(Struct, frozen=True):
         pod_key: The pod.
         name: The container.
         answers: What they answered, by resource.
-        wanted: The devices that they were asked for, by resource.
+        wanted: The devices that were requested, by resource.
     """
 
     pod_key: str
@@ -186,7 +186,7 @@ class AllocateFailed(Struct, frozen=True):
     Attributes:
         pod_key: The pod.
         name: The container.
-        wanted: The devices that were asked for, by resource.
+        wanted: The devices that were requested, by resource.
     """
 
     pod_key: str
@@ -243,7 +243,7 @@ class ContainerFound(Struct, frozen=True):
         pod: Its pod.
         name: Its name.
         attempt: Its attempt.
-        request: What it asked for, with the CPUs that it has.
+        request: What it requested, with the CPUs that it has.
         phase: Its phase.
         saved: The CPUs that the runtime has saved for it; None where they are not known.
     """

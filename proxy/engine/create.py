@@ -102,14 +102,14 @@ def place(
         pod: The container's pod.
         name: Container name.
         attempt: Its attempt.
-        request: What it asks for.
+        request: What it requests.
         token: Its id until the runtime has assigned one.
         there: CPUs that may be named; the online ones if None.
         has: CPUs that it runs on already; None for none. Exactly these it may own beyond all limits.
         preferred: What device plug-ins prefer.
 
     Raises:
-        PreferenceMissing: A device plug-in has to be asked first.
+        PreferenceMissing: A device plug-in has to be queried first.
     """
     placement = _pooled_at_once(state, pod, name, request)
     if placement is not None:
@@ -376,7 +376,7 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
 
 
 def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> AdmissionContext | None:
-    """Return what the topology manager decides about a container; None where no provider has to be asked."""
+    """Return what the topology manager decides about a container; None where no provider is queried."""
     state, pod, name, request = draft.state, draft.counts, draft.name, draft.request
     wanted = claimed.count
     is_asked = wanted or request.devices or state.node.serves(pod)

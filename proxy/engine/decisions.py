@@ -50,7 +50,7 @@ _NOTHING: NodeEffects = ()
 def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeState, NodeEffects]:
     """Place a container, or refuse it; an earlier decision about the same create is withdrawn.
 
-    Where a device plug-in has to be asked first, nothing changes, and the answer is the question.
+    Where a device plug-in has to be queried first, nothing changes, and the answer is that query.
     """
     before, first, withdrawn = state, _NOTHING, ""
     if state.runtime.delegated:

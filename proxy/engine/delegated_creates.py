@@ -18,7 +18,7 @@ from proxy.model.workload import Request
 LIMIT = 512
 """How many are remembered; the oldest are forgotten first."""
 Attempt = tuple[str, str, int]
-"""A container as a create asks for it: sandbox, name and attempt."""
+"""A container as a create requests it: sandbox, name and attempt."""
 
 
 class DelegatedCreate(Struct, frozen=True):

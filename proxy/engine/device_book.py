@@ -44,7 +44,7 @@ def granted(state: NodeState, container: Container) -> NodeState:
     """Return the state in which a container holds the devices of its placement.
 
     Not where the plan is not applied to its pod, and not where its sandbox has gone while the plug-in was
-    asked for a preference.
+    queried for a preference.
     """
     devices, given = state.devices, container.placement.devices
     if not given or container.pod.sandbox_id not in state.pods or not applies_to(state, container.pod):

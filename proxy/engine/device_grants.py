@@ -4,9 +4,9 @@ A device plug-in registers a resource and reports its devices, again and again. 
 list (``NodeState.devices``) apart from the containers that hold devices. A device that becomes unhealthy or
 is no longer reported is not given out; a container that holds it keeps it.
 
-A create reserves devices when it is decided (``proxy.engine.create``). Then the plug-in is asked what the
-container needs to use them (Allocate); its answer is kept with them, since a container that starts again gets
-the same. Where the plug-in refuses, the reservation ends.
+A create reserves devices when it is decided (``proxy.engine.create``). Then the plug-in is queried for what
+the container needs to use them (Allocate); its answer is kept with them, since a container that starts again
+gets the same. Where the plug-in refuses, the reservation ends.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
 
 
 def allocate_failed(state: NodeState, event: AllocateFailed) -> Handled:
-    """Free what was only reserved for a container, and asked for."""
+    """Free what was only reserved for a container, and requested."""
     key, name = event.pod_key, event.name
     waiting = _still_reserved(state, key, name, event.wanted)
     return _recorded(state, state.devices.release_unanswered(key, name, waiting), key)
 
 
 def _still_reserved(state: NodeState, key: str, name: str, wanted: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Return the resources of which a container still has the devices reserved that were asked for."""
+    """Return the resources of which a container still has the devices reserved that were requested."""
     waiting = state.devices.unanswered(key, name)
     return {resource for resource, ids in wanted.items() if waiting.get(resource) == ids}
 

@@ -40,7 +40,7 @@ def explain(
         attempt: Its attempt.
         request: What the CRI says.
         verdict: Admit or refuse.
-        decision: What the topology manager decided; None where it was not asked.
+        decision: What the topology manager decided; None where it was not queried.
         placement: The placement; None on a refusal.
         after: The state afterwards.
         shortfalls: On a refusal, what was missing.

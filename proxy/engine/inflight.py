@@ -36,7 +36,7 @@ class InflightCall(Struct, frozen=True, eq=False):
         departed: When it left, by the loop's clock.
         overlapped: Another call for the container was in flight at the same time.
         stray_since: When it became a stray; None while its answer is waited for.
-        seen: When the runtime first answered something that was asked after that.
+        seen: When the runtime first answered a call that was made after that.
         refused: It is a start that the runtime has answered with an error: its next list is right about it.
         resend: When it is over, the runtime is sent the CPUs that are right then.
         suspected: It is not known to exist: an earlier run of the daemon may have let it go.

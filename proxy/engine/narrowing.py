@@ -59,8 +59,8 @@ def narrowed(
         state: The node as it is.
         container: The container, as the state has it.
         limits: The limits that hooks set.
-        seen: The CPUs that it had to choose from when they were asked; as it is now if None. CPUs that it has
-            lost since are not given to it in addition.
+        seen: The CPUs that it had to choose from when they were called; those of now if None. CPUs that it
+            has lost since are not given to it in addition.
 
     Returns:
         The limited container, the same where nothing changes; and what cannot be done, as a sentence.

@@ -48,7 +48,7 @@ def _memory(node: Node) -> Provider | None:
 
 
 PROVIDERS: tuple[ProviderFactory, ...] = (_assigned_devices, _cpus, _memory)
-"""The providers of every node, in the order in which they are asked and allocate.
+"""The providers of every node, in the order in which they are queried and allocate.
 
 That of the devices which topoproxy assigns itself comes before them where there are any: its content is part
 of the state (``proxy.engine.admission_context.build_context``).
@@ -82,9 +82,9 @@ class Node:
         be_cpuset: Whether requests of BE containers name the BE pool, or the groups above them hold it.
         admission: Which pods may own CPUs.
         factories: What makes the providers of the topology manager.
-        providers: The providers with nothing granted, in the order in which they are asked.
-        serves_all: Whether some provider has to be asked for every container.
-        serves_guaranteed: Whether some provider has to be asked for every container of a Guaranteed pod.
+        providers: The providers with nothing granted, in the order in which they are queried.
+        serves_all: Whether some provider has to be queried for every container.
+        serves_guaranteed: Whether some provider has to be queried for every container of a Guaranteed pod.
         accounts: Whether some provider keeps books over the life of containers.
         shareable: CPUs that pools may use.
         cpu: Machine, options and reserve as the CPU manager reads them.
@@ -187,7 +187,7 @@ class Node:
         return self.be_cpuset is BeCpuset.ERASE and placement.pool is Pool.BE and not placement.narrow
 
     def serves(self, pod: Pod) -> bool:
-        """Return whether some provider has to be asked for every container of a pod."""
+        """Return whether some provider has to be queried for every container of a pod."""
         return self.serves_all or (self.serves_guaranteed and pod.kube_qos is KubeQos.GUARANTEED)
 
     def refuses_unplaced(self, pod: Pod) -> bool:

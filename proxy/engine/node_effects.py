@@ -207,7 +207,7 @@ class NotifyListed(Struct, frozen=True):
     Attributes:
         pods: Ids of all sandboxes.
         containers: Ids of all containers.
-        since: The number of the newest change when it was asked: the lists are stale for newer ones.
+        since: The number of the newest change when the lists were requested: they are stale for newer ones.
     """
 
     pods: Collection[str]
@@ -216,7 +216,7 @@ class NotifyListed(Struct, frozen=True):
 
 
 class PlanDecided(Struct, frozen=True):
-    """The answer to an event that asks for a decision.
+    """The answer to an event that requests a decision.
 
     Attributes:
         plan: What was decided.
@@ -242,7 +242,7 @@ class PodDecided(Struct, frozen=True):
 
 
 class EnforcementStep(Struct, frozen=True):
-    """The answer to an event that asks for the next step of enforcement.
+    """The answer to an event that requests the next step of enforcement.
 
     Attributes:
         keys: Keys of the pods that the step changes.

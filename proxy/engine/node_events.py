@@ -98,7 +98,7 @@ class RuntimeListed(Struct, frozen=True):
     Attributes:
         pods: Ids of all sandboxes.
         containers: Ids of all containers.
-        since: The number of the newest change when it was asked.
+        since: The number of the newest change when it was queried.
     """
 
     pods: Collection[str]

@@ -2,7 +2,7 @@
 
 Such a pod is decided as a whole when its sandbox is created, whatever the scope of the node is; where a
 scheduler has decided already, there is nothing to decide. Sets of NUMA nodes are tried by size. Those that
-have what the pod asks for are hints, with a score that says how full or how empty they would be; the policy
+have what the pod requests are hints, with a score that says how full or how empty they would be; the policy
 of the pod merges one hint from those of CPUs, memory and devices. The policies of pod and node must be the
 same where both have one. A pod may also keep apart: one that spans NUMA nodes from nodes with pods on one
 node only, and the other way round.
@@ -48,13 +48,13 @@ from proxy.pools.claims import pool_of
 
 
 def wants_alignment(pod: Pod) -> bool:
-    """Return whether a pod asks to be aligned by itself, and the node has to decide it."""
+    """Return whether a pod requests to be aligned by itself, and the node has to decide it."""
     undecided = (pod.cpuset is None or pod.cpuset_chosen_locally) and pod.nodes is None and not pod.problem
     return pod.aligned is not NumaPolicy.NONE and undecided
 
 
 def shared_request_milli(pod: Pod, total: Request) -> int:
-    """Return what a pod that shares CPUs asks for, in thousandths; 0 where it is not known."""
+    """Return what a pod that shares CPUs requests, in thousandths; 0 where it is not known."""
     if pod.asks is not None:
         return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(ContainerKind.APP, ContainerKind.SIDECAR))
     return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
@@ -77,7 +77,7 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
     Args:
         state: The node as it is.
         context: The request and what is there; the pod wants to be aligned (``wants_alignment``).
-        milli: Thousandths of a CPU that the pod asks for.
+        milli: Thousandths of a CPU that the pod requests.
 
     Raises:
         PolicyConflictError: The node has another policy.

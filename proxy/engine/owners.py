@@ -126,7 +126,7 @@ def owns_cpus_as_pod(node: Node, pod: Pod) -> bool:
 
 
 def request_is_known(pod: Pod, total: Request) -> bool:
-    """Return whether it is known what the pod asks for."""
+    """Return whether it is known what the pod requests."""
     return pod.asks is not None or total.cpu_shares > NO_SHARES
 
 

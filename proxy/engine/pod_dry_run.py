@@ -1,7 +1,7 @@
 """A pod's whole life on a node: the events that follow from the requests of kubelet, one after the other.
 
-kubelet asks for the sandbox, then for each ordinary init container, which has ended when the next one is
-asked for, then for what stays. These events go through ``proxy.engine.handle``, as on a node. A pod of which
+kubelet creates the sandbox, then each ordinary init container, which has ended when the next one is
+created, then what stays. These events go through ``proxy.engine.handle``, as on a node. A pod of which
 one container is refused does not run at all, so it leaves nothing behind.
 """
 
@@ -24,7 +24,7 @@ class ArrivingPod(Struct, frozen=True):
     """A pod as it arrives at a node.
 
     Attributes:
-        pod: The pod; ``sandbox_id`` and ``uid`` are its own on this node, ``asks`` says what it asks for.
+        pod: The pod; ``sandbox_id`` and ``uid`` are its own on this node, ``asks`` says what it requests.
         total: The request of its sandbox: the sum over its containers.
         requests: The requests of CreateContainer, by container name.
     """

@@ -13,7 +13,7 @@ class SandboxRequested(Struct, frozen=True):
 
     Attributes:
         pod: Its pod; ``sandbox_id`` is a token until the runtime has named it.
-        total: What the pod asks for as a whole.
+        total: What the pod requests as a whole.
         preferred: What device plug-ins prefer, as in ``CreateRequested``.
     """
 

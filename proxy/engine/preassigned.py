@@ -69,7 +69,7 @@ def place_on_named_cpus(
 
     Raises:
         PlacementRefusedError: It cannot have them and must not run without, or another resource is missing.
-        PreferenceMissing: A device plug-in has to be asked first.
+        PreferenceMissing: A device plug-in has to be queried first.
     """
     owner = pod.key if claimed.per_pod else f"{pod.key}/{name}"
     ref = f"{pod.ref}/{name}"

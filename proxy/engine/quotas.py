@@ -86,7 +86,7 @@ class RemovedQuotas(Struct, frozen=True):
 
         Args:
             container_id: The container.
-            quota: What the client asks for; 0 for none.
+            quota: What the client requests; 0 for none.
             off: Whether the container's quota is off.
         """
         key, known = CONTAINER + container_id, self
@@ -307,7 +307,7 @@ def requested_quota(state: NodeState, container: Container, quota: int) -> tuple
     Args:
         state: The node as it is.
         container: The container.
-        quota: What the client asks for; 0 for none.
+        quota: What the client requests; 0 for none.
     """
     if quota >= 0 and not writes_quotas(state):
         return state.facts.quotas, 0
@@ -315,6 +315,6 @@ def requested_quota(state: NodeState, container: Container, quota: int) -> tuple
 
 
 def without_quota(placement: Placement, request: Request) -> Placement:
-    """Return the placement of a container whose quota is off; where it asked for one, the reasons say so."""
+    """Return the placement of a container whose quota is off; where it requested one, the reasons say so."""
     reasons = ("its CFS quota is off",) if request.cpu_quota > 0 else ()
     return structs.replace(placement, cfs_quota_off=True, reasons=(*placement.reasons, *reasons))

@@ -119,7 +119,7 @@ class RuntimeKnowledge(Struct, frozen=True):
 
 
 def attempt_of(container: Container) -> Attempt:
-    """Return what a container is to the create that asks for it."""
+    """Return what a container is to the create that requests it."""
     return container.pod.sandbox_id, container.name, container.attempt
 
 

@@ -33,7 +33,7 @@ from proxy.model.workload import Phase, Pod
 def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeState, NodeEffects]:
     """Decide a pod before its sandbox is made; what is set aside for it is taken at once.
 
-    Where a device plug-in has to be asked first, nothing changes, and the answer is the question.
+    Where a device plug-in has to be queried first, nothing changes, and the answer is that query.
     """
     try:
         admission = admit(state, event.pod, event.total, event.preferred)

@@ -1,7 +1,7 @@
 """Adopts unknown containers: created without passing through the proxy, or before it started.
 
-The runtime's list does not contain enough about them (neither CPUs nor a cgroup). So the runtime is asked for
-the status of each, for a number of containers at a time. Then ``engine.adoption`` lets them have the CPUs
+The runtime's list does not contain enough about them (neither CPUs nor a cgroup). So the runtime is queried
+for the status of each, for a number of containers at a time. Then ``engine.adoption`` lets them have the CPUs
 that they run on, and the journal records it.
 """
 
@@ -76,7 +76,7 @@ def _shares(request: Request) -> int:
 
 
 class Adoption:
-    """Asks the runtime about unknown containers and adopts them."""
+    """Queries the runtime about unknown containers and adopts them."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Adoption:
         worker: Worker,
         lookups: Worker,
     ) -> None:
-        """Prepare; nothing is asked yet.
+        """Prepare; nothing is requested yet.
 
         Args:
             context: The node with the containers to adopt.

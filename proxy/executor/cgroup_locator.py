@@ -1,4 +1,4 @@
-"""Asks the runtime for the cgroups of running containers that were not found by name.
+"""Queries the runtime for the cgroups of running containers that were not found by name.
 
 This is a cold path, off the path of calls: a few containers in each comparison, each query with the runtime's
 own deadline. A path that is found becomes part of the container, and so of the ledger: it is not queried
@@ -27,7 +27,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 AT_ONCE = 16
-"""How many containers the runtime is asked about in one comparison."""
+"""How many containers the runtime is queried about in one comparison."""
 SELDOM = 32
 SILENT_LIMIT = 2
 
@@ -60,7 +60,7 @@ class CgroupLocator:
                 self.places.remember(container.id, container.cgroup, container.pod.cgroup_parent)
 
     async def ask_driver(self, worker: Worker) -> None:
-        """Ask the runtime for its cgroup driver, which is only displayed."""
+        """Query the runtime for its cgroup driver, which is only displayed."""
         try:
             self.driver = await worker.run(self._context.runtime.cgroup_driver)
         except TopoproxyError as error:

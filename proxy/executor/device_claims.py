@@ -10,7 +10,7 @@ A refusal is shown until the other manager has given the resource up, or its plu
 listened on the plug-in's socket for ``GONE_S``.
 
 What kubelet has assigned and can no longer assign, as after its plug-in has ended, is not a conflict: that is
-how a resource moves from kubelet to topoproxy. Where kubelet is not asked (``kubelet.podResources``), no
+how a resource moves from kubelet to topoproxy. Where kubelet is not queried (``kubelet.podResources``), no
 conflict is known; while it does not answer, what is known stays.
 """
 
@@ -48,7 +48,7 @@ class ManagedElsewhere(Struct, frozen=True):
 
 
 Read = Callable[[], ManagedElsewhere | None]
-"""Asks the other managers; may block. None where they do not answer."""
+"""Queries the other managers; may block. None where they do not answer."""
 
 
 def conflict_of(resource: str, ids: Collection[str], elsewhere: ManagedElsewhere) -> str:
@@ -85,7 +85,7 @@ class OtherManagers:
 
         Args:
             node: The node, with the resources that are managed here.
-            read: Asks the other managers; runs in a thread.
+            read: Queries the other managers; runs in a thread.
             withdraw: Ends the management of a resource here, for a reason.
             listens: Whether a process listens on a socket; may block.
         """

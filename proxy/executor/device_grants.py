@@ -5,7 +5,7 @@ and PreStartContainer right before CreateContainer (kubernetes v1.36, pkg/kubele
 ``Allocate``, ``GetDeviceRunContainerOptions``). A pod comes to us with its containers one by one, so all
 three happen before the container's create is forwarded:
 
-    decide (the state already says that the devices are taken; a preference is asked for before)
+    decide (the state already says that the devices are taken; a preference is requested before)
     -> Allocate, for resources whose plug-ins have not answered for this container before
     -> ledger: the devices and the answers
     -> PreStartContainer
@@ -160,7 +160,7 @@ class DeviceGrants:
         return context.state.devices.answers_of(key, name)
 
     def _unasked(self, pod: Pod, name: str = "") -> Preferred:
-        """Return the resources of a container, or of all, whose plug-ins are to be asked what they prefer."""
+        """Return the resources of a container, or of all, whose plug-ins have a preference to read."""
         return {
             (ask.name, resource): None
             for ask in (pod.asks.containers if pod.asks else ())
@@ -171,7 +171,7 @@ class DeviceGrants:
         }
 
     async def _ask(self, question: AskPreference, preferred: Preferred) -> None:
-        """Ask a plug-in; one that has no preference, or fails, is not asked again for this call."""
+        """Query a plug-in; one that has no preference, or fails, is not queried again for this call."""
         answer = await self._plugins.preferred(
             question.resource, question.available, question.must_include, question.size
         )

@@ -10,7 +10,7 @@ from proxy.model.devices import AllocateAnswer
 
 
 class DevicePluginError(Exception):
-    """A device plug-in cannot do what it was asked to.
+    """A device plug-in cannot do what was requested.
 
     Attributes:
         resource: The resource of the plug-in.
@@ -37,7 +37,7 @@ class KubeletAllocations(Protocol):
 class DevicePlugins(Protocol):
     """The device plug-ins of the node, by resource.
 
-    Which devices there are is not asked: whenever the devices of a resource change, the implementation passes
+    The list of devices is not requested: whenever the devices of a resource change, the implementation passes
     the event ``DevicesChanged`` with all of them to the store, at most once for each change, on the event
     loop.
     """

@@ -3,8 +3,8 @@
 Where the runtime sends no events, only a comparison finds that a container has exited, seconds later; and an
 event may arrive too late. Kubelet creates the next container as soon as an init container has exited
 (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, updateCPUsToReuse). Where kubelet does not
-report which containers are init containers, only the runtime can be asked. So before a decision the runtime
-is asked about each container of the pod that still holds CPUs or memory.
+report which containers are init containers, only the runtime can be queried. So before a decision the runtime
+is queried about each container of the pod that still holds CPUs or memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
 
 
 async def see_ended(context: NodeContext, lifecycle: Lifecycle, worker: Worker, pod: Pod) -> None:
-    """Ask the runtime which of the pod's holders have exited, and record that in the state.
+    """Read from the runtime which of the pod's holders have exited, and record that in the state.
 
     Where the runtime does not answer, the state stays as it is.
     """

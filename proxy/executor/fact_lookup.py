@@ -55,7 +55,7 @@ class FactLookup:
         if state.devices.registered or pod.key in state.devices.held:
             return True  # devices are in the pod's limits and nowhere in the CRI
         if node.decides_pods and kubelet.knows_devices:
-            return True  # the containers' names are needed to ask for their devices
+            return True  # the containers' names are needed to request their devices
         counts = node.static or node.memory is not None
         return counts and pod.kube_qos is KubeQos.GUARANTEED
 

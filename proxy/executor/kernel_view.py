@@ -1,4 +1,4 @@
-"""What the kernel has now, for the status: cpusets and CFS quotas of containers, read when asked for.
+"""What the kernel has now, for the status: cpusets and CFS quotas of containers, read when requested.
 
 Nothing is read between requests. A reading is made in a thread of its own, so that it delays no write, and
 takes at most ``READ_S``; containers that are not read in that time are counted. A kernel that does not answer

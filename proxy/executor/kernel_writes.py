@@ -105,7 +105,7 @@ class KernelWrites(Observer):
 
         Args:
             done: The result.
-            look_again: Whether the runtime is asked about containers without a cgroup.
+            look_again: Whether the runtime is queried about containers without a cgroup.
         """
         context = self._context
         context.telemetry.count(metrics.CPUSETS_WRITTEN, len(done.written))

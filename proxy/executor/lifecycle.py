@@ -47,7 +47,7 @@ class Lifecycle:
         self._store.handle(CreateFailed(token))
 
     def uncertain(self, token: str) -> None:
-        """Note that a create was cancelled under way: whether the container exists is to be asked soon."""
+        """Note that a create was cancelled under way: whether the container exists is to be read soon."""
         self._store.handle(CreateLost(token, self._context.clock()))
 
     def phase(self, container_id: str, phase: Phase) -> None:

@@ -49,6 +49,6 @@ class Observer:
         Args:
             pods: Ids of all sandboxes.
             containers: Ids of all containers.
-            since: The number of the newest change when the runtime was asked; the lists are stale for newer
+            since: The number of the newest change when the runtime was queried; the lists are stale for newer
                 changes.
         """

@@ -97,7 +97,7 @@ class Kubelet(Protocol):
         """True if ``devices`` can return an answer."""
 
     def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
-        """Ask kubelet for a pod's requests and limits.
+        """Query kubelet for a pod's requests and limits.
 
         Returns:
             The requests and limits of its containers, and their source, in words; None if kubelet does not
@@ -105,14 +105,14 @@ class Kubelet(Protocol):
         """
 
     def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
-        """Ask kubelet which devices it assigned to a container, and where they are (the pod-resources API).
+        """Read the devices that kubelet assigned to a container, and where they are (pod-resources API).
 
         Returns:
             One entry per device; None if kubelet does not answer or does not know the container.
         """
 
     def allocatable(self) -> Mapping[str, Mapping[str, Mask | None]]:
-        """Ask kubelet for all devices: resource to id to NUMA nodes; empty if kubelet does not answer."""
+        """Query kubelet for all devices: resource to id to NUMA nodes; empty if kubelet does not answer."""
 
     def close(self) -> None:
         """Close the connections."""

@@ -124,7 +124,7 @@ class Settler:
         self._silent.failed(container_id, self._context.clock())
 
     async def _learn(self, container_id: str) -> bool:
-        """Ask the runtime what it has saved for a container that was sent no cpuset since the start.
+        """Read from the runtime what it has saved for a container that was sent no cpuset since the start.
 
         What the runtime does not report stays unknown, and the cpuset is sent once.
         """

@@ -58,7 +58,7 @@ class Adjustment:
 
     Attributes:
         cpus: The CPUs of the container: some of ``Decision.allowed``. They narrow what the engine has
-            decided, for as long as the container lives. ``CLEAR``: what the client asked for does not count.
+            decided, for as long as the container lives. ``CLEAR``: what the client requested does not count.
         mems: Its memory nodes: some of ``Decision.allowed_mems``.
         cpu_period, cpu_quota: Microseconds; quota -1 for no limit.
         cpu_shares: Relative weight, from 2.

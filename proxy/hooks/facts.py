@@ -22,7 +22,7 @@ class PodFacts:
         uid, namespace, name, attempt: As kubelet sends them.
         qos: Koordinator's QoS class (``LSE``, ``LSR``, ``LS``, ``BE``, ``SYSTEM``), empty for none.
         kube_qos: ``Guaranteed``, ``Burstable`` or ``BestEffort``.
-        runtime_handler: Which runtime class it asks for; empty for the default one.
+        runtime_handler: Which runtime class it requests; empty for the default one.
         cgroup_parent: The pod's cgroup, as the cgroup driver writes it.
         labels, annotations: Of the pod.
     """
@@ -84,7 +84,7 @@ class Resources:
         cpu_shares: Relative weight; 0 for not set.
         memory_limit, memory_swap_limit: Bytes; 0 for not set.
         oom_score_adj: -1000 to 1000.
-        cpuset_cpus, cpuset_mems: What the client asked for, verbatim; see ``Decision`` for what it gets.
+        cpuset_cpus, cpuset_mems: What the client requested, verbatim; see ``Decision`` for what it gets.
         hugepage_limits: Page size (``2MB``) and bytes.
         unified: Files of cgroup v2 and what is written into them.
     """
@@ -114,7 +114,7 @@ class ContainerFacts:
         envs: Its environment, in order. Bytes that are no UTF-8 are lone surrogates (``surrogateescape``).
         command, args: What it runs; empty for the image's own.
         mounts, devices, cdi_devices: What it has been given.
-        resources: What the client asks for. Of a container that exists, all that was ever asked for.
+        resources: What the client requests. Of a container that exists, all that was ever requested.
 
     After a restart of the daemon envs, command, args, mounts and devices of containers that were created
     before are empty: the runtime's lists do not carry them.

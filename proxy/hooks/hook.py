@@ -27,10 +27,10 @@ class HookFailurePolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hook:
-    """One hook, ready to be asked.
+    """One hook, ready to be called.
 
     Attributes:
-        name: The file's name without its ending: ``10-quota``, ``koordlet``. Hooks are asked in this order.
+        name: The file's name without its ending: ``10-quota``, ``koordlet``. Hooks are called in this order.
         source: Where it came from, for people: a path, or a path and a socket.
         handlers: Point to what answers. A handler is called in a thread, or awaited on the hooks' own loop if
             it is a coroutine function. It answers an ``Answer``, or anything, if it lies.

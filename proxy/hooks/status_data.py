@@ -10,7 +10,7 @@ from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.loader.entries import HookFileEntry, State
 
 NOT_ASKED: Final = frozenset({"open", "probing", "hangs"})
-"""States of the engine in which a hook is not asked."""
+"""States of the engine in which a hook is not called."""
 _BROKEN: Final = frozenset({State.OLD, State.BROKEN, State.UNTRUSTED})
 _SAID: Final = tuple(
     item.name

@@ -1,6 +1,6 @@
 '''Tests of hooks: load a file, make events, call it, check the outcome.
 
-A hook is asked by the engine that the daemon has, so its deadline, the checks of its answer, conflicts with
+A hook is called by the engine that the daemon has, so its deadline, the checks of its answer, conflicts with
 other hooks and its vetoes are the real ones. No daemon, no root and no cgroup is needed, and nothing is
 waited for longer than the hook's own time. A whole test::
 

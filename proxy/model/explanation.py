@@ -152,7 +152,7 @@ class Explanation(Struct, frozen=True):
         attempt: The container's attempt, or the sandbox's.
         facts: What was known.
         answers: What the providers answered.
-        merge: What the policy made of it; None where no policy was asked.
+        merge: What the policy made of it; None where no policy applied.
         steps: What the allocators did.
         verdict: Admit or refuse.
         pool: ``own``, ``shared`` or ``be``; empty where nothing was placed.

@@ -29,4 +29,4 @@ class GrpcStatus(IntEnum):
 
 
 NO_ANSWER: Final = (GrpcStatus.CANCELLED, GrpcStatus.DEADLINE_EXCEEDED, GrpcStatus.UNAVAILABLE)
-"""The peer has not answered: whether it has done what it was asked for is not known."""
+"""The peer has not answered: whether it has done what was requested is not known."""

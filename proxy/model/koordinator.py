@@ -1,7 +1,7 @@
 """Koordinator's CPU bind policies: what pods request and what nodes prescribe.
 
 The values are the texts of labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go). The
-document that the orchestration was asked for in has more of them than Koordinator's code:
+document that specifies the orchestration has more of them than Koordinator's code:
 ``ConstrainedBurst`` and ``DistributeEvenly`` are constants there, and here they mean what the document says.
 """
 

@@ -25,7 +25,7 @@ class ContainerKind(enum.StrEnum):
 
 
 class ContainerResources(Struct, frozen=True):
-    """What one container asks for.
+    """What one container requests.
 
     Attributes:
         requests, limits: Resource name to amount: ``cpu`` in thousandths of a CPU, ``memory`` and
@@ -44,7 +44,7 @@ class ContainerResources(Struct, frozen=True):
 
 
 class PodRequests(Struct, frozen=True):
-    """What a pod asks for.
+    """What a pod requests.
 
     Attributes:
         containers: Init containers and sidecars in their order, then app containers.

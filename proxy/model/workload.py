@@ -114,7 +114,7 @@ class Pod(Struct, frozen=True):
         numa_exclusive: Whether it keeps apart from pods that span NUMA nodes (the same).
         wish_policy, wish_nodes: What Volcano's scheduler wishes for it; honoured as far as it can be.
         cgroup_changed_by_hook: A hook has named its cgroup, and kubelet knows of another.
-        total: CPUs that its containers ask for together, as its sandbox's configuration says; None where that
+        total: CPUs that its containers request together, as its sandbox's configuration says; None where that
             is not known. Only kept for pods whose annotation names CPUs.
         labels: The labels by which ``enforce`` may select it.
     """
@@ -186,8 +186,8 @@ class Request(Struct, frozen=True):
     Attributes:
         cpu_shares, cpu_quota, cpu_period: As in LinuxContainerResources (quota -1 or 0: no limit).
         memory_limit: Bytes, 0 for none.
-        cpuset_cpus, cpuset_mems: What the client asked for, verbatim.
-        huge_pages: Resource (``hugepages-2Mi``) and bytes, only what is asked for.
+        cpuset_cpus, cpuset_mems: What the client requested, verbatim.
+        huge_pages: Resource (``hugepages-2Mi``) and bytes, only what is requested.
         devices: What kubelet's device manager gave it.
     """
 

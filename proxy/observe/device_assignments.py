@@ -25,7 +25,7 @@ class KubeletDevices:
     """kubelet's answers.
 
     Attributes:
-        asked: Whether kubelet is asked at all.
+        asked: Whether kubelet is queried at all.
         problem: Why there is no answer; empty where there is one.
         pods: kubelet's list of pods; None where there is no answer.
         allocatable: What kubelet can assign; None where there is no answer.

@@ -8,7 +8,7 @@ other extended resources it keeps ``capacity``, and writes ``allocatable = capac
 (kubernetes v1.36 pkg/kubelet/nodestatus/setters.go, MachineInfo). An ``allocatable`` of ours below
 ``capacity`` would last for seconds only, and unhealthy devices would be counted again. So ``capacity`` is the
 number of healthy devices too. A resource that is no longer served becomes 0, as with kubelet's own plug-ins:
-a pod that asks for it waits, and is not admitted without its devices. A kubelet that finds no checkpoint of
+a pod that requests it waits, and is not admitted without its devices. A kubelet that finds no checkpoint of
 its device manager sets all extended resources to 0 when it registers the node (kubelet_node_status.go,
 reconcileExtendedResource): the publisher compares again and again, not once.
 

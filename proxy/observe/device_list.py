@@ -148,7 +148,7 @@ class DeviceList:
         Args:
             all_functions: Whether PCI functions are listed that containers are not given, such as bridges.
             daemon: Why the daemon did not answer; empty where it did.
-            kubelet: What the daemon says of kubelet.
+            kubelet: What the daemon reports of kubelet.
         """
         shown = [e for e in self._entries.values() if all_functions or e.is_referred_to or _is_device(e)]
         return {

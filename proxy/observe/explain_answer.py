@@ -11,7 +11,7 @@ from proxy.model.errors import InputError
 from proxy.observe.explain_data import to_data
 
 MOST = 500
-"""How many records, or pods, are given unless a number is asked for."""
+"""How many records, or pods, are returned unless a number is requested."""
 
 
 def history_page(

@@ -81,7 +81,7 @@ def render(shown: Sequence[ExplainedDecision], width: int, *, older: int = 0) ->
 
 
 def render_pods(answer: object) -> str:
-    """Write what can be asked about: a line for each pod, the one with the newest decision last."""
+    """Write the pods with decisions: a line for each, the one with the newest decision last."""
     pods = _pods(answer)
     if not pods:
         return "No decision recorded: no container has been placed since the daemon started.\n"
@@ -102,7 +102,7 @@ def render_pods(answer: object) -> str:
 
 
 def known_names(answer: object) -> list[str]:
-    """Give what an answer says can be asked about: pods with and without their namespace, and containers."""
+    """Return the names in an answer: pods with and without their namespace, and containers."""
     names: dict[str, None] = {}
     for pod in _pods(answer):
         ref = clean(str(pod.get("pod", "")))

@@ -31,7 +31,7 @@ class KubeletFacts(Struct, frozen=True):
     """Kubelet's settings.
 
     Attributes:
-        policy: Of its CPU manager; None where kubelet was not asked.
+        policy: Of its CPU manager; None where kubelet was not queried.
         options: Of its CPU manager.
         reserved_cpus: ``reservedSystemCPUs``.
         reserved_milli: Milli-CPUs of ``kubeReserved`` and ``systemReserved`` together.

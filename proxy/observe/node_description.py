@@ -36,7 +36,7 @@ def describe_node(
         state: The node as it is.
         name: What the Node object is called.
         manager: What kubelet's CPU manager does; None where it is not watched.
-        meta: What the Node object says; None where there is none.
+        meta: What the Node object has; None where there is none.
     """
     node, devices = state.node, capacity_page(state)
     return {

@@ -1,7 +1,7 @@
 """What the node's picture for Koordinator's scheduler is drawn from: the state of the running daemon.
 
 What is in effect is reported in the Node object's terms, whatever its source: reservation, CPUs of class
-SYSTEM, bind policy and strategy. What a Node object says besides passes as it is: amounts of a reservation
+SYSTEM, bind policy and strategy. What a Node object has besides passes as it is: amounts of a reservation
 and what a scheduler is to do with it, amplification ratios, whether NUMA nodes keep kubelet's reserve. What
 kubelet's CPU manager holds for containers that are not here yet is apart from what containers own.
 
@@ -48,7 +48,7 @@ def node_facts(
         state: The node as it is.
         name: What the Node object is called.
         manager: What kubelet's CPU manager does; None where it is not watched.
-        meta: What the Node object says; None where there is none.
+        meta: What the Node object has; None where there is none.
     """
     node, declared = state.node, meta or NodeMeta()
     rows = {

@@ -1,6 +1,6 @@
 """A decision in plain English, the answer to "why these CPUs?" and "why was it refused?".
 
-The order is that of the decision: what was asked for and from where each fact is known, what each provider
+The order is that of the decision: what was requested and from where each fact is known, what each provider
 could offer, what the policy chose and what decided, what the allocators took, where that left the container,
 what had to move, the verdict. The answer itself is the first line. Where nothing was weighed, two or three
 lines are all there is. A refusal begins with its reason and ends with what would help.

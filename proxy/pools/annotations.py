@@ -5,7 +5,7 @@ pkg/scheduler/plugins/numaaware/numaaware.go.
 
 Each reader takes the annotations of a pod and gives a value and what is wrong with them, in words; it never
 raises. A faulty annotation counts as absent, so that the caller decides what its pod is due: refused if it
-asked for CPUs of its own, pooled otherwise. An annotation that names a CPU or a NUMA node that the machine
+requested CPUs of its own, pooled otherwise. An annotation that names a CPU or a NUMA node that the machine
 cannot have is faulty, so no such set leaves this module.
 
 Two spellings are read. Koordinator's code writes the NUMA nodes of a pod that shares CPUs as
@@ -38,7 +38,7 @@ CHOSEN_BY, THIS_NODE = "chosenBy", "topoproxy"
 """A key of ``resource-status``, and its value where the cluster agent wrote the annotation: the CPUs were
 chosen on the node, and no scheduler named them. A later sandbox is decided as if it were not there."""
 BATCH_CPU = "kubernetes.io/batch-cpu"
-"""Milli-CPUs that BE pods ask for, as a plain number."""
+"""Milli-CPUs that BE pods request, as a plain number."""
 
 NO_FAULT = InputDefect("")
 Annotations = Mapping[str, str]

@@ -10,9 +10,9 @@ classes (``proxy.pools``) only LSE
 2. Rows 3 and 4 narrow the BE pool or the shared pool to the NUMA nodes of the annotation. Where only
    Volcano's scheduler has chosen nodes, a pod that shares is narrowed to those.
 3. Row 5 is for every SYSTEM pod: where the node keeps no CPUs for the class, its pool is the shared one.
-   Row 6 and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not asked: where
+   Row 6 and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not used: where
    kubelet's own CPU manager is static, its shared set still holds CPUs that we gave to owners.
-4. A Guaranteed container that asks for a whole number of CPUs owns that many where the policy is ``static``;
+4. A Guaranteed container that requests a whole number of CPUs owns that many where the policy is ``static``;
    where it is not and kubelet's own CPU manager pinned the container (the request names exactly that many
    CPUs), kubelet's choice stays. All others share.
 
@@ -48,7 +48,7 @@ class Claim(Struct, frozen=True):
         per_pod: True when all containers of the pod own the same CPUs.
         hard: True when owned CPUs leave the BE pool too.
         why: One sentence.
-        problem: What is wrong with what was asked, in words; the claim is then what remains of it.
+        problem: What is wrong with what was requested, in words; the claim is then what remains of it.
         fatal: True when the problem refuses the container.
         within: CPUs that a pool is narrowed to.
         nodes: NUMA nodes that a pool is narrowed to.
@@ -67,7 +67,7 @@ class Claim(Struct, frozen=True):
 
 
 def whole_cpus(request: Request) -> int:
-    """Return the number of CPUs that a Guaranteed container asks for if it is whole, else 0.
+    """Return the number of CPUs that a Guaranteed container requests if it is whole, else 0.
 
     The limit is quota/period, and the request is shares * 1000 / 1024 (kubernetes v1.36
     pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). A container that kubelet pinned has no quota since

@@ -1,12 +1,12 @@
 """The QoS class of a pod without a label, and whether a pod may own CPUs at all.
 
-Koordinator's document asks for more than its code checks
+Koordinator's document requires more than its code checks
 (https://koordinator.sh/docs/user-manuals/fine-grained-cpu-orchestration):
 
 - A pod without a class of its own gets one from its Kubernetes QoS class. A Guaranteed pod whose CPUs
   kubelet's static policy chose counts as LSR (latency-sensitive reserved): only BE (best effort) pods may
   share them. Any other Guaranteed or Burstable pod counts as LS, BestEffort as BE.
-- LSE and LSR pods ask for whole CPUs, and for exactly what their limits allow. Counted is what runs together:
+- LSE and LSR pods request whole CPUs, and exactly what their limits allow. Counted is what runs together:
   app containers and sidecars; init containers come and go before them.
 """
 

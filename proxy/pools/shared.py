@@ -7,7 +7,7 @@ See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopol
     BE     = base - CPUs of LSE pods
     both  -= the node's reservation, and CPUs that belong to class SYSTEM alone
 
-kubelet's own reserve stays in both, so that pods that ask for next to nothing always have a CPU. A node on
+kubelet's own reserve stays in both, so that pods that request next to nothing always have a CPU. A node on
 which nothing is left has no pool at all; one that the reservation empties keeps an empty pool, which is
 published without a CPU list.
 

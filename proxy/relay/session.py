@@ -8,7 +8,7 @@ the frames of each direction mean, ``headers`` follows the header tables, ``stre
 streams and ``flow`` the books of the request direction.
 
 For an intercepted method HEADERS continue at once (the deadline begins to run, the order of header blocks is
-kept) and the body is held until it is complete. The owner is asked (``Handler.request``) and lets it go,
+kept) and the body is held until it is complete. The owner is called (``Handler.request``) and lets it go,
 rewritten or not, or refuses it, then or later. Answers are read in passing, never held.
 
 A session has no clock and no socket: what must leave is fetched with ``to_client`` and ``to_server`` after

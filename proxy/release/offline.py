@@ -96,7 +96,7 @@ def _locked(config: Config) -> Iterator[None]:
 
 async def _release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
     machine = read_machine(config.sysfs_root, config.procfs_root)
-    # Whatever the configuration says today: the ledger is of a time when containers were moved.
+    # Whatever the configuration has today: the ledger is of a time when containers were moved.
     config = dataclasses.replace(config, mode=Mode.ENFORCE, be_suppress=BeSuppressConfig())
     ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
     entries = dict(ledger.entries)

@@ -8,8 +8,8 @@ objects or its pending pods change; and verdicts are kept by demand and class. L
 one look into a table, and the engine works only for classes that a demand has not met: those of the nodes
 that changed since.
 
-What the counts alone forbid is not asked either: fewer free CPUs than the pod owns at once, and under
-``single-numa-node`` fewer on every NUMA node than its largest container owns.
+For what the counts alone forbid, the engine is not called: fewer free CPUs than the pod owns at once, and
+under ``single-numa-node`` fewer on every NUMA node than its largest container owns.
 
 A demand that is new meets many classes at once. Then at most ``NEW_CLASSES`` of them are judged once enough
 candidates fit, and the candidates of other classes are left out of this answer, as a scheduler leaves out
@@ -96,7 +96,7 @@ class NodeTable:
     """The nodes and the promises.
 
     Attributes:
-        judged: How many times the engine was asked.
+        judged: How many times the engine was called.
     """
 
     def __init__(self) -> None:
@@ -286,7 +286,7 @@ class NodeTable:
     def known_verdict(
         self, name: str, demand: PodDemand, known: Mapping[int, NodeVerdict]
     ) -> NodeVerdict | None:
-        """Return the verdict for a candidate as far as it is known; None where the engine has to be asked.
+        """Return the verdict for a candidate as far as it is known; None where the engine has to be called.
 
         Args:
             name: The candidate.
@@ -311,7 +311,7 @@ class NodeTable:
         return None
 
     def verdict(self, name: str, demand: PodDemand, known: dict[int, NodeVerdict]) -> NodeVerdict:
-        """Return the verdict for a candidate; the engine is asked if it must.
+        """Return the verdict for a candidate; the engine is called where that is necessary.
 
         Args:
             name: The candidate.

@@ -1,6 +1,6 @@
 """What a pod demands of a node, read from its Pod object.
 
-A demand is what the engine of the node will be asked for (``proxy.engine.pod_dry_run``), and a signature:
+A demand is the input of the engine of the node (``proxy.engine.pod_dry_run``), and a signature:
 pods with equal signatures get equal answers from equal nodes, so replicas of a workload are judged once.
 
 The annotation ``resource-status`` of a pod that is bound to no node is left out: the scheduler writes it, and

@@ -52,7 +52,7 @@ class Result:
         lacking: Resources of which the machines have too little; only where it is unschedulable.
         container: The container that was refused; empty for the pod as a whole.
         containers: Its containers as placed.
-        explanations: Records of the decisions, only where they were asked for.
+        explanations: Records of the decisions, only where they were requested.
     """
 
     guest: Guest

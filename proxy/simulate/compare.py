@@ -16,7 +16,7 @@ from proxy.simulate.summary import Findings
 from proxy.simulate.text import ALL, fate_text, numbers, short_text
 
 SHOWN = 5
-"""Pods that are named for each kind of difference unless all are asked for."""
+"""Pods that are named for each kind of difference unless all are requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Pods from users' manifests: Pods, lists of them, and the templates of workloads.
 
 Pods of a live cluster are taken as they are: one that has ended holds nothing and is left out, one that was
-bound to a machine (``nodeName``) asks for that machine. A workload stands for the pods that it would make.
+bound to a machine (``nodeName``) requests that machine. A workload stands for the pods that it would make.
 What is in no manifest (affinities, taints, disruption budgets) is not simulated; a note says so.
 """
 
@@ -207,7 +207,7 @@ class _ManifestReader:
         return mould_of(pod_spec(raw, where), host if self._bound else "", where)
 
     def _host(self, spec: Mapping[str, object]) -> str:
-        """Return the machine that a pod asks for, and count what it asks besides."""
+        """Return the machine that a pod requests, and count what else it requests."""
         selector = spec.get("nodeSelector")
         wanted = dict(selector) if isinstance(selector, dict) else {}
         host = spec.get("nodeName") or wanted.pop(_HOSTNAME, "")

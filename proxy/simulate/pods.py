@@ -54,7 +54,7 @@ class Guest:
     """A pod that looks for a machine.
 
     Attributes:
-        arrival: The pod as its machine's engine is asked; the sandbox id is unique among all guests.
+        arrival: The pod as it is given to its machine's engine; the sandbox id is unique among all guests.
         mould: What it has in common with its copies.
         host: The machine that the pod names; empty where any will do.
     """

@@ -27,7 +27,7 @@ class Summary:
         sharing: Placed, and they were given nothing that lies on a NUMA node.
         refused: By the machine's engine, by reason.
         unschedulable: No machine has enough by requests, by the resources that are short; ``NoSuchMachine``
-            where the pod asks for a machine that is not there.
+            where the pod requests a machine that is not there.
         cpus: Online CPUs of all machines.
         owned: Exclusive ones.
         left: Those that could still become exclusive.

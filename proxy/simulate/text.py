@@ -13,9 +13,9 @@ from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings, Summary
 
 MACHINES = 6
-"""Machines that are drawn unless all are asked for."""
+"""Machines that are drawn unless all are requested."""
 FAILED = 5
-"""Pods that are listed for each reason unless all are asked for."""
+"""Pods that are listed for each reason unless all are requested."""
 ALL = "--verbose shows all"
 
 

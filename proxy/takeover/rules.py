@@ -1,7 +1,7 @@
 """The steps of a takeover as rules: their preconditions, and their effect on the record.
 
 Pure: a record and a scene in, a record out, or a refusal that says what to do. A record that comes out with a
-write under way (``pending``) asks for that write; see ``record`` for how it survives a crash.
+write under way (``pending``) requests that write; see ``record`` for how it survives a crash.
 
 Each step can be taken again: what is done already is nothing to do.
 """

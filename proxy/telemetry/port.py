@@ -1,4 +1,4 @@
-"""The port through which the daemon says what happens: ``Telemetry``.
+"""The port through which the daemon reports what happens: ``Telemetry``.
 
 A message is a constant text, and what varies is a key::
 
@@ -117,7 +117,7 @@ class Telemetry:
         return self._sink.enabled("debug")
 
     def debug(self, message: str, /, **keys: object) -> None:
-        """Log what only a developer asks for."""
+        """Log what is of use to developers only."""
         if self._sink.enabled("debug"):
             self._sink.write("debug", message, plain(keys), 1)
 

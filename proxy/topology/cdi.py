@@ -135,7 +135,7 @@ class CdiSpecs:
 
 def _stamp(path: str) -> _Stamp | None:
     try:
-        file = os.stat(path)  # noqa: PTH116 - asked for each file at each question
+        file = os.stat(path)  # noqa: PTH116 - called for each file at each question
     except OSError:
         return None
     return (file.st_mtime_ns, file.st_size, file.st_ino) if modes.S_ISREG(file.st_mode) else None

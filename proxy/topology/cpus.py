@@ -1,6 +1,6 @@
 """The online CPUs, and the core, package, die and cluster of each.
 
-A CPU counts when it is online. ``cpu/online`` says so; kernels without that file are asked CPU by CPU: the
+A CPU counts when it is online. ``cpu/online`` says so; kernels without that file are queried CPU by CPU: the
 directory ``cpuN`` has ``topology/`` (it is gone while the CPU is offline), and the file ``online`` in it, if
 there is one, is not 0 (cpu0 of many machines has none, as it cannot be taken offline).
 

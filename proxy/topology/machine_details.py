@@ -85,7 +85,7 @@ def read_files(tree: SysfsTree, online: int) -> dict[str, bool]:
 
 
 def read_smt(tree: SysfsTree) -> dict[str, object]:
-    """Read what the kernel says about SMT as a whole."""
+    """Read what the kernel reports about SMT as a whole."""
     return {
         "control": tree.text(f"{CPU_DIR}/smt/control"),
         "active": tree.number(f"{CPU_DIR}/smt/active"),

@@ -139,7 +139,7 @@ def _nodes(machine: Machine) -> dict[str, str]:
 
 def _node(node: NumaNode, claimed: CpuSet, machine: Machine) -> dict[str, str]:
     files = {"cpumap": mask_text(claimed, machine.possible.bits.bit_length()), "cpulist": str(claimed)}
-    files |= {f"cpu{cpu}": "" for cpu in node.cpus}  # links in sysfs; the reader asks for the names only
+    files |= {f"cpu{cpu}": "" for cpu in node.cpus}  # links in sysfs; the reader uses the names only
     if node.distance:
         files["distance"] = " ".join(map(str, node.distance))
     if node.mem_bytes is not None:

@@ -18,7 +18,7 @@ class UpgradeFacts(Struct, frozen=True):
     """What is compared.
 
     Attributes:
-        running: What the running daemon says about itself (``/interface``); empty where it does not.
+        running: What the running daemon reports about itself (``/interface``); empty where it does not.
         silent: Why it does not.
         ours: The same of this version, with the configuration as this version reads it.
         refused: Why this version refuses the configuration; empty if it does not.

@@ -34,7 +34,7 @@ def gather(
         config: The configuration as this version reads it; the defaults where it refuses it.
         refused: Why it refuses it; empty if it does not.
         timeout: Seconds for the answer of the daemon.
-        running: What the running version says about itself; the daemon is asked if None.
+        running: The interfaces of the running version; read from the daemon if None.
         directories: Where units are installed, the one that wins first.
     """
     silent = ""

@@ -66,7 +66,7 @@ class ConfigFollowing:
     """
 
     def __init__(self, session: AgentSession, path: Path) -> None:
-        """Prepare; nothing is asked for yet.
+        """Prepare; nothing is requested yet.
 
         Args:
             session: The node, the daemon, the API server.

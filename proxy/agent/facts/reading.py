@@ -6,7 +6,7 @@ set, to the time at which the watch has brought something last: an event, or a b
 since when the contents may be outdated. Where the API server does not answer, or does not permit the watch,
 nothing is written: the last copy stays, and gets older.
 
-The Node object and namespaces change what is in effect on the node, so the daemon is asked to read them at
+The Node object and namespaces change what is in effect on the node, so the daemon reads them at
 once. Pods need no notice: the daemon looks at the file when it needs one.
 """
 
@@ -75,7 +75,7 @@ class WatchedFile:
         by_node: str = "",
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare to follow; nothing is asked for yet.
+        """Prepare to follow; nothing is requested yet.
 
         Args:
             session: What all parts of the agent share.

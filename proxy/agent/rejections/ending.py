@@ -35,7 +35,7 @@ from proxy.model.errors import TopoproxyError, UnavailableError
 
 PAUSES = Backoff(1.0, 60.0)
 RECHECK_S = 5.0
-"""Seconds until the daemon is asked again how often a pod was rejected: that is no change of the node."""
+"""Seconds until the number of rejections is read again: it is no change of the node."""
 KNOWN_S = 30.0
 """Seconds for which what was read of a pod is used."""
 TRIES = 3
@@ -75,7 +75,7 @@ class RejectedPodEnding:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; nothing is asked for yet.
+        """Prepare; nothing is requested yet.
 
         Args:
             session: The node, the daemon, the API server.

@@ -3,7 +3,7 @@
 Theory. The scheduler counts CPUs and does not see why a pod did not fit: they are of several NUMA nodes, a
 floor must stay, a rule of the operator forbids it. Whether it would fit is known here only when the pod comes
 again. So the mark comes off as soon as that is possible: some NUMA node has more free CPUs than when the pod
-was rejected, and the node has as many as it asked for. Where nothing changes, the mark comes off after a
+was rejected, and the node has as many as it requested. Where nothing changes, the mark comes off after a
 time, as a rule may have changed, or smaller pods may be wanted.
 
 The mark is an annotation of the Node object with what it was set for, so an agent that restarts continues

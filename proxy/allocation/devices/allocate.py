@@ -32,7 +32,7 @@ from proxy.model.phrases import nodes as named
 from proxy.model.requests import PodRequests
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
-"""Asks a plugin: ids to choose from, ids among them that must be included, how many in all; gives ids."""
+"""Calls a plug-in: ids to choose from, ids among them that must be included, how many in all; gives ids."""
 
 
 class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
@@ -40,7 +40,7 @@ class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is
 
 
 class PreferenceMissing(Exception):  # noqa: N818 - a question, not an error
-    """A plug-in has to be asked which devices it prefers.
+    """The preference of a plug-in has to be read first.
 
     Attributes:
         container: The container that they are for.
@@ -72,7 +72,7 @@ def given_preference(
     """Return what a plug-in has answered; with all but the last three arguments bound it is a ``Prefer``.
 
     Raises:
-        PreferenceMissing: It has not been asked yet.
+        PreferenceMissing: It has not been read yet.
     """
     if preferred is None:
         raise PreferenceMissing(container, resource, available, must_include, size)

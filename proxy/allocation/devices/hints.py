@@ -5,8 +5,8 @@ each resource of the limits that a plugin has registered:
 
 - no device of it is near to a node: no preference;
 - the container (in pod scope: the pod) holds devices already: hints are made from these alone, and there
-  are none (impossible) if their number is not what is asked for;
-- fewer are available or reusable than asked for: impossible;
+  are none (impossible) if their number is not what is requested;
+- fewer are available or reusable than requested: impossible;
 - otherwise a mask is a hint if enough available or reusable devices are near to one of its nodes, and *all*
   reusable devices with a topology are. It is preferred if no smaller mask could ever do, counting all
   registered devices, healthy or not, held or not.

@@ -107,7 +107,7 @@ class DeviceState(Struct, frozen=True):
         return replace(self, held={**self.held, uid: {**pod, name: container}})
 
     def unanswered(self, uid: str, name: str) -> dict[str, tuple[str, ...]]:
-        """Return the devices of a container for which their plug-ins have not been asked, by resource."""
+        """Return the devices of a container for which Allocate has not been called, by resource."""
         answered = self.answers_of(uid, name)
         held = self.held.get(uid, {}).get(name, {})
         return {r: tuple(sorted(ids)) for r, ids in held.items() if ids and r not in answered}

@@ -81,7 +81,7 @@ def scored_hints(
     """Return the hints of a pod.
 
     Args:
-        requests: What it asks for.
+        requests: What it requests.
         available: What every NUMA node could still give; a resource that no node names gets no hints.
         fits: The trial: can the whole pod be placed on these nodes?
         policy: The policy that applies.
@@ -118,7 +118,7 @@ def score_of(
     """Score nodes for a pod.
 
     Args:
-        requests: What it asks for.
+        requests: What it requests.
         available: What every node could still give.
         total: What every node has.
         nodes: The nodes.

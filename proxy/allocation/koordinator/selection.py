@@ -66,7 +66,7 @@ def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> 
 
     Args:
         node: What the node prescribes.
-        pod: The pod with what it asks for.
+        pod: The pod with what it requests.
         containers: All containers of the node; read only for a pod with an exclusive policy.
 
     Raises:

@@ -11,7 +11,7 @@ charged, and their blocks shrink by what was taken over. The sum of all blocks i
 
 Two differences are on purpose. A single node of a group in use is treated as a mask with too little memory,
 and extended to the group; kubelet gives the node to both, and afterwards its accounts do not balance any
-more. And kubelet's allocation fails for a container that asks for nothing; ours gives it nothing.
+more. And kubelet's allocation fails for a container that requests nothing; ours gives it nothing.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ def gets_memory(pod: PodRequests) -> bool:
 
 
 def container_amounts(pod: PodRequests, ask: ContainerResources) -> Amounts:
-    """Return what a container asks for."""
+    """Return what a container requests."""
     return {} if pod.own is not None and pod.own_managed and not ask.exact else _memory(ask.requests)
 
 
 def pod_amounts(pod: PodRequests) -> Amounts:
-    """Return what a pod asks for: only resources that an app container names, or the pod itself."""
+    """Return what a pod requests: only resources that an app container names, or the pod itself."""
     if pod.own is not None and pod.own_managed:
         return {name: size for name, size in _memory(pod.own).items() if size > 0}
     return peak_request(pod.containers, lambda ask: container_amounts(pod, ask), (ContainerKind.APP,))
@@ -83,7 +83,7 @@ def huge_pages(limits: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]
     """Return resources and bytes for limits on huge pages; texts that are no size are left out.
 
     Args:
-        limits: Page size and bytes; kubelet sends 0 bytes for each size that is not asked for.
+        limits: Page size and bytes; kubelet sends 0 bytes for each size that is not requested.
     """
     found: dict[str, int] = {}
     for size, limit in limits:

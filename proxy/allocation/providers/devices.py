@@ -61,7 +61,7 @@ class DeviceProvider(Provider):
 
         Raises:
             DeviceRefused: There are not enough.
-            PreferenceMissing: The plug-in has to be asked first which ones it prefers.
+            PreferenceMissing: The preference of the plug-in has to be read first.
         """
         given = allocate(self.state, request.asks, request.name, hint, _preferences(request), keeps_held=True)
         after = dataclasses.replace(self, state=given.state)

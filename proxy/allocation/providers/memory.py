@@ -81,7 +81,7 @@ class MemoryProvider(Provider):
         return dataclasses.replace(self, bound=bound)
 
     def wants(self, request: ProviderRequest) -> bool:
-        """Return whether the request asks for such memory, also where no NUMA node could hold it."""
+        """Return whether the request contains such memory, also where no NUMA node could hold it."""
         return gets_memory(request.asks) and bool(self._amounts(request))
 
     def hints(self, request: ProviderRequest) -> Hints:

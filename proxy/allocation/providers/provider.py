@@ -39,7 +39,7 @@ NO_PREFERENCES: Preferences = {}
 
 
 class Serves(enum.Enum):
-    """The containers without exclusive CPUs and without devices for which a provider has to be asked."""
+    """The containers without exclusive CPUs and without devices for which a provider has to be queried."""
 
     NONE = enum.auto()
     GUARANTEED = enum.auto()
@@ -51,7 +51,7 @@ class ProviderRequest(Struct, frozen=True):
 
     Attributes:
         pod: The pod.
-        asks: What its containers ask for, in the order of the pod.
+        asks: What its containers request, in the order of the pod.
         name: The container; empty for the pod as a whole, or for a container that represents the pod.
         cri: What the CRI says of the container or the sandbox.
         scope: Whether hints are wanted for the container or for the pod as a whole.
@@ -60,7 +60,7 @@ class ProviderRequest(Struct, frozen=True):
         avoid: CPUs that must not be chosen.
         even: Whether CPUs are divided evenly over the NUMA nodes of the hint.
         unmerged: Whether the policy merges no hints (``none``), so that providers choose by themselves.
-        preferred: What device plug-ins prefer, by container and resource; None where one has to be asked
+        preferred: What device plug-ins prefer, by container and resource; None where one has to be queried
             first. Plug-ins that are not named have no preference.
     """
 
@@ -140,7 +140,7 @@ class Provider(Protocol):
 
     @property
     def serves(self) -> Serves:
-        """Which containers without exclusive CPUs and devices it has to be asked for."""
+        """Which containers without exclusive CPUs and devices it has to be queried for."""
         return Serves.NONE
 
     @property
@@ -174,7 +174,7 @@ class Provider(Protocol):
         return self
 
     def wants(self, request: ProviderRequest) -> bool:
-        """Return whether the request asks for anything that this provider grants."""
+        """Return whether the request contains anything that this provider grants."""
 
     def hints(self, request: ProviderRequest) -> Hints:
         """Return the hints for the container, or in scope ``pod`` for the pod as a whole, by resource."""

@@ -88,9 +88,9 @@ class OsFiles:
         Args:
             paths: The groups.
             name: The file.
-            line: What it shall hold, as the kernel says it, its line end too; shorter than ``QUICK_BYTES``.
+            line: What it shall hold, as the kernel writes it, with its line end; below ``QUICK_BYTES``.
             known: What all of them hold: they are not read first.
-            going_on: Asked before each; once it says no, the rest is left.
+            going_on: Called before each; once it returns False, the rest is left.
 
         Returns:
             For each group what it held before (``line``: it was not written); None where it was left, was

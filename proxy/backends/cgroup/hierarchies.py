@@ -1,4 +1,4 @@
-"""Find the hierarchy of a controller: at its usual place, else wherever the kernel says that it is mounted.
+"""Find the hierarchy of a controller: at its usual place, else where the kernel reports that it is mounted.
 
 The usual places are directories below ``cgroupRoot``; they need no reading of mounts, and they also make a
 plain directory a tree to try things on. Only where nothing is there, and ``cgroupRoot`` is the machine's own

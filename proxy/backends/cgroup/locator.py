@@ -11,7 +11,7 @@ container's:
 * the first process of a container in a virtual machine is the machine's, in a group of the sandbox, which all
   containers of the pod share. No group is better than that one.
 
-Runs in a worker: the runtime has been asked before, here files are read.
+Runs in a worker: the runtime has been queried before, here files are read.
 """
 
 from __future__ import annotations

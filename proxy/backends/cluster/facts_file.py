@@ -33,7 +33,7 @@ class FactsFile(Generic[T]):
         convert: Callable[[ClusterFacts], T],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Name a file; it is read when it is asked for.
+        """Name a file; it is read when it is requested.
 
         Args:
             directory: Where the agent writes.

@@ -23,7 +23,7 @@ class AgentFiles:
     """
 
     def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
-        """Name the directory; a file is read when it is asked for."""
+        """Name the directory; a file is read when it is requested."""
         self.node = ClusterNode(directory, wall)
         self.namespaces = ClusterNamespaces(directory, wall)
         self.pods = ClusterPods(directory, wall)

@@ -1,10 +1,11 @@
-"""Requests of this node's pods, as the cluster agent has read them, in front of what kubelet can be asked.
+"""Requests of this node's pods, as the cluster agent has read them, in front of those that kubelet reports.
 
 Theory. kubelet calls the runtime some time after the API server has bound a pod to the node, and the agent
 sees the binding when kubelet does. So the facts of a pod are mostly in the agent's file before its sandbox is
 requested, and reading them takes no request to another process: a ``stat``, and a read after a change. For a
-pod that is not there kubelet is asked, where that is configured; so it is for every pod while the file is not
-current. Of a pod only its resources may change while it runs, so an old file is still better than nothing.
+pod that is not there kubelet is queried, where that is configured; so it is for every pod while the file is
+not current. Of a pod only its resources may change while it runs, so an old file is still better than
+nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class PodFactSources:
 
         Args:
             pods: What the agent has read.
-            kubelet: What else can be asked; None for nothing.
+            kubelet: What else can be queried; None for nothing.
             complain: Takes a message why a fact is not available.
         """
         self._pods = pods
@@ -59,7 +60,7 @@ class PodFactSources:
 
     @property
     def knows_devices(self) -> bool:
-        """True where kubelet can be asked for devices."""
+        """True where kubelet can be queried for devices."""
         return self._kubelet is not None and self._kubelet.knows_devices
 
     def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
@@ -87,11 +88,11 @@ class PodFactSources:
             return None
 
     def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
-        """Ask kubelet which devices it assigned to a container; see ``proxy.executor.ports.Kubelet``."""
+        """Read the devices that kubelet assigned to a container; see ``proxy.executor.ports.Kubelet``."""
         return None if self._kubelet is None else self._kubelet.devices(namespace, pod, container)
 
     def allocatable(self) -> Mapping[str, Mapping[str, Mask | None]]:
-        """Ask kubelet for all devices; empty where kubelet cannot be asked."""
+        """Query kubelet for all devices; empty where kubelet cannot be queried."""
         return {} if self._kubelet is None else self._kubelet.allocatable()
 
     def close(self) -> None:

@@ -1,18 +1,18 @@
 """One registered device plug-in: its device list, calls to it, and what happens to it when it misbehaves.
 
-Theory of operation. A plug-in that has registered is asked for its options, then listened to. kubelet drops
-a plug-in whose list ends, and waits for it to register again (kubernetes v1.36
+Theory of operation. A plug-in that has registered is queried for its options, then its list is followed.
+kubelet drops a plug-in whose list ends, and waits for it to register again (kubernetes v1.36
 pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient). Here its socket is dialled again, with
 growing pauses, until it registers again or its grace is over. States:
 
 - ``CONNECTING``: it has not listed its devices yet. Calls wait for the list, as long as for an answer.
 - ``SERVING``: its devices can be given out.
 - ``DOWN``: its list has ended, or could not be used.
-- ``ISOLATED``: it lists its devices, but several calls in a row have had no usable answer. It is asked for
-  its options, with growing pauses, until it answers.
+- ``ISOLATED``: it lists its devices, but several calls in a row have had no usable answer. It is queried
+  for its options, with growing pauses, until it answers.
 
 An error that a plug-in answers with is its decision, and counts as an answer. A preference is a wish: where a
-plug-in does not give it in time, it is not asked for a while, and nothing else follows.
+plug-in does not give it in time, it is not queried for a while, and nothing else follows.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from proxy.telemetry.port import Telemetry
 RECONNECT: Final = Backoff(0.2, 30.0, steady=60.0)
 """Seconds before a plug-in whose list has ended is dialled again."""
 PROBE: Final = Backoff(1.0, 60.0, steady=300.0)
-"""Seconds before an isolated plug-in is asked whether it answers again."""
+"""Seconds before an isolated plug-in is queried whether it answers again."""
 PREFER: Final = Backoff(10.0, 300.0)
-"""Seconds for which a plug-in that did not give a usable preference is not asked for one."""
+"""Seconds for which a plug-in that did not give a usable preference is not queried for one."""
 FAILURES: Final = 3
 """This many calls in a row without a usable answer isolate a plug-in."""
 PREFERENCE_S: Final = 2.0
@@ -197,7 +197,7 @@ class PluginEndpoint:
     async def preferred(
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        """Ask for a preference; empty where the plug-in has none, or does not give it."""
+        """Request a preference; empty where the plug-in has none, or does not give it."""
         now = self._loop.time()
         if self.state is not EndpointState.SERVING or not self._preferences.due("", now):
             return ()

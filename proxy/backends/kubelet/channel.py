@@ -38,7 +38,7 @@ class UnixChannel:
         """Make a call.
 
         Args:
-            what: What is asked, for messages, as ``ask for the pod``.
+            what: What is queried, for messages, as ``query kubelet for a pod``.
             method: Path of the method.
             request: What is sent.
             answer: What is expected.

@@ -1,6 +1,6 @@
 """Facts that kubelet has and the CRI does not carry: a pod's requests, and its devices.
 
-Kubelet is asked while one of its own calls waits, so nothing here fails: a fact that is not available is
+Kubelet is queried while one of its own calls waits, so nothing here fails: a fact that is not available is
 None, and each cause is reported once, and again only after that source worked in between.
 """
 
@@ -79,7 +79,7 @@ class KubeletClient:
         return self._resources is not None
 
     def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
-        """Ask for a pod's requests and limits; see ``proxy.executor.ports.Kubelet``."""
+        """Read a pod's requests and limits from kubelet; see ``proxy.executor.ports.Kubelet``."""
         if not uid:
             return None
         spec, source, pods = None, PODS_API, self._list
@@ -97,7 +97,7 @@ class KubeletClient:
         return self._tried(POD_RESOURCES, lambda: resources.of_container(namespace, pod, container))
 
     def allocatable(self) -> Devices:
-        """Ask for all devices: resource to id to NUMA nodes; empty where kubelet does not answer."""
+        """Read all devices: resource to id to NUMA nodes; empty where kubelet does not answer."""
         resources = self._resources
         if resources is None:
             return {}

@@ -1,7 +1,7 @@
 """Reading kubelet's configuration file, YAML or JSON.
 
 The file says less than ``/configz``: flags of kubelet's command line and drop-in files go over it, and it may
-have been changed since kubelet read it. So it is asked second. What it does not say is kubelet's default.
+have been changed since kubelet read it. So it is queried second. What it does not say is kubelet's default.
 """
 
 from __future__ import annotations

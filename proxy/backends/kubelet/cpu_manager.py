@@ -43,7 +43,7 @@ class KubeletCpuManagerReader:
         """Prepare the sources; nothing is opened.
 
         Args:
-            settings: Where ``/configz`` is, and how it is asked.
+            settings: Where ``/configz`` is, and how it is queried.
             state_dir: Kubelet's directory.
             config_file: Its configuration file; empty for ``config.yaml`` in its directory, if that is there.
             topology: Returns the machine, for reserves that are given as an amount.

@@ -39,7 +39,7 @@ def cri_request(ask: ContainerResources, own_limits: Mapping[str, int] = _NONE) 
     """Return the resources that kubelet sends with CreateContainer.
 
     Args:
-        ask: What the container asks for.
+        ask: What the container requests.
         own_limits: Limits of the pod itself.
     """
     limits = {n: ask.limits.get(n) or own_limits.get(n, 0) for n in (CPU, MEMORY)}
@@ -50,7 +50,7 @@ def sandbox_total(pod: PodRequests, own_limits: Mapping[str, int] = _NONE) -> Re
     """Return the resources that kubelet sends with RunPodSandbox: what all containers need together.
 
     Args:
-        pod: What the pod asks for; requests of its own stand in for the sums.
+        pod: What the pod requests; requests of its own stand in for the sums.
         own_limits: Limits of the pod itself; the same.
     """
     requests = {**needed(pod.containers, lambda ask: ask.requests), **(pod.own or {})}
@@ -75,7 +75,7 @@ def cgroup_parent(uid: str, qos: KubeQos) -> str:
 
 
 def pod_of(spec: PodSpec, sandbox_id: str, source: str = "") -> Pod:
-    """Return the pod as it is known once its sandbox was asked for.
+    """Return the pod as it is known once its sandbox was requested.
 
     Args:
         spec: The Pod object.

@@ -3,8 +3,8 @@
 Theory. A timeout of a socket bounds one wait, not the exchange: a peer that sends a byte now and then holds
 its caller for ever. So before every wait the socket's timeout is set to what is left until one deadline; only
 the look-up of a host name is not bounded. Tokens and certificates are renewed while we run, hence their
-files are read for each exchange. No redirect is followed and no proxy of the environment is asked: the token
-is meant for kubelet only, and goes over TLS only.
+files are read for each exchange. No redirect is followed and no proxy of the environment is queried: the
+token is meant for kubelet only, and goes over TLS only.
 
 ``http.client`` and ``ssl`` are imported with the first exchange: a daemon that does not need them loads
 neither.
@@ -192,7 +192,7 @@ def _security(settings: KubeletSettings) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=settings.ca_file or None)
     except OSError as error:
         raise ValueError(f"cannot use the certificates of {settings.ca_file}: {error}") from None
-    # Kubelet's certificates are made for Go's rules: newer Pythons ask for more, older ones for a root.
+    # Kubelet's certificates are made for Go's rules: newer Pythons require more, older ones a root.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if settings.insecure:

@@ -25,7 +25,7 @@ Functions = Callable[[str], Iterable[str]]
 
 
 class OtherManagersReader:
-    """Asks kubelet what it manages; call it in a thread."""
+    """Reads from kubelet what it manages; call it in a thread."""
 
     def __init__(self, kubelet: SharedPodResources, functions: Functions, telemetry: Telemetry) -> None:
         """Ask nothing yet.
@@ -40,7 +40,7 @@ class OtherManagersReader:
         self._telemetry = telemetry
 
     def read(self) -> ManagedElsewhere | None:
-        """Return what kubelet says; None where it does not answer."""
+        """Return what kubelet reports; None where it does not answer."""
         try:
             devices, pods = self._kubelet.devices(), self._kubelet.pods()
         except KubeletError as error:

@@ -50,7 +50,7 @@ class PodSpec(Struct, frozen=True):
         namespace: ``metadata.namespace``; ``default`` where there is none.
         name, labels, annotations: As in ``metadata``.
         qos: Kubernetes' QoS class.
-        ask: What the containers ask for.
+        ask: What the containers request.
         own_limits: ``spec.resources.limits``, units as in Ask; empty where there are none.
         overhead: ``spec.overhead``, the same.
     """

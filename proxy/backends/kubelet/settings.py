@@ -1,4 +1,4 @@
-"""How kubelet is reached (paths, addresses, timeouts), and the error where it cannot be asked."""
+"""How kubelet is reached (paths, addresses, timeouts), and the error where it cannot be queried."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
 
 REST, LONGEST_REST_S = 10, 30.0
-"""A hanging source is not asked for this multiple of the time that one exchange may take."""
+"""A hanging source is not queried for this multiple of the time that one exchange may take."""
 
 
 class KubeletSettings(Struct, frozen=True):
-    """Where and how kubelet is asked; what is empty is not asked.
+    """Where and how kubelet is queried; what is empty is not queried.
 
     Attributes:
         pods_url: Kubelet's list of pods, as ``https://NODE:10250`` (``/pods`` where it has no path).
@@ -51,7 +51,7 @@ class KubeletSettings(Struct, frozen=True):
 
 
 class KubeletError(TopoproxyError):
-    """Kubelet cannot be asked, or its answer is of no use.
+    """Kubelet cannot be queried, or its answer is of no use.
 
     Attributes:
         code: The gRPC status code; 0 where there is none.

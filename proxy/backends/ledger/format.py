@@ -49,7 +49,7 @@ Packed = dict[str, bytes]
 
 
 class View(Mapping[str, dict[str, Any]]):
-    """Packed state, read as objects; a value is read each time that it is asked for."""
+    """Packed state, read as objects; a value is read each time that it is requested."""
 
     def __init__(self, packed: Packed) -> None:
         self._packed = packed

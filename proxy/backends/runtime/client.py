@@ -1,7 +1,7 @@
 """Our own calls to the container runtime, over our own gRPC channel.
 
 Nothing here is on the way of a client's request. Importing grpc takes longer than everything else at start,
-so it is imported with the first call. A runtime that does not know ``runtime.v1`` is asked by
+so it is imported with the first call. A runtime that does not know ``runtime.v1`` is queried by
 ``runtime.v1alpha2``: the messages have the same layout, and UNIMPLEMENTED says that a service is not there.
 """
 
@@ -59,7 +59,7 @@ class GrpcRuntime:
         return f"{text(answer.runtime_name)} {text(answer.runtime_version)}"
 
     def cgroup_driver(self) -> str:
-        """Ask for the cgroup driver; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
+        """Read the cgroup driver; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
         what = "read the cgroup driver of the runtime"
         try:
             answer = self._ask(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
@@ -92,7 +92,7 @@ class GrpcRuntime:
         return Listed(item for item in found if item.id == container_id)
 
     def detail(self, container_id: str) -> RuntimeDetail:
-        """Ask for one container's status, verbose; see ``proxy.executor.runtime_ports.Runtime``."""
+        """Read one container's status, verbose; see ``proxy.executor.runtime_ports.Runtime``."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         what = f"read the status of container {container_id}"
         return parse_detail(self._ask(what, "ContainerStatus", request, pb.DetailFacts))

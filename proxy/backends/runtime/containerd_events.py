@@ -35,7 +35,7 @@ NAMESPACE = "k8s.io"
 ID_LIMIT = 256
 """Characters of an id; containerd allows 76."""
 MESSAGE_LIMIT = 64 << 10
-"""Bytes of an event; those that we ask for have some hundred. A larger one ends the stream."""
+"""Bytes of an event; those that we request have some hundred. A larger one ends the stream."""
 _EXIT, _START, _DELETE = "/tasks/exit", "/tasks/start", "/containers/delete"
 _SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
 _VERSION = "/containerd.services.version.v1.Version/Version"
@@ -54,7 +54,7 @@ class ContainerdEvents:
 
         Args:
             path: Path of its unix socket, with or without ``unix://``.
-            timeout_s: Deadline of what is asked before and after subscribing.
+            timeout_s: Deadline of the calls before and after subscribing.
         """
         self._path = path.removeprefix("unix://")
         self.timeout: Callable[[], float] = lambda: timeout_s

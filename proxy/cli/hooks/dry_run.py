@@ -95,7 +95,7 @@ def _count(report: HookReport) -> int:
 
 
 def handled(hooks: Sequence[Loaded], event: Point) -> bool:
-    """Return whether any of the hooks is asked about an event."""
+    """Return whether any of the hooks is called about an event."""
     names = {event.NAME, VALIDATES.get(event.NAME)}
     return any(names & loaded.hook.handlers.keys() for loaded in hooks)
 

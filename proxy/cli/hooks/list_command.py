@@ -83,7 +83,7 @@ def list_hooks(
 
 
 def _reported(config: Config, timeout: float) -> Mapping[str, object]:
-    """Ask the daemon.
+    """Query the daemon.
 
     Raises:
         UnavailableError: The daemon does not answer, or has no hooks.

@@ -27,7 +27,7 @@ class Examined:
 
 
 def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[str]]:
-    """Look at all files as the daemon would, and run those that it would run; no hook is asked anything.
+    """Look at all files as the daemon would, and run those that it would run; no hook is called.
 
     Returns:
         What there is, as the daemon gives it, and what else is strange in the directories.

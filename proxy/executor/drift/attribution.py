@@ -26,15 +26,15 @@ from proxy.model.idset import CpuSet
 
 AT_ONCE = 16
 AGAIN_S = 10.0
-"""Seconds in which the runtime is asked at most once about a container."""
+"""Seconds in which the runtime is queried at most once about a container."""
 PAUSE_S = 1.0
-"""Seconds between two rounds of the containers that are asked about later."""
+"""Seconds between two rounds of the containers that are queried about later."""
 STORED_S = 0.5
 """Seconds in which a runtime stores what it has just written."""
 
 
 class Attribution:
-    """Weighs the evidence around a write, and asks the runtime."""
+    """Weighs the evidence around a write, and queries the runtime."""
 
     def __init__(self, context: NodeContext, kubelet_cpus: KubeletCpus) -> None:
         """Query nothing yet.
@@ -88,7 +88,7 @@ class Attribution:
         }
 
     async def _ask(self, ids: Iterable[str]) -> dict[str, CpuSet]:
-        """Ask the runtime for its saved cpusets; have ours sent where the saved ones differ."""
+        """Query the runtime for its saved cpusets; have ours sent where the saved ones differ."""
         context, now = self._context, self._context.clock()
         self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
         self._due &= context.state.containers.keys()
@@ -112,7 +112,7 @@ class Attribution:
         return saved
 
     async def _ask_later(self) -> None:
-        """Ask later about the containers that were not asked about at once."""
+        """Query the runtime later about the containers that were left out."""
         try:
             while self._due:
                 await asyncio.sleep(PAUSE_S)

@@ -98,7 +98,7 @@ class InterceptedCall:
         return pod_of(pb.RunPodSandboxFacts.FromString(self.body).config, bounds=bounds)
 
     def sandbox_total(self) -> Request:
-        """Read what the containers of the pod of a RunPodSandbox ask for together, without overhead."""
+        """Read what the containers of the pod of a RunPodSandbox request together, without overhead."""
         return request_of(pb.RunPodSandboxFacts.FromString(self.body).config.linux.resources)
 
     def create_request(self) -> CriCreateRequest:

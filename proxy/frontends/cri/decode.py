@@ -56,7 +56,7 @@ def _pod_total(config: pb.SandboxFacts) -> Request | None:
 
 
 def request_of(resources: pb.ResourceFacts) -> Request:
-    """Read what a container asks for."""
+    """Read what a container requests."""
     cpus, mems, pages = resources.cpuset_cpus, resources.cpuset_mems, resources.hugepage_limits
     return Request(
         resources.cpu_shares,
@@ -106,7 +106,7 @@ class CriCreateRequest:
 
 
 def _huge_pages(limits: Sequence[bytes]) -> tuple[tuple[str, int], ...]:
-    """Read limits on huge pages; kubelet sends one of 0 for each size that is not asked for."""
+    """Read limits on huge pages; kubelet sends one of 0 for each size that is not requested."""
     entries = (pb.HugepageFacts.FromString(raw) for raw in limits[:SIZES_LIMIT] if _LIMIT in raw)
     return huge_pages((text(entry.page_size[:SIZE_LENGTH_LIMIT]), entry.limit) for entry in entries)
 

@@ -32,7 +32,7 @@ _ENVS, _MOUNTS, _DEVICES = 6, 7, 8
 def resources(wanted: Adjustment | Update) -> bytes:
     """Encode LinuxContainerResources with what is wanted.
 
-    Of CPUs and memory nodes only that what the client asks for is erased: which ones a container has is the
+    Of CPUs and memory nodes only that what the client requests is erased: which ones a container has is the
     engine's to say, after this.
     """
     found = b""

@@ -40,7 +40,7 @@ class CriHookView:
         self._body = body
 
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
-        """Read a RunPodSandbox: the pod, and what its containers ask for together.
+        """Read a RunPodSandbox: the pod, and what its containers request together.
 
         Raises:
             TooManyFieldsError: It cannot be read.
@@ -62,7 +62,7 @@ class CriHookView:
         return NewContainer.of(self._body)
 
     def update(self) -> tuple[Resources, Mapping[str, str]]:
-        """Read an UpdateContainerResources: what is asked for, and the annotations."""
+        """Read an UpdateContainerResources: what is requested, and the annotations."""
         request = read(pb.UpdateContainerResourcesRequest, self._body)
         return resources_of(request.linux), LazyMap(_annotations, request)
 

@@ -1,6 +1,6 @@
 """Looking up what hooks see of pods and containers that came before there were hooks, or without a call.
 
-A worker reads it from the runtime's lists. Where the runtime does not answer, it is asked again; until
+A worker reads it from the runtime's lists. Where the runtime does not answer, it is queried again; until
 then hooks see such pods and containers without labels and annotations, and are notified of all that exists
 once more after it.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 IN_CALL_S: Final = 1.0
 """The longest that a call waits for what hooks are to learn of its container or sandbox."""
 RETRY: Final = Backoff(1.0, 30.0)
-"""Seconds before the runtime is asked again."""
+"""Seconds before the runtime is queried again."""
 
 
 class Backfill:

@@ -98,7 +98,7 @@ def unread_container_facts(
         identity: Its id, name, attempt and phase.
         image: Its image, as users name it.
         unread: Its configuration.
-        resources: What it asks for.
+        resources: What it requests.
     """
     return ContainerFacts(
         *identity,

@@ -47,7 +47,7 @@ class RememberedContainer(Struct, frozen=True):
     Attributes:
         image: Its image, as users name it.
         raw: A ContainerConfig: all of it, or labels and annotations.
-        asked: What it asks for altogether, as far as calls have passed.
+        asked: What it requests altogether, as far as calls have passed.
         whole: Its create was among these calls.
     """
 

@@ -1,7 +1,7 @@
-"""What is asked for in CPUs and memory: from messages, from the ledger, and over several calls.
+"""What is requested in CPUs and memory: from messages, from the ledger, and over several calls.
 
 A request says nothing about a field by 0 or an empty text; the runtime then leaves what it has. So what a
-container asks for altogether is the content of its create, changed by that of each update. Koordinator keeps
+container requests altogether is the content of its create, changed by that of each update. Koordinator keeps
 the same account (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go,
 updateResourceByUpdateContainerResourceRequest), but takes only values above 0 of an update, so that a limit
 that was set can never be lifted by -1, and takes an ``oom_score_adj`` that was never set for 0
@@ -56,7 +56,7 @@ def recorded(request: Request) -> Resources:
 
 
 def merged(before: Resources, said: Resources) -> Resources:
-    """Give what is asked for after an update: what it says, and what it does not say as before."""
+    """Give what is requested after an update: what it says, and what it does not say as before."""
     pages, unified = {**before.hugepage_limits, **said.hugepage_limits}, {**before.unified, **said.unified}
     scalars = {name: getattr(said, name) or getattr(before, name) for name in _SCALARS}
     return Resources(**scalars, hugepage_limits=pages, unified=unified)

@@ -40,7 +40,7 @@ _LIMITS: Final = Limits.__struct_fields__[:-1]
 """All but ``unified``."""
 
 _NOT_ASKED: Final = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 1024, "oom_score_adj": 0}
-"""What a container has where nothing was asked for; of memory no limit (-1)."""
+"""What a container has where nothing was requested; of memory no limit (-1)."""
 
 
 @dataclass(slots=True)

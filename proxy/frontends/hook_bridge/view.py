@@ -15,7 +15,7 @@ class HookView(Protocol):
     """A message, which never changes. What is read depends on the method that it is for."""
 
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
-        """Read a RunPodSandbox: the pod, and what its containers ask for together.
+        """Read a RunPodSandbox: the pod, and what its containers request together.
 
         Args:
             pod: The pod as the engine knows it.
@@ -31,7 +31,7 @@ class HookView(Protocol):
         """Read the container of a CreateContainer."""
 
     def update(self) -> tuple[Resources, Mapping[str, str]]:
-        """Read an UpdateContainerResources: what is asked for, and the annotations."""
+        """Read an UpdateContainerResources: what is requested, and the annotations."""
 
     def grace(self) -> int:
         """Read the grace period of a StopContainer, in seconds."""

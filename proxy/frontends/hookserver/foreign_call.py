@@ -132,7 +132,7 @@ class SandboxCall(ForeignCall):
         return self.body.read(bounds)
 
     def sandbox_total(self) -> Request:
-        """Read what the containers of the pod ask for together."""
+        """Read what the containers of the pod request together."""
         return request_of(self.body.asked.resources)
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
@@ -176,7 +176,7 @@ class ContainerCall(ForeignCall):
         return pod_of(self.body.asked, self.sandbox_id, self._sandbox_attempt, bounds)
 
     def pod_total(self) -> Request | None:
-        """Read what the containers of the pod ask for together."""
+        """Read what the containers of the pod request together."""
         asked = self.body.asked
         return total_of(asked.pod_resources) if asked.HasField("pod_resources") else None
 

@@ -20,7 +20,7 @@ RETRY, TRIES = Backoff(0.1, 0.4), 4
 
 
 class RuntimeLookup:
-    """Asks the runtime for what a request does not name."""
+    """Queries the runtime for what a request does not name."""
 
     def __init__(self, executor: NodeExecutor, start_update: StartUpdate, pending: PendingCalls) -> None:
         self._executor = executor
@@ -83,7 +83,7 @@ class RuntimeLookup:
             executor.quotas.send((container_id,))
 
     async def seen(self, container_id: str) -> list[RuntimeContainer] | None:
-        """Ask the runtime for one container: none, or one; None if it does not answer."""
+        """Query the runtime for one container: none, or one; None if it does not answer."""
         executor = self._executor
         try:
             return list(await self._start_update.lookups.run(executor.runtime.list_containers, container_id))

@@ -48,7 +48,7 @@ class SandboxReply(Struct, frozen=True):
         return _pod("", *pod, bounds, total)
 
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
-        """Read the pod, and what its containers ask for together."""
+        """Read the pod, and what its containers request together."""
         labels, annotations = dict(self.answer.labels), dict(self.answer.annotations)
         facts = facts_of_pod(pod, labels, annotations, self.asked.runtime_handler)
         return facts, resources_of(self.asked.resources)
@@ -73,7 +73,7 @@ class ContainerReply(Struct, frozen=True):
     Attributes:
         asked: The request.
         answer: The answer.
-        resources: What the client asks for, changed by hooks.
+        resources: What the client requests, changed by hooks.
         lost: Fields that hooks want to change and that the answer has no place for.
     """
 
@@ -100,7 +100,7 @@ class ContainerReply(Struct, frozen=True):
         )
 
     def update(self) -> tuple[Resources, Mapping[str, str]]:
-        """Read what is asked for, and the annotations."""
+        """Read what is requested, and the annotations."""
         return resources_of(self.resources), dict(self.answer.container_annotations)
 
     def remembered(self) -> RememberedContainer:
@@ -171,7 +171,7 @@ def update_reply(asked: pb.ContainerResourceHookRequest, *, quota: bool) -> Cont
     """Begin an answer about an update.
 
     The peer sends everything that was ever set, so the sets in it are as likely ours as the client's
-    (updateResourceByUpdateContainerResourceRequest in the same file). They are left out of what is asked for:
+    (updateResourceByUpdateContainerResourceRequest in the same file). They are left out of what is requested:
     nothing depends on them, and they must not count as the client's request.
 
     Args:
@@ -211,12 +211,12 @@ def _pod(
 
 
 def total_of(resources: pb.LinuxContainerResources) -> Request:
-    """Read what the containers of a pod ask for together."""
+    """Read what the containers of a pod request together."""
     return Request(resources.cpu_shares, resources.cpu_quota, resources.cpu_period)
 
 
 def request_of(resources: pb.LinuxContainerResources) -> Request:
-    """Read what is asked for."""
+    """Read what is requested."""
     pages = resources.hugepage_limits[:SIZES_LIMIT]
     return Request(
         resources.cpu_shares,

@@ -138,7 +138,7 @@ class PendingCalls:
             await self.look()
 
     async def look(self) -> None:
-        """Ask the runtime for the outcome of pending calls; those past their timeout are lost."""
+        """Query the runtime for the outcome of pending calls; those past their timeout are lost."""
         executor, ask = self._executor, self._start_update.lookups.run
         try:
             await self.settle_creates()
@@ -154,7 +154,7 @@ class PendingCalls:
             calls.expire()
 
     async def settle_creates(self) -> None:
-        """Ask for the outcome of creates.
+        """Read the outcome of creates.
 
         Raises:
             UnavailableError, RuntimeCallError: The runtime does not answer.

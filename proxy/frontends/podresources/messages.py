@@ -4,7 +4,7 @@ The rules are kubelet's (kubernetes v1.35 pkg/kubelet/apis/podresources/server_v
 pkg/kubelet/cm/container_manager_linux.go):
 
 - All pods are listed whose sandbox exists, with app containers and sidecars. Init containers are left out
-  where kubelet says which they are.
+  where kubelet reports which they are.
 - ``cpu_ids`` are exclusive CPUs; a container of a pool has none. ``memory`` are blocks of the static memory
   manager.
 - Allocatable is what can be assigned at all, not what is free: all CPUs without the reserved ones.
@@ -38,7 +38,7 @@ def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -
 
     Args:
         state: The node.
-        kubelet: What kubelet answers; None where it is not asked. It is not changed.
+        kubelet: What kubelet answers; None where it is not queried. It is not changed.
     """
     answer = pb.ListPodResourcesResponse()
     if kubelet is not None:

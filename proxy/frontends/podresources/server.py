@@ -1,8 +1,8 @@
 """The gRPC server of the pod-resources API. A few threads answer; the event loop has no part in it.
 
-A thread reads the newest state of the node, which is a value, and asks kubelet where that is configured. So a
-slow kubelet delays these answers and no call of the CRI. Where kubelet does not answer, the request fails: an
-answer without devices would claim that no container has any.
+A thread reads the newest state of the node, which is a value, and queries kubelet where that is configured.
+So a slow kubelet delays these answers and no call of the CRI. Where kubelet does not answer, the request
+fails: an answer without devices would claim that no container has any.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class KubeletAnswers(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connection; what is asked after that fails."""
+        """Close the connection; later calls fail."""
 
 
 class ListerRefusedError(TopoproxyError):
@@ -89,7 +89,7 @@ class PodResourcesServer:
         Args:
             path: Where to listen.
             state: Returns the node as it is; None as long as its containers are not known.
-            kubelet: kubelet's own API; None where it is not asked.
+            kubelet: kubelet's own API; None where it is not queried.
             telemetry: Counts requests.
             clock: Seconds that only grow.
         """

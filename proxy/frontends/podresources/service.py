@@ -32,7 +32,7 @@ class PodResourcesService:
         Args:
             path: Where to listen. Its directory is made, if the one above it exists.
             executor: The node.
-            kubelet: kubelet's own API; None where it is not asked.
+            kubelet: kubelet's own API; None where it is not queried.
         """
         self._path = path
         self._executor = executor

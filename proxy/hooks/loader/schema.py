@@ -75,7 +75,7 @@ def keys_of(settings: Any) -> list[Key]:
 
 
 def settings_of(settings: Any, given: Mapping[str, Any] | None, where: str) -> Any:
-    """Make a hook's settings of what the configuration says.
+    """Make a hook's settings of what the configuration has.
 
     Args:
         settings: What the file calls ``Settings``; None if there is nothing of that name.

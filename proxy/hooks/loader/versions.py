@@ -82,7 +82,7 @@ class VersionBuilder:
         return Version(await self._load(name, path, content.data), path, version)
 
     def _settings(self, name: str) -> tuple[object, ...]:
-        """Return what the configuration says about a hook; where that changes, it is another version."""
+        """Return what the configuration has about a hook; where that changes, it is another version."""
         config = self.config
         users, label, where = config.server_users, config.skip_label, config.skip_namespaces
         return config.settings.get(name), config.timeout, config.policy, users, label, where

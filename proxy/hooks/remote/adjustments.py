@@ -7,10 +7,10 @@ we do not follow it:
 
 - An OOM score adjustment of 0 is what a server answers that never sets one (Koordinator v1.8.0
   pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource), so it is ignored. No server can set it to 0.
-- An empty set takes back what the *client* asked for: that is how koordlet frees BE (best effort) pods of the
+- An empty set takes back what the *client* requested: that is how koordlet frees BE (best effort) pods of the
   CPUs that kubelet wrote (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go,
   getContainerCPUSet). It is ``CLEAR`` then, never a container without CPUs, and nothing at all where the
-  client asked for none or a hook before has chosen.
+  client requested none or a hook before has chosen.
 - CPUs and nodes that hooks may not give are left out of the answer and reported, and the rest of it counts:
   koordlet computes pools by itself, and would otherwise lose every answer. A set that holds all of what the
   container has (or of what a hook before has chosen) narrows nothing, so it claims nothing.
@@ -127,7 +127,7 @@ class _Choice(Generic[_S]):
         has: What the engine has chosen; None where it leaves it.
         chosen: What a hook before has chosen.
         allowed: What hooks may choose from.
-        by_client: The client has asked for a set.
+        by_client: The client has requested a set.
     """
 
     has: _S | None

@@ -66,7 +66,7 @@ def merge_resources(had: Resources | None, answer: Resources | None) -> Resource
 
 
 def merge_update(had: Resources | None, asked: Resources | None) -> Resources | None:
-    """Merge what an update asks for into all that was asked for before; None where nothing is known."""
+    """Merge what an update requests into all that was requested before; None where nothing is known."""
     if had is None or asked is None:
         return had
     after = _positive(had, asked)

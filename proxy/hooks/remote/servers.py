@@ -54,7 +54,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
 
     Raises:
         OurselvesError: It names our own socket.
-        HookError: The file does not name a server that can be asked.
+        HookError: The file does not name a server that can be called.
     """
     # Imported by nodes that have such a file only: grpc takes a while, and some megabytes.
     from proxy.hooks.remote.client import Client

@@ -30,7 +30,7 @@ class FleetFigures:
         placed: How many were admitted by a node, those that have left included.
         rejected: How many were bound to a node that rejected them, by reason.
         waiting: How many no node had room for until the end.
-        exclusive: How many ask for CPUs of their own.
+        exclusive: How many request CPUs of their own.
         possible: For how many of these a node had room on one NUMA node when they were last decided on.
         on_one: How many of these have been placed on one NUMA node.
         free_cpus: CPUs that could still be given to one container alone, at the end.

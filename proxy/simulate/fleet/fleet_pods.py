@@ -16,7 +16,7 @@ from proxy.simulate.pods import Guest, Mould
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PodKind:
-    """What pods ask for that are alike.
+    """What pods request that are alike.
 
     Attributes:
         stock: What the stock scheduler counts.
@@ -35,7 +35,7 @@ class FleetPod:
 
     Attributes:
         guest: The pod.
-        kind: What it asks for; the same object for pods that are alike.
+        kind: What it requests; the same object for pods that are alike.
     """
 
     guest: Guest
@@ -50,7 +50,7 @@ class FleetPod:
 
 
 def fleet_pods(guests: Iterable[Guest]) -> list[FleetPod]:
-    """Work out what pods ask for; once for those that are alike."""
+    """Work out what pods request; once for those that are alike."""
     of_mould: dict[int, PodKind] = {}
     alike: dict[Hashable, PodKind] = {}
     made = []

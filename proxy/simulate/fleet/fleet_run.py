@@ -2,7 +2,7 @@
 
 Theory. Pods come at their times. The scheduler chooses a node by what it knows; the node's engine, the code
 that ``serve`` runs, then admits or rejects the pod. A rejected pod has failed, as under kubelet: it holds
-nothing. A pod that no node has room for waits, and is tried again when a pod leaves; of pods that ask for the
+nothing. A pod that no node has room for waits, and is tried again when a pod leaves; of pods that request the
 same, the first that fails stands for the rest. In the end all that wait are tried until none finds a node:
 the scheduler may have looked at some of the nodes only. Time passes between events: a decision takes none.
 """
@@ -203,7 +203,7 @@ class FleetRun:
             now: The time of the simulation.
             leaving: Where pods that are placed are added.
             times: How long they run.
-            stand_in: Whether the first pod that fails stands for all that ask for the same.
+            stand_in: Whether the first pod that fails stands for all that request the same.
         """
         hopeless: set[PodKind] = set()
         before = len(self._waiting)

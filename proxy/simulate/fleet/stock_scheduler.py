@@ -14,7 +14,7 @@ Two plug-ins tell those nodes apart, each with weight 1 (apis/config/v1/default_
 The others give every node the same score where nodes have no taints and no images, and pods no affinity, no
 spread constraints and no owner that a Service or a ReplicaSet selects. A random number decides among equals.
 
-A score depends on the node and on what the pod asks for. So it is kept for each kind of pod and worked out
+A score depends on the node and on what the pod requests. So it is kept for each kind of pod and worked out
 again for the nodes that have changed since, which is one for each pod that was bound.
 """
 
