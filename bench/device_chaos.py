@@ -380,7 +380,7 @@ def all_back(one: Node, api: PodsApi, chaos: DeviceChaos) -> None:
             return
         has = len(one.runtime.containers[pod.container_id].config.devices)
         if has != DEVICES:
-            chaos.wrong.append(f"a pod that asked for {DEVICES} devices has {has}")
+            chaos.wrong.append(f"a pod that requested {DEVICES} devices has {has}")
 
 
 HEAD = ("creates with devices", "calls", "created", "refused", "p50", "p99", "slowest", "hung", "wrong")

@@ -119,4 +119,4 @@ def _said(node: ast.expr, link: Callable[[str], str]) -> str:
         case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[item, ast.Constant(value=v)])):
             assert v is ...
             return f"list of {_said(item, link)}"
-    raise ValueError(f"cannot describe the type {ast.unparse(node)!r} is")
+    raise ValueError(f"cannot describe the type {ast.unparse(node)!r}")

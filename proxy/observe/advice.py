@@ -172,7 +172,7 @@ def _fitting(missing: list[Shortfall], *, aligned: bool) -> str:
         return f"Ask for at most {counted(first.most, 'CPU')}: {where} more that can be owned"
     holder = "the machine" if first.nodes is None else nodes(first.nodes)
     known = "; ".join(
-        f"of {_figure(lack, lack.wanted)} asked for, {_figure(lack, lack.free)} were free"
+        f"of {_figure(lack, lack.wanted)} requested, {_figure(lack, lack.free)} were free"
         f"{f', and {lack.kept} must stay in the shared pool' if lack.kept else ''}"
         for lack in missing
     )

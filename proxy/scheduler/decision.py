@@ -272,7 +272,7 @@ def _refused_in_some_order(expected: ExpectedNode, demand: PodDemand, unsure: in
 
     Args:
         expected: The node with its pending pods.
-        demand: The pod that is asked for.
+        demand: The pod to decide on.
         unsure: Of the pending pods and this one, those that may be refused (``_unsure``).
     """
     pods = (*expected.pending, demand)

@@ -66,7 +66,7 @@ def _headline(host: Host) -> str:
         for name, offer in _interesting(host)
     ]
     cpus = f"{len(host.owned)} of {counted(len(machine.online), 'CPU')} owned"
-    return f"{clean(host.name)}: {counted(host.guests, 'pod')}, {cpus}; asked for: {', '.join(asked)}"
+    return f"{clean(host.name)}: {counted(host.guests, 'pod')}, {cpus}; requested: {', '.join(asked)}"
 
 
 def _left(host: Host) -> str:

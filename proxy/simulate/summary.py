@@ -126,7 +126,7 @@ def too_small(rehearsal: Rehearsal) -> Iterator[str]:
         node = hosts[name].node
         if wanted > node.most_ownable:
             yield (
-                f"{clean(name)} is too small for {counted(count, 'pod')} that asked for {wanted} CPUs of"
+                f"{clean(name)} is too small for {counted(count, 'pod')} that requested {wanted} CPUs of"
                 f" {'its' if count == 1 else 'their'} own: of its {counted(len(node.machine.online), 'CPU')},"
                 f" {node.most_ownable} can be owned"
             )

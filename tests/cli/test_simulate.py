@@ -61,7 +61,7 @@ def run(words: str, stdin: str = "") -> str:
 def test_pods_on_a_described_machine() -> None:
     out = run("pod.yaml --replicas 3 --machine m.json --config single.yaml")
     assert out.splitlines()[:3] == [
-        "m: 2 pods, 12 of 16 CPUs owned; asked for: cpu 12 of 16, memory 2 GiB of 128 GiB",
+        "m: 2 pods, 12 of 16 CPUs owned; requested: cpu 12 of 16, memory 2 GiB of 128 GiB",
         "  node 0  ######..  6 owned  2 left  1 pod",
         "  node 1  ######..  6 owned  2 left  1 pod",
     ]
@@ -86,11 +86,11 @@ def test_a_machine_that_is_too_small_for_a_pod_is_named(place: Path) -> None:
     (place / "two.yaml").write_text(POD.replace("cpu: 6", "cpu: 2"))
     out = run("two.yaml --sysfs-root laptop --config static.yaml --replicas 5")
     assert "  refused                    5" in out
-    note = "machine is too small for 5 pods that asked for 2 CPUs of their own: of its 2 CPUs, 1 can be owned"
+    note = "machine is too small for 5 pods that requested 2 CPUs of their own: of its 2 CPUs, 1 can be owned"
     assert out.splitlines()[-1] == f"note: {note}"
     data = json.loads(run("two.yaml --sysfs-root laptop --config static.yaml --json"))
     assert data["notes"] == [
-        "machine is too small for 1 pod that asked for 2 CPUs of its own: of its 2 CPUs, 1 can be owned"
+        "machine is too small for 1 pod that requested 2 CPUs of its own: of its 2 CPUs, 1 can be owned"
     ]
     roomy = run("pod.yaml --machine m.json --config static.yaml --replicas 3")
     assert "too small" not in roomy

@@ -3,7 +3,7 @@
 kubelet's CPU manager sends UpdateContainerResources for every container, again and again, with what it
 believes the container's CPUs are: the whole machine, or what it pinned. Meanwhile a second thread reads the
 kernel as fast as it can: the cpuset file of each container, and where its tasks may run. From the moment
-at which StartContainer of an owner is sent until its end is asked for, no task of another may be let onto its
+at which StartContainer of an owner is sent until its end is requested, no task of another may be let onto its
 CPU; and a set changes as often as its pool does, no more.
 """
 

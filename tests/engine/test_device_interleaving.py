@@ -69,7 +69,7 @@ class Call:
     Attributes:
         stage: ``asked``: its plug-in is asked what it prefers; ``allocating``; ``recording``; ``runtime``;
             ``made``: the runtime has it, and the daemon has not heard of it.
-        ids: The devices that its plug-in is asked for, and then those in its request.
+        ids: The devices that its plug-in is requested, and then those in its request.
         gone: Its client has gone, or the daemon that sent it has crashed.
     """
 

@@ -1,4 +1,4 @@
-"""What the runtime has saved is not known after a start of the daemon: it is asked for, and mended."""
+"""What the runtime has saved is not known after a start of the daemon: it is requested, and mended."""
 
 from __future__ import annotations
 

@@ -115,5 +115,5 @@ def test_types_in_words() -> None:
     assert say("Sequence[PodFacts]") == say("tuple[PodFacts, ...]") == "list of PodFacts"
     assert say("Mask | None") == "Mask or None"
     assert say("int | _None") == "int or CLEAR"
-    with pytest.raises(ValueError, match="cannot describe the type 'set\\[int\\]' is"):
+    with pytest.raises(ValueError, match="cannot describe the type 'set\\[int\\]'"):
         say("set[int]")

@@ -118,7 +118,7 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
         ),
     )
     assert last.sentences == (
-        "It would fit if node 1 had 4 more free CPUs (of 20 asked for, 16 were free).",
+        "It would fit if node 1 had 4 more free CPUs (of 20 requested, 16 were free).",
         "The topology policy best-effort refuses no pod for alignment.",
         "Another node of the cluster may have room for it.",
     )
@@ -178,7 +178,7 @@ def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
     [
         (
             (Shortfall("cpu", Mask((0,)), 20, 19), Shortfall("cpu", Mask((1,)), 20, 12)),
-            "It would fit if node 0 had 1 more free CPU (of 20 asked for, 19 were free).",
+            "It would fit if node 0 had 1 more free CPU (of 20 requested, 19 were free).",
         ),
         (
             (
@@ -186,20 +186,20 @@ def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
                 Shortfall("x/gpu", NODE, 2, 0),
                 Shortfall("cpu", Mask((1,)), 20, 2),
             ),
-            "It would fit if node 1 had 18 more free CPUs (of 20 asked for, 2 were free).",
+            "It would fit if node 1 had 18 more free CPUs (of 20 requested, 2 were free).",
         ),
         (
             (Shortfall("memory", Mask((0, 1)), 3 << 30, 1 << 30), Shortfall("x/gpu", Mask((0, 1)), 2, 0)),
             (
                 "It would fit if nodes 0-1 had 2 GiB more of memory and 2 more of x/gpu"
-                " (of 3 GiB asked for, 1 GiB were free; of 2 asked for, 0 were free)."
+                " (of 3 GiB requested, 1 GiB were free; of 2 requested, 0 were free)."
             ),
         ),
         (
             (Shortfall("hugepages-2Mi", None, 4 << 20, 2 << 20), Shortfall("cpu", None, 2, 2)),
             (
                 "It would fit if the machine had 2 MiB more of hugepages-2Mi"
-                " (of 4 MiB asked for, 2 MiB were free)."
+                " (of 4 MiB requested, 2 MiB were free)."
             ),
         ),
     ],
@@ -573,7 +573,7 @@ HELD = (CpuHolder("ml/a/main", CpuSet.parse("2-3")), CpuHolder("ml/b", CpuSet.pa
         (
             Shortfall("cpu", None, 12, 8, most=15, holders=HELD),
             (
-                "It would fit if the machine had 4 more free CPUs (of 12 asked for, 8 were free)."
+                "It would fit if the machine had 4 more free CPUs (of 12 requested, 8 were free)."
                 " CPUs are owned by ml/a/main (CPUs 2-3) and ml/b (CPU 4)."
             ),
         ),
@@ -581,7 +581,7 @@ HELD = (CpuHolder("ml/a/main", CpuSet.parse("2-3")), CpuHolder("ml/b", CpuSet.pa
             Shortfall("cpu", None, 12, 12, kept=1, most=15, holders=HELD[1:], more_holders=2),
             (
                 "It would fit if the machine had 1 more free CPU"
-                " (of 12 asked for, 12 were free, and 1 must stay in the shared pool)."
+                " (of 12 requested, 12 were free, and 1 must stay in the shared pool)."
                 " CPUs are owned by ml/b (CPU 4) and 2 more."
             ),
         ),
@@ -596,7 +596,7 @@ HELD = (CpuHolder("ml/a/main", CpuSet.parse("2-3")), CpuHolder("ml/b", CpuSet.pa
         (
             Shortfall("cpu", NODE, 6, 2, holders=HELD),
             (
-                "It would fit if node 0 had 4 more free CPUs (of 6 asked for, 2 were free)."
+                "It would fit if node 0 had 4 more free CPUs (of 6 requested, 2 were free)."
                 " CPUs of node 0 are owned by ml/a/main (CPUs 2-3) and ml/b (CPU 4)."
             ),
         ),
@@ -621,5 +621,5 @@ def test_what_would_help_has_numbers_and_names(lack: Shortfall, text: str) -> No
 def test_more_on_the_machine_may_not_be_enough_where_nodes_are_aligned() -> None:
     lack = Shortfall("cpu", None, 12, 8, most=15, holders=HELD)
     reported = replace(record("refused_single"), shortfalls=(lack,))
-    words = "It needs at least 4 more free CPUs (of 12 asked for, 8 were free)."
+    words = "It needs at least 4 more free CPUs (of 12 requested, 8 were free)."
     assert section(reported, "What would help")[0] == words

@@ -68,7 +68,7 @@ def test_a_report(pod: MakePod) -> None:
     guests += [pod("d", requests={"cpu": "500m"})]
     lines = report(*play(RESTRICTED, guests), ["some note"], verbose=False)
     assert lines == [
-        "m: 4 pods, 12 of 16 CPUs owned; asked for: cpu 12.5 of 14, memory 3 GiB of 128 GiB",
+        "m: 4 pods, 12 of 16 CPUs owned; requested: cpu 12.5 of 14, memory 3 GiB of 128 GiB",
         "  node 0  ####==..  4 owned  2 reserved  2 left  1 pod",
         "  node 1  ########  8 owned              0 left  2 pods",
         "  left 2 CPUs, 2 in whole cores; at most 2 on one node, or 2 in whole cores",

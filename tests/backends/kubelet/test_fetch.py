@@ -159,7 +159,7 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.pem")
     said = failure(pods_url="https://127.0.0.1:1", ca_file=missing)
     assert f"cannot use the certificates of {missing}: " in said
-    assert f"our certificate {missing}" in failure(pods_url="https://127.0.0.1:1", cert_file=missing)
+    assert f"the certificate {missing}" in failure(pods_url="https://127.0.0.1:1", cert_file=missing)
 
 
 @pytest.mark.parametrize(

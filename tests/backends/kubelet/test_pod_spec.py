@@ -1,4 +1,4 @@
-"""Pod objects, read: what is asked for, which QoS class it is, and what is said of bad ones."""
+"""Pod objects, read: what is requested, which QoS class it is, and what is said of bad ones."""
 
 from __future__ import annotations
 

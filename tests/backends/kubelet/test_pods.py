@@ -1,4 +1,4 @@
-"""Finding a pod in kubelet's list: which lists are asked for, and which pod is the one."""
+"""Finding a pod in kubelet's list: which lists are requested, and which pod is the one."""
 
 from __future__ import annotations
 

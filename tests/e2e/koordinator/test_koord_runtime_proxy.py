@@ -25,7 +25,7 @@ REST = online() - LAST
 
 
 def config_of(cri: Any, container: str) -> Any:
-    """What the runtime was asked for, by its own account."""
+    """What the runtime was requested, by its own account."""
     return json.loads(cri.status(container, verbose=True).info["info"])["config"]
 
 

@@ -27,12 +27,12 @@ GPUS = {"scheduling.koordinator.sh/device-allocated": '{"gpu":[{"minor":1},{"min
 
 
 def config_of(cri: Any, container: str) -> Any:
-    """What the runtime was asked for, by its own account."""
+    """What the runtime was requested, by its own account."""
     return json.loads(cri.status(container, verbose=True).info["info"])["config"]
 
 
 def envs_of(cri: Any, container: str) -> list[tuple[str, str]]:
-    """The environment that the runtime was asked for, in its order."""
+    """The environment that the runtime was requested, in its order."""
     return [(entry["key"], entry["value"]) for entry in config_of(cri, container).get("envs") or ()]
 
 

@@ -122,7 +122,7 @@ failed() {
 }
 
 rm -f "$ready"
-trap 'say "was asked to stop"; exit 143' TERM INT
+trap 'say "received a signal to stop"; exit 143' TERM INT
 turn take
 before=detached
 if is_installed && attached; then before=attached; fi
