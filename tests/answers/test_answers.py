@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import jsonschema
 import pytest
 
-from proxy.cli.main import cli
 from proxy.model import schema_ids
 from tests.answers.conftest import Answers
 from tests.testkit.answers import SCHEMAS, check, parts, schemas
+from tests.testkit.commands import commands
 
 PAGE = (Path(__file__).parents[2] / "docs/json.md").read_text()
 IDS = sorted(value for name, value in vars(schema_ids).items() if name.isupper())
@@ -90,19 +88,11 @@ def test_optional_keys_are_there_in_some_answer(answers: Answers) -> None:
     assert described - {key for page in pages for key in page} == set()
 
 
-def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, (*words, name))
-        else:
-            yield " ".join((*words, name)), command
-
-
 def test_every_command_with_json_is_in_the_table() -> None:
     named = {word for row in ROWS for word in re.findall(r"`([^`]+)`", row[0])}
-    with_json = {name for name, command in commands(cli) if any("--json" in p.opts for p in command.params)}
+    with_json = {
+        name for name, command in commands().items() if any("--json" in p.opts for p in command.params)
+    }
     assert {word.partition(" --")[0] for word in named} == with_json
 
 

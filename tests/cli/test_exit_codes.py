@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from proxy.cli.exit_codes import ALL, EXIT_CODES, PAGE, codes_of, table
 from proxy.cli.main import EX_IOERR, cli, command_line
 from proxy.model import errors
 from proxy.model.errors import TopoproxyError
+from tests.testkit.commands import commands
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = {
@@ -28,17 +28,7 @@ ARGUMENTS = {
 """What commands need beside options."""
 
 
-def commands(group: click.Group = cli, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, (*words, name))
-        else:
-            yield " ".join((*words, name)), command
-
-
-EACH = dict(commands())
+EACH = commands()
 
 
 def those_with(code: int) -> list[str]:
