@@ -74,7 +74,6 @@ def test_null_is_absent() -> None:
         ("fields", []),
         ("each", {}),
         ("each", [1]),
-        ("texts", {"b": 1}),
         ("amounts", {"cpu": "x"}),
         ("amounts", {"cpu": True}),
         ("amounts", ["cpu"]),
@@ -95,7 +94,7 @@ def test_objects_of_null_are_none() -> None:
     assert list(objects(None, "it")) == []
 
 
-@given(JSON, st.sampled_from(["text", "number", "flag", "fields", "each", "texts", "amounts"]))
+@given(JSON, st.sampled_from(["text", "number", "flag", "fields", "each", "amounts"]))
 def test_nothing_but_value_errors_for_any_json(raw: object, call: str) -> None:
     with contextlib.suppress(ValueError):
         found = getattr(Fields({"a": raw}), call)("a")

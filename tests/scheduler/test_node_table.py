@@ -117,7 +117,7 @@ def test_a_node_that_vanishes_and_comes_back_has_its_pods(table: NodeTable) -> N
     full = score()
     assert full < empty
     table.remove("n1")
-    assert table.place("n1", asked).message == "nothing is known of it"
+    assert table.place("n1", asked).message == "no object describes the node"
     table.put(node("n1", free="1-15", pods={}), 1.0)
     assert score() == full
     assert [each.pod for each in table.pending("n1")] == ["a"]

@@ -27,7 +27,7 @@ from proxy.allocation.memory.request import container_amounts, gets_memory
 from proxy.allocation.memory.state import MemoryRefused, MemoryState
 from proxy.model.grants import Block, Blocks
 from proxy.model.hint import TopologyHint
-from proxy.model.idset import Mask, union
+from proxy.model.idset import Mask
 from proxy.model.phrases import nodes
 from proxy.model.quantity import show_quantity
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
@@ -130,7 +130,3 @@ def _shrink(state: MemoryState, pod: PodRequests, ask: ContainerResources, block
             rest.append(replace(own, size=own.size - part))
         state = state.with_blocks(pod.uid, earlier.name, tuple(rest))
     return state
-
-
-def _union(blocks: Blocks) -> int:
-    return union(block.affinity.bits for block in blocks)

@@ -136,7 +136,7 @@ def test_an_abandoned_call_is_interrupted_and_ends(house: Runners) -> None:
     "module", ["logging.config", "importlib", "threading", "asyncio.events", "grpc._channel"]
 )
 def test_nothing_is_thrown_into_code_that_holds_locks_of_others(house: Runners, module: str) -> None:
-    source = "def hold(until, call):\n    while not wait_until():\n        call()\n"
+    source = "def hold(until, call):\n    while not until():\n        call()\n"
     space: dict[str, Any] = {"__name__": module}
     exec(source, space)
     over = threading.Event()
