@@ -95,10 +95,10 @@ class HttpServer:
             if not self._draining:
                 raise
         finally:
-            self._connections.pop(task, None)
             writer.close()
-            with contextlib.suppress(OSError, TimeoutError):
+            with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(writer.wait_closed(), 1.0)
+            self._connections.pop(task, None)
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]

@@ -219,12 +219,15 @@ class ExtenderService:
         age = self._view.age
         if self.draining:
             raise CannotDecideError("cannot decide: this replica ends")
-        if not self._lease.held:
-            raise CannotDecideError("cannot decide: another replica holds the lease, or it cannot be renewed")
+        self._check_lease()
         if age is None:
             raise CannotDecideError("cannot decide: the cluster has not been read yet")
         if age > STALE_S:
             raise CannotDecideError(f"cannot decide: the copy of the cluster is {age:.0f} seconds old")
+
+    def _check_lease(self) -> None:
+        if not self._lease.held:
+            raise CannotDecideError("cannot decide: another replica holds the lease, or it cannot be renewed")
 
     def _undecided(self, names: list[str], failed: Mapping[str, str]) -> str:
         """Return why a pod that fits nowhere may fit in a moment; empty where it may not."""
@@ -276,7 +279,7 @@ class ExtenderService:
             async with asyncio.timeout(BIND_S):
                 path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
                 # A process that was paused goes on where it was, and the lease may be another replica's.
-                await self._api.create(path, value, within=BIND_S, check=self._check)
+                await self._api.create(path, value, within=BIND_S, check=self._check_lease)
         except CannotDecideError:
             self._table.release(demand.key, asyncio.get_running_loop().time())
             raise
