@@ -103,8 +103,12 @@ class ExtenderProcess:
             return f"{error.code}: {error.read().decode()}"
 
     def is_ready(self) -> bool:
+        return self.answers("/readyz")
+
+    def answers(self, path: str) -> bool:
+        """Return whether a page for probes says that all is well."""
         try:
-            return self.get("/readyz") == "ok\n"
+            return self.get(path) == "ok\n"
         except OSError:
             return False
 

@@ -133,6 +133,7 @@ def test_a_lease_that_moves_while_its_holder_is_paused(bed: SchedulingBed, tmp_p
     bed.plane.start_scheduler(**{**config, "profiles": [{"schedulerName": "by-relay"}]})
     second.start(wait=False, environment=clock.environment)
     try:
+        until(lambda: second.answers("/livez"))
         time.sleep(2)
         assert first.is_ready()
         assert "another replica holds the lease" in second.get("/readyz")
@@ -149,5 +150,6 @@ def test_a_lease_that_moves_while_its_holder_is_paused(bed: SchedulingBed, tmp_p
         bed.until_all_run(count)
     finally:
         second.stop()
+        first.kill()
         first.start()
         relay.close()
