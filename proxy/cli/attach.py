@@ -91,11 +91,10 @@ def attach(file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Pa
     Ends with 0 when kubelet is attached, 1 when it cannot be (nothing has changed then), 65 when the journal
     of an earlier attach cannot be read, 73 when a file cannot be written.
     """
-    from proxy.attach.service import attach as carry_out
-    from proxy.attach.service import planned
+    from proxy.attach import service
 
     node = node_for(file, root)
-    changes = planned(node)
+    changes = service.planned(node)
     for change in changes:
         click.echo(change.diff(), nl=False)
     if dry_run:
@@ -103,4 +102,4 @@ def attach(file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Pa
         return
     if changes:
         confirm("Make this change and restart kubelet?", yes=yes)
-    click.echo(carry_out(node, timeout))
+    click.echo(service.attach(node, timeout))

@@ -28,9 +28,8 @@ def detach(
     journal cannot be read, 73 when a file cannot be written.
     """
     from proxy.attach import journal as journals
+    from proxy.attach import service
     from proxy.attach.changes import FileChange
-    from proxy.attach.service import detach as carry_out
-    from proxy.attach.service import refuse_foreign, strays_of
 
     node = node_for(file, root)
     journal = journals.load(node.state)
@@ -40,12 +39,12 @@ def detach(
             now = path.read_bytes() if path.is_file() else None
             removed = "" if target is not None else f"{change.path} is removed\n"
             click.echo(removed or FileChange(change.path, now, target or b"").diff(), nl=False)
-        for change in strays_of(node, journal):
+        for change in service.strays_of(node, journal):
             click.echo(change.diff(), nl=False)
         if not dry_run:
-            refuse_foreign(node, journal, force=force)
+            service.refuse_foreign(node, journal, force=force)
             confirm("Restore this and restart kubelet?", yes=yes)
     if dry_run:
         click.echo("nothing is changed" if journal is not None else "kubelet is not attached")
         return
-    click.echo(carry_out(node, timeout, force=force, release=not no_release))
+    click.echo(service.detach(node, timeout, force=force, release=not no_release))

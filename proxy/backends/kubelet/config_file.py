@@ -10,6 +10,7 @@ from proxy.backends.kubelet.manager_settings import ManagerSettings, manager_set
 from proxy.backends.kubelet.settings import KubeletError
 from proxy.backends.kubelet.small_file import Stamp, read_small, stamp
 from proxy.pools.go_json import load
+from proxy.topology.yaml_events import read_yaml
 
 KIND = "KubeletConfiguration"
 
@@ -52,13 +53,7 @@ def _parsed(content: bytes) -> dict[str, object]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
-    raw: object
-    if text.lstrip().startswith("{"):
-        raw = load(text, largest=None)
-    else:
-        from proxy.topology.yaml_events import read_yaml
-
-        raw = read_yaml(text)
+    raw = load(text, largest=None) if text.lstrip().startswith("{") else read_yaml(text)
     if not isinstance(raw, dict) or raw.get("kind", KIND) != KIND:
         raise ValueError(f"it holds no {KIND}")
     return raw
