@@ -9,8 +9,8 @@ Back-pressure. What the other end brings fills this end's buffer up to ``HIGH_WA
 above ``own_water`` are frames that the relay itself has written in answer to what came from *this* end
 (refusals, resets, window), so this end is not read either until the buffer is empty enough.
 
-Faults. The loop calls ``_readable`` and ``_writable`` again as long as the socket is ready, and an exception
-that leaves one of them would repeat for ever, or end the loop. None does: the link is notified, and ends.
+Faults. The loop calls ``_readable`` and ``_writable`` again as long as the socket is ready, so an exception
+that leaves one of them would repeat for ever. None does: the link is notified, and ends.
 """
 
 from __future__ import annotations

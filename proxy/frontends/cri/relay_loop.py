@@ -37,7 +37,13 @@ class _RelaySelector(selectors.BaseSelector):
         stirred: Since the last question to the kernel, asyncio was given something to do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+        """Watch nothing yet.
+
+        Args:
+            report: Takes what a function raises, as asyncio describes it.
+        """
+        self._report = report
         self._others = selectors.EpollSelector()
         self._epoll = epoll()
         self._epoll.register(self._others.fileno(), EPOLLIN)
@@ -75,12 +81,13 @@ class _RelaySelector(selectors.BaseSelector):
                     others |= fd == self._others.fileno()
                     continue
                 readable, writable = functions
-                if readable is not None and event & ~EPOLLOUT:
-                    readable()
-                    if writable is not None:
-                        writable = called.get(fd, (None, None))[1]
-                if writable is not None and event & ~EPOLLIN:
-                    writable()
+                try:
+                    if readable is not None and writable is None:
+                        readable()
+                    else:
+                        self._both(fd, event)
+                except Exception as error:  # noqa: BLE001  as asyncio does with a callback: the loop goes on
+                    self._report({"message": "a watched socket's function failed", "exception": error})
             if others:
                 return self._others.select(0)
             if self.stirred or not events:
@@ -89,6 +96,15 @@ class _RelaySelector(selectors.BaseSelector):
                 timeout = end - time.monotonic()
                 if timeout <= 0:
                     return []
+
+    def _both(self, fd: int, event: int) -> None:
+        """Call the functions of a socket that is to be written; the first one may have ended its watch."""
+        readable = self.called[fd][0]
+        if readable is not None and event & ~EPOLLOUT:
+            readable()
+        writable = self.called.get(fd, (None, None))[1]
+        if writable is not None and event & ~EPOLLIN:
+            writable()
 
     def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
         """Add a file descriptor of asyncio's."""
@@ -117,13 +133,13 @@ class RelayLoop(asyncio.SelectorEventLoop):
     """The loop of the daemon."""
 
     def __init__(self) -> None:
-        self._relayed = _RelaySelector()
+        self._relayed = _RelaySelector(self.call_exception_handler)
         super().__init__(self._relayed)
 
     def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
         """Have functions called from now on, instead of those that were given before.
 
-        They must not raise: whatever they raise ends the loop.
+        What they raise goes to the loop's exception handler; the socket is still watched.
 
         Args:
             fd: A socket that asyncio does not watch.

@@ -228,6 +228,31 @@ def test_functions_can_be_replaced(pairs):
     assert calls == ["now"]
 
 
+def test_what_a_function_raises_is_reported_and_the_loop_goes_on(pairs):
+    (one, other), (two, away) = pairs(), pairs()
+    reported = []
+
+    async def day(loop: RelayLoop) -> bytes:
+        loop.set_exception_handler(lambda _, context: reported.append(context))
+        done = loop.create_future()
+
+        def broken() -> None:
+            if len(reported) == 3:
+                quiet(loop, one)
+            raise ValueError("broken")
+
+        loop.watch(one.fileno(), broken, None)
+        loop.watch(two.fileno(), lambda: (quiet(loop, two), done.set_result(two.recv(8))), None)
+        other.send(b"unread")
+        away.send(b"read")
+        got = await done
+        await asyncio.sleep(0.02)
+        return got
+
+    assert live(day) == b"read"
+    assert [str(context["exception"]) for context in reported] == ["broken"] * 4
+
+
 def test_a_socket_without_functions_is_not_watched_even_if_its_peer_is_gone(pairs):
     one, other = pairs()
 
