@@ -199,7 +199,8 @@ class Bed:
         )
         self.lines = []
         assert self.process.stdout.readline() == "ready\n"
-        threading.Thread(target=self.read, daemon=True).start()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
         self.clients = []
 
     def read(self):
@@ -209,6 +210,13 @@ class Bed:
     def client(self):
         self.clients.append(Client(self.path))
         return self.clients[-1]
+
+    def end(self):
+        """End the process; give all that it has said."""
+        self.process.stdin.close()
+        self.process.wait(10)
+        self.reader.join(10)
+        return self.lines
 
     def rss(self):
         """MiB in memory now."""
@@ -229,7 +237,6 @@ class Bed:
     def close(self):
         for client in self.clients:
             client.close()
-        self.process.stdin.close()
-        self.process.wait(10)
+        self.end()
         self.process.stdout.close()
         self.runtime.close()

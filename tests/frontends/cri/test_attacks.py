@@ -46,7 +46,7 @@ def test_empty_data_of_a_held_stream_ends_the_connection_for_free(bed):
     assert ends_calmly(client)
     assert bed.peak() - before < GROWTH_MIB
     assert bed.client().answered()
-    assert len([line for line in bed.lines if "empty frames" in line]) == 1
+    assert len([line for line in bed.end() if "empty frames" in line]) == 1
 
 
 def test_a_body_in_tiny_frames_costs_what_it_holds(bed):
