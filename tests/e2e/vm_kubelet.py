@@ -141,11 +141,16 @@ class Bed:
             if self.process.poll() is not None:  # it gives the runtime 5 s to answer; here that may be short
                 step(f"kubelet ended: {Path('/out/kubelet.log').read_text()[-300:]}")
                 self._launch()
-            with suppress(OSError):
-                return self.pods() is not None and POD_RESOURCES.exists()
-            return False
+            return self.has_its_pods()
 
         step(f"kubelet answers after {wait('kubelet to answer', answers, LONG_S):.1f} s")
+
+    def has_its_pods(self) -> bool:
+        """Whether kubelet answers, and has read the manifests of all pods: it answers before it does that."""
+        with suppress(OSError):
+            manifests = {path.stem for path in MANIFESTS.glob("*.yaml")}
+            return POD_RESOURCES.exists() and self.pods().keys() >= manifests
+        return False
 
     def _launch(self) -> None:
         command = ["/in/kubelet", "--config", "/etc/kubelet/config.yaml", *self.arguments]

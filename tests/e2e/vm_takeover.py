@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vm_guest import ALL, FOLDER, LONG_S, Daemon, step, wait
-from vm_kubelet import MANIFESTS, POD_RESOURCES, ROOT, Bed, container, kubelet_settings
+from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
 
 from proxy.backends.kubelet.checkpoint_contents import HeldCpus, held_cpus
 from proxy.backends.kubelet.checkpoints import read_cpu
@@ -57,10 +57,7 @@ class TakenBed(Bed):
             if self.process.poll() is not None:
                 step(f"kubelet ended: {LOG.read_text()[-300:]}")
                 self._launch()
-            try:
-                return self.pods() is not None and POD_RESOURCES.exists()
-            except OSError:
-                return False
+            return self.has_its_pods()
 
         took = wait("kubelet to answer", answers, LONG_S)
         log = LOG.read_text()
