@@ -69,7 +69,8 @@ class NodeFacts(Struct, frozen=True):
         kubelet: Its settings and checkpoint.
         pods: Live pods.
         chosen: CPUs that were chosen on the node itself, without a scheduler.
-        kept: CPUs that stay in the shared pool; a scheduler knows them as kubelet's reserve.
+        kept: CPUs that no new pod may own: reserved CPUs, and those that stay in the shared pool. A scheduler
+            knows them as kubelet's reserve.
         basic: What is known of the processor, by the keys of ``cpu-basic-info``.
     """
 

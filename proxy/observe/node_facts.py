@@ -72,7 +72,7 @@ def node_facts(
         kubelet=_kubelet(node, manager or CpuManager(), ours=applied),
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_coming(state)),
-        kept=kept_shared(state) if applied else CpuSet(),
+        kept=kept_shared(state) | node.reserved if applied else CpuSet(),
     )
 
 

@@ -17,6 +17,7 @@ from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.mode import NodeMode
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.observe.json_access import as_map
 from proxy.observe.koordinator import POD_ALLOCS, node_resource_topology
 from proxy.observe.node_description import describe_node
 from proxy.observe.node_facts import node_facts
@@ -82,6 +83,14 @@ def test_the_floor_of_the_shared_pool_is_not_free_and_schedulers_know_it_as_rese
     assert json.loads(metadata["annotations"][MANAGER_POLICY])["reservedCPUs"] == "3,7,11,15"
     observed = structs.replace(state, mode=NodeMode.OBSERVE)
     assert describe_node(observed, "n1")["freeCPUs"] == "1-7,9-15"
+
+
+def test_schedulers_know_reserved_cpus_as_reserve_where_there_is_no_floor() -> None:
+    state = NodeState.empty(replace(NODE, reserved=CpuSet((1, 9)), admission=AdmissionRules(floor=0)))
+    texts = as_map(as_map(node_resource_topology(MACHINE, node_facts(state, "n1"))["metadata"])["annotations"])
+    assert json.loads(str(texts[MANAGER_POLICY])) == {"reservedCPUs": "1,9"}
+    observed = node_facts(structs.replace(state, mode=NodeMode.OBSERVE), "n1")
+    assert observed.kept == CpuSet()
 
 
 @pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.RELEASED])
