@@ -164,9 +164,10 @@ bench-fleet: venv ## simulate a fleet of 5,000 nodes and 100,000 pods with both 
 	@$(BIN)/python bench/fleet.py $(FLEET_ARGS)
 
 # 5,000 nodes take a minute to be read; with the programs some minutes more.
-bench-scheduler: venv ## measure the scheduler extender: answers, memory, pods a second beside the stock scheduler: needs go, etcd
+bench-scheduler: venv ## measure the scheduler extender: answers, memory, pods a second; CASES=peers: beside other schedulers: needs go, etcd
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver kube-scheduler | tail -n 1) || exit 1; \
-	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m tests.cluster.extender_figures $(CASES)
+	readers=$(if $(filter peers,$(CASES)),$$(sh tests/cluster/build_readers.sh | tail -n 1)); \
+	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin TOPOPROXY_READERS=$$readers $(BIN)/python -m tests.cluster.extender_figures $(CASES)
 
 lint: venv ## check style, types, and the import layers of packages
 	@$(BIN)/ruff check --quiet .

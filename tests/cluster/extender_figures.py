@@ -1,11 +1,11 @@
 """Figures of the extender: answers at 1,000 and 5,000 nodes, memory, and pods bound a second.
 
-    make bench-scheduler
+    make bench-scheduler [CASES="answers rates peers"]
 
 Answers are those of the service, from the bytes of a request to the bytes of its answer, while pods are
 promised to the nodes; their times are those of the processor. Pods a second are those of the real
 kube-scheduler with the extender and without, on one fleet in one run; without the programs of
-TOPOPROXY_CLUSTER that part is left out.
+TOPOPROXY_CLUSTER that part is left out. The case ``peers`` is that of tests/cluster/peer_figures.py.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from proxy.scheduler.pod_demand import read_demand
 from proxy.scheduler.scores import Strategy
 from tests.cluster.control_plane import missing
 from tests.cluster.extender_process import SCHEDULER
+from tests.cluster.peer_figures import print_peers
 from tests.cluster.scheduling_bed import SIZES as BURST_SIZES
 from tests.cluster.scheduling_bed import scheduling_bed
 from tests.extender.extender_bed import ClusterApi, asked
@@ -41,7 +42,7 @@ from tests.scheduler.objects import Json, numatopology, pod
 NUMA_NODES, CORES = 4, 16
 SIZES = (2, 4, 8, 16)
 TURNS = 2
-RATES = ((50, 400), (50, 460), (1000, 600))
+RATES = ((50, 400), (50, 460), (500, 1200), (1000, 600))
 """Nodes and pods."""
 UNSHOWN = 60
 """Pods whose promises are pending: those of a second."""
@@ -155,15 +156,26 @@ def print_rates(nodes: int, pods: int) -> None:
         print(f"; the extender has {bed.extender.resident_mib():.0f} MiB; load {os.getloadavg()[0]:.1f}")
 
 
-def main() -> None:
-    """Print all figures; with the argument ``rates``, only those of the programs."""
-    for nodes in () if sys.argv[1:] == ["rates"] else (1000, 5000):
-        print_answers(nodes)
+def print_all_rates() -> None:
     if reason := missing("kube-scheduler"):
         print(f"pods a second: {reason}")
         return
     for nodes, pods in RATES:
         print_rates(nodes, pods)
+
+
+def print_all_answers() -> None:
+    for nodes in (1000, 5000):
+        print_answers(nodes)
+
+
+CASES = {"answers": print_all_answers, "rates": print_all_rates, "peers": print_peers}
+
+
+def main() -> None:
+    """Print the figures of the cases that are named; without a name those of the extender."""
+    for case in sys.argv[1:] or ("answers", "rates"):
+        CASES[case]()
 
 
 if __name__ == "__main__":

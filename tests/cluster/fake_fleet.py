@@ -1,7 +1,7 @@
 """A fleet of nodes as objects, which admit pods by the engine and publish what they hold some time later.
 
-A node of the fleet does what kubelet and the exporter do, as far as schedulers see it: a pod that is bound is
-admitted or fails with kubelet's reason, and the Numatopology follows after a delay.
+A node of the fleet does what kubelet, the daemon and its agent do, as far as schedulers see it: a pod that is
+bound is admitted or fails with kubelet's reason, and the agent's object of the node follows after a delay.
 """
 
 from __future__ import annotations
@@ -13,24 +13,29 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
+from proxy.agent.objects.node_page import NodePage, read_node_page
+from proxy.agent.objects.node_resource_topology import koordinator_topology, nfd_topology, path
+from proxy.agent.objects.numatopology import numatopology
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.pod_dry_run import dry_run
 from proxy.engine.state import NodeState
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, union
 from proxy.model.options import Scope, TopologyPolicy
+from proxy.observe.node_description import describe_node
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.scheduler.node_facts import machine_of
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import read_demand
 from tests.cluster.api_client import ApiError, Json
 from tests.cluster.control_plane import ControlPlane
-from tests.scheduler.objects import numatopology, pod
+from tests.scheduler.objects import numatopology as imitated_numatopology
+from tests.scheduler.objects import pod
 
 PODS = "/api/v1/namespaces/fleet/pods"
 NUMATOPOLOGIES = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
@@ -40,24 +45,31 @@ HEAD = {"apiVersion": "v1", "kind": "Pod"}
 POLL_S = 0.15
 
 
+FORMS: dict[str, tuple[str, Callable[[NodePage], Json]]] = {
+    "numatopology": (NUMATOPOLOGIES, numatopology),
+    "nfd": (path("v1alpha2"), nfd_topology),
+    "koordinator": (path("v1alpha1"), koordinator_topology),
+}
+"""Objects that describe a node: their collection, and what makes one."""
+
+
 class FakeNode:
     """One node: the engine's state, and the pods on it."""
 
-    def __init__(self, name: str, numa_nodes: int, cores: int) -> None:
+    def __init__(self, name: str, numa_nodes: int, cores: int, scope: Scope = Scope.CONTAINER) -> None:
         self.name = name
-        self._shape: dict[str, Any] = {"numa_nodes": numa_nodes, "cores": cores, "policy": "single-numa-node"}
-        rows = read_numatopology(numatopology(name, **self._shape)).cpus
-        machine = machine_of(rows, {})
+        shape = imitated_numatopology(name, numa_nodes=numa_nodes, cores=cores)
+        memory = tuple((numa, "memory", 64 << 30) for numa in range(numa_nodes))
+        machine = machine_of(read_numatopology(shape).cpus, {}, memory)
         node = Node(
             machine,
             CpuTopology.of(machine),
             static=True,
             reserved=CpuSet([0]),
             policy=TopologyPolicy.SINGLE_NUMA_NODE,
-            scope=Scope.CONTAINER,
+            scope=scope,
         )
         self.state = NodeState.empty(node)
-        self.refs: dict[str, str] = {}
 
     def admit(self, raw: Json) -> str:
         """Admit a pod; returns the reason of the rejection, empty where it is admitted."""
@@ -73,11 +85,22 @@ class FakeNode:
         for sandbox in pods:
             self.state = self.state.without_pod(sandbox)
 
-    def published(self) -> Json:
-        held = {owner.partition("/")[0]: str(each.cpus) for owner, each in self.state.owners.items()}
-        taken = CpuSet.parse(",".join(held.values()))
-        free = self.state.node.machine.online - taken - self.state.node.reserved
-        return numatopology(self.name, free=str(free), pods=held, **self._shape)
+    def published(self, form: str = "numatopology") -> Json:
+        """Return what the agent publishes about the node."""
+        _, make = FORMS[form]
+        return make(read_node_page(describe_node(self.state, self.name)))
+
+    def taken_again(self, raw: Json) -> CpuSet:
+        """Return the CPUs that the annotation of an arriving pod names although another pod owns them."""
+        text = raw["metadata"].get("annotations", {}).get(RESOURCE_STATUS, "{}")
+        named = CpuSet.parse(json.loads(text).get("cpuset", ""))
+        return named & CpuSet.from_bits(union(each.cpus.bits for each in self.state.owners.values()))
+
+    def aligned(self) -> int:
+        """Count containers whose CPUs are on one NUMA node."""
+        numa_nodes = self.state.node.machine.nodes
+        owners = self.state.owners.values()
+        return sum(any(owner.cpus <= numa.cpus for numa in numa_nodes) for owner in owners)
 
 
 class BoundPods:
@@ -139,16 +162,28 @@ class FakeFleet:
     Attributes:
         rejected: Pods that their node has rejected, by name.
         admitted: Names of pods to their nodes.
+        avoidable: How many pods their node has rejected while another one would have admitted them.
         delay_s: Mean seconds until the object of a node shows what has changed.
+        form: Which object the nodes publish.
     """
 
     def __init__(
-        self, plane: ControlPlane, nodes: int, *, numa_nodes: int = 4, cores: int = 4, delay_s: float = 1.0
+        self,
+        plane: ControlPlane,
+        nodes: int,
+        *,
+        numa_nodes: int = 4,
+        cores: int = 4,
+        delay_s: float = 1.0,
+        scope: Scope = Scope.CONTAINER,
     ) -> None:
         self.plane = plane
-        self.nodes = {f"f{n}": FakeNode(f"f{n}", numa_nodes, cores) for n in range(nodes)}
+        self.nodes = {f"f{n}": FakeNode(f"f{n}", numa_nodes, cores, scope) for n in range(nodes)}
         self.rejected: dict[str, str] = {}
         self.admitted: dict[str, str] = {}
+        self.avoidable = 0
+        self._taken_again = 0
+        self.form = "numatopology"
         self.times: list[float] = []
         self._bound = BoundPods(plane)
         self._seen: dict[str, str] = {}
@@ -184,21 +219,34 @@ class FakeFleet:
         self.plane.node(name)
         cpus = len(self.nodes[name].state.node.machine.online) - 1
         offers = {"cpu": str(cpus), "memory": "256Gi", "pods": "250"}
-        self.plane.merge(
-            f"/api/v1/nodes/{name}/status", {"status": {"capacity": offers, "allocatable": offers}}
-        )
+        ready = [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "imitated"}]
+        status = {"capacity": offers, "allocatable": offers, "conditions": ready}
+        self.plane.merge(f"/api/v1/nodes/{name}/status", {"status": status})
+
+    def publish_as(self, form: str) -> None:
+        """Delete the objects that describe the nodes, and publish those of a form from now on."""
+        self.plane.delete(FORMS[self.form][0])
+        self.form = form
+        list(self._pool.map(self._publish, self.nodes))
 
     def create_pods(self, prefix: str, sizes: list[int], scheduler: str, *, lsr_every: int = 0) -> None:
         """Create pods at once; one of so many has class LSR, so that the extender chooses its CPUs."""
 
-        def create(numbered: tuple[int, int]) -> None:
-            number, size = numbered
+        def made(number: int) -> Json:
             labels = {"koordinator.sh/qosClass": "LSR"} if lsr_every and number % lsr_every == 0 else {}
-            raw = pod(f"{prefix}{number}", size, labels=labels, schedulerName=scheduler)
+            return pod(f"{prefix}{number}", sizes[number], labels=labels, schedulerName=scheduler)
+
+        self.create(made, len(sizes))
+
+    def create(self, made: Callable[[int], Json], count: int) -> None:
+        """Create pods at once, from their numbers."""
+
+        def create(number: int) -> None:
+            raw = made(number)
             del raw["metadata"]["uid"], raw["metadata"]["namespace"]
             self.plane.create(PODS, raw)
 
-        list(self._pool.map(create, enumerate(sizes)))
+        list(self._pool.map(create, range(count)))
 
     @property
     def judged(self) -> int:
@@ -234,27 +282,39 @@ class FakeFleet:
             time.sleep(0.1)
         self.rejected.clear()
         self.admitted.clear()
+        self.avoidable = self._taken_again = 0
 
     def double_bookings(self) -> int:
-        """Count CPUs that two pods of one node own, or that the annotations of two pods name."""
+        """Count CPUs that two pods of one node own, or that a pod was given which another one owned."""
         owned = Counter(
             (node.name, cpu)
             for node in self.nodes.values()
             for owner in node.state.owners.values()
             for cpu in owner.cpus
         )
-        named = Counter(
-            (each["spec"]["nodeName"], cpu)
-            for each in self._bound.current().values()
-            if RESOURCE_STATUS in (texts := each["metadata"].get("annotations", {}))
-            for cpu in CpuSet.parse(json.loads(texts[RESOURCE_STATUS])["cpuset"])
-        )
-        return sum(count > 1 for times in (owned, named) for count in times.values())
+        return sum(count > 1 for count in owned.values()) + self._taken_again
+
+    def aligned(self) -> int:
+        """Count pods whose CPUs are on one NUMA node; each of them has one container."""
+        return sum(node.aligned() for node in self.nodes.values())
 
     def fits_somewhere(self, size: int) -> bool:
         """Return whether a node would admit a pod that asks for so many CPUs."""
         demand = read_demand(pod("asked", size))
         return any(dry_run(node.state, demand.arrival()).verdict.admitted for node in self.nodes.values())
+
+    def room_for(self, sizes: Iterable[int]) -> int:
+        """Count pods that nodes would admit one after the other."""
+        states, found = [node.state for node in self.nodes.values()], 0
+        for number, size in enumerate(sizes):
+            arrival = read_demand(pod(f"asked{number}", size)).arrival()
+            for at, state in enumerate(states):
+                outcome = dry_run(state, arrival)
+                if outcome.verdict.admitted:
+                    states[at] = outcome.state
+                    found += 1
+                    break
+        return found
 
     def figures(self, count: int) -> str:
         return f"{len(self.admitted)} of {count} pods run, {len(self.rejected)} rejected on the node"
@@ -263,8 +323,7 @@ class FakeFleet:
 
     def _create(self, node: FakeNode) -> None:
         self.create_node(node.name)
-        raw = {**node.published(), "kind": "Numatopology"}
-        self.plane.create(NUMATOPOLOGIES, raw)
+        self._publish(node.name)
 
     def _run(self) -> None:
         while not self._end.wait(POLL_S):
@@ -301,9 +360,11 @@ class FakeFleet:
     def _admit(self, raw: Json) -> None:
         name, node = raw["metadata"]["name"], raw["spec"]["nodeName"]
         self._seen[raw["metadata"]["uid"]] = node
+        self._taken_again += len(self.nodes[node].taken_again(raw))
         reason = self.nodes[node].admit(raw)
         if reason:
             self.rejected[name] = f"{node}: {reason}"
+            self.avoidable += self.fits_somewhere(read_demand(raw).exclusive)
         else:
             self.admitted[name] = node
         status = {"phase": "Failed", "reason": reason} if reason else {"phase": "Running"}
@@ -318,7 +379,5 @@ class FakeFleet:
         self._unsent.pop(path, None)
 
     def _publish(self, name: str) -> None:
-        spec = self.nodes[name].published()["spec"]
-        changing = {key: spec[key] for key in ("numares", "podAllocations")}
-        self.plane.merge(f"{NUMATOPOLOGIES}/{name}", {"spec": changing})
+        self.plane.apply(self.nodes[name].published(self.form))
         self._due.pop(name, None)

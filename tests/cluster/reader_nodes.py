@@ -1,4 +1,4 @@
-"""Imitated nodes whose objects the agent publishes, and a scheduler of another project that reads them.
+"""Imitated nodes whose objects the agent publishes.
 
 Each node has a daemon and an agent process. :class:`Nodes` does what kubelets do: it sends the sandbox and
 the container of each pod that is bound to a node to the daemon of that node, and reports the pod as running.
@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from proxy.demo import client as demo
 from proxy.demo.client import NAMESPACE, QOS_LABEL, STATUS_ANNOTATION, DemoPod, Started
@@ -28,7 +24,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
 from tests.cluster.agent_process import running_agent
 from tests.cluster.api_client import Json
-from tests.cluster.control_plane import ControlPlane, free_port, missing
+from tests.cluster.control_plane import ControlPlane
 from tests.testkit.daemon import DaemonNode, temporary_node
 
 SETTINGS = (
@@ -40,49 +36,6 @@ ON_NUMA = (CpuSet.parse("0-3,8-11"), CpuSet.parse("4-7,12-15"))
 """The CPUs of the two NUMA nodes of each node. CPU 0 is reserved; 2 CPUs of each stay in the shared pool."""
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 BIND_S = 60.0
-
-
-def missing_reader(program: str) -> str:
-    """Say why a reader cannot be tested here; empty if it can."""
-    if reason := missing():
-        return reason
-    directory = os.environ.get("TOPOPROXY_READERS", "")
-    if not directory:
-        return f"needs {program}, which make test-readers builds (TOPOPROXY_READERS: its directory)"
-    return "" if (Path(directory) / program).exists() else f"there is no {program} in {directory}"
-
-
-class Reader:
-    """A scheduler of another project."""
-
-    def __init__(self, plane: ControlPlane, program: str, config: Json, *arguments: str) -> None:
-        """Prepare to start it.
-
-        Args:
-            plane: Its API server.
-            program: Its name in TOPOPROXY_READERS.
-            config: Its configuration file.
-            arguments: More arguments; ``{config}``, ``{kubeconfig}`` and ``{port}`` are replaced.
-        """
-        self.log = plane.directory / f"{program}.log"
-        file = plane.directory / f"{program}.yaml"
-        file.write_text(yaml.safe_dump(config))
-        found = {"config": str(file), "kubeconfig": str(plane.kubeconfig()), "port": str(free_port())}
-        self._command = [f"{os.environ['TOPOPROXY_READERS']}/{program}"]
-        self._command += [each.format(**found) for each in arguments]
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        with self.log.open("ab") as output:
-            process = subprocess.Popen(
-                ["nice", *self._command], stdout=output, stderr=output, cwd=self.log.parent
-            )
-        try:
-            yield
-            assert process.poll() is None, self.log.read_text()[-3000:]
-        finally:
-            process.kill()
-            process.wait()
 
 
 @dataclass

@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from proxy.demo.client import NAMESPACE, QOS_LABEL
-from tests.cluster.api_client import Json
 from tests.cluster.conftest import DEPLOY
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.reader_nodes import NAMES, Nodes, Reader, missing_reader, on_nodes
+from tests.cluster.reader_nodes import NAMES, Nodes, on_nodes
+from tests.cluster.scheduler_programs import (
+    GROUP,
+    POLICY,
+    SchedulerProgram,
+    group_pod,
+    koordinator,
+    missing_reader,
+    topology_match,
+    volcano,
+)
 from tests.cluster.upstream_crds import crd
 from tests.testkit.waiting import wait_until
 
-KUBE_CONFIG = ("--config={config}", "--bind-address=127.0.0.1", "--secure-port={port}", "-v=4")
 SETTLED_S = 4.0
 Create = Callable[[str, int], None]
 
@@ -45,16 +52,6 @@ def control_plane(directory: Path, crds: str, program: str) -> Iterator[ControlP
         yield plane
     finally:
         plane.close()
-
-
-def scheduler_config(plane: ControlPlane, name: str, profile: Json) -> Json:
-    return {
-        "apiVersion": "kubescheduler.config.k8s.io/v1",
-        "kind": "KubeSchedulerConfiguration",
-        "clientConnection": {"kubeconfig": str(plane.kubeconfig())},
-        "leaderElection": {"leaderElect": False},
-        "profiles": [{"schedulerName": name, **profile}],
-    }
 
 
 def published(plane: ControlPlane, collection: str) -> bool:
@@ -109,7 +106,9 @@ def check(nodes: Nodes, count: int) -> None:
         assert each.annotated in ("", str(each.cpus)), name
 
 
-def beside_choices_of_nodes(reader: Reader, nodes: Nodes, bound: Callable[[Nodes, str, int], None]) -> None:
+def beside_choices_of_nodes(
+    reader: SchedulerProgram, nodes: Nodes, bound: Callable[[Nodes, str, int], None]
+) -> None:
     """CPUs that nodes have chosen for pods without a class are not chosen by Koordinator's scheduler.
 
     It counts them twice in their zone, by the pod's NUMA nodes and by our object: each node has room for two
@@ -137,36 +136,18 @@ def beside_choices_of_nodes(reader: Reader, nodes: Nodes, bound: Callable[[Nodes
 
 def test_node_resource_topology_match_with_its_cache(tmp_path: Path) -> None:
     with control_plane(tmp_path, "topology", "nrt-scheduler") as plane:
-        cache = {
-            "foreignPodsDetect": "OnlyExclusiveResources",
-            "resyncMethod": "Autodetect",
-            "informerMode": "Dedicated",
-        }
-        arguments = {
-            "apiVersion": "kubescheduler.config.k8s.io/v1",
-            "kind": "NodeResourceTopologyMatchArgs",
-            "scoringStrategy": {"type": "LeastAllocated"},
-            "cacheResyncPeriodSeconds": 1,
-            "cache": cache,
-        }
-        profile = {
-            "plugins": {"multiPoint": {"enabled": [{"name": "NodeResourceTopologyMatch"}]}},
-            "pluginConfig": [{"name": "NodeResourceTopologyMatch", "args": arguments}],
-        }
-        config = scheduler_config(plane, "nrt", profile)
-        more = "--pod-max-in-unschedulable-pods-duration=5s"
-        reader = Reader(plane, "nrt-scheduler", config, *KUBE_CONFIG, more)
+        reader = topology_match(plane, "-v=4", "--pod-max-in-unschedulable-pods-duration=5s", resync_s=1)
 
         def test(nodes: Nodes, bursts: Callable[[Nodes, Create], None]) -> None:
-            with reader.running():
-                bursts(nodes, lambda name, cpus: nodes.pod(name, cpus, "nrt"))
+            with reader.program.running():
+                bursts(nodes, lambda name, cpus: nodes.pod(name, cpus, reader.name))
 
         def with_objects(nodes: Nodes) -> None:
             wait_until(
                 lambda: published(plane, "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"), 60
             )
             test(nodes, two_bursts)
-            log = reader.log.read_text()
+            log = reader.program.log.read_text()
             resynced = [line for line in log.splitlines() if 'reason="resynced"' in line]
             assert {f'node="{name}"' for name in NAMES} <= {
                 word for line in resynced for word in line.split()
@@ -178,40 +159,20 @@ def test_node_resource_topology_match_with_its_cache(tmp_path: Path) -> None:
 
 def test_volcano_with_numa_aware(tmp_path: Path) -> None:
     with control_plane(tmp_path, "all of volcano", "volcano-scheduler") as plane:
-        numa = {"name": "numa-aware", "arguments": {"weight": 10}}
-        tiers = [
-            {"plugins": [{"name": "priority"}, {"name": "gang"}]},
-            {"plugins": [{"name": "predicates"}, {"name": "proportion"}, {"name": "nodeorder"}, numa]},
-        ]
-        reader = Reader(
-            plane, "volcano-scheduler", {"actions": "enqueue, allocate", "tiers": tiers},
-            "--kubeconfig={kubeconfig}", "--scheduler-conf={config}", "--leader-elect=false",
-            "--cache-dumper=false", "--schedule-period=500ms", "--logtostderr", "-v=4",
-        )  # fmt: skip
+        reader = volcano(plane, "--schedule-period=500ms", "-v=4")
 
         def create(nodes: Nodes, name: str, cpus: int, **annotations: str) -> None:
-            group = {
-                "apiVersion": "scheduling.volcano.sh/v1beta1",
-                "kind": "PodGroup",
-                "metadata": {"name": name},
-                "spec": {"minMember": 1, "queue": "default"},
-            }
-            groups = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups"
-            if plane.get(f"{groups}/{name}"):
-                plane.delete(f"{groups}/{name}")
-            plane.create(groups, group)
-            annotations["scheduling.k8s.io/group-name"] = name
-            nodes.pod(name, cpus, "volcano", annotations=annotations)
+            group_pod(plane, NAMESPACE, name)
+            nodes.pod(name, cpus, reader.name, annotations={GROUP: name, **annotations})
 
         def without(nodes: Nodes) -> None:
-            with reader.running():
+            with reader.program.running():
                 without_objects(nodes, lambda name, cpus: create(nodes, name, cpus))
 
         def with_objects(nodes: Nodes) -> None:
             wait_until(lambda: published(plane, "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"), 60)
-            policy = {"volcano.sh/numa-topology-policy": "single-numa-node"}
-            with reader.running():
-                two_bursts(nodes, lambda name, cpus: create(nodes, name, cpus, **policy))
+            with reader.program.running():
+                two_bursts(nodes, lambda name, cpus: create(nodes, name, cpus, **POLICY))
 
         on_nodes(plane, without, agents=False)
         on_nodes(plane, with_objects)
@@ -219,44 +180,27 @@ def test_volcano_with_numa_aware(tmp_path: Path) -> None:
 
 def test_koord_scheduler(tmp_path: Path) -> None:
     with control_plane(tmp_path, "all of koordinator", "koord-scheduler") as plane:
-        plugins = [{"name": "NodeNUMAResource"}, {"name": "DefaultPreBind"}]
-        config = scheduler_config(plane, "koord-scheduler", {"plugins": {"multiPoint": {"enabled": plugins}}})
-        reader = Reader(
-            plane, "koord-scheduler", config, *KUBE_CONFIG, "--port=0", "--authentication-skip-lookup=true"
-        )
-        plane.create(
-            "/apis/scheduling.k8s.io/v1/priorityclasses",
-            {
-                "apiVersion": "scheduling.k8s.io/v1",
-                "kind": "PriorityClass",
-                "metadata": {"name": "koord-prod"},
-                "value": 9500,
-            },
-        )
+        reader = koordinator(plane, "-v=4")
 
         def bound(nodes: Nodes, name: str, cpus: int) -> None:
             """Create a pod whose CPUs the scheduler chooses."""
             number = int(name[1:]) if name[1:].isdigit() else 0
-            metadata: dict[str, Any] = {
-                "labels": {QOS_LABEL: "LSE" if number % 2 else "LSR"},
-                "annotations": {
-                    "scheduling.koordinator.sh/resource-spec": '{"preferredCPUBindPolicy":"FullPCPUs"}'
-                },
-            }
-            nodes.pod(name, cpus, "koord-scheduler", priority="koord-prod", **metadata)
+            labels = {QOS_LABEL: "LSE" if number % 2 else "LSR"}
+            annotations, priority = reader.wishes["annotations"], reader.wishes["priorityClassName"]
+            nodes.pod(name, cpus, reader.name, priority=priority, labels=labels, annotations=annotations)
 
         def without(nodes: Nodes) -> None:
-            with reader.running():
-                without_objects(nodes, lambda name, cpus: nodes.pod(name, cpus, "koord-scheduler"))
+            with reader.program.running():
+                without_objects(nodes, lambda name, cpus: nodes.pod(name, cpus, reader.name))
 
         def with_objects(nodes: Nodes) -> None:
             wait_until(
                 lambda: published(plane, "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"), 60
             )
-            with reader.running():
+            with reader.program.running():
                 two_bursts(nodes, lambda name, cpus: bound(nodes, name, cpus))
                 assert all(each.annotated for each in nodes.placed.values())
 
         on_nodes(plane, without, agents=False)
         on_nodes(plane, with_objects)
-        on_nodes(plane, lambda nodes: beside_choices_of_nodes(reader, nodes, bound))
+        on_nodes(plane, lambda nodes: beside_choices_of_nodes(reader.program, nodes, bound))
