@@ -157,4 +157,6 @@ def bound_token(api: ApiClient, node: str = "n1") -> str:
 
 def _plural(kind: str) -> str:
     word = kind.lower()
-    return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+    if word.endswith("y"):
+        return f"{word[:-1]}ies"
+    return f"{word}es" if word.endswith("s") else f"{word}s"
