@@ -92,15 +92,18 @@ class FakeNode:
 
     def taken_again(self, raw: Json) -> CpuSet:
         """Return the CPUs that the annotation of an arriving pod names although another pod owns them."""
-        text = raw["metadata"].get("annotations", {}).get(RESOURCE_STATUS, "{}")
-        named = CpuSet.parse(json.loads(text).get("cpuset", ""))
-        return named & CpuSet.from_bits(union(each.cpus.bits for each in self.state.owners.values()))
+        return _named(raw) & CpuSet.from_bits(union(each.cpus.bits for each in self.state.owners.values()))
 
     def aligned(self) -> int:
         """Count containers whose CPUs are on one NUMA node."""
         numa_nodes = self.state.node.machine.nodes
         owners = self.state.owners.values()
         return sum(any(owner.cpus <= numa.cpus for numa in numa_nodes) for owner in owners)
+
+
+def _named(raw: Json) -> CpuSet:
+    text = raw["metadata"].get("annotations", {}).get(RESOURCE_STATUS, "{}")
+    return CpuSet.parse(json.loads(text).get("cpuset", ""))
 
 
 class BoundPods:
@@ -285,14 +288,24 @@ class FakeFleet:
         self.avoidable = self._taken_again = 0
 
     def double_bookings(self) -> int:
-        """Count CPUs that two pods of one node own, or that a pod was given which another one owned."""
+        """Count CPUs that two pods of one node own, or that a pod was given which another one owned.
+
+        On nodes that are real, those are counted that the annotations of two pods name.
+        """
         owned = Counter(
             (node.name, cpu)
             for node in self.nodes.values()
             for owner in node.state.owners.values()
             for cpu in owner.cpus
         )
-        return sum(count > 1 for count in owned.values()) + self._taken_again
+        elsewhere = Counter(
+            (each["spec"]["nodeName"], cpu)
+            for each in self._bound.current().values()
+            if each["spec"]["nodeName"] not in self.nodes
+            for cpu in _named(each)
+        )
+        found = sum(count > 1 for times in (owned, elsewhere) for count in times.values())
+        return found + self._taken_again
 
     def aligned(self) -> int:
         """Count pods whose CPUs are on one NUMA node; each of them has one container."""
