@@ -77,7 +77,7 @@ def _koordinator(
 def _free(state: NodeState) -> CpuSet:
     """Return the CPUs that a new owner may get: those without an owner that are in no reserve or floor."""
     applied = applies_to(state, None)
-    owned = [owner.cpus for owner in state.owners.values()] if applied else _pinned(state)
+    owned = [state.aside(), *(owner.cpus for owner in state.owners.values())] if applied else _pinned(state)
     free = state.node.machine.online - state.node.reserved - state.node.withheld
     free -= kept_shared(state) if applied else CpuSet()
     return free - CpuSet.from_bits(union(each.bits for each in owned))
@@ -141,6 +141,7 @@ def _memory(state: NodeState) -> dict[str, object]:
 def _pods(state: NodeState) -> list[dict[str, object]]:
     """Describe the pods that run, with their containers; the newest sandbox of each."""
     by_sandbox: dict[str, list[Container]] = {}
+    decided = {container.pod.sandbox_id for container in state.containers.values()}
     for container in state.containers.values():
         if container.phase is not Phase.EXITED:
             by_sandbox.setdefault(container.pod.sandbox_id, []).append(container)
@@ -149,14 +150,24 @@ def _pods(state: NodeState) -> list[dict[str, object]]:
         if pod.key not in newest or newest[pod.key].attempt <= pod.attempt:
             newest[pod.key] = pod
     return [
-        _pod(state, pod, by_sandbox.get(pod.sandbox_id, []))
+        _pod(state, pod, by_sandbox.get(pod.sandbox_id, []), decided=pod.sandbox_id in decided)
         for pod in sorted(newest.values(), key=lambda each: (each.namespace, each.name, each.uid))
     ]
 
 
-def _pod(state: NodeState, pod: Pod, containers: list[Container]) -> dict[str, object]:
+def _pod(state: NodeState, pod: Pod, containers: list[Container], *, decided: bool) -> dict[str, object]:
+    """Describe a pod.
+
+    Args:
+        state: The node.
+        pod: The pod.
+        containers: Those that run.
+        decided: Whether a container of it was placed; until then, only what is set aside for it counts.
+    """
     applied = applies_to(state, pod)
     chosen = applied and pod.cpuset_chosen_locally and pod.cpuset
+    aside = pod.reserved_for_pod.cpus if applied and pod.reserved_for_pod else CpuSet()
+    aside -= CpuSet.from_bits(union(each.placement.exclusive.bits for each in containers))
     return {
         "namespace": pod.namespace,
         "name": pod.name,
@@ -165,6 +176,8 @@ def _pod(state: NodeState, pod: Pod, containers: list[Container]) -> dict[str, o
         "kubernetesQOSClass": pod.kube_qos.value,
         "applied": applied,
         "resourceStatus": status_text(pod.cpuset) if chosen and pod.cpuset else "",
+        "setAside": str(aside),
+        "counted": decided or bool(aside),
         "containers": [
             _container(each, applied=applied or is_pinned(each))
             for each in sorted(containers, key=lambda c: (c.name, c.id))

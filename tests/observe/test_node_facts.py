@@ -16,8 +16,8 @@ from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.mode import NodeMode
 from proxy.model.options import Scope, TopologyPolicy
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
-from proxy.observe.json_access import as_map
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request, SetAside
+from proxy.observe.json_access import as_list, as_map
 from proxy.observe.koordinator import POD_ALLOCS, node_resource_topology
 from proxy.observe.node_description import describe_node
 from proxy.observe.node_facts import node_facts
@@ -85,9 +85,27 @@ def test_the_floor_of_the_shared_pool_is_not_free_and_schedulers_know_it_as_rese
     assert describe_node(observed, "n1")["freeCPUs"] == "1-7,9-15"
 
 
+def test_what_is_set_aside_for_a_pod_is_not_free_and_is_shown_as_its_own() -> None:
+    aside = structs.replace(OWN, reserved_for_pod=SetAside(Mask((0,)), True, CpuSet((2, 3, 10))))
+    exited = owner("a", aside, "2,10", Phase.EXITED)
+    for there, left in ((), "2-3,10"), ((owner("a", aside, "2,10"),), "3"), ((exited,), "2-3,10"):
+        page = describe_node(NodeState.of(NODE, [aside, LSR], there), "n1")
+        assert page["freeCPUs"] == "1,4-7,9,11-15"
+        pods = {as_map(pod)["name"]: as_map(pod) for pod in as_list(page["pods"])}
+        assert (pods["chosen"]["setAside"], pods["chosen"]["counted"]) == (left, True)
+        assert (pods["named"]["setAside"], pods["named"]["counted"]) == ("", False), (
+            "nothing of it was placed"
+        )
+    observed = structs.replace(NodeState.of(NODE, [aside], []), mode=NodeMode.OBSERVE)
+    (pod,) = as_list(describe_node(observed, "n1")["pods"])
+    assert (as_map(pod)["setAside"], as_map(pod)["counted"]) == ("", False)
+
+
 def test_schedulers_know_reserved_cpus_as_reserve_where_there_is_no_floor() -> None:
     state = NodeState.empty(replace(NODE, reserved=CpuSet((1, 9)), admission=AdmissionRules(floor=0)))
-    texts = as_map(as_map(node_resource_topology(MACHINE, node_facts(state, "n1"))["metadata"])["annotations"])
+    texts = as_map(
+        as_map(node_resource_topology(MACHINE, node_facts(state, "n1"))["metadata"])["annotations"]
+    )
     assert json.loads(str(texts[MANAGER_POLICY])) == {"reservedCPUs": "1,9"}
     observed = node_facts(structs.replace(state, mode=NodeMode.OBSERVE), "n1")
     assert observed.kept == CpuSet()

@@ -21,13 +21,24 @@ class PublishedContainer(Struct, frozen=True, rename="camel"):
 
 
 class PublishedPod(Struct, frozen=True, rename="camel"):
-    """A pod; ``resource_status`` is set where its CPUs were chosen on the node for the pod as a whole."""
+    """A pod.
+
+    Attributes:
+        namespace, name, uid: The pod.
+        applied: Whether the plan is applied to it.
+        resource_status: Set where its CPUs were chosen on the node for the pod as a whole.
+        set_aside: CPUs that are kept for it and that no running container of it owns.
+        counted: Whether the amounts of the page include what it holds: not before a container was placed.
+        containers: Those that run.
+    """
 
     namespace: str
     name: str
     uid: str
     applied: bool = True
     resource_status: str = ""
+    set_aside: str = ""
+    counted: bool = True
     containers: tuple[PublishedContainer, ...] = ()
 
 

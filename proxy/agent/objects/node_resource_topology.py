@@ -14,6 +14,10 @@ Resources are CPUs, memory, huge pages, and the devices that topoproxy assigns i
 promised (``memoryManagerPolicy`` None) is available as a whole: NodeResourceTopologyMatch rejects Guaranteed
 pods where no zone has memory (scheduler-plugins v0.34.7 pkg/noderesourcetopology/filter.go,
 resourcesAvailableInAnyNUMANodes).
+
+The fingerprint names the pods whose CPUs ``available`` leaves out: NodeResourceTopologyMatch drops what it
+has reserved for its pods when the fingerprint is that of the running pods (cache/overreserve.go, Resync). So
+a pod is not in it before a container of it was placed or CPUs were set aside for it.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ def nfd_topology(page: NodePage) -> dict[str, Any]:
     }
     annotations = {FIGURES: figures(page)}
     if page.pods:
-        attributes[ATTRIBUTE] = fingerprint((pod.namespace, pod.name) for pod in page.pods)
+        attributes[ATTRIBUTE] = fingerprint((pod.namespace, pod.name) for pod in page.pods if pod.counted)
         attributes[ATTRIBUTE_METHOD] = METHOD_ALL
         annotations[ANNOTATION] = attributes[ATTRIBUTE]
     devices = {zone.name: zone for zone in page.devices}

@@ -56,10 +56,9 @@ def numatopology(page: NodePage, *, allocations: bool = True) -> dict[str, Any]:
 
 
 def _allocation(pod: PublishedPod) -> dict[str, Any]:
-    """Return what a pod holds; nothing where it owns no CPUs."""
-    containers = [
-        {"name": each.name, "allocations": {"cpu": each.cpus}} for each in pod.containers if each.cpus
-    ]
+    """Return what a pod holds; nothing where it owns no CPUs. What is set aside for it is under no name."""
+    held = [(each.name, each.cpus) for each in pod.containers] + [("", pod.set_aside)]
+    containers = [{"name": name, "allocations": {"cpu": cpus}} for name, cpus in held if cpus]
     if not containers:
         return {}
     return {

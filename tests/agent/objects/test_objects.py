@@ -106,6 +106,21 @@ def test_numatopology() -> None:
     assert numatopology(page(freeCPUs=""))["spec"]["numares"]["cpu"]["allocatable"] == ""
 
 
+def test_what_is_set_aside_for_a_pod_counts_before_its_containers_run() -> None:
+    waiting = {"namespace": "a", "name": "waits", "uid": "u3", "setAside": "4-5"}
+    (found,) = numatopology(page(pods=[waiting]))["spec"]["podAllocations"]
+    assert (found["uid"], found["containerAllocations"]) == (
+        "u3",
+        [{"name": "", "allocations": {"cpu": "4-5"}}],
+    )
+
+
+def test_the_fingerprint_names_only_pods_that_the_amounts_include() -> None:
+    new = {"namespace": "a", "name": "new", "uid": "u3", "counted": False}
+    before, after = (nfd_topology(page(pods=pods)) for pods in (PAGE["pods"], [*PAGE["pods"], new]))
+    assert before["attributes"] == after["attributes"]
+
+
 def test_nfds_form() -> None:
     value = nfd_topology(page())
     assert value["apiVersion"] == "topology.node.k8s.io/v1alpha2"
