@@ -55,6 +55,15 @@ def test_the_mode_decides_for_all_pods(mode: NodeMode) -> None:
     assert observes_any(state, [LS]) is (mode is not NodeMode.ENFORCE)
 
 
+def test_pods_that_lag_are_counted_by_what_is_left_to_do() -> None:
+    state, _ = handle(structs.replace(OWNED, mode=OBSERVE), ModeChanged(ENFORCE))
+    found = counts(state)
+    assert (found.applied, found.to_apply, found.to_give_back) == (0, 2, 0)
+    state, _ = handle(structs.replace(OWNED, mode=ENFORCE), EnforcementChanged(NONE))
+    found = counts(state)
+    assert (found.applied, found.to_apply, found.to_give_back) == (2, 0, 2)
+
+
 def test_from_observe_to_enforce_sharers_come_before_owners() -> None:
     story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
     assert story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")

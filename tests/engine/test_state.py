@@ -7,6 +7,7 @@ from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -55,6 +56,33 @@ def test_a_container_gets_its_id() -> None:
     renamed = state.renamed("token", sharing("x"))
     assert set(renamed.containers) == {"x"}
     assert renamed.pools.shared == MACHINE.online
+
+
+def test_an_ended_init_container_keeps_its_cpus_until_a_container_of_the_pod_follows() -> None:
+    kinds = (
+        ("i", ContainerKind.INIT),
+        ("j", ContainerKind.INIT),
+        ("a", ContainerKind.APP),
+        ("b", ContainerKind.APP),
+    )
+    asks = PodRequests(
+        "as kubelet has it", tuple(ContainerResources(name, kind, {}, {}) for name, kind in kinds)
+    )
+    pod = changed_copy(POD, asks=asks)
+    ended = {
+        name: changed_copy(owning(name, f"a/{name}", cpus, Phase.EXITED, pod=pod), name=name)
+        for name, cpus in (("i", "0"),)
+    }
+
+    def ended_owners(*others: str) -> list[str]:
+        running = [changed_copy(owning(name, f"a/{name}", "2-3", pod=pod), name=name) for name in others]
+        return [c.name for c in NodeState.of(NODE, [pod], [*ended.values(), *running]).ended_owners()]
+
+    assert ended_owners() == ["i"]
+    assert ended_owners("j") == ["i"], "the pod is not past its init containers"
+    assert ended_owners("a") == []
+    ended["a"] = changed_copy(owning("x", "a/a", "1", Phase.EXITED, pod=pod), name="a")
+    assert ended_owners("b") == ["a"], "the other container does not come back"
 
 
 def test_pods_come_and_go() -> None:

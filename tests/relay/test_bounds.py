@@ -387,6 +387,39 @@ def test_a_body_in_one_frame_counts_only_while_it_waits(message):
     assert room.total == 0
 
 
+@pytest.mark.parametrize("size", [10, 20_000])
+def test_a_body_that_grows_by_a_suffix_leaves_the_room(size):
+    room = BodyBudget()
+    session, _ = begun(room)
+    body = grpc(bytes(size))
+    half = len(body) // 2
+    session.from_client(opened(1) + frame(DATA, 0, 1, body[:half]))
+    session.from_client(frame(DATA, 1, 1, body[half:]))
+    assert room.total == len(body)
+    session.release(1, None, b"+cpuset")
+    assert room.total == 0
+
+
+def test_a_body_that_is_counted_nowhere_else_is_refused_itself():
+    """Not for lack of room alone: the newest stream may not be counted for its connection yet."""
+    crowded = []
+
+    class Uncounted:
+        held = 0
+
+        def largest(self):
+            return None
+
+        def crowd_out(self, stream, cause):
+            crowded.append((stream, cause))
+
+    room = BodyBudget(0)
+    room.total = 1
+    newest = object()
+    assert room.make(Uncounted(), newest) is False
+    assert crowded == [(newest, "more than 0 MiB wait on all connections")]
+
+
 def test_for_want_of_memory_the_largest_body_goes():
     room = BodyBudget()
     small, large = full(room, 1, 20_000)[0], full(room, 1, 50_000)[0]

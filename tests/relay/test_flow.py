@@ -54,6 +54,15 @@ def test_the_connection_window_stops_everything():
     assert sent(books) == [(1, 1, 90), (3, 0, 10)]
 
 
+def test_the_last_byte_of_the_connection_window_is_used():
+    books = FlowControl()
+    books.server = 101
+    books.enqueue(item(1, 100))
+    books.enqueue(item(3, 100))
+    assert sent(books) == [(1, 1, 100), (3, 0, 1)]
+    assert books.server == 0
+
+
 def test_a_negative_stream_window_waits_until_it_is_positive():
     books = FlowControl()
     books.enqueue(out := item(1, 5, window=-10))

@@ -300,6 +300,31 @@ def test_late_frames_of_the_runtime_for_a_refused_call():
     assert net.client.streams[other].headers[0]["x-late"] == "enters the table"
 
 
+def test_the_end_of_a_refused_call_gives_no_window_back():
+    """Neither zero bytes to the runtime, which would end the connection, nor any to a stream that is over."""
+    net = started()
+    sid = net.client.open(CREATE)
+    net.client.data(sid, grpc(b"config"), end=False)
+    net.run()
+    net.session.refuse(sid, 9, "no")
+    net.drain()
+    net.session.from_server(frame(0, 1, sid))
+    assert [bytes(piece[3:4]) for piece in net.session.to_server()] == [b"\x03"], "the reset alone"
+    net.session.to_client()
+    net.session.from_client(frame(0, 1, sid, bytes(16_000)))
+    net.session.from_client(b"")
+    updates = [piece for piece in net.session.to_client() if bytes(piece[3:4]) == b"\x08"]
+    assert [bytes(piece[5:9]) for piece in updates] in ([], [bytes(4)]), "for the connection alone"
+
+
+def test_a_frame_that_is_held_leaves_nothing_to_send():
+    net = started()
+    sid = net.client.open(CREATE)
+    net.run()
+    net.session.from_client(frame(0, 0, sid, grpc(b"config")[:8]))
+    assert net.session.to_server() == []
+
+
 @pytest.mark.parametrize("status", [0, 5, 14])
 def test_trailers_only_answers_are_read(status):
     net = started(keep)
