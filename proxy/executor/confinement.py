@@ -50,7 +50,7 @@ from proxy.executor.drift.detection import Drift
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.fencing import Fencing
 from proxy.model.idset import CpuSet, union
-from proxy.model.workload import Phase
+from proxy.model.workload import Container, Phase
 
 if TYPE_CHECKING:
     from proxy.engine.inflight import InflightCall
@@ -112,8 +112,8 @@ class Confinement:
         """
         context = self._context
         state, seconds = context.state, context.options.call_timeout
-        sharers = (c for c in state.containers.values() if state.shares(c) and applies_to(state, c.pod))
-        limits = ((c.id, state.wanted(c)) for c in sharers)
+        placed = (c for c in state.containers.values() if applies_to(state, c.pod))
+        limits = ((c.id, state.wanted(c)) for c in placed if self._may_exceed(c))
         flights = context.state.inflight.beyond(limits, mine)
         if not flights:
             return NOT_AT_ALL
@@ -128,6 +128,15 @@ class Confinement:
                 return Wait(tuple(left), clock() - began, there)
             await context.calls.wait(left, self._next(left, began + seconds))
 
+    def _may_exceed(self, container: Container) -> bool:
+        """Return whether a call in flight may give a container CPUs that it must not have.
+
+        That includes a call for an owner, which shares while all of its CPUs are offline, but not one that is
+        only suspected.
+        """
+        state = self._context.state
+        return state.shares(container) or any(not f.suspected for f in state.inflight.of(container.id))
+
     def _next(self, left: list[InflightCall], deadline: float) -> float:
         """Return the seconds until calls are to be checked again, rounded up to whole milliseconds."""
         now = asyncio.get_running_loop().time()
@@ -140,7 +149,15 @@ class Confinement:
         call = self._context.state.inflight.current(flight)
         if call is None or (call.suspected and not call.confined):
             return False  # most suspected calls do not exist: they are over soon
-        return flight.is_start or self._has_fence(flight.container_id)
+        return flight.is_start or (self._shares(flight.container_id) and self._has_fence(flight.container_id))
+
+    def _shares(self, container_id: str) -> bool:
+        """Return whether a container shares: within the limit of its pod, an owner may be on CPUs of another.
+
+        A cpuset that has no CPU of the limit has no effect (cgroup v2): all CPUs of the limit are in effect.
+        """
+        container = self._context.state.containers.get(container_id)
+        return container is not None and self._context.state.shares(container)
 
     def _has_fence(self, container_id: str) -> bool:
         context = self._context

@@ -158,14 +158,26 @@ class Enforcer:
         return done
 
     def enforce_pools(self) -> Enforced:
-        """Write the cpusets of all containers that share CPUs, and move sandboxes off CPUs that are owned."""
+        """Write the cpusets of all containers that share CPUs, and move sandboxes off CPUs that are owned.
+
+        An owner is written too while its cgroup may hold other CPUs than its own: it shares while all of them
+        are offline, and a call in flight may delay the write that ends this.
+        """
         state, missed, own = self._state(), self._missed, Pool.OWN
-        there = [c for c in state.containers.values() if c.placement.pool is not own or state.shares(c)]
+        there = [
+            c
+            for c in state.containers.values()
+            if c.placement.pool is not own or state.shares(c) or self._may_exceed(state, c)
+        ]
         if missed:
             there = [c for c in there if missed.get(c.id, 0) < TRIES]
         done = self._enforce(state, there)
         done.notes += self.enforce_sandboxes().notes
         return done
+
+    def _may_exceed(self, state: NodeState, owner: Container) -> bool:
+        """Return whether an owner's cgroup is not known to hold its own CPUs."""
+        return owner.phase is Phase.RUNNING and self._held.get(owner.id) != state.wanted(owner)
 
     def enforce_sandboxes(self) -> Enforced:
         """Move sandboxes off CPUs that are owned."""

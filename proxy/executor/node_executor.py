@@ -190,6 +190,7 @@ class NodeExecutor(NodeContext):
             self, writes, mems, reservations, others.hardware, others.machine_events, others.displaced
         )
         self.runtime_events = RuntimeEvents(self, lifecycle, others.events)
+        subscribe(self.runtime_events)
         self.start_update = start_update = StartUpdate(
             self,
             writes,

@@ -15,7 +15,9 @@ event means:
 
 An event may be ahead of the runtime's own lists: a list that is requested after an exit may still report the
 container as running. Such a list must not revive the container, so lists are corrected by the exits that are
-remembered. After a while the list is right.
+remembered. After a while the list is right. The exit of a container that was removed is forgotten: the
+runtime may use its id again, and a list from before the removal is detected by the engine
+(``proxy.engine.change_sequence``).
 
 Events from before the subscription are never delivered, and an overflow of the queue loses events. In both
 cases a reconcile pass is requested. If all of this fails, the passes on the timer still find every change.
@@ -32,13 +34,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from proxy.engine.container_events import ContainerTouched
 from proxy.executor.context import NodeContext
 from proxy.executor.lifecycle import Lifecycle
+from proxy.executor.observer import Observer
 from proxy.executor.runtime_ports import Events, RuntimeEvent
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.workload import Phase
+from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
@@ -71,7 +75,7 @@ class EventsState(Enum):
     NOT_OFFERED = "not offered"
 
 
-class RuntimeEvents:
+class RuntimeEvents(Observer):
     """Receives the runtime's events and updates the executor's state."""
 
     def __init__(self, context: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:
@@ -202,8 +206,14 @@ class RuntimeEvents:
             self.events_state = now
             context.telemetry.debug("the runtime's event stream changed", state=now.value)
 
+    def gone(self, container: Container) -> None:
+        """Forget the exit of a container that has been removed."""
+        self._exits.pop(container.id, None)
+
     def _handle(self, event: RuntimeEvent) -> None:
         found, state = event.container_id, self._context.state
+        if event.kind == "delete" and self._exits.pop(found, None) is not None:
+            self._context.store.handle(ContainerTouched(found))
         if event.kind == "exit" and found not in state.pods:
             self._exits.pop(found, None)
             self._exits[found] = self._context.clock()

@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
+import pytest
+
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
@@ -72,21 +74,30 @@ def test_a_cgroup_that_turns_up_counts_as_found() -> None:
     assert ours.enforce_all().absent == []
 
 
-def test_pools_are_enforced_without_the_owners() -> None:
+def test_pools_are_enforced_without_the_owners_that_are_known_to_be_on_their_cpus() -> None:
     cgroups = Cgroups(own="0-3", ls="0-3", dead="0-3", known="0-3")
     ours = enforcer(
         cgroups, one("own", "0"), one("ls"), one("dead", phase=Phase.EXITED), one("x", cgroup="known")
     )
-    assert sorted(ours.enforce_pools().written) == ["ls", "x"]
+    assert sorted(ours.enforce_pools().written) == ["ls", "own", "x"], "the owner may be anywhere"
     assert {k: str(v) for k, v in cgroups.sets.items()} == {
-        "own": "0-3",
+        "own": "0",
         "ls": "1-3",
         "dead": "0-3",
         "known": "1-3",
     }
-    assert cgroups.looked == ["ls"]
+    assert sorted(cgroups.looked) == ["ls", "own"]
+    cgroups.sets["own"] = CpuSet.parse("0-3")
+    assert ours.enforce_pools().written == []
     assert ours.enforce_all().written == ["own"]
     assert ours.enforce(["ls", "own", "missing"]).written == []
+
+
+@pytest.mark.parametrize("phase", [Phase.CREATED, Phase.STARTING])
+def test_an_owner_that_does_not_run_yet_is_not_looked_for_with_the_pools(phase: Phase) -> None:
+    cgroups = Cgroups(own="0-3")
+    assert enforcer(cgroups, one("own", "0", phase=phase)).enforce_pools().written == []
+    assert cgroups.looked == []
 
 
 def test_a_failed_write_is_reported() -> None:

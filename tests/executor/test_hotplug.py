@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from typing import Any
@@ -18,7 +19,7 @@ from proxy.model.options import CpuOptions, TopologyPolicy
 from proxy.observe.explain_answer import history_page
 from proxy.telemetry import metrics
 from tests.testkit.changed_copy import changed_copy
-from tests.testkit.cri import TWO_CPUS
+from tests.testkit.cri import TWO_CPUS, cpu_request
 
 
 def without(machine: Machine, text: str) -> Machine:
@@ -329,6 +330,61 @@ def test_an_owner_without_cpus_leaves_those_of_a_new_owner(live) -> None:
         await look(w)
         assert w.on(lost) == "3"
         w.check()
+
+    live(day)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_owner_that_shared_is_off_the_cpus_of_the_next_one_despite_an_update_in_flight(
+    live, named: bool
+) -> None:
+    """The update carries shared CPUs, and its container has its own, or others in their place, by now."""
+
+    async def day(w: Any) -> None:
+        whole = w.machine
+        sandbox = await w.pod("lost", "LSE" if named else "", "", "3" if named else "")
+        lost = await w.run(sandbox, **({} if named else cpu_request(1)))
+        own = w.executor.state.containers[lost].placement.exclusive
+        w.machine = without(whole, str(own))
+        await look(w)
+        w.machine = whole if named else w.machine
+        await look(w)
+        has = w.executor.state.wanted(w.executor.state.containers[lost])
+        assert len(has) == 1, "it does not share any more"
+        flight = w.executor.calls.depart(lost, whole.online - own)  # before that
+        create = pb.CreateContainerRequest(pod_sandbox_id=await w.pod("new", "LSE", "", "6-7"))
+        create.config.metadata.name = "c"
+        call = w.played("CreateContainer", create)
+        w.wire.request(call)
+        await w.quiet()
+        assert not call.over.is_set(), "the update may still give its container these CPUs"
+        w.cgroups.sets[lost] = flight.carries & w.machine.online
+        w.start_update.landed(flight, flight.carries)
+        await asyncio.wait_for(call.over.wait(), 60)
+        assert call.refused is None
+        assert CpuSet.parse(w.on(lost)) == has
+
+    live(day)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(live, named: bool) -> None:
+    async def day(w: Any) -> None:
+        whole = w.machine
+        sandbox = await w.pod("lost", "LSE" if named else "", "", "3" if named else "")
+        lost = await w.run(sandbox, **({} if named else cpu_request(1)))
+        own = w.executor.state.containers[lost].placement.exclusive
+        flight = w.executor.calls.depart(lost, own)
+        w.machine = without(whole, str(own))
+        await look(w)
+        w.machine = whole if named else w.machine
+        await look(w)
+        has = w.executor.state.wanted(w.executor.state.containers[lost])
+        w.cgroups.sets[lost] = w.machine.online - own
+        call = await w.begin(await w.pod("new", "LSE", "", "6-7"))
+        assert call.refused is None
+        assert CpuSet.parse(w.on(lost)) == has
+        w.start_update.landed(flight, own)
 
     live(day)
 

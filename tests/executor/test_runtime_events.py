@@ -251,6 +251,56 @@ def test_an_exit_of_an_unknown_container(live: Callable[..., None]) -> None:
     live(day)
 
 
+@pytest.mark.parametrize("report", ["delete", "answer"])
+def test_an_id_that_the_runtime_uses_again_is_not_taken_for_the_one_that_exited(
+    live: Callable[..., None], report: str
+) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        owner, _ = await owner_and_sharer(world)
+        await hears.send(EXIT, owner)
+        if report == "delete":
+            world.end(owner)
+            del world.runtime.containers[owner]
+            world.executor.lifecycle.removed([owner])
+            await hears.send(EXIT, owner)  # late
+            await hears.send(DELETE, owner)
+        else:
+            await world.remove(owner)
+        again = world.finish(await world.begin(await world.pod("c", "LSE", cpus=OWN)), owner)
+        await world.start(again)
+        await world.sync.once()
+        assert hears.phase(again) is Phase.RUNNING
+        assert world.on(again) == OWN
+
+    live(day)
+
+
+def test_a_list_from_before_a_deletion_does_not_bring_a_container_back(live: Callable[..., None]) -> None:
+    async def day(world: Any) -> None:
+        hears = Hears(world)
+        await hears.connected()
+        sandbox = await world.pod("a", "LSE", cpus=OWN)
+        world.runtime.containers["stranger"] = RuntimeContainer("stranger", sandbox, "c", 0, "RUNNING")
+        await hears.send(EXIT, "stranger")
+        listed = world.runtime.list_containers
+
+        def deleted_meanwhile(*args: Any) -> Any:
+            found = listed(*args)
+            hears.events.send(DELETE, "stranger")
+            end = time.monotonic() + 30
+            while "stranger" in hears.runtime_events._exits and time.monotonic() < end:
+                time.sleep(0.005)
+            return found
+
+        world.runtime.list_containers = deleted_meanwhile
+        await world.sync.once()
+        assert hears.phase("stranger") is None
+
+    live(day)
+
+
 def test_exits_of_strangers_are_forgotten(live: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_events, "EXITS_LIMIT", 3)
 

@@ -66,5 +66,8 @@ def other_differences(node: Node) -> Iterator[str]:
     known = {c.id for c in state.containers.values()}
     if recorded != known:
         yield f"the ledger has {sorted(recorded - known)} too many, and lacks {sorted(known - recorded)}"
+    rules = {name: getattr(state.node, name) for name in node.rules}
+    if rules != node.rules:
+        yield f"the rules in effect are {rules}, and the configuration says {node.rules}"
     if any(trip.body is None and not trip.over for trip in node.kubelet.trips):
         yield "calls are still held"

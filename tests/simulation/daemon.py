@@ -14,6 +14,8 @@ from proxy.executor.context import ExecutorOptions, NodeContext
 from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.frontends.cri.call import InterceptedCall
 from proxy.frontends.cri.interceptors import Interceptors
+from proxy.model.errors import ConfigError
+from proxy.model.options import TopologyOptions
 from proxy.release.record import KEY
 from proxy.release.service import Release
 from proxy.telemetry import metrics
@@ -73,8 +75,7 @@ class Daemon:
 
     def _start(self) -> NodeExecutor:
         node, options = self.node, self.node.options
-        machine = node.kernel.machine
-        rules = NodeRules(machine, CpuTopology.of(machine), options.static, **options.rules)
+        rules = self.configured(node.kernel.machine)
         clock = self.loop.time
         executor = NodeExecutor(
             rules,
@@ -99,6 +100,19 @@ class Daemon:
         if record is not None:
             self.release.recover(record)
         return executor
+
+    def configured(self, machine: Machine) -> NodeRules:
+        """Return the node as the configuration has it, on a machine."""
+        return NodeRules(machine, CpuTopology.of(machine), self.node.options.static, **self.node.rules)
+
+    def reload(self) -> str:
+        """Reload the configuration, as ``proxy.reload.steps`` does; returns why the node cannot follow it."""
+        policy = self.executor.node_policy
+        try:
+            policy.reconfigured(self.configured(policy.configured.machine), TopologyOptions())()
+        except ConfigError as error:
+            return str(error)
+        return ""
 
     def _ports(self, context: NodeContext) -> Ports:
         kernel, options = self.node.kernel, self.node.options

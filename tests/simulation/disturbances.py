@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from proxy.model.errors import InputError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
+from proxy.model.options import TopologyPolicy
 from tests.simulation.kernel import text_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Disturbances:
         self.node = node
         self.dice = random.Random(f"{seed} disturbances")
         self._timers: list[Entry] = []
+        self._reload_awaits_create = False
         options = node.options
         self._all: tuple[tuple[bool, float, Callable[[], None]], ...] = (
             (True, 0.6, self._pod),
@@ -31,7 +33,8 @@ class Disturbances:
             (options.hotplug, 15.0, self._hotplug),
             (options.runtime_restarts, 40.0, self._runtime_restart),
             (options.moves, 1.0, self._move),
-            (options.releases, 90.0, self._release),
+            (options.releases, 30.0, self._release),
+            (options.reloads, 6.0, self._reload),
             (True, 20.0, self._exit),
         )
 
@@ -107,6 +110,10 @@ class Disturbances:
         if node.daemon is not None:
             node.daemon.machine_events.change()
 
+    def _hotplug_unless_calm(self) -> None:
+        if not self.node.faults.calm:
+            self._hotplug()
+
     def _runtime_restart(self) -> None:
         node = self.node
         if node.runtime.up:
@@ -157,6 +164,33 @@ class Disturbances:
             self.node.schedule.event("command", f"move {container.owner} to {target}")
             daemon.loop.enter(daemon.executor.spawn, move())
 
+    def _reload(self) -> None:
+        """The configuration changes: at once, or as soon as a create has left for the runtime."""
+        if self.dice.random() < 0.3:
+            self._reload_now()
+        else:
+            self._reload_awaits_create = True
+
+    def create_forwarded(self) -> None:
+        """A create has left for the runtime: what waits for that comes before its answer."""
+        if self._reload_awaits_create:
+            self._reload_awaits_create = False
+            self.node.schedule.after(0.0, self._reload_now)
+
+    def _reload_now(self) -> None:
+        node, dice, daemon = self.node, self.dice, self.node.daemon
+        if daemon is None or node.faults.calm:
+            return
+        before = dict(node.rules)
+        node.rules["reserved"] = dice.choice((CpuSet(), CpuSet({0}), CpuSet(range(node.options.kept))))
+        node.rules["reservation"] = dice.choice((CpuSet(), CpuSet(), CpuSet({1})))
+        node.rules["policy"] = dice.choice(tuple(TopologyPolicy))
+        node.rules["follow_mems"] = dice.random() < 0.7
+        node.schedule.event("command", f"reload {node.rules}")
+        if why := daemon.loop.enter(daemon.reload):
+            node.schedule.note(f"not reloaded: {why}")
+            node.rules = before
+
     def _release(self) -> None:
         """Release the node, and take it back some time later."""
         daemon = self.node.daemon
@@ -169,7 +203,10 @@ class Disturbances:
             await daemon.release.begin()
 
         daemon.loop.enter(daemon.executor.spawn, release())
-        self.node.schedule.after(1.0 + self.dice.random() * 20.0, self._undo)
+        if self.node.options.hotplug:
+            for _ in range(2):
+                self.node.schedule.after(self.dice.random() * 4.0, self._hotplug_unless_calm)
+        self.node.schedule.after(1.0 + self.dice.random() * self.dice.choice((20.0, 60.0)), self._undo)
 
     def _undo(self) -> None:
         node, daemon = self.node, self.node.daemon
@@ -193,8 +230,8 @@ class Disturbances:
         if not promises.suspended:
             return
         if daemon is not None and daemon.executor.store.mode.is_leaving:
-            self._undo()
-        if daemon is not None and daemon.in_step and not self._differs():
+            self._undo()  # which looks again
+        elif daemon is not None and daemon.in_step and not self._differs():
             promises.resume()
         else:
             self.node.schedule.after(0.5, self._resume)

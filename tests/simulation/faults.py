@@ -36,6 +36,10 @@ class Rates:
     start_hangs: float = 0.02
     interleaved: float = 0.1
     slow: float = 0.02
+    id_again: float = 0.2
+    named_alike: float = 0.2
+    update_beside_start: float = 0.2
+    stop_beside_create: float = 0.04
 
     @classmethod
     def drawn(cls, dice: random.Random) -> Rates:

@@ -26,11 +26,12 @@ class HangingStarts:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.under_way: dict[Trip, None] = {}
+        self.under_way: dict[Trip, Made | None] = {}
 
     def begin(self, trip: Trip) -> None:
         """A start begins, and hangs before its cgroup is made."""
-        self.under_way[trip] = None
+        container_id = pb.StartContainerRequest.FromString(trip.body or b"").container_id
+        self.under_way[trip] = self.node.runtime.containers.get(container_id)
         self.node.schedule.after(self._moment(), self._make, trip)
 
     def is_starting(self, one: Made) -> bool:
@@ -41,8 +42,9 @@ class HangingStarts:
         return 0.05 if self.node.faults.calm else self.node.faults.dice.random() * 4.0
 
     def _container(self, trip: Trip) -> Made | None:
-        container_id = pb.StartContainerRequest.FromString(trip.body or b"").container_id
-        return self.node.runtime.containers.get(container_id)
+        """Return the container of a start; None where it is gone: another one may have its id by now."""
+        one = self.under_way[trip]
+        return one if one is not None and self.node.runtime.containers.get(one.id) is one else None
 
     def _end(self, trip: Trip, status: int) -> None:
         self.under_way.pop(trip, None)

@@ -72,7 +72,7 @@ class Trip:
         if not self.daemon.alive or self.over:
             self.kubelet.lost(self)
             return
-        node.schedule.event("call", f"{self.serial} {self.method}")
+        node.schedule.event("call", f"{self.serial} {self.method} {_words(self.method, self.call.body)}")
         self.sent_at = node.schedule.now
         self.daemon.loop.enter(self._enter)
 
@@ -88,8 +88,10 @@ class Trip:
         """The daemon forwards the call."""
         node = self.kubelet.node
         self.body = (self.call.body if body is None else body) + suffix
-        node.schedule.note(f"forward {self.serial} {self.method}")
+        node.schedule.note(f"forward {self.serial} {self.method} {_words(self.method, self.body)}")
         node.promises.forwarded(self)
+        if self.method == "CreateContainer":
+            node.disturbances.create_forwarded()
         node.schedule.after(node.delays.wire(), self.kubelet.carry_out, self)
 
     def refuse(self, stream: int, code: int, message: str) -> None:
@@ -101,6 +103,19 @@ class Trip:
         if not self._enters:
             self.daemon.wire.finished(self.call, None)
         node.schedule.after(node.delays.wire(), self.kubelet.resume, self, code, b"")
+
+
+def _words(method: str, body: bytes) -> str:
+    """Say what a call is about, for the trace."""
+    message = getattr(pb, f"{method}Request").FromString(body)
+    if method == "CreateContainer":
+        meta, cpus = message.config.metadata, message.config.linux.resources.cpuset_cpus
+        return f"{message.pod_sandbox_id} {meta.name} {meta.attempt} {cpus}"
+    if method == "UpdateContainerResources":
+        return f"{message.container_id} {message.linux.cpuset_cpus}"
+    if method == "RunPodSandbox":
+        return str(message.config.metadata.uid)
+    return str(getattr(message, "container_id", "") or getattr(message, "pod_sandbox_id", ""))
 
 
 class Kubelet:
@@ -229,7 +244,8 @@ class Kubelet:
         if not trip.daemon.alive:
             self.lost(trip)
             return
-        self.node.schedule.event("answer", f"{trip.serial} {trip.method} {status}")
+        words = f"{trip.serial} {trip.method} {status} {message.decode(errors='replace')[2:]}"
+        self.node.schedule.event("answer", words)
         trip.daemon.answered(trip.call, status, message)
         self.node.promises.decided(trip)
         self.resume(trip, status, message)
@@ -254,16 +270,26 @@ class Kubelet:
         """Have one more pod."""
         kind = self.dice.choices(KINDS, [kind.weight for kind in KINDS])[0]
         named = self._free(kind.named) if kind.named else CpuSet()
-        if named is None:
-            return
+        if named is not None:
+            self._begin_pod(kind, named)
+
+    def _begin_pod(self, kind: Kind, named: CpuSet, name: str = "") -> None:
         self._serial += 1
         uid = f"u{self._serial}"
         self.pods[uid] = named
-        self.begin(self._pod(uid, kind, named))
+        self.begin(self._pod(uid, name or uid, kind, named))
 
-    def _config(self, uid: str, kind: Kind, named: CpuSet) -> pb.PodSandboxConfig:
+    def _replace(self, uid: str, name: str, kind: Kind) -> None:
+        """Have another pod of the same name, while the one that it replaces still terminates.
+
+        That is so after a forced deletion: the scheduler counts the CPUs of the old one as free.
+        """
+        if uid in self.pods and self.node.faults.happens(self.node.faults.rates.named_alike):
+            self._begin_pod(kind, self.pods.pop(uid), name)
+
+    def _config(self, uid: str, name: str, kind: Kind, named: CpuSet) -> pb.PodSandboxConfig:
         config = pb.PodSandboxConfig(
-            metadata=pb.PodSandboxMetadata(name=uid, uid=uid, namespace="ns"),
+            metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace="ns"),
             linux=pb.LinuxPodSandboxConfig(
                 cgroup_parent=f"/kubepods/{kind.kube}/pod{uid}".replace("//", "/")
             ),
@@ -274,9 +300,9 @@ class Kubelet:
             config.annotations["scheduling.koordinator.sh/resource-status"] = f'{{"cpuset":"{named}"}}'
         return config
 
-    def _pod(self, uid: str, kind: Kind, named: CpuSet) -> Life:
+    def _pod(self, uid: str, name: str, kind: Kind, named: CpuSet) -> Life:
         dice, runtime = self.dice, self.node.runtime
-        config = self._config(uid, kind, named)
+        config = self._config(uid, name, kind, named)
         quota = 100_000 * kind.whole if kind.whole else -1
         self.node.make_pod_group(config.linux.cgroup_parent, quota)
         sandbox_id = ""
@@ -291,6 +317,7 @@ class Kubelet:
                 break
         if sandbox_id:
             yield from self._containers(sandbox_id, config, kind)
+            self._replace(uid, name, kind)
             yield from self._until_done("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id))
             yield from self._until_done(
                 "RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
@@ -306,7 +333,7 @@ class Kubelet:
 
     def _containers(self, sandbox_id: str, config: pb.PodSandboxConfig, kind: Kind) -> Life:
         """Run the containers of a pod, one after the other or two beside each other."""
-        dice, attempt = self.dice, 0
+        dice, faults, attempt = self.dice, self.node.faults, 0
         names = ("c", "d") if dice.random() < 0.3 else ("c",)
         left = {name: dice.randint(1, 3) for name in names}
         patience = 12
@@ -325,6 +352,8 @@ class Kubelet:
             elif live[0].state == CREATED:
                 patience -= 1
                 start = pb.StartContainerRequest(container_id=live[0].id)
+                if faults.happens(faults.rates.update_beside_start):
+                    self.begin(self._soon(self._update(live[0].id)))
                 status, _answer = yield Call("StartContainer", start)
                 if status == 0:
                     left[name] -= 1
@@ -339,10 +368,7 @@ class Kubelet:
         if what < 0.55:
             yield Pause(0.2 + dice.random() * 2.0)
         elif what < 0.8:
-            request = pb.UpdateContainerResourcesRequest(container_id=container_id)
-            request.linux.cpuset_cpus = dice.choice(("", "0-3", str(self.node.kernel.whole.online)))
-            request.linux.cpu_quota = dice.choice((0, 0, 150_000))
-            yield Call("UpdateContainerResources", request)
+            yield from self._update(container_id)
         elif what < 0.9:
             one = self.node.runtime.containers.get(container_id)
             if one is not None and one.state == RUNNING:
@@ -352,6 +378,17 @@ class Kubelet:
             yield Call("StopContainer", pb.StopContainerRequest(container_id=container_id))
             if dice.random() < 0.7:
                 yield from self._remove(container_id)
+
+    def _soon(self, life: Life) -> Life:
+        """Do something beside a call that begins now."""
+        yield Pause(self.node.delays.runtime())
+        yield from life
+
+    def _update(self, container_id: str) -> Life:
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id)
+        request.linux.cpuset_cpus = self.dice.choice(("", "0-3", str(self.node.kernel.whole.online)))
+        request.linux.cpu_quota = self.dice.choice((0, 0, 150_000))
+        yield Call("UpdateContainerResources", request)
 
     def _remove(self, container_id: str) -> Life:
         yield from self._until_done("RemoveContainer", pb.RemoveContainerRequest(container_id=container_id))
@@ -369,6 +406,9 @@ class Kubelet:
             resources.cpu_shares = 1024 * kind.named
         else:
             resources.cpu_shares = 2 if kind.kube == "besteffort" else 256
+        if self.node.faults.happens(self.node.faults.rates.stop_beside_create):
+            stop = pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
+            self.begin(self._soon(self._until_done("StopPodSandbox", stop)))
         status, _answer = yield Call("CreateContainer", request)
         if status != 0:
             yield Pause(0.1 + self.dice.random())

@@ -68,6 +68,7 @@ class NodeOptions:
     releases: bool = True
     moves: bool = True
     runtime_restarts: bool = True
+    reloads: bool = True
     rules: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -87,6 +88,7 @@ class NodeOptions:
             releases=dice.random() < 0.3,
             moves=dice.random() < 0.6,
             runtime_restarts=dice.random() < 0.6,
+            reloads=dice.random() < 0.5,
         )
 
 
@@ -96,6 +98,7 @@ class Node:
     Attributes:
         daemon: The daemon that lives now; None between two.
         lives: How many daemons were started.
+        rules: What the configuration says of the node, beside the machine.
     """
 
     def __init__(self, seed: int, options: NodeOptions | None = None, rates: Rates | None = None) -> None:
@@ -110,6 +113,7 @@ class Node:
         drawn, rate = NodeOptions.drawn(dice), Rates.drawn(dice)
         self.seed = seed
         self.options = options or drawn
+        self.rules = dict(self.options.rules)
         self.call_timeout = 5.0
         self.hold_limit = 10.0 + 8 * self.call_timeout
         self.schedule = Schedule()

@@ -11,20 +11,25 @@ from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.ledger.journal import FileLedger
 from proxy.engine import effects as to_do
 from proxy.engine.events import LedgerWritten
+from proxy.engine.node_events import NodeRulesChanged
 from proxy.executor.confinement import NOT_AT_ALL, Confinement
+from proxy.executor.creates import Creates
 from proxy.executor.drift.detection import Drift
 from proxy.executor.enforce import Enforced, Enforcer
 from proxy.executor.journal import Journal
 from proxy.executor.lifecycle import Lifecycle
 from proxy.executor.machine.hotplug import Hotplug
+from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.reservations import Reservations
 from proxy.executor.runtime_sync import Settler
 from proxy.executor.start_update import StartUpdate
 from proxy.frontends.cri.call import InterceptedCall
+from proxy.release import service
+from proxy.release.kernel import give_back
 from tests.simulation.kernel import SimulatedFiles
 
-Patches = Iterator[tuple[type, str, Any]]
+Patches = Iterator[tuple[Any, str, Any]]
 OFTEN = 40
 """One of so many is affected where a fault would be too easy to find, or would stop everything else."""
 
@@ -153,12 +158,42 @@ def grown_before_commit() -> Patches:
     yield Reservations, "_perform", hasty
 
 
+def reload_undone() -> Patches:
+    """What a reload has changed while creates were under way is as before when one of them is answered."""
+    created, place = Lifecycle.created, Creates.place
+    nodes: dict[int, Any] = {}
+
+    def placed(creates: Any, *args: Any) -> Any:
+        nodes[id(creates._context)] = creates._context.state.node
+        return place(creates, *args)
+
+    def answered(lifecycle: Any, *args: Any) -> None:
+        created(lifecycle, *args)
+        context = lifecycle._context
+        node = nodes.get(id(context), context.state.node)
+        if node.machine is context.state.node.machine:
+            context.store.handle(NodeRulesChanged(node, "planted"))
+
+    yield Creates, "place", placed
+    yield Lifecycle, "created", answered
+    yield NodePolicySync, "follow", _no_work
+
+
+def nothing_given_back() -> Patches:
+    """A release leaves the containers as they are."""
+
+    def give(enforcer: Any, state: Any, targets: Any, pods: Any) -> Any:
+        return give_back(enforcer, state, (), pods)
+
+    yield service, "give_back", give
+
+
 PLANTED: dict[str, Callable[[], Patches]] = {
     fault.__name__: fault
     for fault in (
         read_back_skipped, shrink_skipped, abort_forgotten, late_answer_ignored, calls_in_flight_ignored,
         ledger_after_forward, record_lost, hotplug_dropped, repair_skipped, call_forgotten, exception_escapes,
-        settling_skipped, move_forgotten, grown_before_commit,
+        settling_skipped, move_forgotten, grown_before_commit, reload_undone, nothing_given_back,
     )
 }  # fmt: skip
 

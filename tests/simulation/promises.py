@@ -9,6 +9,8 @@ What is checked when:
 - each call: it is decided in time;
 - each start of a daemon: the ledger holds every record that was written; each comparison afterwards: no owner
   has lost its CPUs;
+- the end of a release: every container has in the kernel and at the runtime what it would have without the
+  daemon, which writes no cpuset from then on;
 - often: no exception escapes in the daemon; now and then: the invariants of the state;
 - when the node is calm (``calm.py``): the kernel, the runtime, the ledger and the state agree.
 """
@@ -23,8 +25,13 @@ from typing import TYPE_CHECKING
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.invariants import violations
 from proxy.model.idset import union
+from proxy.model.kubelet import CpuManager
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Pool
-from tests.simulation.kernel import text_of
+from proxy.release.record import KEY
+from proxy.release.targets import target_of
+from tests.simulation.kernel import bits_of, text_of
+from tests.simulation.runtime import EXITED
 
 if TYPE_CHECKING:
     from tests.simulation.kernel import Group
@@ -152,6 +159,10 @@ class Promises:
 
     # -- containers ---------------------------------------------------------------------------------------
 
+    def sandbox_made(self, sandbox_id: str) -> None:
+        """The runtime has made a sandbox: creates for an earlier one of the same id are over."""
+        self._creates = {key: role for key, role in self._creates.items() if key[0] != sandbox_id}
+
     def created(self, one: Made) -> None:
         """The runtime has made a container."""
         role = self._creates.pop((one.sandbox.id, one.name, one.attempt), None)
@@ -183,8 +194,11 @@ class Promises:
 
     def daemon_writes(self, group: Group, bits: int) -> None:
         """The daemon writes a cpuset."""
+        daemon = self.node.daemon
         if not bits:
             self.broken(f"an empty cpuset is written to {group.path}")
+        if daemon is not None and daemon.executor.store.mode is NodeMode.RELEASED:
+            self.broken(f"{text_of(bits)} is written to {group.path}, and the node is released")
 
     def runtime_writes(self, one: Made, bits: int) -> None:
         """The runtime writes a cpuset that the daemon gave to it."""
@@ -272,8 +286,28 @@ class Promises:
                 self.durable.pop(key, None)
             else:
                 self.durable[key] = json.loads(json.dumps(value))
+            if key == KEY and value is not None and value["stage"] == NodeMode.RELEASED.value:
+                self._given_back()
             if key.startswith("m/"):
                 self._moves = sum(one.startswith("m/") for one in self.durable)
+
+    def _given_back(self) -> None:
+        """Check that a release has given every container back what it would have without the daemon."""
+        kernel, runtime, daemon = self.node.kernel, self.node.runtime, self.node.daemon
+        assert daemon is not None
+        for one in runtime.containers.values():
+            container, group = daemon.executor.state.containers.get(one.id), kernel.groups.get(one.path)
+            if container is None or one.state == EXITED or (group is not None and group.foreign):
+                continue
+            named = target_of(container, kernel.whole, CpuManager()).cpus
+            above = kernel.effective(kernel.groups[one.sandbox.parent.strip("/")])
+            wanted = above if named is None else named.bits & above or above
+            if one.begun and group is not None and kernel.is_trusted(group):
+                has = kernel.effective(group)
+                if wanted & ~has:
+                    self.broken(f"{one.id} is released, and is on {text_of(has)} of {text_of(wanted)}")
+            if one.cpus and wanted & ~bits_of(one.cpus):
+                self.broken(f"{one.id} is released, and its saved cpuset is {one.cpus} of {text_of(wanted)}")
 
     def ledger_opened(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """A daemon starts with the ledger: nothing that was written is lost."""

@@ -17,10 +17,13 @@ from tests.simulation.kernel import bits_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.simulation.clock import Entry
     from tests.simulation.node import Node
     from tests.simulation.runtime_client import SimulatedEvents
 
 CREATED, RUNNING, EXITED = "CREATED", "RUNNING", "EXITED"
+FORGOTTEN_S = 2.0
+"""Until an id is used again: longer than anything that was sent for the earlier one is under way."""
 
 
 @dataclass(slots=True)
@@ -29,6 +32,7 @@ class Sandbox:
 
     id: str
     uid: str
+    name: str
     parent: str
     labels: dict[str, str]
     annotations: dict[str, str]
@@ -43,6 +47,7 @@ class Made:
         cpus: The cpuset that is saved.
         asked: The client's resources.
         begun: Its program is being executed (``RUNNING`` says what the runtime answers).
+        to_report: The event of its exit that is not sent yet.
     """
 
     id: str
@@ -55,6 +60,7 @@ class Made:
     asked: tuple[int, int, int]
     state: str = CREATED
     begun: bool = False
+    to_report: Entry | None = None
 
     @property
     def path(self) -> str:
@@ -87,6 +93,22 @@ class SimulatedRuntime:
         self.containers: dict[str, Made] = {}
         self.events: SimulatedEvents | None = None
         self._serial = 0
+        self._free: dict[str, list[tuple[str, float]]] = {"c": [], "s": []}
+
+    def _new_id(self, kind: str) -> str:
+        """Return the id of a new container (``c``) or sandbox (``s``): now and then one that was used before.
+
+        It was removed long enough ago that no call for the earlier one can still be carried out.
+        """
+        now, free, faults = self.node.schedule.now, self._free[kind], self.node.faults
+        if free and now - free[0][1] > FORGOTTEN_S and faults.happens(faults.rates.id_again):
+            return free.pop(0)[0]
+        self._serial += 1
+        return f"{kind}{self._serial}"
+
+    def _frees(self, one_id: str) -> None:
+        """The id of something that was removed may be used again."""
+        self._free[one_id[0]].append((one_id, self.node.schedule.now))
 
     # -- what calls do ------------------------------------------------------------------------------------
 
@@ -104,15 +126,16 @@ class SimulatedRuntime:
         uid = config.metadata.uid
         if any(s.uid == uid and s.ready for s in self.sandboxes.values()):
             raise RefusedError(GrpcStatus.ALREADY_EXISTS)
-        self._serial += 1
         one = Sandbox(
-            f"s{self._serial}-{uid}",
+            self._new_id("s"),
             uid,
+            config.metadata.name,
             config.linux.cgroup_parent,
             dict(config.labels),
             dict(config.annotations),
         )
         self.sandboxes[one.id] = one
+        self.node.promises.sandbox_made(one.id)
         self.node.kernel.make(one.parent.strip("/"))
         return pb.RunPodSandboxResponse(pod_sandbox_id=one.id).SerializeToString()
 
@@ -130,11 +153,10 @@ class SimulatedRuntime:
         one = self.sandboxes.pop(sandbox_id, None)
         if one is not None:
             for container in self.inside(sandbox_id):
-                self.end(container)
-                del self.containers[container.id]
-                self.report("delete", container.id)
+                self._delete(container)
             self.node.kernel.remove(one.parent.strip("/"))
             self.report("delete", sandbox_id)
+            self._frees(sandbox_id)
         return b""
 
     def inside(self, sandbox_id: str) -> list[Made]:
@@ -151,9 +173,8 @@ class SimulatedRuntime:
         meta, asked = request.config.metadata, request.config.linux.resources
         if any(c.name == meta.name and c.attempt == meta.attempt for c in self.inside(sandbox.id)):
             raise RefusedError(GrpcStatus.ALREADY_EXISTS)
-        self._serial += 1
         one = Made(
-            f"c{self._serial}-{sandbox.uid}", sandbox, meta.name, meta.attempt, asked.cpuset_cpus,
+            self._new_id("c"), sandbox, meta.name, meta.attempt, asked.cpuset_cpus,
             asked.cpuset_mems, asked.cpu_quota, (asked.cpu_shares, asked.cpu_quota, asked.cpu_period),
         )  # fmt: skip
         self.containers[one.id] = one
@@ -248,10 +269,15 @@ class SimulatedRuntime:
     def remove(self, body: bytes) -> bytes:
         one = self.containers.get(pb.RemoveContainerRequest.FromString(body).container_id)
         if one is not None:
-            self.end(one)
-            del self.containers[one.id]
-            self.report("delete", one.id)
+            self._delete(one)
         return b""
+
+    def _delete(self, one: Made) -> None:
+        self.end(one)
+        self._report_exit(one)  # the exit is reported before the deletion
+        del self.containers[one.id]
+        self.report("delete", one.id)
+        self._frees(one.id)
 
     def end(self, one: Made) -> None:
         """Have a container exit."""
@@ -262,7 +288,13 @@ class SimulatedRuntime:
         self.node.promises.ended(one)
         self.node.kernel.remove(one.path)
         if ran:
-            self.node.schedule.after(self.node.delays.report(), self.report, "exit", one.id)
+            one.to_report = self.node.schedule.after(self.node.delays.report(), self._report_exit, one)
+
+    def _report_exit(self, one: Made) -> None:
+        if one.to_report is not None:
+            one.to_report.cancel()
+            one.to_report = None
+            self.report("exit", one.id)
 
     def report(self, kind: str, container_id: str) -> None:
         """Send an event, if the daemon listens."""

@@ -51,7 +51,7 @@ class RuntimeClient:
     def list_pods(self) -> Sequence[RuntimePod]:
         found = self._call("list pods").sandboxes
         pods = [
-            RuntimePod(s.id, s.uid, "ns", s.uid, 0, s.ready, s.labels, s.annotations) for s in found.values()
+            RuntimePod(s.id, s.uid, "ns", s.name, 0, s.ready, s.labels, s.annotations) for s in found.values()
         ]
         self._node.elapse_a_moment()
         return pods
