@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from proxy.calls.container_calls import ContainerCalls
 from proxy.calls.create_calls import CreateCalls
@@ -27,6 +27,7 @@ from proxy.executor.start_update import StartUpdate
 from proxy.model.grpc_status import GrpcStatus
 from proxy.telemetry import metrics
 
+REPLACED = "topoproxy was replaced by another process: connect again"
 UNSYNCED = "forwarded a call without a decision: the initial reconcile with the runtime is not done"
 
 
@@ -63,12 +64,23 @@ class CallFlow:
         for part in self._parts:
             part.hooked = hooked
 
+    def replace(self, refuse_held: Callable[[int, str], None]) -> None:
+        """Decide nothing any more: another process continues.
+
+        A call that is still held would be sent on later, without a decision or with an outdated one.
+
+        Args:
+            refuse_held: Refuses all calls that are held, with a gRPC status and its text.
+        """
+        self.replaced = True
+        refuse_held(GrpcStatus.UNAVAILABLE, REPLACED)
+
     # -- front ends call these ----------------------------------------------------------------------------
 
     def request(self, call: HeldCall) -> None:
         """A call is held: decide, and send it on now or later."""
         if self.replaced:  # by a client that ignores GOAWAY
-            call.refuse(GrpcStatus.UNAVAILABLE, "topoproxy was replaced by another process: connect again")
+            call.refuse(GrpcStatus.UNAVAILABLE, REPLACED)
         elif self.executor.store.mode.is_leaving:
             self._relay(call)
         elif self.awaited is None and self.executor.reconciled.is_set():

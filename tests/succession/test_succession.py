@@ -235,6 +235,43 @@ def test_a_replaced_daemon_decides_on_nothing() -> None:
         run(daemon, scenario, reconciled=True)
 
 
+def test_a_call_that_is_held_while_the_daemon_is_replaced_is_refused_and_never_sent_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Prepared:
+        pid = 1
+
+        def take_over(self, *, quiet: bool) -> None:
+            assert not quiet
+
+    monkeypatch.setattr("proxy.daemon.QUIET_S", 0.1)
+    monkeypatch.setattr("proxy.daemon.GOAWAY_S", 0.1)
+    with temporary_node() as node:
+        daemon = node.daemon("drainTimeout: 100ms\ncallTimeout: 1s")
+
+        async def scenario() -> None:
+            assert daemon.executor is not None
+            assert daemon._flow is not None
+            assert daemon._front is not None
+            daemon.executor.reconciled.clear()  # calls are held until it is in step, for one second at most
+
+            def late() -> None:
+                with node.client() as client, pytest.raises(UnavailableError, match="connect again"):
+                    client.launch(DemoPod("late", "LS"))
+
+            asked = asyncio.create_task(asyncio.to_thread(late))
+            async with asyncio.timeout(LIMIT_S):
+                while not daemon._front.is_placing():
+                    await asyncio.sleep(0.01)
+            daemon.replacement.successor = Prepared()  # type: ignore[assignment]
+            await daemon.hand_over()
+            await asked
+            await asyncio.sleep(1.2)
+            assert not any(call.method == "RunPodSandbox" for call in node.runtime.calls)
+
+        run(daemon, scenario, reconciled=True)
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_daemon_behind_a_quiet_one_suspects_no_calls(
     channel: tuple[socket.socket, Predecessor], quiet: bool

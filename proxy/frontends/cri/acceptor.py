@@ -143,6 +143,11 @@ class Acceptor:
                 return
             await asyncio.sleep(_QUIET_STEP_S)
 
+    def refuse_held(self, code: int, message: str) -> None:
+        """Refuse the calls that are not decided yet."""
+        for link in list(self._links):
+            link.refuse_held(code, message)
+
     def _ask_to_leave(self) -> None:
         for link in list(self._links):
             link.goaway()

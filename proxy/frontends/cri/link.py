@@ -268,6 +268,11 @@ class Link:
         except Exception as error:  # noqa: BLE001  as in ``received``
             self.failed(error)
 
+    def refuse_held(self, code: int, message: str) -> None:
+        """Refuse the calls that are not decided yet; what is decided about them later has no effect."""
+        for call in list(self._calls.values()):
+            call.refuse(code, message)
+
     def release(self, stream: int, body: bytes | None, suffix: bytes = b"") -> None:
         """See ``InterceptedCall.release`` and ``InterceptedCall.place``."""
         if not self.closed:
