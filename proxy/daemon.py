@@ -426,7 +426,7 @@ class Daemon:
         await wait_quiet(self._front.is_placing, self.config.drain_timeout)
         quiet = await wait_quiet(self._is_busy, GOAWAY_S)
         if self._flow is not None:
-            self._flow.replace(self._front.refuse_held)
+            self._flow.hand_over(self._front.refuse_held)
         for task in self._tasks:
             task.cancel()
         self._listener.hand_over()

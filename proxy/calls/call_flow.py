@@ -64,7 +64,7 @@ class CallFlow:
         for part in self._parts:
             part.hooked = hooked
 
-    def replace(self, refuse_held: Callable[[int, str], None]) -> None:
+    def hand_over(self, refuse_held: Callable[[int, str], None]) -> None:
         """Decide nothing any more: another process continues.
 
         A call that is still held would be sent on later, without a decision or with an outdated one.

@@ -273,6 +273,6 @@ def test_no_part_of_the_executor_knows_the_executor() -> None:
 def test_the_kernel_follows_before_hooks_hear_of_a_change(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         names = [type(observer).__name__ for observer in w.executor.store._observers]
-        assert names == ["KernelWrites", "HookOverrides", "Rejections", "OwnerQuotas"]
+        assert names == ["KernelWrites", "HookOverrides", "Rejections", "OwnerQuotas", "RuntimeEvents"]
 
     live(day)
