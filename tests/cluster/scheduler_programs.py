@@ -1,7 +1,7 @@
 """Schedulers as programs: those of other projects that read our objects, as their documents advise.
 
-See Volcano v1.10.0 docs/user-guide/how_to_use_numa_aware.md, scheduler-plugins v0.34.7
-pkg/noderesourcetopology/README.md, and Koordinator v1.8.0 docs/proposals/scheduling
+See the guide of Volcano v1.10.0 to numaaware (how_to_use_numa_aware.md), scheduler-plugins v0.34.7
+pkg/noderesourcetopology/README.md, and the proposal on CPU orchestration of Koordinator v1.8.0
 (20220530-fine-grained-cpu-orchestration.md).
 """
 

@@ -49,6 +49,14 @@ def test_cpus_with_an_owner_stay_with_it(kubelet: Held, words: list[str]) -> Non
     assert clashes(node(kubelet, THEIRS)) == [f"cannot let ns/k/c have {each}" for each in words]
 
 
+def test_an_owner_that_has_other_cpus_already_is_named_with_them() -> None:
+    state = node(held("4-5", "own"))
+    clash = "cannot let ns/own/c have CPUs 4-5 of kubelet's CPU manager"
+    assert clashes(state) == [f"{clash}: it has 2-3 already"]
+    observed = structs.replace(state, mode=NodeMode.OBSERVE)
+    assert clashes(observed) == [f"{clash}: it would have 2-3"]
+
+
 def test_an_observed_owner_would_have_them() -> None:
     observed = structs.replace(node(held("3-4"), THEIRS), mode=NodeMode.OBSERVE)
     assert clashes(observed) == [

@@ -188,6 +188,9 @@ def test_quotas_that_are_off_stand_for_the_request() -> None:
         3072, 300_000, 100_000
     )
     assert sum_requests([Request(2, 0, 0)]) == Request(0, 0, 100_000)
+    assert sum_requests([Request(1024, 0, 100_000), Request(2048, 200_000, 100_000)]) == Request(
+        3072, 300_000, 100_000
+    )
 
 
 TEAMS = changed_copy(DEFAULT, owners=Namespaces(("team-*", "infra")))

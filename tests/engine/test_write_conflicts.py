@@ -6,8 +6,14 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine import write_conflicts
+from proxy.engine.events import ContestedCpus
 from proxy.engine.likely_writer import ALL, Author, WriterHint
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import (
     FIRST_S,
     LATEST_S,
@@ -31,10 +37,28 @@ from proxy.engine.write_conflicts import (
     WritersFound,
     step,
 )
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.topology.build import described
 from tests.testkit.playbook import Playbook
 
 WRONG = CpuSet.parse("0-3")
+
+
+MACHINE = described(1, 1, 4, 2)
+SHARING = Container(
+    "c", "c", Pod("s", "u", "ns", "p"), Request(), Placement(Pool.SHARED, CpuSet(), Mask((0,))), Phase.RUNNING
+)
+
+
+def test_the_containers_on_contested_cpus_are_named_with_all_cpus_that_another_program_writes() -> None:
+    state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), (SHARING,))
+    outside = CpuSet.parse("0-9")  # 8 and 9 are in no pool
+    known = structs.replace(
+        WriteConflicts(), conflicts={key: WriteConflict(0.0, 3, 0.0, 0.0, outside) for key in ("c", "gone")}
+    )
+    assert write_conflicts.contested(known, state, CpuSet.parse("9")) == (ContestedCpus("ns/p/c", outside),)
+    assert write_conflicts.contested(known, state, CpuSet.parse("0-7")) == ()
 
 
 def repaired(known: WriteConflicts, now: float, container: str = "c") -> WriteConflicts:

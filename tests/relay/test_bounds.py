@@ -89,6 +89,16 @@ def test_a_header_block_above_the_limit_is_not_decoded(monkeypatch, client, how)
     assert error.value.code == CALM
 
 
+def test_a_body_may_be_longer_than_a_header_block():
+    session, owner = begun()
+    session._requests.largest = 1 << 24
+    session.from_client(opened(1))
+    data = frame(DATA, 1, 1, grpc(bytes(LARGEST_BLOCK + 1)))
+    session.from_client(data[:11])
+    session.from_client(data[11:])
+    assert not owner.odd
+
+
 def test_a_header_block_of_just_the_limit_passes():
     session, _ = begun()
     size = LARGEST_BLOCK - (3 + 4 + len(number(LARGEST_BLOCK - 10)))

@@ -31,6 +31,18 @@ def test_a_refusal_is_read_by_hpack_and_leaves_its_table_alone(length):
 
 
 @pytest.mark.parametrize(
+    ("size", "announced"), [(30, b"\x3e"), (31, b"\x3f\0"), (32, b"\x3f\x01"), (4096, b"\x3f\xe1\x1f")]
+)
+def test_a_refusal_announces_the_size_of_the_table(size, announced):
+    data = frames.refusal(1, 2, "no", answered=True, resize=size)
+    assert data[9:].startswith(announced)
+    decoder = Decoder()
+    decoder.max_allowed_table_size = 4096
+    assert dict(decoder.decode(data[9:])) == {"grpc-status": "2", "grpc-message": "no"}
+    assert decoder.header_table_size == size
+
+
+@pytest.mark.parametrize(
     ("text", "coded"),
     [("a b~", "a b~"), ("50%", "50%25"), ("a\nb\x7f", "a%0Ab%7F"), ("ü", "%C3%BC"), ("\ud800", "?")],
 )
