@@ -3,7 +3,7 @@
 Theory. A timeout of a socket bounds one wait, not the exchange: a peer that sends a byte now and then holds
 its caller for ever. So before every wait the socket's timeout is set to what is left until one deadline; only
 the look-up of a host name is not bounded. Tokens and certificates are renewed while we run, hence their
-files are read for each exchange. No redirect is followed and no proxy of the environment is queried: the
+files are read for each exchange. No redirect is followed and no proxy of the environment is used: the
 token is meant for kubelet only, and goes over TLS only.
 
 ``http.client`` and ``ssl`` are imported with the first exchange: a daemon that does not need them loads

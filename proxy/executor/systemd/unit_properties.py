@@ -94,7 +94,7 @@ class UnitProperties:
         self._dirty: dict[str, None] = {}
         self._put_off: set[str] = set()
         self._late: list[InflightCall] = []
-        """Changes that systemd was requested to make and has not answered."""
+        """Changes that were sent to systemd and that it has not answered."""
         context.store.perform_by(CompareUnits, lambda effect: self.changed(effect.ids))
         self._wake = asyncio.Event()
 

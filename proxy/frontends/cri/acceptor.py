@@ -107,7 +107,7 @@ class Acceptor:
     async def drain(self, limit_s: float) -> None:
         """Stop accepting, let what is under way end, then close.
 
-        Clients are requested (GOAWAY) to continue on another connection. A connection closes when nothing is
+        A GOAWAY makes clients continue on another connection. A connection closes when nothing is
         open on it, and all close after ``limit_s`` seconds, which calls that are held then see as a lost
         connection.
         """

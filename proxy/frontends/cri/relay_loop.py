@@ -2,9 +2,9 @@
 
 asyncio makes a handle of each event, queues it and runs it in a turn of its own. A small call has two events,
 and with what is done between them the queue costs as much as relaying the bytes. Here the functions of the
-sockets that are given to ``RelayLoop.watch`` are called as soon as the kernel has named them, and the kernel
-is asked again at once, unless there is something for asyncio to do: a callback, a timer that is due, another
-file descriptor.
+sockets that are given to ``RelayLoop.watch`` are called as soon as the kernel has named them, and the loop
+waits again at once, unless asyncio has something to do: a callback, a timer that is due, another file
+descriptor.
 
 All else is asyncio's own loop. Its selector lies behind the one here, as one file descriptor of it (epoll(7)
 allows that).
@@ -30,11 +30,11 @@ _READY = list[tuple[selectors.SelectorKey, int]]
 
 
 class _RelaySelector(selectors.BaseSelector):
-    """Calls the functions of watched sockets; gives asyncio what happens elsewhere.
+    """Calls the functions of watched sockets; returns events of other file descriptors to asyncio.
 
     Attributes:
         called: For each watched socket what is called when it can be read, and when it can be written.
-        stirred: Since the last question to the kernel, asyncio was given something to do.
+        has_work: Whether asyncio has got callbacks or timers since the wait began.
     """
 
     def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
@@ -48,7 +48,7 @@ class _RelaySelector(selectors.BaseSelector):
         self._epoll = epoll()
         self._epoll.register(self._others.fileno(), EPOLLIN)
         self.called: dict[int, tuple[_Called | None, _Called | None]] = {}
-        self.stirred = False
+        self.has_work = False
 
     def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
         """See ``RelayLoop.watch``."""
@@ -67,7 +67,7 @@ class _RelaySelector(selectors.BaseSelector):
         """Wait for something that asyncio has to do, and call watched sockets meanwhile."""
         called, poll = self.called, self._epoll.poll
         end = None if timeout is None else time.monotonic() + timeout
-        self.stirred = False
+        self.has_work = False
         while True:
             try:
                 events = poll(timeout, _MOST_EVENTS)
@@ -90,7 +90,7 @@ class _RelaySelector(selectors.BaseSelector):
                     self._report({"message": "a watched socket's function failed", "exception": error})
             if others:
                 return self._others.select(0)
-            if self.stirred or not events:
+            if self.has_work or not events:
                 return []
             if end is not None:
                 timeout = end - time.monotonic()
@@ -148,7 +148,7 @@ class RelayLoop(asyncio.SelectorEventLoop):
         """
         self._relayed.watch(fd, readable, writable)
 
-    # What gives asyncio something to do. What other threads give it comes through a pipe.
+    # Callbacks and timers of this thread; those of other threads arrive through asyncio's own pipe.
 
     def call_soon(
         self,
@@ -157,7 +157,7 @@ class RelayLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.Handle:
         """Call a function in the next turn."""
-        self._relayed.stirred = True
+        self._relayed.has_work = True
         return super().call_soon(callback, *args, context=context)
 
     def call_at(
@@ -168,10 +168,10 @@ class RelayLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Call a function at a time."""
-        self._relayed.stirred = True
+        self._relayed.has_work = True
         return super().call_at(when, callback, *args, context=context)
 
     def stop(self) -> None:
         """Stop after this turn."""
-        self._relayed.stirred = True
+        self._relayed.has_work = True
         super().stop()
