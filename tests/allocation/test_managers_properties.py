@@ -164,7 +164,7 @@ class Node(RuleBasedStateMachine):
             self.policy in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
             and merged.affinity is not None
         ):
-            assert (memory.mems or merged.affinity) >= merged.affinity
+            assert (memory_manager.nodes_of(memory) or merged.affinity) >= merged.affinity
         return True
 
     @rule(uid=st.sampled_from("xyz"))
