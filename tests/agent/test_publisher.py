@@ -399,9 +399,7 @@ def test_device_amounts_that_are_refused_or_reset_again_and_again_are_written_ev
             await asyncio.sleep(0.05)
             reset()
             it.daemon.change(freeCPUs=str(number))
-        late = max(
-            0.0, time.monotonic() - began - 0.5
-        )  # pauses end meanwhile
+        late = max(0.0, time.monotonic() - began - 0.5)  # pauses end meanwhile
         assert it.api.count("PATCH", status) - before <= 4 + late / 0.2
         await it.until(lambda: it.get(NODES)["status"]["capacity"]["x/gpu"] == "3")
         before = it.api.count("PATCH", status)
