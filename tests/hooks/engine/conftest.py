@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -76,6 +77,8 @@ class Scene:
                 await story()
             finally:
                 self.gate.set()
+                # It is the whole interpreter's: a hook that still spins would change that of the next test.
+                await until(lambda: sys.getswitchinterval() > 0.001)
                 self.engine.close()
 
         asyncio.run(whole())
