@@ -527,7 +527,7 @@ class _RelayOnly:
     def response(self, call: object, message: bytes) -> None:
         """Never called."""
 
-    def unusual(self, path: str, kind: object) -> None:
+    def anomaly(self, path: str, kind: object) -> None:
         """Never called."""
 
     def finished(self, call: object, status: int | None) -> None:

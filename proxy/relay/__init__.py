@@ -1,1 +1,1 @@
-"""PURE. The HTTP/2 frame session: bytes in, bytes out; knows methods by path, knows no CRI."""
+"""PURE. Relay one HTTP/2 connection: bytes in, bytes out; knows methods by path, and nothing of the CRI."""

@@ -1,14 +1,16 @@
 """The memory limit for request bodies that are held, over all connections.
 
-Theory. Each connection has a limit of its own, but connections are many. Beyond the sum one held request is
-refused. Which one decides whether an honest client continues while another one fills the room:
+Theory. Each connection has a limit of its own, and there are many connections, so there is a limit for the
+sum. When it is exceeded, one held request is refused. The choice lets an honest client continue while another
+client fills the budget:
 
-* first the body that has been arriving for the longest time, if it is not the one that has just grown. A
-  client on a unix socket sends a body within milliseconds; a body that never ends is the oldest soon, and
-  however fast new bodies are begun, all older ones go before the honest one that began a moment ago;
-* else the largest of the connection that holds most.
+* First choice: the body that has been arriving for the longest time, unless it is the one that has just
+  grown. A client on a unix socket sends a body within milliseconds. A body that never ends is soon the oldest
+  one, and however fast a client begins new bodies, all of them are older than that of an honest client.
+* Otherwise: the largest body of the connection that holds most.
 
-A body without end needs no timer of ours: its headers are at the runtime, whose ``grpc-timeout`` ends it.
+A body that never ends needs no timer here: the runtime has its headers, and their ``grpc-timeout`` ends the
+call.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ class BodyHolder(Protocol):
 
     held: int
 
-    def crowd_out(self, stream: Stream, cause: str) -> None:
-        """Refuse a held request, and let go of its bytes."""
+    def refuse_for_memory(self, stream: Stream, cause: str) -> None:
+        """Refuse a held request and free its bytes."""
 
     def largest(self) -> Stream | None:
         """Return the stream that holds most."""
 
 
 class BodyBudget:
-    """What all connections hold.
+    """The bytes of request bodies that all connections hold, and their limit.
 
     Attributes:
         limit: Bytes that may be held.
@@ -50,8 +52,8 @@ class BodyBudget:
         self.arriving: dict[Stream, BodyHolder] = {}
         self.holders: set[BodyHolder] = set()
 
-    def make(self, newest: BodyHolder, stream: Stream) -> bool:
-        """Refuse requests until the rest has room.
+    def make_room(self, newest: BodyHolder, stream: Stream) -> bool:
+        """Refuse held requests until the others fit into the budget.
 
         Args:
             newest: The connection that has just got bytes.
@@ -62,22 +64,22 @@ class BodyBudget:
         """
         cause = f"more than {self.limit >> 20} MiB wait on all connections"
         while self.total > self.limit:
-            holder, victim = self._victim(stream) or (newest, stream)
-            holder.crowd_out(victim, cause)
+            holder, victim = self._choose_victim(stream) or (newest, stream)
+            holder.refuse_for_memory(victim, cause)
             if victim is stream:
                 return False
         return True
 
-    def shed(self) -> bool:
+    def refuse_largest(self) -> bool:
         """Let go of the largest body that is held, for want of memory; False where nothing is held."""
         heaviest = self._heaviest()
         if heaviest is None:
             return False
         holder, stream = heaviest
-        holder.crowd_out(stream, "out of memory")
+        holder.refuse_for_memory(stream, "out of memory")
         return True
 
-    def _victim(self, newest: Stream) -> tuple[BodyHolder, Stream] | None:
+    def _choose_victim(self, newest: Stream) -> tuple[BodyHolder, Stream] | None:
         oldest = next(iter(self.arriving.items()), None)
         if oldest is not None and oldest[0] is not newest:
             return oldest[1], oldest[0]

@@ -12,15 +12,15 @@ from typing import Final
 
 from proxy.relay import frames
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
-from proxy.relay.frame_reader import KEEP, LARGEST_BLOCK, Walker, too_long
+from proxy.relay.frame_reader import KEEP, LARGEST_BLOCK, FrameReader, block_too_long
 from proxy.relay.frames import STREAM_ID
 
 MOST_EMPTY: Final = 1000
-"""Frames without content that may follow each other where one would do."""
+"""Limit of consecutive frames without content, of which one would do."""
 
 
-class Direction(Walker):
-    """A walker that knows the frame types; subclasses say what the frames mean."""
+class Direction(FrameReader):
+    """A reader that knows the frame types; subclasses say what the frames mean."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ class Direction(Walker):
         return verdict
 
     def _begin(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
-        """Begin a header block; it is given on when it is complete."""
+        """Begin a header block; it is handled when it is complete."""
         if not stream or start > end:
             raise RelayError("cannot read a header: wrong stream or size")
         self._block_stream, self._block_flags = stream, flags
@@ -94,7 +94,7 @@ class Direction(Walker):
         block = self._block
         assert block is not None
         if len(block) + len(piece) > LARGEST_BLOCK:
-            raise too_long()
+            raise block_too_long()
         if not piece:
             self.empty()
         block += piece
@@ -112,7 +112,7 @@ class Direction(Walker):
         self._empties += 1
         if self._empties > MOST_EMPTY:
             raise RelayError(
-                f"cannot go on reading: more than {MOST_EMPTY} empty frames in a row", ENHANCE_YOUR_CALM
+                f"cannot continue to read: more than {MOST_EMPTY} empty frames in a row", ENHANCE_YOUR_CALM
             )
 
     # What the frames of this direction mean. Each returns KEEP, CUT or LAST where it returns something.

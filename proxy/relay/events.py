@@ -38,8 +38,9 @@ class RequestAnomaly(StrEnum):
 class Handler(Protocol):
     """Receives what happens on the intercepted streams of one session, synchronously and in order.
 
-    Every method may call ``Session.release`` and ``Session.refuse`` for any stream. What a method raises
-    leaves through ``Session.from_client`` or ``Session.from_server`` and spoils the session.
+    Every method may call ``Session.release`` and ``Session.refuse`` for any stream. An exception of a method
+    propagates through ``Session.from_client`` or ``Session.from_server``; the session cannot be used after
+    it.
     """
 
     def request(self, stream: int, path: str, message: bytes) -> None:
@@ -51,7 +52,7 @@ class Handler(Protocol):
             message: The gRPC message without its 5-byte prefix.
         """
 
-    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
+    def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         """The request of an intercepted method is not one plain message.
 
         With ``MORE``, ``request`` follows for the first message. With ``UNENDED`` the call is over, and the
@@ -62,10 +63,10 @@ class Handler(Protocol):
             The gRPC status and message of a refusal, or None.
         """
 
-    def crowded_out(self, path: str, message: str) -> None:
+    def refused_for_memory(self, path: str, message: str) -> None:
         """A held request was refused because too many bytes are held; frames wait in ``to_client``.
 
-        The bytes that tipped the scale may have come on another connection.
+        The bytes that exceeded the limit may have come on another connection.
         """
 
     def response(self, stream: int, message: bytes) -> None:

@@ -2,13 +2,13 @@
 
 Theory. While the body of a request is held, the runtime sees none of it and grants nothing, so the proxy must
 grant window to the client itself; later it sends a body, perhaps of another length, out of a window that only
-the runtime grants. So for the request direction the proxy keeps the connection-level books of both sides:
+the runtime grants. So for the request direction the proxy keeps the connection-level windows of both sides:
 
 * ``client``: what the client may still send us = 65,535 + all that we granted - all DATA that came;
 * ``server``: what we may still send the runtime = 65,535 + all that it granted - all DATA that left.
 
-One rule keeps all streams going: *when ``server`` is above ``client``, grant the difference.* From it
-follows, without further state, what is easily done wrong:
+One rule keeps all streams moving: *when ``server`` is above ``client``, grant the difference.* The following
+cases are easily done wrong; the rule covers them without further state:
 
 * DATA that is held is granted back, for ``server`` did not move. It is granted as soon as the client has less
   than half of the 65,535 bytes left, whichever streams it spent them on (a threshold for each stream would
@@ -16,7 +16,8 @@ follows, without further state, what is easily done wrong:
   the client for each of them would cost more than the rest of the relay;
 * a body that is sent makes ``server`` fall below ``client``; the runtime's next updates repay that debt
   before anything is granted, and not a byte of it is due while the body is still held;
-* a body that is rewritten, refused, reset or cancelled needs no correction: only what really left was booked;
+* a body that is rewritten, refused, reset or cancelled needs no correction: only bytes that left were
+  counted;
 * DATA that only passes lowers both, and the runtime's update for it passes unchanged.
 
 From the first body on that is longer than a stream's window, the client has ``ahead`` bytes of window more
@@ -147,7 +148,7 @@ class FlowControl:
         self.credits: dict[int, int] = {}
         self.queue: dict[int, Outgoing] = {}
 
-    def arrived(self, length: int) -> None:
+    def add_received(self, length: int) -> None:
         """Book DATA from the client that does not leave at once.
 
         Raises:
@@ -162,25 +163,25 @@ class FlowControl:
         if length:
             self.credits[stream] = self.credits.get(stream, 0) + length
 
-    def advance(self, size: int) -> int:
+    def grant_ahead(self, size: int) -> int:
         """Let the client send a message of ``size`` bytes at once; returns the window for its stream."""
         if size <= self.initial or max(initial for initial, _ in self._limits) > _WIDE_WINDOW:
             return 0
         self.ahead = AHEAD_BYTES
         return min(size, STREAM_AHEAD_BYTES)
 
-    def matches(self, increment: int) -> bool:
+    def try_forward(self, increment: int) -> bool:
         """Book that the runtime's update continues to the client, if that is just what can be granted."""
         if self._grantable() != increment:
             return False
         self.client += increment
         return True
 
-    def due(self) -> int:
+    def take_due_grant(self) -> int:
         """Book and return what the client is to be granted lest it should run dry; 0 for nothing."""
-        return self.grant() if self.client < _LOW_WINDOW + self.ahead // 2 else 0
+        return self.take_grant() if self.client < _LOW_WINDOW + self.ahead // 2 else 0
 
-    def grant(self) -> int:
+    def take_grant(self) -> int:
         """Book and return all that the client can be granted on the connection; 0 for nothing."""
         extra = self._grantable()
         if extra <= 0:
@@ -191,7 +192,7 @@ class FlowControl:
     def _grantable(self) -> int:
         return min(self.server + self.ahead, frames.LARGEST_WINDOW) - self.waiting - self.client
 
-    def widened(self, increment: int) -> None:
+    def on_server_window(self, increment: int) -> None:
         """Book a connection-level update of the runtime.
 
         Raises:
@@ -201,7 +202,7 @@ class FlowControl:
         if self.server > frames.LARGEST_WINDOW:
             raise RelayError("cannot widen the connection's window: it is above 2^31 - 1")
 
-    def announced(self, pairs: list[tuple[int, int]]) -> int:
+    def on_server_settings(self, pairs: list[tuple[int, int]]) -> int:
         """Book SETTINGS of the runtime; returns by how much the windows of streams change now.
 
         Raises:
@@ -216,15 +217,15 @@ class FlowControl:
         if len(self._limits) > frames.UNACKNOWLEDGED:
             raise RelayError("cannot keep SETTINGS: too many are not acknowledged")
         self._limits.append((initial, largest))
-        return self._obey()
+        return self._apply_limits()
 
-    def acknowledged(self) -> int:
+    def on_settings_ack(self) -> int:
         """Book that the client acknowledged; returns by how much the windows of streams change now."""
         if len(self._limits) > 1:
             self._limits.popleft()
-        return self._obey()
+        return self._apply_limits()
 
-    def _obey(self) -> int:
+    def _apply_limits(self) -> int:
         before = self.initial
         self.initial = min(initial for initial, _ in self._limits)
         self.largest = min(largest for _, largest in self._limits)

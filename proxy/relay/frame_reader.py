@@ -40,12 +40,12 @@ _SHAPE: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY
 _WITH_BLOCK: Final = (HEADERS, CONTINUATION, PUSH_PROMISE)
 
 
-def too_long() -> RelayError:
+def block_too_long() -> RelayError:
     """Return the error for a header block above ``LARGEST_BLOCK``."""
     return RelayError(f"cannot read a header: it is longer than {LARGEST_BLOCK} bytes", ENHANCE_YOUR_CALM)
 
 
-class Walker(ABC):
+class FrameReader(ABC):
     """One direction; subclasses say what the frames mean.
 
     Attributes:
@@ -88,8 +88,8 @@ class Walker(ABC):
             self.out = []
         return out
 
-    def farewell(self, frame: bytes) -> None:
-        """Send a last frame of our own, if one may stand here; the walker may have failed in the middle."""
+    def send_last(self, frame: bytes) -> None:
+        """Send a last frame of our own if a frame may begin here; the reader may have failed inside one."""
         if self.begun and not self._passing and self._block is None:
             self.out.append(frame)
 
@@ -104,7 +104,7 @@ class Walker(ABC):
         """Take bytes of any length.
 
         Raises:
-            RelayError: The peer broke the protocol; the walker is of no use any more.
+            RelayError: The peer broke the protocol; the reader cannot be used after this.
         """
         mark = pos = 0
         self._busy = True
@@ -176,7 +176,7 @@ class Walker(ABC):
             verdict = KEEP
             if kind == HEADERS and flags & _SHAPE == END_HEADERS and stream:
                 if word >> 8 > LARGEST_BLOCK:
-                    raise too_long()
+                    raise block_too_long()
                 verdict = self.on_headers(flags, stream)
                 self.on_block(flags, stream, data[pos + _HEAD : end])
             elif kind in handlers:
@@ -229,7 +229,7 @@ class Walker(ABC):
             word = frames.HEAD.unpack_from(data, pos)[0]
             self._need += word >> 8
             if word >> 8 > LARGEST_BLOCK and word & 0xFF in _WITH_BLOCK:
-                raise too_long()
+                raise block_too_long()
 
     def _gather_rest(self, data: bytes) -> None:
         rest = self._rest
@@ -237,7 +237,7 @@ class Walker(ABC):
             rest = self._rest = bytearray(rest)
         rest += data
 
-    # What the direction says.
+    # Subclasses define the meaning of the frames of their direction.
 
     @abstractmethod
     def passes(self, flags: int, stream: int, length: int) -> bool:

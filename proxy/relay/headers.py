@@ -8,7 +8,7 @@ decoded lengths are counted where they enter the table, and text is decoded for 
 a cache, and only up to a length above that of any value that matters: decoding takes long. A block of a known
 call is eight to ten indexed bytes and costs below a microsecond.
 
-The follower is right from the first block of a connection only; a session always begins there.
+The tracker must see all blocks from the first one of a connection; a session always begins there.
 
 Most answers change nothing in the table. Whether a block does is a property of its bytes alone, whatever the
 table holds; ``skim`` remembers the blocks that do not and steps over them without looking.

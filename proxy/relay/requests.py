@@ -23,14 +23,14 @@ class Requests(Direction):
     """The request direction.
 
     Attributes:
-        follower: The request header table.
+        tracker: The request header table.
         last: The highest stream that the client has opened.
-        left: The client has seen our GOAWAY: it opens no more streams.
+        saw_goaway: The client has seen our GOAWAY: it opens no more streams.
         announced: For each SETTINGS of the client that is not yet acknowledged, the header table size in it
             or None.
     """
 
-    __slots__ = ("_client_settings", "_intercepts", "announced", "follower", "last", "left", "streams")
+    __slots__ = ("_client_settings", "_intercepts", "announced", "last", "saw_goaway", "streams", "tracker")
 
     streams: Streams
     _client_settings: Callable[[int, int], None]
@@ -39,8 +39,8 @@ class Requests(Direction):
         super().__init__(frames.PREFACE)
         self._intercepts = intercepts
         self.last = 0
-        self.left = False
-        self.follower = HpackTracker(b":path", {4: "/", 5: "/index.html"})
+        self.saw_goaway = False
+        self.tracker = HpackTracker(b":path", {4: "/", 5: "/index.html"})
         self.announced: deque[int | None] = deque()
 
     def join(self, streams: Streams, client_settings: Callable[[int, int], None]) -> None:
@@ -56,20 +56,20 @@ class Requests(Direction):
     def passes(self, flags: int, stream: int, length: int) -> bool:
         """Count DATA of a stream that is not ours, if the runtime has window for it."""
         streams = self.streams
-        books = streams.books
-        if stream in streams.tracked or stream in streams.dead or stream in books.queue or not stream:
+        flow = streams.flow
+        if stream in streams.tracked or stream in streams.dead or stream in flow.queue or not stream:
             return False
-        if length > books.server or length > books.client:
+        if length > flow.server or length > flow.client:
             return False
-        books.client -= length
-        books.server -= length
+        flow.client -= length
+        flow.server -= length
         return True
 
     def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         """Hold DATA, drop that of dead streams, let that of others wait for window."""
         streams, length = self.streams, end - start
-        books = streams.books
-        books.arrived(length)
+        flow = streams.flow
+        flow.add_received(length)
         if flags & frames.PADDED:
             start, end = frames.unpad(flags, data, start, end)
         tracked = streams.tracked.get(stream)
@@ -77,20 +77,20 @@ class Requests(Direction):
             if tracked.phase != ARRIVING:
                 raise RelayError("cannot take DATA: the client has ended the stream")
             if flags & frames.END_STREAM:
-                books.credits.pop(stream, None)
-                streams.last(tracked, data[start:end])
+                flow.credits.pop(stream, None)
+                streams.end_body(tracked, data[start:end])
             elif start == end:
                 self.empty()
-                books.credit(stream, length)
+                flow.credit(stream, length)
             else:
                 self._empties = 0
                 if streams.hold(tracked, data[start:end]):
-                    streams.let_send(tracked, length)
+                    streams.grant_for_body(tracked, length)
         elif stream in streams.dead:
             if not length:
                 self.empty()
             if not flags & frames.END_STREAM and not streams.dead[stream]:
-                books.credit(stream, length)
+                flow.credit(stream, length)
         elif not stream:
             raise RelayError("cannot read DATA: it belongs to no stream")
         else:
@@ -101,25 +101,25 @@ class Requests(Direction):
         """Send what is held of a stream before its trailers: header blocks cannot wait."""
         streams = self.streams
         tracked = streams.tracked.get(stream)
-        if tracked is None and stream not in streams.books.queue:
+        if tracked is None and stream not in streams.flow.queue:
             return KEEP
         if tracked is not None:
             if tracked.phase != ARRIVING:
                 raise RelayError("cannot take a header: the client has ended the stream")
-            streams.untouched(tracked)
-        if stream in streams.books.queue:
+            streams.pass_through(tracked)
+        if stream in streams.flow.queue:
             raise RelayError("cannot pass trailers: the data before them finds no window")
         return LAST
 
     def on_block(self, flags: int, stream: int, block: bytes) -> None:
         """Begin to track the stream of an intercepted method."""
-        path = self.follower.feed(block)
+        path = self.tracker.feed(block)
         if stream <= self.last:
             return
         self.last = stream
         streams = self.streams
         if stream > streams.goaway:
-            streams.bury(stream, refused=False)
+            streams.mark_dead(stream, refused=False)
             return
         streams.open.add(stream)
         if len(streams.open) > MOST_STREAMS:
@@ -128,9 +128,9 @@ class Requests(Direction):
             )
         if path is not None and self._intercepts(path):
             if flags & frames.END_STREAM:
-                streams.handler.unusual(path, RequestAnomaly.EMPTY)
+                streams.handler.anomaly(path, RequestAnomaly.EMPTY)
             else:
-                streams.tracked[stream] = Stream(stream, path, streams.books.initial)
+                streams.tracked[stream] = Stream(stream, path, streams.flow.initial)
 
     def on_promise(self) -> None:
         """Clients do not push."""
@@ -148,13 +148,13 @@ class Requests(Direction):
         if tracked is not None:
             streams.forget(tracked, None)
         else:
-            streams.books.drop(stream)
+            streams.flow.drop(stream)
         return CUT if stream in streams.dead else KEEP
 
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
         """Pass the client's limits to the response direction; apply the limits of the runtime."""
         if acknowledged:
-            self.streams.resize_windows(self.streams.books.acknowledged())
+            self.streams.resize_windows(self.streams.flow.on_settings_ack())
             return
         sizes = [value for key, value in pairs if key == frames.HEADER_TABLE_SIZE]
         if len(self.announced) >= frames.UNACKNOWLEDGED:
@@ -166,7 +166,7 @@ class Requests(Direction):
     def on_ping(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         """Take the answer to the PING that followed our GOAWAY."""
         if flags & frames.ACK and data[start:end] == frames.BEHIND_GOAWAY:
-            self.left = True
+            self.saw_goaway = True
             return CUT
         return KEEP
 
@@ -176,11 +176,11 @@ class Requests(Direction):
     def _queue(self, flags: int, stream: int, piece: bytes, length: int) -> None:
         """Let DATA of a passing stream wait for the runtime's window."""
         streams = self.streams
-        books = streams.books
-        item = books.queue.get(stream) or Outgoing(stream, passing=True)
+        flow = streams.flow
+        item = flow.queue.get(stream) or Outgoing(stream, passing=True)
         item.add(piece)
         item.end = bool(flags & frames.END_STREAM)
-        books.waiting += len(piece)
-        books.credit(stream, length - len(piece))  # padding is not sent on, so the runtime will not return it
-        books.enqueue(item)
+        flow.waiting += len(piece)
+        flow.credit(stream, length - len(piece))  # padding is not sent on, so the runtime will not return it
+        flow.enqueue(item)
         streams.pump()

@@ -20,18 +20,18 @@ class Responses(Direction):
     """The response direction.
 
     Attributes:
-        follower: The response header table.
+        tracker: The response header table.
     """
 
-    __slots__ = ("_limit", "_requests", "follower", "streams")
+    __slots__ = ("_limit", "_requests", "streams", "tracker")
 
     streams: Streams
 
     def __init__(self, requests: Requests) -> None:
         super().__init__()
-        self.follower = HpackTracker(b"grpc-status", {})
+        self.tracker = HpackTracker(b"grpc-status", {})
         self._requests = requests
-        self._limit = self.follower.size
+        self._limit = self.tracker.size
 
     def join(self, streams: Streams) -> None:
         """Connect with what both directions share."""
@@ -40,13 +40,13 @@ class Responses(Direction):
     def client_settings(self, key: int, value: int) -> None:
         """Record what the client allows the runtime."""
         if key == frames.HEADER_TABLE_SIZE:
-            self.follower.allow(value)
+            self.tracker.allow(value)
         elif key == frames.MAX_FRAME_SIZE:
             self.largest = max(self.largest, value)
 
     def resize(self) -> int | None:
         """The table size that the next header block must announce, or None (RFC 7541, 4.2)."""
-        return self._limit if self.follower.size > self._limit else None
+        return self._limit if self.tracker.size > self._limit else None
 
     def passes(self, flags: int, stream: int, length: int) -> bool:
         """Let DATA pass that is not observed; its windows are end to end."""
@@ -70,10 +70,10 @@ class Responses(Direction):
         if flags & frames.PADDED:
             start, end = frames.unpad(flags, data, start, end)
         tracked.answered = True
-        if tracked.tee is not None and tracked.asked:
+        if tracked.tee is not None and tracked.reported:
             self._read(tracked, data[start:end])
         if flags & frames.END_STREAM:
-            streams.ended(stream, None, reset=False)
+            streams.server_ended(stream, None, reset=False)
         return KEEP
 
     def on_headers(self, flags: int, stream: int) -> int:
@@ -87,11 +87,11 @@ class Responses(Direction):
     def on_block(self, flags: int, stream: int, block: bytes) -> None:
         """Follow the header table; read the result of intercepted calls."""
         if not flags & frames.END_STREAM:
-            self.follower.skim(block)
+            self.tracker.skim(block)
         elif stream in self.streams.tracked:
-            self.streams.ended(stream, _status(self.follower.feed(block)), reset=False)
+            self.streams.server_ended(stream, _status(self.tracker.feed(block)), reset=False)
         else:
-            self.follower.skim(block)
+            self.tracker.skim(block)
             self.streams.open.discard(stream)
 
     def on_promise(self) -> None:
@@ -100,13 +100,13 @@ class Responses(Direction):
     def on_window(self, stream: int, increment: int) -> int:
         """Spend or pass on what the runtime grants."""
         streams = self.streams
-        books = streams.books
+        flow = streams.flow
         if not stream:
-            books.widened(increment)
+            flow.on_server_window(increment)
             streams.pump()
-            if books.matches(increment):
+            if flow.try_forward(increment):
                 return KEEP
-            if grant := books.due() if books.queue else books.grant():
+            if grant := flow.take_due_grant() if flow.queue else flow.take_grant():
                 self.inject(frames.window_update(0, grant))
             return CUT
         tracked = streams.tracked.get(stream)
@@ -124,7 +124,7 @@ class Responses(Direction):
         streams = self.streams
         if streams.dead.get(stream):
             return CUT
-        streams.ended(stream, None, reset=True)
+        streams.server_ended(stream, None, reset=True)
         return KEEP
 
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
@@ -135,15 +135,15 @@ class Responses(Direction):
             return
         for key, value in pairs:
             if key == frames.HEADER_TABLE_SIZE:
-                self._requests.follower.allow(value)
+                self._requests.tracker.allow(value)
             elif key == frames.MAX_FRAME_SIZE:
                 self._requests.largest = max(self._requests.largest, value)
-        self.streams.resize_windows(self.streams.books.announced(pairs))
+        self.streams.resize_windows(self.streams.flow.on_server_settings(pairs))
 
     def on_goaway(self, last: int) -> None:
         """Streams that the runtime will not take are over."""
-        self.streams.beyond(last)
-        if grant := self.streams.books.grant():
+        self.streams.on_server_goaway(last)
+        if grant := self.streams.flow.take_grant():
             self.inject(frames.window_update(0, grant))
 
     def _read(self, tracked: Stream, piece: bytes) -> None:

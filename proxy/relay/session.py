@@ -3,9 +3,9 @@
 Theory of operation. For each connection that a client makes there is one to the runtime, and nothing
 terminates in between: stream ids, SETTINGS, PING, GOAWAY, header tables and the flow control of the response
 direction are end to end, and requests that are not intercepted leave as the bytes that came. Four parts:
-``walker`` cuts a direction into frames (``direction`` checks them), ``requests`` and ``responses`` say what
+``reader`` cuts a direction into frames (``direction`` checks them), ``requests`` and ``responses`` say what
 the frames of each direction mean, ``headers`` follows the header tables, ``streams`` keeps the intercepted
-streams and ``flow`` the books of the request direction.
+streams and ``flow`` the flow of the request direction.
 
 For an intercepted method HEADERS continue at once (the deadline begins to run, the order of header blocks is
 kept) and the body is held until it is complete. The owner is called (``Handler.request``) and lets it go,
@@ -38,19 +38,19 @@ class Session:
     __slots__ = ("_requests", "_responses", "_streams", "release", "to_client", "to_server")
 
     def __init__(
-        self, handler: Handler, intercepts: Callable[[str], bool], room: BodyBudget | None = None
+        self, handler: Handler, intercepts: Callable[[str], bool], budget: BodyBudget | None = None
     ) -> None:
         """Begin at the start of a connection.
 
         Args:
             handler: Decides on requests and is notified of answers.
             intercepts: Returns for a ``:path`` whether its requests are held.
-            room: What all connections hold; one of its own if None.
+            budget: The memory limit for bodies, over all connections; one of its own if None.
         """
         self._requests = requests = Requests(intercepts)
         self._responses = responses = Responses(requests)
         self._streams = streams = Streams(
-            handler, responses.inject, requests.inject, responses.resize, room or BodyBudget()
+            handler, responses.inject, requests.inject, responses.resize, budget or BodyBudget()
         )
         requests.join(streams, responses.client_settings)
         responses.join(streams)
@@ -69,9 +69,9 @@ class Session:
         return self._requests.last
 
     @property
-    def left(self) -> bool:
+    def saw_goaway(self) -> bool:
         """Whether the client has seen our GOAWAY: it opens no more streams."""
-        return self._requests.left
+        return self._requests.saw_goaway
 
     def intercepted(self) -> list[str]:
         """Return the paths of the intercepted streams that are open."""
@@ -80,7 +80,7 @@ class Session:
     @property
     def unsent(self) -> bool:
         """Whether bytes wait for the runtime's window."""
-        return bool(self._streams.books.queue)
+        return bool(self._streams.flow.queue)
 
     def from_client(self, data: bytes) -> None:
         """Take what the client sent.
@@ -89,12 +89,12 @@ class Session:
             RelayError: The client broke the protocol; this connection must end.
         """
         self._requests.feed(data)
-        books = self._streams.books
-        if books.credits:
-            for stream, length in books.credits.items():
+        flow = self._streams.flow
+        if flow.credits:
+            for stream, length in flow.credits.items():
                 self._responses.inject(frames.window_update(stream, length))
-            books.credits.clear()
-        if grant := books.due():
+            flow.credits.clear()
+        if grant := flow.take_due_grant():
             self._responses.inject(frames.window_update(0, grant))
 
     def from_server(self, data: bytes) -> None:
@@ -112,16 +112,17 @@ class Session:
     def goaway(self) -> None:
         """Ask the client to open no more streams here; it may finish those that it has.
 
-        A PING follows: what the client opened before it saw the GOAWAY comes before the answer (``left``).
+        A PING follows: what the client opened before it saw the GOAWAY comes before the answer
+        (``saw_goaway``).
         """
         if frames.PING not in self._requests.handlers:
             self._requests.handlers[frames.PING] = self._requests.on_ping
             self._responses.inject(frames.goaway(frames.STREAM_ID), frames.ping(frames.BEHIND_GOAWAY))
 
-    def farewell(self, code: int, *, client: bool) -> None:
-        """Say why the connection of one side ends (GOAWAY); only ``lost`` may follow."""
-        walker = self._responses if client else self._requests
-        walker.farewell(frames.goaway(self._requests.last if client else 0, code))
+    def end_with_goaway(self, code: int, *, client: bool) -> None:
+        """Send GOAWAY with the reason why the connection of one side ends; only ``lost`` may follow."""
+        reader = self._responses if client else self._requests
+        reader.send_last(frames.goaway(self._requests.last if client else 0, code))
 
     def client_closed(self) -> None:
         """The client sends nothing more: calls that were not let go end, the others may still be answered."""
@@ -137,12 +138,12 @@ class Session:
         for stream in list(streams.tracked.values()):
             if stream.id in streams.tracked:  # the notification of one call may have ended another
                 streams.forget(stream, None)
-        streams.books.queue.clear()
+        streams.flow.queue.clear()
 
-    def untie(self) -> None:
-        """Take the parts apart when all is over: they refer to each other, and memory goes at once then."""
+    def break_cycles(self) -> None:
+        """Break the references between the parts after the end, which frees their memory at once."""
         streams, requests = self._streams, self._requests
-        streams.drop()
+        streams.clear()
         requests.handlers.clear()
         self._responses.handlers.clear()
         del streams.handler, streams.to_client, streams.to_server, streams._resize, requests._client_settings

@@ -31,8 +31,8 @@ class Stream(Outgoing):
     """
 
     __slots__ = (
-        "ahead", "answered", "asked", "body", "closing", "message", "needs", "path", "phase", "size", "spent",
-        "tail", "tee",
+        "ahead", "answered", "body", "closing", "message", "needs", "path", "phase", "reported", "size",
+        "spent", "tail", "tee",
     )  # fmt: skip
 
     def __init__(self, stream: int, path: str, window: int) -> None:
@@ -43,7 +43,7 @@ class Stream(Outgoing):
         self.tail = b""
         self.size = self.needs = self.ahead = self.spent = 0
         self.message: bytes | None = None
-        self.asked = False
+        self.reported = False
         self.answered = False
         self.closing = False
         self.tee: bytearray | None = bytearray()

@@ -23,7 +23,7 @@ follows (grpc-go, ``Server.processUnaryRPC``). So where more follows, the first 
 and the rest goes behind it unchanged.
 
 A connection holds at most 64 MiB of request bodies, waiting or not yet sent, and all of them together what
-``room`` allows. A stream that would exceed this is refused with RESOURCE_EXHAUSTED: to let it pass would be
+``budget`` allows. A stream that would exceed this is refused with RESOURCE_EXHAUSTED: to let it pass would be
 to let a container start unplaced.
 """
 
@@ -52,21 +52,21 @@ class Streams:
         open: Ids of all streams that are open, intercepted or not.
         tracked: The intercepted ones.
         dead: Ended streams that the client may still be sending on; True where we refused it.
-        books: Flow control.
+        flow: Flow control.
         goaway: The last stream that the runtime will take.
         held: Bytes of bodies that are held here.
-        room: What all connections hold.
+        budget: The memory limit for bodies, over all connections.
     """
 
     __slots__ = (
         "_resize",
-        "books",
+        "budget",
         "dead",
+        "flow",
         "goaway",
         "handler",
         "held",
         "open",
-        "room",
         "to_client",
         "to_server",
         "tracked",
@@ -78,7 +78,7 @@ class Streams:
         to_client: Callable[..., None],
         to_server: Callable[..., None],
         resize: Callable[[], int | None],
-        room: BodyBudget,
+        budget: BodyBudget,
     ) -> None:
         """Set up a connection's state.
 
@@ -87,7 +87,7 @@ class Streams:
             to_client: Sends our own frames to the client.
             to_server: The same to the runtime.
             resize: The header table size that a refusal must announce, if any.
-            room: What all connections hold.
+            budget: The memory limit for bodies, over all connections.
         """
         self.handler = handler
         self.to_client = to_client
@@ -95,11 +95,11 @@ class Streams:
         self.open: set[int] = set()
         self.tracked: dict[int, Stream] = {}
         self.dead: dict[int, bool] = {}
-        self.books = FlowControl()
+        self.flow = FlowControl()
         self.goaway = frames.STREAM_ID
         self.held = 0
-        self.room = room
-        room.holders.add(self)
+        self.budget = budget
+        budget.holders.add(self)
         self._resize = resize
 
     def hold(self, stream: Stream, piece: bytes) -> bool:
@@ -107,16 +107,16 @@ class Streams:
         count = len(piece)
         stream.size += count
         self.held += count
-        room = self.room
-        room.total += count
+        budget = self.budget
+        budget.total += count
         if self.held > HELD_BYTES:
-            self.crowd_out(stream, f"more than {HELD_BYTES >> 20} MiB wait on this connection")
+            self.refuse_for_memory(stream, f"more than {HELD_BYTES >> 20} MiB wait on this connection")
             return False
-        if room.total > room.limit and not room.make(self, stream):
+        if budget.total > budget.limit and not budget.make_room(self, stream):
             return False
         body = stream.body
         if not body:
-            room.arriving[stream] = self
+            budget.arriving[stream] = self
             body.append(piece)
         elif count >= SMALL_BYTES:
             body.append(piece)
@@ -128,64 +128,64 @@ class Streams:
                 body.append(bytearray(piece))
         return True
 
-    def let_send(self, stream: Stream, length: int) -> None:
-        """Let the client continue with a body of which ``length`` bytes of window have come.
+    def grant_for_body(self, stream: Stream, length: int) -> None:
+        """Grant the client window for the rest of a body; ``length`` bytes of window have been spent on it.
 
         What its message still needs is granted once, when its length is known.
         """
-        books = self.books
+        flow = self.flow
         stream.spent += length
         if not stream.needs and len(stream.body[0]) >= frames.PREFIX.size:
             stream.needs = frames.PREFIX.size + frames.PREFIX.unpack_from(stream.body[0])[1]
-            stream.ahead = books.advance(stream.needs)
-            books.credit(stream.id, stream.ahead)
+            stream.ahead = flow.grant_ahead(stream.needs)
+            flow.credit(stream.id, stream.ahead)
         missing = stream.needs - stream.size
-        if missing <= 0 or books.initial + stream.ahead - stream.spent < missing:
-            books.credit(stream.id, stream.spent)
+        if missing <= 0 or flow.initial + stream.ahead - stream.spent < missing:
+            flow.credit(stream.id, stream.spent)
             stream.spent = 0
 
-    def last(self, stream: Stream, piece: bytes) -> None:
-        """Take the last piece of a body, and ask about the request."""
-        count, room = len(piece), self.room
-        if not stream.body and self.held + count <= HELD_BYTES and room.total + count <= room.limit:
+    def end_body(self, stream: Stream, piece: bytes) -> None:
+        """Take the last piece of a body, and pass the request to the handler."""
+        count, budget = len(piece), self.budget
+        if not stream.body and self.held + count <= HELD_BYTES and budget.total + count <= budget.limit:
             size = count - frames.PREFIX.size
             if size >= 0 and frames.PREFIX.unpack_from(piece) == (0, size):
-                self._ask(stream, piece[5:])
+                self._report(stream, piece[5:])
                 # Most requests have been let go by now. Only those that wait are counted.
                 if stream.message is not None:
                     stream.size = count
                     self.held += count
-                    room.total += count
+                    budget.total += count
                 return
         if self.hold(stream, piece):
             self._complete(stream)
 
     def _complete(self, stream: Stream) -> None:
-        """Ask about a request that came in pieces, or is not one plain message."""
+        """Pass a request to the handler that came in pieces, or report that it is not one plain message."""
         pieces, stream.body = stream.body, []
-        self.room.arriving.pop(stream, None)
+        self.budget.arriving.pop(stream, None)
         head = _head(pieces)
         size = stream.size - frames.PREFIX.size
         if size < 0 or frames.PREFIX.unpack_from(head) != (0, size):
-            message = self._unusual(stream, b"".join(pieces))
+            message = self._report_anomaly(stream, b"".join(pieces))
             if message is None:
                 return
         else:
             pieces[0] = head[5:]
             message = b"".join(pieces)
         del pieces, head
-        self._ask(stream, message)
+        self._report(stream, message)
 
-    def _ask(self, stream: Stream, message: bytes) -> None:
+    def _report(self, stream: Stream, message: bytes) -> None:
         stream.message = message
         stream.phase = WAITING
-        stream.asked = True
+        stream.reported = True
         self.handler.request(stream.id, stream.path, message)
 
-    def _unusual(self, stream: Stream, body: bytes) -> bytes | None:
+    def _report_anomaly(self, stream: Stream, body: bytes) -> bytes | None:
         """Handle a body that is not one plain message; gives the first message where there is one."""
         kind = _kind(body, len(body))
-        refusal = self.handler.unusual(stream.path, kind)
+        refusal = self.handler.anomaly(stream.path, kind)
         if kind is RequestAnomaly.MORE:
             end = frames.PREFIX.size + int(frames.PREFIX.unpack_from(body)[1])
             stream.tail = body[end:]
@@ -220,11 +220,11 @@ class Streams:
         if stream is not None and stream.phase == WAITING and not stream.closing:
             self._refuse(stream, code, message)
 
-    def untouched(self, stream: Stream) -> None:
-        """Let go of a stream whose client sends trailers: what came passes as it is, or is refused."""
+    def pass_through(self, stream: Stream) -> None:
+        """Stop holding a stream whose client sends trailers: its bytes pass unchanged, or it is refused."""
         body, stream.body = stream.body, []
-        self.books.credits.pop(stream.id, None)
-        refusal = self.handler.unusual(stream.path, RequestAnomaly.TRAILERS)
+        self.flow.credits.pop(stream.id, None)
+        refusal = self.handler.anomaly(stream.path, RequestAnomaly.TRAILERS)
         if refusal is not None:
             self._refuse(stream, *refusal)
             return
@@ -232,15 +232,15 @@ class Streams:
             stream.add(bytes(piece))
         del self.tracked[stream.id]
         if stream.left:
-            self.books.enqueue(stream)
+            self.flow.enqueue(stream)
             self.pump()
         self._uncount(stream)
 
     def pump(self) -> None:
         """Send what the windows allow."""
-        if not self.books.queue:
+        if not self.flow.queue:
             return
-        out, done = self.books.pump()
+        out, done = self.flow.pump()
         self.to_server(*out)
         for stream_id in done:
             if (stream := self.tracked.get(stream_id)) is not None:
@@ -259,7 +259,7 @@ class Streams:
                     raise RelayError("cannot widen a stream's window: it is above 2^31 - 1")
         self.pump()
 
-    def ended(self, stream_id: int, status: int | None, *, reset: bool) -> None:
+    def server_ended(self, stream_id: int, status: int | None, *, reset: bool) -> None:
         """The runtime ended a stream, by its answer or by a reset."""
         self.open.discard(stream_id)
         stream = self.tracked.get(stream_id)
@@ -268,40 +268,40 @@ class Streams:
         if not stream.sent:
             if not reset:
                 self.to_server(frames.rst_stream(stream_id, frames.CANCEL))
-            self.bury(stream_id, refused=False)
+            self.mark_dead(stream_id, refused=False)
         self.forget(stream, status)
 
     def forget(self, stream: Stream, status: int | None) -> None:
-        """Stop tracking a stream and say so."""
+        """Stop tracking a stream, and notify the handler."""
         del self.tracked[stream.id]
-        self.books.drop(stream.id)
+        self.flow.drop(stream.id)
         body, stream.body = stream.body, []
         came = stream.size
         stream.chunks.clear()
         stream.message = None
         if came:
             self._uncount(stream)
-        if stream.asked:
+        if stream.reported:
             self.handler.finished(stream.id, status)
         elif body and _kind(_head(body), came) not in _INCOMPLETE:
-            self.handler.unusual(stream.path, RequestAnomaly.UNENDED)
+            self.handler.anomaly(stream.path, RequestAnomaly.UNENDED)
 
-    def beyond(self, last: int) -> None:
+    def on_server_goaway(self, last: int) -> None:
         """The runtime takes no stream above ``last``."""
         self.goaway = min(self.goaway, last)
         for stream in [s for s in self.tracked.values() if s.id > last]:
-            self.bury(stream.id, refused=False)
+            self.mark_dead(stream.id, refused=False)
             self.forget(stream, None)
-        for stream_id in [s for s in self.books.queue if s > last]:
-            self.books.drop(stream_id)
+        for stream_id in [s for s in self.flow.queue if s > last]:
+            self.flow.drop(stream_id)
         self.open = {s for s in self.open if s <= last}
 
-    def crowd_out(self, stream: Stream, cause: str) -> None:
+    def refuse_for_memory(self, stream: Stream, cause: str) -> None:
         """Refuse a held request because too much is held."""
         stream.body = []
         message = f"cannot hold the request of {stream.path}: {cause}"
         self._refuse(stream, GrpcStatus.RESOURCE_EXHAUSTED, message)
-        self.handler.crowded_out(stream.path, message)
+        self.handler.refused_for_memory(stream.path, message)
 
     def largest(self) -> Stream | None:
         """Return the stream that holds most, if any does."""
@@ -314,11 +314,11 @@ class Streams:
 
     def _send_at_once(self, stream: Stream, size: int, message: bytes, suffix: bytes) -> bool:
         """Send a message of ``size`` bytes as one frame, past the queue; False where it needs the queue."""
-        books = self.books
+        flow = self.flow
         size += frames.PREFIX.size
-        if size > books.largest or size > books.server or size > stream.window:
+        if size > flow.largest or size > flow.server or size > stream.window:
             return False
-        books.server -= size
+        flow.server -= size
         stream.window -= size
         stream.phase = SENDING
         stream.sent = True
@@ -336,31 +336,31 @@ class Streams:
         stream.tail = b""
         more = stream.left - stream.size
         self.held += more
-        self.room.total += more
+        self.budget.total += more
         stream.size = stream.left
         stream.end = True
-        self.books.enqueue(stream)
+        self.flow.enqueue(stream)
         self.pump()
 
-    def drop(self) -> None:
-        """Forget everything, in whatever state it is, and without a word."""
-        room = self.room
+    def clear(self) -> None:
+        """Drop all streams in any state, without notifying the handler."""
+        budget = self.budget
         for stream in self.tracked.values():
-            room.arriving.pop(stream, None)
-        room.total -= self.held
+            budget.arriving.pop(stream, None)
+        budget.total -= self.held
         self.held = 0
-        room.holders.discard(self)
+        budget.holders.discard(self)
         self.tracked.clear()
-        self.books.queue.clear()
+        self.flow.queue.clear()
 
     def _refuse(self, stream: Stream, code: int, message: str) -> None:
         if stream.closing:  # the last header of the runtime's answer is on its way: ours comes too late
             self.open.discard(stream.id)
             self.to_server(frames.rst_stream(stream.id, frames.CANCEL))
-            self.bury(stream.id, refused=False)
+            self.mark_dead(stream.id, refused=False)
             self.forget(stream, None)
             return
-        self.bury(stream.id, refused=True)
+        self.mark_dead(stream.id, refused=True)
         self.open.discard(stream.id)
         resize = self._resize()
         answer = frames.refusal(stream.id, code, message, answered=stream.answered, resize=resize)
@@ -369,8 +369,8 @@ class Streams:
         self.to_server(frames.rst_stream(stream.id, frames.CANCEL))
         self.forget(stream, None)
 
-    def bury(self, stream_id: int, *, refused: bool) -> None:
-        """Drop from now on what the client sends on a stream."""
+    def mark_dead(self, stream_id: int, *, refused: bool) -> None:
+        """Drop what the client sends on a stream from now on."""
         self.dead[stream_id] = refused
         if len(self.dead) > _DEAD_STREAMS:
             del self.dead[next(iter(self.dead))]
@@ -379,9 +379,9 @@ class Streams:
         size = stream.size
         if size:
             self.held -= size
-            self.room.total -= size
+            self.budget.total -= size
             stream.size = 0
-            self.room.arriving.pop(stream, None)
+            self.budget.arriving.pop(stream, None)
 
 
 def _head(pieces: list[bytes | bytearray]) -> bytes | bytearray:

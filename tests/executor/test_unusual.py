@@ -15,7 +15,7 @@ SERVICE = "/runtime.v1.RuntimeService/"
 def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
     async def day(world):
         world.executor.attention.clear()
-        world.wire.unusual(f"{SERVICE}StopContainer", kind)
+        world.wire.anomaly(f"{SERVICE}StopContainer", kind)
         assert world.executor.telemetry.value(metrics.CALLS_MALFORMED) == 1
         assert f'a request is not one plain message method=StopContainer reason="{kind}"' in world.logged
         assert world.executor.attention.is_set()
@@ -27,23 +27,23 @@ def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
 @pytest.mark.parametrize("path", [f"{SERVICE}CreateContainer", f"{SERVICE[1:]}CreateContainer"])
 def test_a_create_that_cannot_be_read_and_might_be_executed_is_refused(live, kind, path):
     async def day(world):
-        refusal = world.wire.unusual(path, kind)
+        refusal = world.wire.anomaly(path, kind)
         if kind in (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS):
             assert refusal == (GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}")
         else:
             assert refusal is None
-        assert world.wire.unusual(f"{SERVICE}UpdateContainerResources", kind) is None
+        assert world.wire.anomaly(f"{SERVICE}UpdateContainerResources", kind) is None
 
     live(day)
 
 
 def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(live):
     async def day(world):
-        assert world.wire.unusual(f"{SERVICE}CreateContainer", RequestAnomaly.COMPRESSED) is None
+        assert world.wire.anomaly(f"{SERVICE}CreateContainer", RequestAnomaly.COMPRESSED) is None
 
     async def released(world):
         world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
-        assert world.wire.unusual(f"{SERVICE}CreateContainer", RequestAnomaly.COMPRESSED) is None
+        assert world.wire.anomaly(f"{SERVICE}CreateContainer", RequestAnomaly.COMPRESSED) is None
 
     live(day, mode=NodeMode.OBSERVE)
     live(released)

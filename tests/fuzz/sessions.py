@@ -67,13 +67,13 @@ class Decider:
         for _ in range(self.rng.randrange(len(self.waiting) + 1)):
             self.decide(self.waiting.pop())
 
-    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
+    def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         assert path in INTERCEPTED
         self.unusuals += 1
         refused = kind in (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS) and self.rng.random() < 0.5
         return (12, f"it {kind}") if refused else None
 
-    def crowded_out(self, path: str, message: str) -> None:
+    def refused_for_memory(self, path: str, message: str) -> None:
         self.crowded += 1
 
     def response(self, stream: int, message: bytes) -> None:
@@ -89,12 +89,12 @@ class Decider:
 class Honest:
     """A connection of a client that does nothing but its work."""
 
-    def __init__(self, room: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget) -> None:
         self.net = strict.Net(strict.rewrite)
         streams = self.net.session._streams
-        streams.room.holders.discard(streams)
-        streams.room = room
-        room.holders.add(streams)
+        streams.budget.holders.discard(streams)
+        streams.budget = budget
+        budget.holders.add(streams)
         self.net.run()
 
     def call(self, rng: random.Random) -> None:
@@ -113,10 +113,10 @@ class Hostile:
 
     def __init__(self, rng: random.Random, outcome: Outcome) -> None:
         self.rng, self.outcome = rng, outcome
-        self.room = BodyBudget(ROOM)
-        self.honest = Honest(self.room)
+        self.budget = BodyBudget(ROOM)
+        self.honest = Honest(self.budget)
         self.deciders = [Decider(rng) for _ in range(2)]
-        self.sessions = [Session(decider, INTERCEPTED.__contains__, self.room) for decider in self.deciders]
+        self.sessions = [Session(decider, INTERCEPTED.__contains__, self.budget) for decider in self.deciders]
         self.came = [0, 0]
         self.streams = [1, 1]
         for decider, session in zip(self.deciders, self.sessions, strict=True):
@@ -138,8 +138,8 @@ class Hostile:
         self.honest.call(self.rng)
         for number in range(2):
             self.end(number)
-        assert self.room.total == self.honest.net.session._streams.held == 0
-        assert not self.room.arriving
+        assert self.budget.total == self.honest.net.session._streams.held == 0
+        assert not self.budget.arriving
         self.outcome.count("requests", sum(len(decider.asked) for decider in self.deciders))
         self.outcome.count("unusual", sum(decider.unusuals for decider in self.deciders))
         self.outcome.count("crowded out", sum(decider.crowded for decider in self.deciders))
@@ -184,14 +184,14 @@ class Hostile:
             stream = rng.choice(arriving)
         elif stream in streams.tracked and rng.random() < 0.98:
             return wires.control(rng, stream)  # DATA after the end of a stream ends the connection
-        return wires.data(rng, stream, max(0, streams.books.client), end=rng.random() < 0.4)
+        return wires.data(rng, stream, max(0, streams.flow.client), end=rng.random() < 0.4)
 
     def guarded(self, number: int, work: Any) -> None:
         try:
             self.outcome.timed(work)
         except RelayError as error:
             self.outcome.count(f"ended: {str(error).partition(':')[0]}")
-            self.sessions[number].farewell(error.code, client=self.rng.random() < 0.5)
+            self.sessions[number].end_with_goaway(error.code, client=self.rng.random() < 0.5)
             self.end(number)
             return
         self.check(number)
@@ -204,16 +204,16 @@ class Hostile:
     def check(self, number: int) -> None:
         session = self.sessions[number]
         streams = session._streams
-        books = streams.books
+        books = streams.flow
         assert books.client >= 0
         assert books.server >= 0
         assert books.waiting >= 0
         sizes = [stream.size for stream in streams.tracked.values()]
         assert min(sizes, default=0) >= 0
         assert streams.held == sum(sizes)
-        assert self.room.total == sum(s._streams.held for s in [*self.sessions, self.honest.net.session])
+        assert self.budget.total == sum(s._streams.held for s in [*self.sessions, self.honest.net.session])
         grown = sum(40_005 for s in self.sessions for t in s._streams.tracked.values() if t.left)
-        assert self.room.total <= ROOM + grown  # decisions make bodies longer
+        assert self.budget.total <= ROOM + grown  # decisions make bodies longer
         kept = sum(len(w._rest) + len(w._block or b"") for w in (session._requests, session._responses))
         assert kept <= self.came[number]
         for item in books.queue.values():
@@ -228,7 +228,7 @@ class Hostile:
             session.lost()
             assert decider.over == set(decider.asked), "a request is not over"
             session.to_client(), session.to_server()
-            session.untie()
+            session.break_cycles()
 
 
 class Odd:

@@ -191,7 +191,7 @@ class Peer:
         stream.queue.clear()
         self.out += frame(RST, 0, sid, struct.pack(">I", code))
 
-    def grant(self, sid, count):
+    def take_grant(self, sid, count):
         if count:
             self.out += frame(WINDOW, 0, sid, struct.pack(">I", count))
             if sid:
@@ -257,11 +257,11 @@ class Peer:
         if self.consume is not None:
             self.eaten += len(payload)
             if self.eaten > self.consume:
-                self.grant(0, self.eaten)
+                self.take_grant(0, self.eaten)
                 self.eaten = 0
             eaten = self.stream_eaten[sid] = self.stream_eaten.get(sid, 0) + len(payload)
             if eaten > self.consume and not stream.remote_closed and not stream.reset_sent:
-                self.grant(sid, eaten)
+                self.take_grant(sid, eaten)
                 self.stream_eaten[sid] = 0
 
     def _headers(self, flags, sid, payload):
@@ -365,11 +365,11 @@ class Owner:
         self.requests, self.responses, self.ends = {}, {}, []
         self.odd, self.crowded, self.turn_away = [], [], None
 
-    def unusual(self, path, kind):
+    def anomaly(self, path, kind):
         self.odd.append((path, kind))
         return self.turn_away and self.turn_away(path, kind)
 
-    def crowded_out(self, path, message):
+    def refused_for_memory(self, path, message):
         self.crowded.append((path, message))
 
     def request(self, stream, path, message):
@@ -397,7 +397,7 @@ def keep(session, stream, message):
 
 
 def turn_down(session, stream, message):
-    session.refuse(stream, 9, "no room: 100% of node 0 is owned, é")
+    session.refuse(stream, 9, "no budget: 100% of node 0 is owned, é")
 
 
 class Net:
@@ -450,14 +450,16 @@ class Net:
 
     def check_whole(self):
         """The connection's windows are whole: what was taken was given back, to both ends."""
-        books = self.session._streams.books
-        assert books.client == self.client.send, "the books and the client disagree"
-        assert books.server == self.server.recv, "the books and the runtime disagree"
-        assert not books.queue
-        assert not books.waiting
+        flow = self.session._streams.flow
+        assert flow.client == self.client.send, "the flow and the client disagree"
+        assert flow.server == self.server.recv, "the flow and the runtime disagree"
+        assert not flow.queue
+        assert not flow.waiting
         assert self.session._streams.held == 0
         assert not self.session._streams.tracked
-        self.server.grant(0, self.server.eaten + 1)  # a last word of the runtime settles what was not urgent
+        self.server.take_grant(
+            0, self.server.eaten + 1
+        )  # a last word of the runtime settles what was not urgent
         self.server.eaten = 0
         self.run()
-        assert self.client.send == self.server.recv + books.ahead, "window was lost"
+        assert self.client.send == self.server.recv + flow.ahead, "window was lost"

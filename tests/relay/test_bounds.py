@@ -35,9 +35,9 @@ CALM = ENHANCE_YOUR_CALM
 EIGHT_A = bytes.fromhex("18c6318c63")  # Huffman coded
 
 
-def begun(room=None, **pairs):
+def begun(budget=None, **pairs):
     owner = Owner()
-    session = owner.session = Session(owner, frozenset((CREATE,)).__contains__, room)
+    session = owner.session = Session(owner, frozenset((CREATE,)).__contains__, budget)
     session.from_client(PREFACE + settings())
     session.from_server(settings((4, 1 << 30), *pairs.items()))
     session.from_server(frame(8, 0, 0, struct.pack(">I", 1 << 30)))
@@ -73,8 +73,8 @@ def test_the_limits_are_those_of_the_architecture_page():
 @pytest.mark.parametrize("how", ["one frame", "a frame in parts", "pieces"])
 def test_a_header_block_above_the_limit_is_not_decoded(monkeypatch, client, how):
     session, _ = begun()
-    walker = session._requests if client else session._responses
-    walker.largest = 1 << 24
+    reader = session._requests if client else session._responses
+    reader.largest = 1 << 24
     feed = session.from_client if client else session.from_server
     monkeypatch.setattr("proxy.relay.headers.HpackTracker.feed", lambda *_: pytest.fail("it was decoded"))
     block = bytes(LARGEST_BLOCK + 1)
@@ -157,7 +157,7 @@ def test_a_connection_that_ends_for_its_client_says_why():
     session, _ = begun()
     with pytest.raises(RelayError) as error:
         session.from_client(frame(HEADERS, 0, 7, b"\x83") + frame(CONTINUATION, 0, 7) * 2000)
-    session.farewell(error.value.code, client=True)
+    session.end_with_goaway(error.value.code, client=True)
     session.lost()
     assert session.to_client() == [frame(7, 0, 0, struct.pack(">II", 0, CALM))]
 
@@ -166,7 +166,7 @@ def test_a_connection_that_ends_for_the_runtime_has_no_stream_of_it():
     session, _ = begun()
     session.from_client(opened(7) + frame(DATA, 1, 7, grpc(b"config")))
     session.to_server()
-    session.farewell(CALM, client=False)
+    session.end_with_goaway(CALM, client=False)
     session.lost()
     assert session.to_server()[-1] == frame(7, 0, 0, struct.pack(">II", 0, CALM))
 
@@ -192,7 +192,7 @@ def test_a_last_word_stands_only_where_a_frame_may_stand(client, before, sent):
     (session.from_server if client else session.from_client)(before)
     take = session.to_client if client else session.to_server
     take()
-    session.farewell(CALM, client=client)
+    session.end_with_goaway(CALM, client=client)
     assert take() == sent
 
 
@@ -253,8 +253,8 @@ def test_a_body_costs_as_much_as_came_of_it(size):
 def test_an_incomplete_header_or_frame_costs_what_has_arrived(client):
     session, _ = begun()
     feed = session.from_client if client else session.from_server
-    walker = session._requests if client else session._responses
-    walker.largest = 1 << 20
+    reader = session._requests if client else session._responses
+    reader.largest = 1 << 20
     piece = frame(CONTINUATION, 0, 1, b"xy")
 
     def block():
@@ -271,7 +271,7 @@ def test_an_incomplete_header_or_frame_costs_what_has_arrived(client):
             feed(b"x")
 
     assert kept_by(part) < 60_000
-    assert type(walker._rest) is bytearray, "it is gathered, not joined with each piece"
+    assert type(reader._rest) is bytearray, "it is gathered, not joined with each piece"
 
 
 def test_data_that_waits_for_window_costs_as_much_as_came():
@@ -289,7 +289,7 @@ def test_data_that_waits_for_window_costs_as_much_as_came():
             net.session.to_client(), net.session.to_server()
 
     assert kept_by(come) < 60_000
-    assert net.session._streams.books.queue[upload].left > 20_000
+    assert net.session._streams.flow.queue[upload].left > 20_000
 
 
 def test_streams_of_a_connection_are_bounded():
@@ -306,17 +306,17 @@ def test_a_client_allows_the_runtime_a_larger_header_table_and_nothing_else_does
     session, _ = begun()
     session.from_client(settings((3, 100_000), (1, 8192)))
     session.from_server(frame(4, 1, 0))
-    assert session._responses.follower.cap == 8192
+    assert session._responses.tracker.cap == 8192
 
 
-# -- the room of all connections --------------------------------------------------------------------------
+# -- the budget of all connections --------------------------------------------------------------------------
 
 
-def full(room, count, size):
+def full(budget, count, size):
     """Connections with a body each that never ends."""
     sessions = []
     for _ in range(count):
-        session, owner = begun(room)
+        session, owner = begun(budget)
         sessions.append((session, owner))
         session.from_client(opened(1))
         for _ in range(size // 10_000):
@@ -325,50 +325,50 @@ def full(room, count, size):
 
 
 def test_a_connection_that_is_over_leaves_the_room():
-    room = BodyBudget()
-    session, _ = begun(room)
+    budget = BodyBudget()
+    session, _ = begun(budget)
     session.from_client(opened(1) + frame(DATA, 0, 1, bytes(10_000)))
-    assert room.total == 10_000
-    session.untie()
-    assert (room.total, room.arriving) == (0, {})
+    assert budget.total == 10_000
+    session.break_cycles()
+    assert (budget.total, budget.arriving) == (0, {})
 
 
 def test_the_body_that_arrives_for_the_longest_time_goes_first():
-    room = BodyBudget(100_000)
-    sessions = full(room, 10, 10_000)
-    assert room.total == 100_000
-    late, owner = begun(room)
+    budget = BodyBudget(100_000)
+    sessions = full(budget, 10, 10_000)
+    assert budget.total == 100_000
+    late, owner = begun(budget)
     late.from_client(opened(1) + frame(DATA, 1, 1, grpc(bytes(14_000))))
     assert owner.requests == {1: (CREATE, bytes(14_000))}
     assert [bool(owner.crowded) for _, owner in sessions] == [True, True] + [False] * 8
     assert b"grpc-status\x018" in b"".join(sessions[0][0].to_client())
-    assert room.total == 80_000 + 14_005
+    assert budget.total == 80_000 + 14_005
     for session, _ in [*sessions, (late, owner)]:
         session.lost()
-    assert room.total == 0
-    assert not room.arriving
+    assert budget.total == 0
+    assert not budget.arriving
 
 
 def test_the_heaviest_connection_gives_way_to_a_lighter_one():
-    room = BodyBudget(100_000)
-    heavy, owner = begun(room)
+    budget = BodyBudget(100_000)
+    heavy, owner = begun(budget)
     for stream in range(1, 13, 2):
         heavy.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
-    light, other = begun(room)
+    light, other = begun(budget)
     light.from_client(opened(1) + frame(DATA, 0, 1, grpc(bytes(16_000))[:15_000]))
     light.from_client(frame(DATA, 1, 1, bytes(1005)))
     assert other.requests == {1: (CREATE, bytes(16_000))}
     assert len(owner.crowded) == 1
     assert len(owner.ends) == 1
-    assert room.total <= room.limit
+    assert budget.total <= budget.limit
 
 
 def test_a_connection_that_fills_the_room_alone_is_refused_itself():
-    room = BodyBudget(50_000)
-    session, owner = begun(room)
+    budget = BodyBudget(50_000)
+    session, owner = begun(budget)
     for stream in range(1, 21, 2):
         session.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
-    assert room.total <= 50_000
+    assert budget.total <= 50_000
     assert len(owner.crowded) == 7
 
 
@@ -384,34 +384,34 @@ def test_a_body_in_one_frame_counts_for_its_connection_too(monkeypatch):
 
 @pytest.mark.parametrize("message", [b"", b"config"])
 def test_a_body_in_one_frame_counts_only_while_it_waits(message):
-    room = BodyBudget()
-    session, owner = begun(room)
+    budget = BodyBudget()
+    session, owner = begun(budget)
     counted = []
-    owner.decide = lambda *_: counted.append(room.total)
+    owner.decide = lambda *_: counted.append(budget.total)
     body = grpc(message)
     session.from_client(opened(1) + frame(DATA, 1, 1, body))
     session.from_client(opened(3) + frame(DATA, 0, 3, body) + frame(DATA, 1, 3))
     assert counted == [0, 2 * len(body)]
     session.release(1)
     session.release(3)
-    assert room.total == 0
+    assert budget.total == 0
 
 
 @pytest.mark.parametrize("size", [10, 20_000])
 def test_a_body_that_grows_by_a_suffix_leaves_the_room(size):
-    room = BodyBudget()
-    session, _ = begun(room)
+    budget = BodyBudget()
+    session, _ = begun(budget)
     body = grpc(bytes(size))
     half = len(body) // 2
     session.from_client(opened(1) + frame(DATA, 0, 1, body[:half]))
     session.from_client(frame(DATA, 1, 1, body[half:]))
-    assert room.total == len(body)
+    assert budget.total == len(body)
     session.release(1, None, b"+cpuset")
-    assert room.total == 0
+    assert budget.total == 0
 
 
 def test_a_body_that_is_counted_nowhere_else_is_refused_itself():
-    """Not for lack of room alone: the newest stream may not be counted for its connection yet."""
+    """Not for lack of budget alone: the newest stream may not be counted for its connection yet."""
     crowded = []
 
     class Uncounted:
@@ -420,34 +420,34 @@ def test_a_body_that_is_counted_nowhere_else_is_refused_itself():
         def largest(self):
             return None
 
-        def crowd_out(self, stream, cause):
+        def refuse_for_memory(self, stream, cause):
             crowded.append((stream, cause))
 
-    room = BodyBudget(0)
-    room.total = 1
+    budget = BodyBudget(0)
+    budget.total = 1
     newest = object()
-    assert room.make(Uncounted(), newest) is False
+    assert budget.make_room(Uncounted(), newest) is False
     assert crowded == [(newest, "more than 0 MiB wait on all connections")]
 
 
 def test_for_want_of_memory_the_largest_body_goes():
-    room = BodyBudget()
-    small, large = full(room, 1, 20_000)[0], full(room, 1, 50_000)[0]
-    assert room.shed()
+    budget = BodyBudget()
+    small, large = full(budget, 1, 20_000)[0], full(budget, 1, 50_000)[0]
+    assert budget.refuse_largest()
     assert not small[1].crowded
     assert large[1].crowded
-    assert room.shed()
-    assert not room.shed()
-    assert room.total == 0
+    assert budget.refuse_largest()
+    assert not budget.refuse_largest()
+    assert budget.total == 0
 
 
 def test_a_refusal_without_memory_behind_the_last_header_is_left_out():
-    room = BodyBudget(30_000)
-    session, owner = begun(room)
+    budget = BodyBudget(30_000)
+    session, owner = begun(budget)
     session.from_client(opened(1) + frame(DATA, 0, 1, bytes(10_000)))
     session.from_server(frame(HEADERS, 1, 1, b"\x88"))  # its block is open
     session.to_client()
-    for _, other in full(room, 1, 30_000):
+    for _, other in full(budget, 1, 30_000):
         assert not other.crowded
     assert owner.crowded
     session.from_server(frame(CONTINUATION, 4, 1, b"\x00\x0bgrpc-status\x010"))

@@ -1,4 +1,4 @@
-"""The follower against hpack's own encoder and decoder."""
+"""The tracker against hpack's own encoder and decoder."""
 
 import random
 
@@ -15,7 +15,7 @@ from proxy.relay.headers import MAX_TABLE_SIZE, HpackTracker
 STATIC = {4: "/", 5: "/index.html"}
 
 
-def follower():
+def tracker():
     return HpackTracker(b":path", STATIC)
 
 
@@ -40,7 +40,7 @@ blocks = st.lists(
 @settings(deadline=None)
 @given(blocks)
 def test_follows_what_the_reference_decoder_says(conversation):
-    encoder, decoder, ours = Encoder(), Decoder(), follower()
+    encoder, decoder, ours = Encoder(), Decoder(), tracker()
     decoder.max_allowed_table_size = 5000
     ours.allow(5000)
     for size, fields, huffman in conversation:
@@ -57,7 +57,7 @@ def test_follows_what_the_reference_decoder_says(conversation):
 
 
 def test_a_path_is_found_through_ten_thousand_evictions():
-    encoder, ours, rng = Encoder(), follower(), random.Random(7)
+    encoder, ours, rng = Encoder(), tracker(), random.Random(7)
     for _ in range(10_000):
         path = f"/service/Method{rng.randrange(9)}"
         fields = [(":method", "POST"), (":path", path), ("grpc-timeout", f"{rng.randrange(10**8)}u")]
@@ -65,14 +65,14 @@ def test_a_path_is_found_through_ten_thousand_evictions():
 
 
 def test_literals_that_no_table_keeps():
-    ours = follower()
+    ours = tracker()
     for lead in (b"\x04", b"\x14", b"\x00\x05:path", b"\x10\x05:path"):
         assert ours.feed(lead + b"\x02/x") == "/x"
     assert not ours._table
 
 
 def test_a_name_of_a_table_entry_is_borrowed():
-    ours = follower()
+    ours = tracker()
     assert ours.feed(b"\x40\x05:path\x02/a") == "/a"
     assert ours.feed(b"\x7e\x02/b") == "/b"  # index 62
     assert ours.feed(b"\xbe") == "/b"
@@ -82,7 +82,7 @@ def test_a_name_of_a_table_entry_is_borrowed():
 
 
 def test_indices_of_two_bytes():
-    ours = follower()
+    ours = tracker()
     ours.feed(b"\x44\x02/p" + b"".join(b"\x40\x01x\x02%02d" % number for number in range(70)))
     assert ours.feed(b"\xff\x05") == "/p"  # 127 + 5 = 132 = 61 + 71
     assert ours.feed(b"\xff\x85\x00") == "/p"  # the same, written longer than needed
@@ -93,7 +93,7 @@ def test_indices_of_two_bytes():
 
 
 def test_skimming_follows_and_remembers_only_harmless_blocks():
-    ours = follower()
+    ours = tracker()
     growing = b"\x44\x02/p"
     for count in range(1, 4):
         ours.skim(growing)
@@ -110,7 +110,7 @@ def test_skimming_follows_and_remembers_only_harmless_blocks():
 
 
 def test_a_harmless_block_is_read_once(monkeypatch):
-    ours, read = follower(), []
+    ours, read = tracker(), []
     feed = HpackTracker.feed
     monkeypatch.setattr(HpackTracker, "feed", lambda self, block: (read.append(block), feed(self, block)))
     limit = headers._CACHED_BYTES
@@ -124,7 +124,7 @@ def test_a_harmless_block_is_read_once(monkeypatch):
 
 
 def test_table_sizes():
-    ours = follower()
+    ours = tracker()
     with pytest.raises(RelayError):
         ours.feed(b"\x3f\xe2\x1f")  # 4097
     ours.allow(5000)
@@ -144,7 +144,7 @@ def test_table_sizes():
 
 def test_a_size_update_must_come_first():
     with pytest.raises(RelayError):
-        follower().feed(b"\x83\x20")
+        tracker().feed(b"\x83\x20")
 
 
 @pytest.mark.parametrize(
@@ -168,12 +168,12 @@ def test_a_size_update_must_come_first():
 )
 def test_garbage_is_refused(block):
     with pytest.raises(RelayError, match="cannot"):
-        follower().feed(block)
+        tracker().feed(block)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=10))
 def test_any_bytes_are_followed_or_refused_as_the_reference_does(pieces):
-    decoder, ours = Decoder(), follower()
+    decoder, ours = Decoder(), tracker()
     for piece in pieces:
         try:
             decoder.decode(piece, raw=True)

@@ -91,7 +91,7 @@ def test_frames_that_pass_leave_as_they_were_read():
     net.server.data(answered, grpc(b"early"), end=False)
     net.server.reset(given_up)
     for stream, increment in ((0, 105), (arriving, 7)):
-        net.server.grant(stream, increment)
+        net.server.take_grant(stream, increment)
     for part in [net.server.out[:-26], net.server.out[-26:-13], net.server.out[-13:]]:
         data = frame(PING, 0, 0, bytes(8)) + bytes(part)
         net.session.from_server(data)
@@ -213,7 +213,7 @@ def test_a_refusal_is_a_grpc_status_and_a_reset_upstream():
             ":status": "200",
             "content-type": "application/grpc",
             "grpc-status": "9",
-            "grpc-message": "no room: 100%25 of node 0 is owned, %C3%A9",
+            "grpc-message": "no budget: 100%25 of node 0 is owned, %C3%A9",
         }
     ]
     assert stream.remote_closed
@@ -365,7 +365,7 @@ def test_an_answer_that_ends_with_data_has_no_status():
 def test_answers_are_read_from_however_many_frames(size):
     net = started(keep, client=Peer(client=True, initial=1 << 20), rng=random.Random(size))
     net.server.fancy = True
-    net.client.grant(0, 1 << 20)
+    net.client.take_grant(0, 1 << 20)
     net.run()
     sid = net.client.call(CREATE, b"config")
     net.run()
@@ -377,7 +377,7 @@ def test_answers_are_read_from_however_many_frames(size):
 
 def test_an_answer_above_the_limit_and_a_compressed_one_pass_unread():
     net = started(keep, client=Peer(client=True, initial=4 << 20))
-    net.client.grant(0, 8 << 20)
+    net.client.take_grant(0, 8 << 20)
     net.run()
     big, packed, limit = (net.client.call(CREATE, text) for text in (b"1", b"2", b"3"))
     net.run()
@@ -426,7 +426,7 @@ def settle(net, sid):
     net.run()
     assert net.owner.ends == ([(sid, None)] if sid in net.owner.requests else [])
     net.server.consume = 0
-    net.server.grant(0, net.server.eaten + 65535 - net.server.recv)
+    net.server.take_grant(0, net.server.eaten + 65535 - net.server.recv)
     net.server.eaten = 0
     net.run()
     other = net.client.call(CREATE, bytes(200_000))
@@ -551,10 +551,10 @@ def test_an_upload_that_waits_for_the_runtimes_window_goes_with_its_connection()
     net.session.release(held)  # that spends the runtime's window
     net.client.data(upload, bytes(10_000), end=False)
     net.run()
-    books = net.session._streams.books
-    assert books.queue
+    flow = net.session._streams.flow
+    assert flow.queue
     net.session.lost()
-    assert not books.queue
+    assert not flow.queue
 
 
 def test_a_client_that_closes_ends_its_held_calls():
@@ -724,8 +724,8 @@ def test_a_body_counts_against_the_memory_limit_until_it_has_left(monkeypatch):
     refused = net.client.call(CREATE, bytes(200_000))
     net.run()
     assert net.client.streams[refused].headers[0]["grpc-status"] == "8", "the first body finds no window"
-    net.server.grant(0, 200_000)
-    net.server.grant(first, 200_000)
+    net.server.take_grant(0, 200_000)
+    net.server.take_grant(first, 200_000)
     net.run()
     assert net.server.streams[first].remote_closed
     taken = net.client.call(CREATE, bytes(200_000))
@@ -766,9 +766,9 @@ def test_a_client_that_has_seen_our_goaway_is_known():
     before = net.client.call(CREATE, b"")
     net.run()
     net.session.goaway()
-    assert not net.session.left
+    assert not net.session.saw_goaway
     net.run()
-    assert net.session.left
+    assert net.session.saw_goaway
     assert net.session.intercepted() == [CREATE]
     assert not [event for event in net.server.events if event[0] == PING], "the answer is ours"
     net.session.from_client(frame(PING, ACK, 0, b"another1"))

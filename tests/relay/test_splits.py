@@ -14,7 +14,7 @@ def decide(session, stream, message):
     """The same for the same message, for any caller."""
     kind = sum(message) % 4
     if kind == 0:
-        session.refuse(stream, 9, "no room")
+        session.refuse(stream, 9, "no budget")
     else:
         session.release(stream, None if kind == 1 else message + bytes(kind * 100))
 

@@ -170,7 +170,7 @@ def test_the_runtimes_initial_window_may_come_behind_its_update():
     sid = net.client.call(CREATE, bytes(50_000))
     net.run()
     assert len(net.server.streams[sid].body) == 1000
-    net.server.grant(0, 1 << 20)
+    net.server.take_grant(0, 1 << 20)
     net.run()
     assert len(net.server.streams[sid].body) == 1000
     net.server.announce((4, 1 << 20))
@@ -184,15 +184,15 @@ def test_a_smaller_initial_window_makes_pending_bodies_wait():
     net.run()
     assert len(net.server.streams[sid].body) == 65535
     net.server.announce((4, 1000))
-    net.server.grant(0, 1 << 20)
+    net.server.take_grant(0, 1 << 20)
     net.run()
-    net.server.grant(sid, 64_535)
+    net.server.take_grant(sid, 64_535)
     net.run()
     assert len(net.server.streams[sid].body) == 65535  # the stream's window is 0 now
-    net.server.grant(sid, 1)
+    net.server.take_grant(sid, 1)
     net.run()
     assert len(net.server.streams[sid].body) == 65536
-    net.server.grant(sid, 1 << 20)
+    net.server.take_grant(sid, 1 << 20)
     net.run()
     assert net.server.streams[sid].remote_closed
 
@@ -202,7 +202,7 @@ def test_an_initial_window_of_zero_is_opened_by_the_first_grant():
     sid = net.client.call(CREATE, bytes(3000))
     net.run()
     assert not net.owner.requests
-    net.server.grant(sid, 1000)
+    net.server.take_grant(sid, 1000)
     net.run()
     assert net.owner.requests
     assert net.server.streams[sid].body == grpc(bytes(3000))
@@ -212,7 +212,7 @@ def test_an_initial_window_of_zero_is_opened_by_the_first_grant():
 def test_frames_are_as_long_as_the_runtime_allows(largest):
     server = Peer(client=False, max_frame=largest, initial=1 << 21)
     net = Net(rewrite, server=server).run()
-    server.grant(0, 1 << 21)
+    server.take_grant(0, 1 << 21)
     net.run()
     sid = net.client.call(CREATE, bytes(300_000))
     net.run()
@@ -237,7 +237,7 @@ def test_a_wider_runtime_window_is_used_after_the_clients_ack(key, value):
     """grpc's C core refuses a frame of the new size that comes before it."""
     server = Peer(client=False, consume=None)
     net = Net(server=server).run()
-    server.grant(0, 1 << 20)
+    server.take_grant(0, 1 << 20)
     net.run()
     sid = net.client.call(CREATE, bytes(100_000))
     net.run()
@@ -247,24 +247,24 @@ def test_a_wider_runtime_window_is_used_after_the_clients_ack(key, value):
     server.receive(b"".join(net.session.to_server()))  # strict: as before
     assert len(server.streams[sid].body) == 65535
     net.run()
-    server.grant(sid, 1 << 20)
+    server.take_grant(sid, 1 << 20)
     net.run()
     assert server.streams[sid].body == grpc(bytes(100_000))
 
 
 def test_of_several_settings_under_way_the_smallest_holds():
-    books = FlowControl()
-    assert books.announced([(4, 100_000), (5, 50_000), (5, 60_000)]) == 0
-    assert books.announced([(4, 1000)]) == -64_535
-    assert books.largest == 16_384
-    assert books.acknowledged() == 0
-    assert (books.initial, books.largest) == (1000, 60_000)
-    assert books.announced([(5, 20_000)]) == 0
-    assert books.largest == 20_000
-    assert books.acknowledged() == 0
-    assert books.announced([(4, 5000)]) == 0
-    assert [books.acknowledged(), books.acknowledged()] == [0, 4000]
-    assert books.acknowledged() == 0  # one too many changes nothing
+    flow = FlowControl()
+    assert flow.on_server_settings([(4, 100_000), (5, 50_000), (5, 60_000)]) == 0
+    assert flow.on_server_settings([(4, 1000)]) == -64_535
+    assert flow.largest == 16_384
+    assert flow.on_settings_ack() == 0
+    assert (flow.initial, flow.largest) == (1000, 60_000)
+    assert flow.on_server_settings([(5, 20_000)]) == 0
+    assert flow.largest == 20_000
+    assert flow.on_settings_ack() == 0
+    assert flow.on_server_settings([(4, 5000)]) == 0
+    assert [flow.on_settings_ack(), flow.on_settings_ack()] == [0, 4000]
+    assert flow.on_settings_ack() == 0  # one too many changes nothing
 
 
 @pytest.mark.parametrize("end", [b"the end", b""])
@@ -284,10 +284,10 @@ def test_a_passing_upload_waits_for_the_window_of_a_released_body(end):
     net.run()
     assert not server.streams[upload].remote_closed
     net.run()
-    server.grant(0, server.eaten or 60_005)
+    server.take_grant(0, server.eaten or 60_005)
     net.run()
     server.consume = 0
-    server.grant(0, 40_000)
+    server.take_grant(0, 40_000)
     net.run()
     assert server.streams[upload].body == bytes(30_000) + end
     assert server.streams[upload].remote_closed
@@ -311,8 +311,8 @@ def test_a_waiting_upload_that_ends_gives_its_window_back(how):
         server.out += frame(7, 0, 0, struct.pack(">II", held, 0))
     net.run()
     assert not net.session.unsent
-    assert net.session._streams.books.waiting == 0
-    server.grant(0, 60_005 + 5530)
+    assert net.session._streams.flow.waiting == 0
+    server.take_grant(0, 60_005 + 5530)
     net.run()
     assert net.client.send == server.recv == 65535
 
@@ -352,7 +352,7 @@ def test_padding_of_an_upload_that_waits_is_given_back():
     net.client.streams[upload].send -= len(payload)
     net.run()
     assert net.client.streams[upload].send == 65535 - 1000
-    server.grant(0, 65_005)
+    server.take_grant(0, 65_005)
     net.run()
     assert len(server.streams[upload].body) == 1000
     assert net.client.send == server.recv
@@ -385,6 +385,6 @@ def test_a_body_of_one_frame_waits_for_the_connections_window():
     net.session.release(second)
     net.run()
     assert len(server.streams[second].body) == 5530
-    server.grant(0, 60_000)
+    server.take_grant(0, 60_000)
     net.run()
     assert server.streams[second].body == grpc(bytes(10_000))

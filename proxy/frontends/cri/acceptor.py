@@ -40,7 +40,7 @@ class Acceptor:
     """Accepts clients and relays each to the runtime.
 
     Attributes:
-        room: What all connections hold.
+        budget: The memory limit for request bodies, over all connections.
         times: When calls came last.
     """
 
@@ -66,7 +66,7 @@ class Acceptor:
         self._report = report
         self._fault = fault
         self._links: set[Link] = set()
-        self.room = BodyBudget()
+        self.budget = BodyBudget()
         self.times = CallTimes()
         self._ground = RelayContext(
             interceptor,
@@ -75,7 +75,7 @@ class Acceptor:
             report,
             fault,
             self._swollen,
-            self.room,
+            self.budget,
             self.times,
         )
         self._opening: set[asyncio.Task[None]] = set()

@@ -162,8 +162,8 @@ class Interceptor(Protocol):
     def request(self, call: InterceptedCall) -> None:
         """A call waits for ``release`` or ``refuse``, now or later."""
 
-    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
-        """A request is not one plain message; gives a refusal or None, see ``Handler.unusual``."""
+    def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
+        """A request is not one plain message; gives a refusal or None, see ``Handler.anomaly``."""
 
     def response(self, call: InterceptedCall, message: bytes) -> None:
         """The first message of the answer, on its way to the client; nothing has been read since."""

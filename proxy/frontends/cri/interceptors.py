@@ -25,7 +25,7 @@ _UNREADABLE = (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS)
 class Interceptors(CallFlow):
     """The handler of all intercepted calls."""
 
-    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
+    def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         """A request is not one plain message: report it; gives a refusal or None."""
         executor, method = self.executor, path.rpartition("/")[2]
         executor.telemetry.count(metrics.CALLS_MALFORMED)

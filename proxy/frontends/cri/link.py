@@ -67,7 +67,7 @@ class RelayContext(Struct, frozen=True):
         report: Called where a peer misbehaves, and for a fault of the interceptor.
         fault: Takes an exception that has ended a link.
         swollen: Called when a link has much to write that a peer does not read.
-        room: What all links hold.
+        budget: The memory limit for bodies, over all links.
         times: When calls came last.
     """
 
@@ -77,7 +77,7 @@ class RelayContext(Struct, frozen=True):
     report: Report = _nothing
     fault: Callable[[Exception], None] = _nothing
     swollen: Callable[[], None] = _nothing
-    room: BodyBudget = field(default_factory=BodyBudget)
+    budget: BodyBudget = field(default_factory=BodyBudget)
     times: CallTimes = field(default_factory=CallTimes)
 
 
@@ -101,7 +101,7 @@ class Link:
         Args:
             ground: What all links stand on.
         """
-        self._session = Session(self, ground.intercepts, ground.room)
+        self._session = Session(self, ground.intercepts, ground.budget)
         self._ground = ground
         self._interceptor = ground.interceptor
         self._say = ground.report
@@ -113,7 +113,7 @@ class Link:
         self.closed = False
         self.last: float | None = None
         from_client, from_server = self._session.from_client, self._session.from_server
-        faults = PipeCallbacks(self.failed, ground.room.shed, ground.swollen)
+        faults = PipeCallbacks(self.failed, ground.budget.refuse_largest, ground.swollen)
         self.client = Pipe(partial(self.received, from_client), self._client_ended, self.lost, faults)
         self.server = Pipe(
             partial(self.received, from_server), self.lost, self.lost, faults, own_water=SERVER_OWN_WATER
@@ -152,7 +152,7 @@ class Link:
         try:
             peer = "client" if client else "runtime"
             self._say("cannot go on with a connection", peer=peer, err=str(error))
-            self._session.farewell(error.code, client=client)
+            self._session.end_with_goaway(error.code, client=client)
         except Exception as fault:  # noqa: BLE001  as in ``received``
             self.failed(fault)
         else:
@@ -199,7 +199,7 @@ class Link:
                 end.abort()
         self._ground.gone(self)
         try:
-            self._session.untie()  # it refers to us, too: see Pipe
+            self._session.break_cycles()  # it refers to us, too: see Pipe
             for stream in list(self._calls):  # there are none, but for a fault
                 self.finished(stream, None)
             self._pass_on()
@@ -254,7 +254,7 @@ class Link:
     @property
     def left(self) -> bool:
         """Whether the client begins nothing more on this connection, after ``goaway``."""
-        return self._session.left
+        return self._session.saw_goaway
 
     def intercepted(self) -> list[str]:
         """Return the paths of the intercepted calls that are open."""
@@ -310,11 +310,11 @@ class Link:
             self._fault(call, "decide", error)
             call.release()
 
-    def unusual(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
+    def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         """Ask the interceptor."""
-        return self._interceptor.unusual(path, kind)
+        return self._interceptor.anomaly(path, kind)
 
-    def crowded_out(self, path: str, message: str) -> None:
+    def refused_for_memory(self, path: str, message: str) -> None:
         """Report, and send the refusal, from outside whatever is being done."""
         self._say("cannot hold a call", method=path, err=message)
         if not self._busy:

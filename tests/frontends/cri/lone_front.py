@@ -1,7 +1,7 @@
 """A process with nothing but a front in it, for tests of what it costs: ``lone_front.py LISTEN RUNTIME``.
 
-Creates are released, refused or held as their body says. Options come as JSON: ``room`` is the limit of held
-bytes, ``unread`` that of bytes that no peer reads, ``memory`` the bytes of address space above what the
+Creates are released, refused or held as their body says. Options come as JSON: ``budget`` is the limit of
+held bytes, ``unread`` that of bytes that no peer reads, ``memory`` the bytes of address space above what the
 process has when it is ready.
 """
 
@@ -26,7 +26,7 @@ class Decider:
         elif not call.body.startswith(b"hold"):
             call.release(call.body + b"+cpuset")
 
-    def unusual(self, path, kind):
+    def anomaly(self, path, kind):
         return None
 
     def response(self, call, message):
@@ -49,8 +49,8 @@ async def main(listen, runtime, options):
     front = Acceptor(
         runtime, Decider(), METHODS, report=lambda message, **keys: say(rendered(message, plain(keys)))
     )
-    if "room" in options and hasattr(front, "room"):
-        front.room.limit = options["room"]
+    if "budget" in options and hasattr(front, "budget"):
+        front.budget.limit = options["budget"]
     if "unread" in options:
         acceptor.UNREAD_BYTES = options["unread"]
     end = socket.socket(socket.AF_UNIX)

@@ -133,7 +133,7 @@ def test_of_many_clients_that_do_not_read_the_worst_is_ended(tmp_path):
 
 def test_bodies_that_never_end_leave_room_for_others(tmp_path):
     limit = 16 * MIB
-    with contextlib.closing(Bed(tmp_path, room=limit)) as bed:
+    with contextlib.closing(Bed(tmp_path, budget=limit)) as bed:
         before, honest = bed.rss(), bed.client()
         assert honest.answered()
         hostile = [bed.client() for _ in range(6)]

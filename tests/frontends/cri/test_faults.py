@@ -21,7 +21,7 @@ class Decider:
     def request(self, call):
         self.calls.append(call)
 
-    def unusual(self, path, kind):
+    def anomaly(self, path, kind):
         if "unusual" in self.raises:
             raise MemoryError
 
@@ -39,14 +39,14 @@ class Scene:
 
     def __init__(self):
         self.decider, self.lines, self.faults, self.gone = Decider(), [], [], []
-        self.room = BodyBudget()
+        self.budget = BodyBudget()
         ground = RelayContext(
             self.decider,
             {CREATE.decode()}.__contains__,
             self.gone.append,
             report(self.lines),
             self.faults.append,
-            room=self.room,
+            budget=self.budget,
         )
         self.ends = []
         # The first body is the larger one: where memory runs out, the largest body that is held goes first.
@@ -68,18 +68,18 @@ class Scene:
 
     async def started(self):
         await until(lambda: len(self.decider.calls) == 2)
-        assert self.room.total == 6005 + 5005
+        assert self.budget.total == 6005 + 5005
         for end in self.ends:
             drain(end)
 
     async def check_ended(self):
-        await until(lambda: self.link.closed and self.room.total == 5005)
+        await until(lambda: self.link.closed and self.budget.total == 5005)
         assert not self.link.client.attached
         assert not self.link.server.attached
         assert self.gone == [self.link]
         assert [type(fault) for fault in self.faults][:1] == [MemoryError]
         assert any("ended a connection because of an internal error" in line for line in self.lines)
-        assert self.room.total == 5005
+        assert self.budget.total == 5005
         assert drain(self.client)[1]
         assert drain(self.server)[1]
         (done, waiting) = self.decider.calls if self.decider.calls[0].done else self.decider.calls[::-1]
@@ -271,7 +271,7 @@ def test_a_fault_at_the_end_of_a_call_does_not_keep_the_link():
             scene.server.close()
             await asyncio.sleep(0.05)
             assert scene.link.closed
-            assert scene.room.total == 5005
+            assert scene.budget.total == 5005
             assert [line for line in scene.lines if 'step="note the answer"' in line]
         finally:
             scene.close()
@@ -294,7 +294,7 @@ def test_a_read_without_memory_drops_the_largest_body_and_is_smaller():
             assert b"v" * 10_000 in drain(scene.other_server)[0]
             assert not scene.link.closed
             assert b"grpc-status\x018" in drain(scene.client)[0]
-            assert scene.room.total < 9000
+            assert scene.budget.total < 9000
             assert not scene.faults
         finally:
             scene.close()
