@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from proxy.engine import quotas, write_conflicts
+from proxy.engine import partition, quotas, write_conflicts
 from proxy.engine.hotplug import changed_losses
 from proxy.engine.node_effects import LossesChanged, NodeEffects, PutRecord
 from proxy.engine.node_events import FactsLearned, LossesDue, MemoryNodesCompared
@@ -33,6 +33,19 @@ def quotas_changed(state: NodeState, event: quotas.QuotaEvent) -> tuple[NodeStat
     """Take in what happened to CFS quotas."""
     known, effects = quotas.step(state, event)
     after, records = with_quotas(state, known)
+    return after, (*records, *effects)
+
+
+def partitions_read(state: NodeState, event: partition.PartitionsRead) -> tuple[NodeState, NodeEffects]:
+    """Take over the partitions of an earlier run."""
+    known = partition.PartitionFacts(event.records)
+    return structs.replace(state, facts=structs.replace(state.facts, partitions=known)), ()
+
+
+def partitions_changed(state: NodeState, event: partition.PartitionEvent) -> tuple[NodeState, NodeEffects]:
+    """Take in what happened to partitions."""
+    known, effects = partition.step(state, event)
+    after, records = facts_learned(state, FactsLearned(structs.replace(state.facts, partitions=known)))
     return after, (*records, *effects)
 
 

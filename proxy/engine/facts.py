@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from proxy.engine.cpuset_mems import MemoryBindings
+from proxy.engine.partition import PartitionFacts
 from proxy.engine.quotas import RemovedQuotas
 from proxy.engine.systemd_masks import MaskOrder
 from proxy.engine.write_conflicts import WriteConflicts
@@ -16,7 +17,6 @@ from proxy.model.kubelet import CpuManager, NodeMeta
 
 if TYPE_CHECKING:
     from proxy.engine.node_policy import NodePolicy
-    from proxy.engine.partition import PartitionFacts
     from proxy.engine.suppression import BeSuppression
 
 
@@ -37,7 +37,7 @@ class MatterFacts(Struct, frozen=True):
         policy: The policy of the node that is in effect; None before it was read.
         node_meta: The newest Node object read; None where there is none, or it could never be read.
         kubelet_reserved: CPUs that a takeover keeps back in addition, because kubelet did.
-        partitions: Partitions of owners; None where the node has none.
+        partitions: Partitions of owners.
         suppression: BE suppression; None where BE is not suppressed.
     """
 
@@ -51,7 +51,7 @@ class MatterFacts(Struct, frozen=True):
     policy: NodePolicy | None = None
     node_meta: NodeMeta | None = None
     kubelet_reserved: CpuSet = _NO_CPUS
-    partitions: PartitionFacts | None = None
+    partitions: PartitionFacts = PartitionFacts()
     suppression: BeSuppression | None = None
 
     def kept(self) -> tuple[object, ...]:
@@ -60,9 +60,7 @@ class MatterFacts(Struct, frozen=True):
 
     def records(self) -> dict[str, dict[str, object]]:
         """Return the ledger's records of them."""
-        records = self.quotas.dump()
-        if self.partitions is not None:
-            records |= self.partitions.dump()
+        records = self.quotas.dump() | self.partitions.dump()
         if self.suppression is not None:
             records |= self.suppression.dump()
         return records

@@ -6,7 +6,7 @@ On a node, ``NodeStore`` is its only caller: it replaces the state, and performs
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import structs
 
@@ -19,6 +19,7 @@ from proxy.engine import (
     fact_changes,
     lifecycle,
     node_events,
+    partition,
     pod_events,
     quotas,
     sandboxes,
@@ -167,17 +168,10 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     call_events.ContainersUnsettled: _containers_unsettled,
     call_events.SettlingBegan: _settling_began,
     node_events.FactsLearned: fact_changes.facts_learned,
-    write_conflicts.CpusetsRepaired: fact_changes.cpusets_written,
-    write_conflicts.WritersFound: fact_changes.cpusets_written,
-    write_conflicts.ConflictsDue: fact_changes.cpusets_written,
-    write_conflicts.WriterSeen: fact_changes.cpusets_written,
-    write_conflicts.CpusetsCompared: fact_changes.cpusets_written,
-    quotas.QuotasToRemove: fact_changes.quotas_changed,
-    quotas.QuotasRestored: fact_changes.quotas_changed,
-    quotas.QuotasUnsent: fact_changes.quotas_changed,
-    quotas.QuotaSaved: fact_changes.quotas_changed,
-    quotas.QuotaRequested: fact_changes.quotas_changed,
-    quotas.QuotasToRestore: fact_changes.quotas_changed,
+    **dict.fromkeys(get_args(write_conflicts.DriftEvent), fact_changes.cpusets_written),
+    **dict.fromkeys(get_args(quotas.QuotaEvent), fact_changes.quotas_changed),
+    partition.PartitionsRead: fact_changes.partitions_read,
+    **dict.fromkeys(get_args(partition.PartitionEvent), fact_changes.partitions_changed),
     node_events.MemoryNodesCompared: fact_changes.memory_nodes_compared,
     node_events.LossesDue: fact_changes.losses_due,
     node_events.ModeChanged: staging.mode_changed,

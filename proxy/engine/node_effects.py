@@ -16,6 +16,7 @@ from proxy.engine.call_answers import CallAnswer, ForwardUnchanged
 from proxy.engine.create import Plan
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.inflight import InflightCall
+from proxy.engine.partition import PartitionEffect
 from proxy.engine.quotas import QuotaEffect
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
@@ -289,6 +290,7 @@ NodeEffect = (
     | LossesChanged
     | DriftEffect
     | QuotaEffect
+    | PartitionEffect
     | Notice
 )
 NodeEffects = tuple[NodeEffect, ...]

@@ -53,6 +53,7 @@ from proxy.engine.facts import MatterFacts
 from proxy.engine.node import Node
 from proxy.engine.node_effects import Follow
 from proxy.engine.owners import CpuHold
+from proxy.engine.partition import PartitionEvent, PartitionsRead
 from proxy.engine.pod_events import (
     PodLearned,
     SandboxFailed,
@@ -361,4 +362,6 @@ NodeEvent = (
     | FactsLearned
     | DriftEvent
     | QuotaEvent
+    | PartitionsRead
+    | PartitionEvent
 )

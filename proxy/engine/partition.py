@@ -8,11 +8,19 @@ kernel would take the CPUs away from the others without any notice.
 A record (``x/`` and the container's id) holds all that will be written. The ledger has it before that is
 written. What a record names and the newest state no longer wants is ended before any cpuset is written, so no
 container grows onto CPUs that the kernel withholds.
+
+    PartitionsRead      ledger -> recorded
+    PartitionsDue       owners without a record -> MakePartitions, or the reason why there is none
+    PartitionPlanned    -> recorded            before anything is written
+    PartitionMade       recorded, without a reason
+    PartitionRefused    the kernel's reason    PartitionsEnded comes too: it was made a member again
+    PartitionsCompared  what the kernel has ended -> ReportLostPartitions, and the reason
+    PartitionsEnded     recorded -> gone
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
@@ -25,6 +33,21 @@ if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
 KEY = "x/"
+MEMBER = "member"
+
+
+class PartitionState(Struct, frozen=True):
+    """The partition state of a group, in the kernel's words.
+
+    Attributes:
+        kind: ``member``, ``root`` or ``isolated``.
+        valid: Whether the partition is in effect.
+        reason: Why it is not valid; empty where the kernel gives no reason.
+    """
+
+    kind: str
+    valid: bool
+    reason: str = ""
 
 
 class PartitionRecord(Struct, frozen=True):
@@ -71,22 +94,23 @@ class PartitionFacts(Struct, frozen=True):
     records: Mapping[str, PartitionRecord] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
 
+    @staticmethod
+    def load(
+        entries: Mapping[str, Mapping[str, object]],
+    ) -> tuple[dict[str, PartitionRecord], dict[str, str]]:
+        """Return the records of a ledger, and why entries of it are none, by their keys."""
+        records, invalid = dict[str, PartitionRecord](), dict[str, str]()
+        for key, value in entries.items():
+            if key.startswith(KEY):
+                try:
+                    records[key.removeprefix(KEY)] = PartitionRecord.load(value)
+                except ValueError as error:
+                    invalid[key] = str(error)
+        return records, invalid
+
     def dump(self) -> dict[str, dict[str, object]]:
         """Return the records as plain data, by the ledger's key."""
         return {KEY + container_id: record.dump() for container_id, record in self.records.items()}
-
-    def making(self, container_id: str, record: PartitionRecord) -> PartitionFacts:
-        """Return it with a partition that is about to be made."""
-        return structs.replace(self, records={**self.records, container_id: record})
-
-    def without(self, ids: Iterable[str]) -> PartitionFacts:
-        """Return it without the records of some containers."""
-        gone = set(ids)
-        return structs.replace(self, records={i: r for i, r in self.records.items() if i not in gone})
-
-    def explained(self, container_id: str, why: str) -> PartitionFacts:
-        """Return it with the reason why a container has no partition."""
-        return structs.replace(self, why={**self.why, container_id: why})
 
     def outdated(self, state: NodeState, kind: str) -> list[tuple[str, PartitionRecord]]:
         """Return the partitions that are to be ended; all where there are to be none (``kind`` is empty)."""
@@ -95,6 +119,142 @@ class PartitionFacts(Struct, frozen=True):
             for container_id, record in self.records.items()
             if record.kind != kind or partition_cpus(state, container_id) != record.cpus
         ]
+
+
+# -- events and effects -------------------------------------------------------------------------------------
+
+
+class PartitionsRead(Struct, frozen=True):
+    """The ledger of an earlier run has records of partitions, by container id."""
+
+    records: Mapping[str, PartitionRecord]
+
+
+class PartitionsDue(Struct, frozen=True):
+    """Partitions may be made; answered by ``MakePartitions``.
+
+    Attributes:
+        later: Ids of containers for which that may not be tried now.
+    """
+
+    later: frozenset[str] = frozenset()
+
+
+class PartitionPlanned(Struct, frozen=True):
+    """A partition is made next."""
+
+    container_id: str
+    record: PartitionRecord
+
+
+class PartitionMade(Struct, frozen=True):
+    """The partition of a container is in effect."""
+
+    container_id: str
+
+
+class PartitionRefused(Struct, frozen=True):
+    """The kernel made no valid partition, in its words."""
+
+    container_id: str
+    reason: str
+
+
+class PartitionsEnded(Struct, frozen=True):
+    """Partitions of some containers are no more, or were not made."""
+
+    ids: tuple[str, ...]
+
+
+class PartitionsCompared(Struct, frozen=True):
+    """All partitions have been compared; answered by ``ReportLostPartitions``.
+
+    Attributes:
+        lost: What the kernel had for those that were not what they should be, by container id.
+    """
+
+    lost: Mapping[str, PartitionState]
+
+
+class MakePartitions(Struct, frozen=True):
+    """Make the partitions of some containers, as far as each is possible when its turn comes."""
+
+    ids: tuple[str, ...]
+
+
+class ReportLostPartitions(Struct, frozen=True):
+    """Report that the kernel has ended partitions.
+
+    Attributes:
+        lost: The containers, and what the kernel did.
+    """
+
+    lost: tuple[tuple[Container, str], ...]
+
+
+PartitionEvent = (
+    PartitionsDue | PartitionPlanned | PartitionMade | PartitionRefused | PartitionsEnded | PartitionsCompared
+)
+PartitionEffect = MakePartitions | ReportLostPartitions
+PartitionStep = tuple[PartitionFacts, tuple[PartitionEffect, ...]]
+
+
+def step(state: NodeState, event: PartitionEvent) -> PartitionStep:
+    """Return what is known of partitions after an event, and what is to be done about it."""
+    known = state.facts.partitions
+    match event:
+        case PartitionPlanned(container_id, record):
+            return structs.replace(known, records={**known.records, container_id: record}), ()
+        case PartitionMade(container_id):
+            return structs.replace(known, why={i: w for i, w in known.why.items() if i != container_id}), ()
+        case PartitionRefused(container_id, reason):
+            return structs.replace(known, why={**known.why, container_id: reason}), ()
+        case PartitionsEnded(ids):
+            left = {i: record for i, record in known.records.items() if i not in ids}
+            return structs.replace(known, records=left), ()
+        case PartitionsCompared(lost):
+            return _compared(known, state, lost)
+        case PartitionsDue(later):
+            return _due(known, state, later)
+
+
+def _compared(known: PartitionFacts, state: NodeState, lost: Mapping[str, PartitionState]) -> PartitionStep:
+    there = state.containers
+    words = {i: _lost_words(found) for i, found in lost.items() if i in there}
+    why = {i: why for i, why in known.why.items() if i in there} | words
+    report = ReportLostPartitions(tuple((there[i], said) for i, said in words.items()))
+    return structs.replace(known, why=why), (report,)
+
+
+def _lost_words(found: PartitionState) -> str:
+    words = f"{found.kind}{'' if found.valid else ' invalid'}".removeprefix("member invalid") or MEMBER
+    return f"the kernel turned it into {words}{f' ({found.reason})' if found.reason else ''}"
+
+
+def _due(known: PartitionFacts, state: NodeState, later: frozenset[str]) -> PartitionStep:
+    make, why = list[str](), {**known.why}
+    for container in state.containers.values():
+        if container.placement.pool is not Pool.OWN or container.phase is not Phase.RUNNING:
+            continue
+        if container.id in known.records or container.id in later:
+            continue
+        if partition_cpus(state, container.id) is None:
+            why[container.id] = shared_with(state, container)
+        else:
+            make.append(container.id)
+    return structs.replace(known, why=why), (MakePartitions(tuple(make)),)
+
+
+# -- questions ----------------------------------------------------------------------------------------------
+
+
+def makeable_cpus(state: NodeState, container_id: str) -> CpuSet | None:
+    """Return the CPUs of a partition that may be made now; None where it is too early, or too late."""
+    cpus = partition_cpus(state, container_id)
+    if not cpus or state.inflight.of(container_id):
+        return None
+    # A partition that has not been ended yet may have them.
+    return None if any(r.cpus & cpus for r in state.facts.partitions.records.values()) else cpus
 
 
 def partition_cpus(state: NodeState, container_id: str) -> CpuSet | None:

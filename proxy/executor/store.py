@@ -49,6 +49,7 @@ from proxy.engine.node_effects import (
     PutRecord,
 )
 from proxy.engine.node_events import NodeEvent
+from proxy.engine.partition import PartitionEffect
 from proxy.engine.quotas import QuotaEffect
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import DriftEffect
@@ -128,6 +129,7 @@ class NodeStore:
             to_do.LossesChanged: None,
             **dict.fromkeys(get_args(DriftEffect)),
             **dict.fromkeys(get_args(QuotaEffect)),
+            **dict.fromkeys(get_args(PartitionEffect)),
         }
 
     @property

@@ -1,17 +1,37 @@
-"""Which owners get a partition, which partitions are outdated, and records as plain data."""
+"""Which owners get a partition, what becomes of partitions as playbooks, and records as plain data."""
 
 from __future__ import annotations
 
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.handle import handle
+from proxy.engine.inflight import InflightCall, InflightCalls
 from proxy.engine.node import Node
-from proxy.engine.partition import PartitionFacts, PartitionRecord, partition_cpus, shared_with
+from proxy.engine.node_effects import PutRecord
+from proxy.engine.partition import (
+    MakePartitions,
+    PartitionFacts,
+    PartitionMade,
+    PartitionPlanned,
+    PartitionRecord,
+    PartitionRefused,
+    PartitionsCompared,
+    PartitionsDue,
+    PartitionsEnded,
+    PartitionsRead,
+    PartitionState,
+    ReportLostPartitions,
+    makeable_cpus,
+    partition_cpus,
+    shared_with,
+)
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
+from tests.testkit.playbook import Playbook
 
 MACHINE = described(1, 1, 4, 2)
 NODE = Node(MACHINE, CpuTopology.of(MACHINE))
@@ -71,7 +91,7 @@ def test_a_container_that_owns_nothing_is_none() -> None:
 
 
 def test_what_is_outdated() -> None:
-    known = PartitionFacts().making("x", RECORD)
+    known = PartitionFacts({"x": RECORD})
     assert known.outdated(node(owner()), "isolated") == []
     ended = [("x", RECORD)]
     assert known.outdated(node(owner()), "root") == ended, "another kind is configured"
@@ -80,10 +100,79 @@ def test_what_is_outdated() -> None:
     assert known.outdated(node(), "isolated") == ended, "it is gone"
 
 
-def test_what_is_known() -> None:
-    known = PartitionFacts().making("x", RECORD).explained("y", "no")
-    assert known.without(("x", "z")) == PartitionFacts(why={"y": "no"})
-    assert known.records == {"x": RECORD}
+def test_a_partition_from_its_plan_to_its_end() -> None:
+    story = Playbook(node(owner()), handle)
+    assert story >> PartitionsDue() << MakePartitions(("x",))
+    assert story >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump())
+    assert story >> PartitionsDue() << MakePartitions(()), "it is being made"
+    assert story >> PartitionMade("x")
+    assert story.state.facts.partitions == PartitionFacts({"x": RECORD})
+    assert story >> PartitionsCompared({}) << ReportLostPartitions(())
+    assert story >> PartitionsEnded(("x", "gone")) << PutRecord("x/x", None)
+    assert story.state.facts.partitions == PartitionFacts()
+
+
+def test_a_partition_that_the_kernel_refuses_has_its_reason_until_it_is_made() -> None:
+    story = Playbook(node(owner()), handle)
+    assert story >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump())
+    assert story >> PartitionsEnded(("x",)) << PutRecord("x/x", None)
+    assert story >> PartitionRefused("x", "no")
+    assert story.state.facts.partitions == PartitionFacts(why={"x": "no"})
+    assert story >> PartitionsDue(frozenset(("x",))) << MakePartitions(()), "not yet"
+    assert story.state.facts.partitions.why == {"x": "no"}
+    assert story >> PartitionsDue() << MakePartitions(("x",))
+    assert story >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump()) >> PartitionMade("x")
+    assert story.state.facts.partitions == PartitionFacts({"x": RECORD})
+
+
+@pytest.mark.parametrize(
+    ("containers", "why"),
+    [
+        pytest.param([owner(hard=False)], {"x": "BE containers may run on its CPUs"}, id="LSR"),
+        pytest.param([owner(phase=Phase.CREATED)], {}, id="not started"),
+        pytest.param([owner(phase=Phase.EXITED)], {}, id="exited"),
+        pytest.param([sharing()], {}, id="it owns nothing"),
+    ],
+)
+def test_what_gets_no_partition(containers: list[Container], why: dict[str, str]) -> None:
+    story = Playbook(node(*containers), handle)
+    assert story >> PartitionsDue() << MakePartitions(())
+    assert story.state.facts.partitions.why == why
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (PartitionState("isolated", valid=False, reason="No cpu"), "isolated invalid (No cpu)"),
+        (PartitionState("root", valid=True), "root"),
+        (PartitionState("member", valid=False), "member"),
+    ],
+)
+def test_what_the_kernel_ended_is_reported_where_the_container_is_there(
+    found: PartitionState, words: str
+) -> None:
+    story = Playbook(node(owner()), handle)
+    assert story >> PartitionsRead({"x": RECORD, "gone": RECORD}), "the ledger has the records already"
+    assert story >> PartitionRefused("gone", "no")
+    said = f"the kernel turned it into {words}"
+    assert (
+        story
+        >> PartitionsCompared({"x": found, "gone": found})
+        << ReportLostPartitions(((story.state.containers["x"], said),))
+    )
+    assert story.state.facts.partitions.why == {"x": said}, "of what is gone nothing is kept"
+
+
+def test_when_a_partition_can_be_made() -> None:
+    state = node(owner())
+    assert makeable_cpus(state, "x") == CpuSet.parse("0-1")
+    assert makeable_cpus(node(owner(hard=False)), "x") is None
+    flying = changed_copy(state, inflight=InflightCalls().departed(InflightCall(1, "x", CpuSet())))
+    assert makeable_cpus(flying, "x") is None, "a call may change its cpuset"
+    other, _ = handle(state, PartitionsRead({"y": changed_copy(RECORD, cpus=CpuSet.parse("1-2"))}))
+    assert makeable_cpus(other, "x") is None, "another partition still has some of them"
+    other, _ = handle(state, PartitionsRead({"y": changed_copy(RECORD, cpus=CpuSet.parse("2-3"))}))
+    assert makeable_cpus(other, "x") == CpuSet.parse("0-1")
 
 
 def test_a_record_as_plain_data() -> None:
@@ -96,3 +185,9 @@ def test_a_record_as_plain_data() -> None:
     ):
         with pytest.raises(ValueError, match="it is not a partition"):
             PartitionRecord.load(broken)
+
+
+def test_what_a_ledger_holds() -> None:
+    entries = {"x/a": RECORD.dump(), "x/b": {"path": 7}, "q/c": {}}
+    assert PartitionFacts.load(entries) == ({"a": RECORD}, {"x/b": "it is not a partition"})
+    assert PartitionFacts({"a": RECORD}).dump() == {"x/a": RECORD.dump()}

@@ -37,7 +37,7 @@ from collections.abc import Iterator, Mapping
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.files import Files, OsFiles, explain
-from proxy.executor.partitions.ports import MEMBER, PartitionState
+from proxy.engine.partition import MEMBER, PartitionState
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import errno
 
-from proxy.engine.partition import PartitionFacts, PartitionRecord, partition_cpus
+from proxy.engine.partition import (
+    MEMBER,
+    PartitionFacts,
+    PartitionRecord,
+    PartitionState,
+    makeable_cpus,
+    partition_cpus,
+)
 from proxy.executor.context import NodeContext
-from proxy.executor.partitions.ports import MEMBER, Partitions, PartitionState
+from proxy.executor.partitions.ports import Partitions
 from proxy.executor.partitions.watcher import PartitionWatcher
 from proxy.model.errors import CgroupError
-
-NONE_KNOWN = PartitionFacts()
 
 
 class PartitionJobs:
@@ -36,7 +41,7 @@ class PartitionJobs:
     @property
     def known(self) -> PartitionFacts:
         """The known facts about partitions."""
-        return self._context.state.facts.partitions or NONE_KNOWN
+        return self._context.state.facts.partitions
 
     @property
     def kind(self) -> str:
@@ -91,12 +96,10 @@ class PartitionJobs:
         """Find out which partition is to be made; None where it is too early, or too late."""
         context, kind = self._context, self.kind
         container = context.state.containers.get(container_id)
-        cpus = partition_cpus(context.state, container_id)
+        cpus = makeable_cpus(context.state, container_id)
         path = None if container is None else context.enforcer.path_of(container)
-        if path is None or not cpus or not kind or context.state.inflight.of(container_id):
+        if path is None or cpus is None or not kind:
             return None
-        if any(record.cpus & cpus for record in self.known.records.values()):
-            return None  # a partition that has not been ended yet has them
         try:
             if context.enforcer.cgroups.read(path).effective_cpus != cpus:
                 return None

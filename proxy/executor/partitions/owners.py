@@ -20,14 +20,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from msgspec import structs
-
+from proxy.engine import partition as engine
 from proxy.engine.enforcement import applies_to
-from proxy.engine.partition import KEY, PartitionRecord, partition_cpus, shared_with
+from proxy.engine.partition import MEMBER, PartitionState
 from proxy.executor.context import NodeContext
 from proxy.executor.observer import Observer
 from proxy.executor.partitions.jobs import PartitionJobs
-from proxy.executor.partitions.ports import MEMBER, Partitions, PartitionState
+from proxy.executor.partitions.ports import Partitions
 from proxy.executor.partitions.watcher import PartitionWatcher
 from proxy.model.backoff import PassRetries
 from proxy.model.idset import CpuSet
@@ -68,17 +67,10 @@ class PartitionSync(Observer):
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Take over the records of the ledger; the first pass compares them with the kernel."""
-        for key, value in entries.items():
-            if not key.startswith(KEY):
-                continue
-            try:
-                record = PartitionRecord.load(value)
-                known = self.jobs.known.making(key.removeprefix(KEY), record)
-                self._context.learn(recorded=False, partitions=known)
-            except ValueError as error:
-                self._context.telemetry.problem(
-                    "cannot use a record of the ledger", record=key, err=str(error)
-                )
+        records, invalid = engine.PartitionFacts.load(entries)
+        self._context.store.handle(engine.PartitionsRead(records))
+        for key, why in invalid.items():
+            self._context.telemetry.problem("cannot use a record of the ledger", record=key, err=why)
 
     def entered(self, container: Container, phase: Phase) -> None:
         """See ``Observer``."""
@@ -110,70 +102,66 @@ class PartitionSync(Observer):
             self._take_over_ended()
             if not jobs.known.records and not jobs.kind:
                 return
-            self._report_lost(await context.kernel.run(jobs.compare))
+            self._take_over_compared(await context.kernel.run(jobs.compare))
             self._take_over_ended()
-            there = context.state.containers
-            why = {i: why for i, why in jobs.known.why.items() if i in there}
-            self._context.learn(partitions=structs.replace(jobs.known, why=why))
-            owners = [c for c in there.values() if c.placement.pool is Pool.OWN and c.phase is Phase.RUNNING]
-            self._retries.begin_pass(set(there))
-            for container in owners:
-                if container.id not in jobs.known.records and self._retries.due(container.id):
-                    await self._make(container)
+            self._retries.begin_pass(set(context.state.containers))
+            if jobs.kind:
+                await self._make_missing()
             self._isolated = await context.kernel.run(self._kernel.isolated)
             self._watcher.wind()
 
-    async def _make(self, container: Container) -> None:
+    async def _make_missing(self) -> None:
+        context = self._context
+        later = frozenset(i for i in context.state.containers if not self._retries.due(i))
+        for effect in context.store.handle(engine.PartitionsDue(later)):
+            if isinstance(effect, engine.MakePartitions):
+                for container_id in effect.ids:
+                    await self._make(container_id)
+
+    async def _make(self, container_id: str) -> None:
         context, jobs = self._context, self.jobs
-        if not jobs.kind:
-            return
-        if partition_cpus(context.state, container.id) is None:
-            context.learn(
-                partitions=jobs.known.explained(container.id, shared_with(context.state, container))
-            )
-            return
-        record = await context.kernel.run(jobs.plan, container.id)
-        if record is None:
+        record = await context.kernel.run(jobs.plan, container_id)
+        container = context.state.containers.get(container_id)
+        if record is None or container is None:
             return  # the state has changed meanwhile; that change schedules another pass
-        context.learn(partitions=jobs.known.making(container.id, record))
+        context.store.handle(engine.PartitionPlanned(container_id, record))
         await context.journal.flush()
-        made = await context.kernel.run(jobs.carry_out, container.id, record)
+        made = await context.kernel.run(jobs.carry_out, container_id, record)
         self._take_over_ended()
         if made is None:
             return
-        context.learn(partitions=jobs.known.explained(container.id, made.reason))
         if made.valid:
+            context.store.handle(engine.PartitionMade(container_id))
             context.telemetry.count(metrics.PARTITIONS_MADE)
             context.telemetry.event(
                 "made a partition", **subject(container), cpus=record.cpus, kind=record.kind
             )
         else:
-            self._retries.failed(container.id)
+            context.store.handle(engine.PartitionRefused(container_id, made.reason))
+            self._retries.failed(container_id)
             context.telemetry.problem("cannot make a partition", **subject(container), err=made.reason)
 
-    def _report_lost(self, lost: Mapping[str, PartitionState]) -> None:
-        context, jobs = self._context, self.jobs
-        for container_id, state in lost.items():
-            self._retries.failed(container_id)
-            container = context.state.containers.get(container_id)
-            if container is None:
-                continue
-            words = f"{state.kind}{'' if state.valid else ' invalid'}".removeprefix("member invalid")
-            said = (
-                f"the kernel turned it into {words or MEMBER}{f' ({state.reason})' if state.reason else ''}"
-            )
-            self._context.learn(partitions=jobs.known.explained(container_id, said))
-            context.telemetry.count(metrics.PARTITIONS_LOST)
-            context.telemetry.problem("the kernel ended a partition", **subject(container), err=said)
-        for container_id in jobs.known.records.keys() - lost.keys():
-            self._retries.succeeded(container_id)
+    def _take_over_compared(self, lost: Mapping[str, PartitionState]) -> None:
+        """Report the partitions that the kernel has ended."""
+        context = self._context
+        for container_id in self.jobs.known.records:
+            if container_id in lost:
+                self._retries.failed(container_id)
+            else:
+                self._retries.succeeded(container_id)
+        for effect in context.store.handle(engine.PartitionsCompared(lost)):
+            if isinstance(effect, engine.ReportLostPartitions):
+                for container, why in effect.lost:
+                    context.telemetry.count(metrics.PARTITIONS_LOST)
+                    context.telemetry.problem("the kernel ended a partition", **subject(container), err=why)
 
     def _take_over_ended(self) -> None:
         """Remove the records of partitions that have ended."""
         jobs, ended = self.jobs, list[str]()
         while jobs.ended:
             ended.append(jobs.ended.pop())
-        self._context.learn(partitions=jobs.known.without(ended))
+        if ended:
+            self._context.store.handle(engine.PartitionsEnded(tuple(ended)))
 
     # -- for people ---------------------------------------------------------------------------------------
 

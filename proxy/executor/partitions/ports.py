@@ -5,25 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from msgspec import Struct
-
+from proxy.engine.partition import PartitionState
 from proxy.model.idset import CpuSet
-
-MEMBER = "member"
-
-
-class PartitionState(Struct, frozen=True):
-    """The partition state of a group, in the kernel's words.
-
-    Attributes:
-        kind: ``member``, ``root`` or ``isolated``.
-        valid: Whether the partition is in effect.
-        reason: Why it is not valid; empty where the kernel gives no reason.
-    """
-
-    kind: str
-    valid: bool
-    reason: str = ""
 
 
 class Partitions(Protocol):

@@ -9,7 +9,7 @@ import pytest
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.partitions import KernelPartitions, open_partitions
-from proxy.executor.partitions.ports import PartitionState
+from proxy.engine.partition import PartitionState
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 
