@@ -153,12 +153,12 @@ def post_create_container(event: PostCreateContainer) -> None:
 
 
 def post_start_container(event: PostStartContainer) -> None:
-    """Return what it has now: pools may have changed since the create."""
+    """Write the CPUs that it has now: pools may have changed since the create."""
     _write_all(_known.hear(event))
 
 
 def post_update_container_resources(event: PostUpdateContainerResources) -> None:
-    """Return what it has now."""
+    """Write the CPUs that it has now."""
     _write_all(_known.hear(event))
 
 

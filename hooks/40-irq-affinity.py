@@ -125,17 +125,17 @@ def post_start_container(event: PostStartContainer) -> None:
 
 
 def post_stop_container(event: PostStopContainer) -> None:
-    """Return interrupts back."""
+    """Release the interrupts of the container."""
     _follow(event)
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
-    """Return back what a container that never ran has kept off."""
+    """Release the interrupts that were kept off for a container that never ran."""
     _follow(event)
 
 
 def shutdown(event: Shutdown) -> None:
-    """Return interrupts back, unless a new version of this file has taken over."""
+    """Release the interrupts, unless a new version of this file has taken over."""
     if event.reason == "removed" or (event.reason == "stop" and _state.settings.give_back):
         _claim(CpuSet(), always=True)
 

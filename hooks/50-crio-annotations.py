@@ -185,17 +185,17 @@ def post_start_container(event: PostStartContainer) -> None:
 
 
 def post_stop_container(event: PostStopContainer) -> None:
-    """Return back."""
+    """Restore the settings."""
     _follow(event)
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
-    """Return back what a container that never ran has had."""
+    """Restore the settings of a container that never ran."""
     _follow(event)
 
 
 def shutdown(event: Shutdown) -> None:
-    """Return all back, unless a new version of this file has taken over."""
+    """Restore all settings, unless a new version of this file has taken over."""
     if event.reason != "replaced":
         with _state.lock:
             _try(None, lambda: _irqs(CpuSet()))

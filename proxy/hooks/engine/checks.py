@@ -100,7 +100,9 @@ def _field(field: str, value: Any, event: Point) -> Any:
     if field not in event.TAKES:
         takes = [name for name, point in POINTS.items() if field in point.TAKES]
         where = " and ".join(takes) if len(takes) <= MOST_NAMED else "other points"
-        raise HookError(_no(field, value, event, f"that cannot be changed at {event.NAME}, but at {where}"))
+        raise HookError(
+            _rejection(field, value, event, f"that cannot be changed at {event.NAME}, but at {where}")
+        )
     if field in MAPS:
         return _map(field, value, event)
     if value is CLEAR:
@@ -113,21 +115,21 @@ def _field(field: str, value: Any, event: Point) -> Any:
             return values.ids(Mask, value, decision.allowed_mems if decision is not None else None)
         return values.parent(value) if field == "cgroup_parent" else values.number(field, value)
     except WrongError as wrong:
-        raise HookError(_no(field, value, event, str(wrong))) from None
+        raise HookError(_rejection(field, value, event, str(wrong))) from None
 
 
 def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise HookError(_no(field, value, event, f"it must be a mapping, not {type(value).__name__}"))
+        raise HookError(_rejection(field, value, event, f"it must be a mapping, not {type(value).__name__}"))
     items = list(islice(value.items(), MOST_ENTRIES + 1))
     if len(items) > MOST_ENTRIES:
-        raise HookError(_no(field, None, event, f"at most {MOST_ENTRIES} entries are taken"))
+        raise HookError(_rejection(field, None, event, f"at most {MOST_ENTRIES} entries are taken"))
     plain: dict[str, Any] = {}
     for key, entry in items:
         try:
             word = _key(field, key, plain)
             if field in values.KUBELETS:
-                _leave_kubelets(field, word, entry, event)
+                _refuse_kubelet_keys(field, word, entry, event)
             if entry is CLEAR and field != "updates":
                 plain[word] = entry
             elif field == "updates":
@@ -135,7 +137,7 @@ def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
             else:
                 plain[word] = _entry(field, word, entry)
         except WrongError as wrong:
-            raise HookError(_no(f"{field}[{shown(key)}]", None, event, str(wrong))) from None
+            raise HookError(_rejection(f"{field}[{shown(key)}]", None, event, str(wrong))) from None
     return plain
 
 
@@ -146,7 +148,7 @@ def _key(field: str, key: object, others: Mapping[str, object]) -> str:
     return word
 
 
-def _leave_kubelets(field: str, key: str, entry: object, event: Point) -> None:
+def _refuse_kubelet_keys(field: str, key: str, entry: object, event: Point) -> None:
     """Refuse a change of a label or an annotation by which kubelet recognizes its containers."""
     if not key.startswith(values.KUBELETS[field]):
         return
@@ -218,7 +220,7 @@ def _size(entry: tuple[str, Any]) -> int:
     return 2 * len(key) + len(getattr(value, "host_path", ""))
 
 
-def _no(field: str, value: object, event: Point, why: str) -> str:
+def _rejection(field: str, value: object, event: Point, why: str) -> str:
     about = subject(event)
     verb = "clear" if value is CLEAR else "set"
     # Entries of maps are not shown: they may be secrets in environment variables.

@@ -22,7 +22,7 @@ UPDATES = tuple(name for name in Update.__slots__)
 """All fields of an update."""
 
 
-def said_by(adjustment: Adjustment) -> dict[str, Any]:
+def fields_set_by(adjustment: Adjustment) -> dict[str, Any]:
     """Return the fields that an adjustment sets."""
     return dict(adjustment.said())
 
@@ -37,10 +37,10 @@ def named(given: AnswerFields) -> Iterator[str]:
                 yield f"{name}[{key}]"
         else:
             for key, update in value.items():
-                yield from _named_for(key, update)
+                yield from _update_field_names(key, update)
 
 
-def _named_for(key: str, update: Update) -> Iterator[str]:
+def _update_field_names(key: str, update: Update) -> Iterator[str]:
     for name in UPDATES:
         value = getattr(update, name)
         if name == "unified":
@@ -60,7 +60,7 @@ class FieldClaims:
         self._merged: dict[str, Any] = {}
 
     def claim(self, hook: str, given: AnswerFields) -> str:
-        """Take all fields of a hook's answer, or none.
+        """Claim all fields of a hook's answer, or none.
 
         Returns:
             Empty, or the conflict: the field and the hook that owns it.

@@ -1,17 +1,17 @@
-"""One event on its way through its hooks.
+"""Call the hooks of one event, one after the other, each within its deadline.
 
-Theory. A call is at one hook at a time. The thread that holds its *ticket* moves it on: the ticket is a list
-with one item, and the thread that pops the item has won. The thread that calls a hook pops it when the hook
-has answered and the answer is checked; the event loop pops it when the hook's deadline has passed. One of
-the two gets the item; the other finds the list empty and discards what it has. So the call needs no lock,
-and a late answer cannot be used.
+Theory. A dispatch is at one hook at a time. Only the thread that owns its *ticket* may continue it. The
+ticket is a list with one item, and the thread that pops the item owns it. The thread that calls a hook pops
+it when the hook has answered and the answer is checked; the event loop pops it when the hook's deadline has
+passed. One of the two gets the item; the other finds the list empty and discards its result. So a dispatch
+needs no lock, and a late answer cannot be used.
 
-A call moves on wherever it is: hooks that are plain functions are called one after the other in one runner,
-coroutines on their own loops. When all hooks have answered, the validating hooks receive the merged answers.
-The outcome is set last, and once.
+Hooks that are plain functions are called one after the other in one runner, coroutines on their own loops.
+When all hooks have answered, the validating hooks receive the merged answers. The outcome is set last, and
+once.
 
-The event loop waits briefly for hooks that were quick lately, then watches the call with a timer, and learns
-of the outcome through ``settle``. Each section below says which thread runs it.
+The event loop waits briefly for hooks that were quick recently, then watches the dispatch with a timer, and
+is notified of the outcome through ``settle``. Each section below names the thread that runs it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from proxy.hooks.hook import LONGEST_S, HookFailurePolicy, Outcome
 INLINE_S = 0.0003
 """How long the loop blocks for hooks that have been quick lately."""
 SLOW_S = 0.005
-"""From then on the interpreter's switch interval is shortened while a hook still runs."""
+"""After this time the interpreter's switch interval is shortened while a hook still runs."""
 SPARE_S = 0.1
 """A server's own deadline equals ours and its error says more, so the call waits this much longer for it."""
 _LAST_S = 2.0
@@ -46,26 +46,26 @@ _LEAST_S = 0.001
 
 
 class DispatchStep(Enum):
-    """Where a call is between two hooks."""
+    """The next step of a dispatch."""
 
     READY = "a hook is to be called"
-    WAITS = "waits for a place"
+    WAITS = "waits for a slot"
     DONE = "all hooks have been called"
 
 
 @dataclass(frozen=True, slots=True)
 class CallHolder:
-    """What has a call now.
+    """The hook that a dispatch is at, and the ticket to continue from there.
 
     Attributes:
-        ticket: Has one item; the thread that pops it moves the call on.
-        seat: The hook that is called; None while the call waits for a place.
+        ticket: Has one item; the thread that pops it continues the dispatch.
+        slots: The slots of the hook that is called; None while the dispatch waits for a slot.
         where: The runner or coroutine that the hook runs in.
         deadline: When the hook is overdue.
     """
 
     ticket: list[bool]
-    seat: HookSlots | None
+    slots: HookSlots | None
     where: Runner | HookTask | None
     deadline: float
 
@@ -74,16 +74,16 @@ class Dispatch:
     """One event, its hooks, and their answers so far."""
 
     __slots__ = (
-        "_always", "_answers", "_arrived_once", "_at", "_context", "_done", "_end", "_late", "_lost", "_open",
-        "_queued", "_seat", "_seats", "_then", "_timer", "_token", "_validators", "_waiters", "due", "event",
-        "held", "outcome",
+        "_abandoned", "_always", "_answers", "_arrived_once", "_at", "_context", "_done", "_end",
+        "_hook_slots", "_late", "_open", "_queued", "_slots", "_then", "_timer", "_token", "_validators",
+        "_waiters", "due", "event", "held", "outcome",
     )  # fmt: skip
 
     def __init__(
         self,
         context: DispatchContext,
         event: Point,
-        seats: Sequence[HookSlots],
+        hook_slots: Sequence[HookSlots],
         validators: Sequence[HookSlots] | None = None,
         then: Callable[[Dispatch], None] | None = None,
         always: float = 0.0,
@@ -93,27 +93,28 @@ class Dispatch:
         Args:
             context: What all calls share.
             event: The event that hooks receive.
-            seats: The hooks to call, in order.
+            hook_slots: The hooks to call, in order.
             validators: The hooks that validate their merged answers.
             then: Called on the loop when there is an outcome.
-            always: Not 0: call the hooks whatever their breakers say, with at least this many seconds each.
+            always: Not 0: call the hooks even if their breakers are open, with at least this many seconds
+                each.
         """
         self._context = context
         self.event = event
         self.outcome: Outcome | None = None
-        self._seats = seats
+        self._hook_slots = hook_slots
         self._validators = validators or None
         self._always = always
         self._answers = MergedAnswers()
         self._at = 0
-        self._seat: HookSlots
+        self._slots: HookSlots
         self._token = 0
         self._queued = False
         self._end = context.clock() + LONGEST_S
         self.held = CallHolder([], None, None, self._end)
         self.due = 0.0
         self._open = [True]
-        self._lost: dict[Runner, HookSlots] = {}
+        self._abandoned: dict[Runner, HookSlots] = {}
         self._then = then
         self._done: Any = None
         self._late = False
@@ -132,27 +133,27 @@ class Dispatch:
         """
         try:
             if alarm is not None:
-                self._start_here(alarm)
+                self._start_on_loop(alarm)
             else:
                 self._start(inline)
         except Exception as error:  # noqa: BLE001 - as in ``look``
-            self.broke(error, None)
+            self.on_internal_error(error, None)
             self._arrived()
 
-    def _start_here(self, alarm: Alarm) -> None:
+    def _start_on_loop(self, alarm: Alarm) -> None:
         """Call pure hooks on the loop itself; a call that takes too long continues in a thread."""
-        step = self._advance()
+        step = self._select_next()
         while step is DispatchStep.READY:
-            seat, begun = self._seat, self._context.clock()
-            answered = alarm.call(invoke.invoke, seat.hook, self.event, self._answers)
+            slots, begun = self._slots, self._context.clock()
+            answered = alarm.call(invoke.invoke, slots.hook, self.event, self._answers)
             if answered is None:
-                seat.interrupted += 1
+                slots.interrupted += 1
                 self._late = True
-                if not self._send():
-                    self.go_on()
+                if not self._start_call():
+                    self.start_next()
                 break
-            self._ended(seat, *answered, self._context.clock() - begun)
-            step = self._advance()
+            self._record_result(slots, *answered, self._context.clock() - begun)
+            step = self._select_next()
         else:
             if step is DispatchStep.DONE:
                 self._conclude()
@@ -164,7 +165,7 @@ class Dispatch:
         if inline:
             self._done = done = threading.Lock()
             done.acquire()
-        self.go_on()
+        self.start_next()
         if done is not None and self.outcome is None:
             done.acquire(timeout=INLINE_S)
         if self.outcome is None:
@@ -222,22 +223,22 @@ class Dispatch:
             if self._watch():
                 return
         except Exception as error:  # noqa: BLE001 - an internal error must not leave the call hanging
-            self.broke(error, None)
+            self.on_internal_error(error, None)
         self._arrived()
 
     def _watch(self) -> bool:
-        """Act on what is overdue; return False if there is an outcome."""
+        """Continue without a hook that is overdue; return False if there is an outcome."""
         while self.outcome is None:
             held, now = self.held, self._context.clock()
             if held.deadline <= now:
-                if self._taken(held):
-                    self._overdue(held, now)
+                if self._take_from_hook(held):
+                    self._continue_without(held, now)
                     continue
                 if now > self._end + _LAST_S:
-                    self.broke(TimeoutError(), None)
+                    self.on_internal_error(TimeoutError(), None)
                     continue
             elif isinstance(held.where, Runner):
-                self._hurry(held, held.where)
+                self._shorten_switch_interval(held, held.where)
             self._arm(held.deadline - now)
             if self.held is held:
                 return True
@@ -250,119 +251,123 @@ class Dispatch:
         self.due = self._context.clock() + seconds
         self._timer = asyncio.get_running_loop().call_later(seconds, self.look)
 
-    def _taken(self, held: CallHolder) -> bool:
-        """Take the call away from its hook; return False if it has just moved on."""
-        if isinstance(held.where, Runner) and held.seat is not None:
-            self._lost[held.where] = held.seat  # set first: the runner may find at once that it lost the call
-            if not _won(held):
-                del self._lost[held.where]
+    def _take_from_hook(self, held: CallHolder) -> bool:
+        """Take the ticket from the hook that is called; return False if the hook has just answered."""
+        if isinstance(held.where, Runner) and held.slots is not None:
+            self._abandoned[held.where] = (
+                held.slots
+            )  # set first: the runner may find at once that it lost the call
+            if not _pop_ticket(held):
+                del self._abandoned[held.where]
                 return False
             return True
-        return _won(held)
+        return _pop_ticket(held)
 
-    def _hurry(self, held: CallHolder, runner: Runner) -> None:
+    def _shorten_switch_interval(self, held: CallHolder, runner: Runner) -> None:
         """Shorten the interpreter's switch interval while a hook's function takes long."""
-        if held.seat is None or held.seat.hook.remote:
+        if held.slots is None or held.slots.hook.remote:
             return
-        pace = self._context.runners.pace
-        pace.hurry(runner)
+        interval = self._context.runners.switch_interval
+        interval.shorten(runner)
         if not held.ticket:
-            pace.calm(runner)  # the function has just ended
+            interval.restore(runner)  # the function has just ended
 
-    def _overdue(self, held: CallHolder, now: float) -> None:
+    def _continue_without(self, held: CallHolder, now: float) -> None:
         """Continue without the hook that had the call: it is past its deadline, and the ticket is ours."""
-        seat, where = held.seat, held.where
-        if seat is None or where is None:
+        slots, where = held.slots, held.where
+        if slots is None or where is None:
             failure = HookFailure("queue", "it did not begin in time: it is busy with other calls")
-            self._left_out(self._seat, failure)
+            self._record_skipped(self._slots, failure)
         else:
-            given = max(seat.hook.timeout, self._always)
-            failure = self._overtime(seat)
-            seat.leave(self._token, given, failure, now, astray=where)
+            given = max(slots.hook.timeout, self._always)
+            failure = self._timeout_failure(slots)
+            slots.leave(self._token, given, failure, now, overdue=where)
             self._at += 1
-            self._answers.failed(seat, failure, self.event)
-            cancel(self._context, seat, where)
-        self.go_on()
+            self._answers.failed(slots, failure, self.event)
+            cancel(self._context, slots, where)
+        self.start_next()
 
-    # Moving on: in the thread that holds the ticket.
+    # Continuing with the next hook: in the thread that owns the ticket.
 
-    def go_on(self) -> None:
+    def start_next(self) -> None:
         """Find the next hook and start its call elsewhere; never called from a runner."""
         while True:
-            step = self._advance()
+            step = self._select_next()
             if step is DispatchStep.DONE:
                 self._conclude()
                 self.settle()
-            elif step is DispatchStep.READY and not self._send():
+            elif step is DispatchStep.READY and not self._start_call():
                 continue
             return
 
-    def _send(self) -> bool:
-        if self.event.NAME in self._seat.coroutines:
-            return self._begin(self._seat)
+    def _start_call(self) -> bool:
+        if self.event.NAME in self._slots.coroutines:
+            return self._start_coroutine(self._slots)
         try:
             self._context.runners.start(self)
         except RuntimeError as error:
-            self._ended(self._seat, None, HookFailure("error", f"it cannot be called: {error}"), None)
+            self._record_result(
+                self._slots, None, HookFailure("error", f"it cannot be called: {error}"), None
+            )
             return False
         return True
 
-    def _advance(self) -> DispatchStep:
+    def _select_next(self) -> DispatchStep:
         while not self._answers.refusal:
-            if self._at == len(self._seats) and not self._to_validation():
+            if self._at == len(self._hook_slots) and not self._start_validation():
                 break
-            seat = self._seats[self._at]
-            if seat.hook.skip is not None and invoke.is_skipped(seat.hook, self.event):
+            slots = self._hook_slots[self._at]
+            if slots.hook.skip is not None and invoke.is_skipped(slots.hook, self.event):
                 self._at += 1
                 continue
             now = self._context.clock()
             if now >= self._end:
                 failure = HookFailure("queue", "no time was left for it: the hooks before it took all")
-                self._left_out(seat, failure)
+                self._record_skipped(slots, failure)
                 continue
-            self._seat = seat
-            permit = seat.enter(self, now, self._always > 0, self._context.runners.crowded)
+            self._slots = slots
+            permit = slots.enter(self, now, self._always > 0, self._context.runners.crowded)
             if permit is None:
                 return DispatchStep.WAITS
             if isinstance(permit, int):
                 self._token = permit
                 return DispatchStep.READY
-            self._left_out(seat, permit)
+            self._record_skipped(slots, permit)
         return DispatchStep.DONE
 
-    def _permitted(self, seat: HookSlots) -> bool:
-        """Return whether the hook may be called, now that a place is free."""
+    def _ask_permission(self, slots: HookSlots) -> bool:
+        """Return whether the hook may be called, now that a slot is free."""
         self._queued = False
         now = self._context.clock()
-        permit = seat.permit(now, self._always > 0, self._context.runners.crowded)
+        permit = slots.permit(now, self._always > 0, self._context.runners.crowded)
         if isinstance(permit, int):
             self._token = permit
             return True
-        seat.leave(0, None, None, now)
-        self._left_out(seat, permit)
+        slots.leave(0, None, None, now)
+        self._record_skipped(slots, permit)
         return False
 
-    def _to_validation(self) -> bool:
+    def _start_validation(self) -> bool:
         if self._validators is None:
             return False
         point = POINTS[VALIDATES[self.event.NAME]]
         self.event = point(self.event, self._answers.shown(), self._answers.owners)  # type: ignore[call-arg]
-        self._seats, self._validators, self._at = self._validators, None, 0
+        self._hook_slots, self._validators, self._at = self._validators, None, 0
         return True
 
     # Calling: in a runner, or on the loop of a hook's coroutines.
 
     def run(self, runner: Runner) -> JobResult:
         """Call hooks in a runner, as long as they are plain functions."""
-        ready = self._permitted(self._seat) if self._queued else True
+        ready = self._ask_permission(self._slots) if self._queued else True
         while True:
             if ready:
-                if self.event.NAME in self._seat.coroutines:
-                    if self._begin(self._seat):
+                if self.event.NAME in self._slots.coroutines:
+                    if self._start_coroutine(self._slots):
                         return JobResult.HANDED
-                elif not self._call(self._seat, runner):
+                elif not self._call(self._slots, runner):
                     return JobResult.LOST
-            step = self._advance()
+            step = self._select_next()
             if step is DispatchStep.DONE:
                 self._conclude()
                 return JobResult.DONE
@@ -370,29 +375,29 @@ class Dispatch:
                 return JobResult.HANDED
             ready = True
 
-    def _deadline(self, seat: HookSlots, now: float) -> float:
-        hook = seat.hook
+    def _deadline(self, slots: HookSlots, now: float) -> float:
+        hook = slots.hook
         return min(now + max(hook.timeout, self._always) + (SPARE_S if hook.remote else 0.0), self._end)
 
-    def _call(self, seat: HookSlots, runner: Runner) -> bool:
+    def _call(self, slots: HookSlots, runner: Runner) -> bool:
         """Call a function and take its answer; return False if it took too long and lost the ticket."""
         clock = self._context.clock
         start = clock()
         ticket = [True]
-        held = CallHolder(ticket, seat, runner, self._deadline(seat, start))
-        self._hold(held)
-        answer, failure = invoke.invoke(seat.hook, self.event, self._answers)
+        held = CallHolder(ticket, slots, runner, self._deadline(slots, start))
+        self._hand_to(held)
+        answer, failure = invoke.invoke(slots.hook, self.event, self._answers)
         try:
             ticket.pop()
         except IndexError:
             return False
-        self._came(held, seat, answer, failure, start)
+        self._accept_answer(held, slots, answer, failure, start)
         return True
 
-    def _came(
+    def _accept_answer(
         self,
         held: CallHolder,
-        seat: HookSlots,
+        slots: HookSlots,
         answer: AnswerFields | Veto | None,
         failure: HookFailure | None,
         start: float,
@@ -400,68 +405,68 @@ class Dispatch:
         """Take an answer whose ticket is ours; that it is late may not have been noticed yet."""
         now = self._context.clock()
         if now > held.deadline:
-            answer, failure = None, self._overtime(seat)
-        self._ended(seat, answer, failure, now - start)
+            answer, failure = None, self._timeout_failure(slots)
+        self._record_result(slots, answer, failure, now - start)
 
-    def _overtime(self, seat: HookSlots) -> HookFailure:
-        given = max(seat.hook.timeout, self._always)
+    def _timeout_failure(self, slots: HookSlots) -> HookFailure:
+        given = max(slots.hook.timeout, self._always)
         return HookFailure("timeout", f"no answer within {duration(given)} at {self.event.NAME}")
 
-    def _begin(self, seat: HookSlots) -> bool:
+    def _start_coroutine(self, slots: HookSlots) -> bool:
         """Start a coroutine on the hook's loop; return False if that fails and the ticket is still ours."""
         try:
-            hook_task = HookTask(seat.looper())
+            hook_task = HookTask(slots.loop_thread())
             now = self._context.clock()
-            held = CallHolder([True], seat, hook_task, self._deadline(seat, now))
-            self._hold(held)
-            hook_task.start(partial(self._await, seat, held, now), seat.came_back)
+            held = CallHolder([True], slots, hook_task, self._deadline(slots, now))
+            self._hand_to(held)
+            hook_task.start(partial(self._await, slots, held, now), slots.on_returned)
         except (RuntimeError, OSError) as error:
             self.held = CallHolder([], None, None, self._end)
-            self._ended(seat, None, HookFailure("error", f"it cannot be called: {error}"), None)
+            self._record_result(slots, None, HookFailure("error", f"it cannot be called: {error}"), None)
             return False
         return True
 
-    async def _await(self, seat: HookSlots, held: CallHolder, start: float) -> None:
-        answer, failure = await invoke.invoke_async(seat.hook, self.event, self._answers)
+    async def _await(self, slots: HookSlots, held: CallHolder, start: float) -> None:
+        answer, failure = await invoke.invoke_async(slots.hook, self.event, self._answers)
         try:
             held.ticket.pop()
         except IndexError:
             return
         try:
-            self._came(held, seat, answer, failure, start)
-            self.go_on()
+            self._accept_answer(held, slots, answer, failure, start)
+            self.start_next()
         except Exception as error:  # noqa: BLE001 - an internal error must not leave the call hanging
-            self.broke(error, None)
+            self.on_internal_error(error, None)
             self.settle()
 
-    def _hold(self, held: CallHolder) -> None:
-        """Return a hook the call; have the loop look again if its timer is too late for this deadline."""
+    def _hand_to(self, held: CallHolder) -> None:
+        """Record the hook that is called; have the loop check again if its timer would come too late."""
         self.held = held
         if held.deadline < self.due:
             self._context.post(self.look)
 
-    # Results: in the thread that holds the ticket.
+    # Results: in the thread that owns the ticket.
 
-    def _ended(
+    def _record_result(
         self,
-        seat: HookSlots,
+        slots: HookSlots,
         answer: AnswerFields | Veto | None,
         failure: HookFailure | None,
         took: float | None,
     ) -> None:
         """Record that a hook has answered or failed."""
         if answer is not None:
-            failure = self._answers.add(seat, answer, self.event)
-        seat.leave(self._token, took, failure, self._context.clock())
+            failure = self._answers.add(slots, answer, self.event)
+        slots.leave(self._token, took, failure, self._context.clock())
         self._at += 1
         if failure is not None:
-            self._answers.failed(seat, failure, self.event)
+            self._answers.failed(slots, failure, self.event)
 
-    def _left_out(self, seat: HookSlots, failure: HookFailure) -> None:
+    def _record_skipped(self, slots: HookSlots, failure: HookFailure) -> None:
         """Record that a hook is not called."""
-        seat.note(failure)
+        slots.note(failure)
         self._at += 1
-        self._answers.failed(seat, failure, self.event)
+        self._answers.failed(slots, failure, self.event)
 
     def _conclude(self) -> None:
         outcome = self._answers.outcome()  # first: if it raises, another thread must be able to conclude
@@ -473,18 +478,18 @@ class Dispatch:
 
     # Called by runners (``runners.Job``); from any thread.
 
-    def broke(self, error: BaseException, runner: Runner | None) -> JobResult:
-        """Handle an internal error: the call goes on as it came, unless one of its hooks has policy Fail."""
-        if runner in self._lost:
+    def on_internal_error(self, error: BaseException, runner: Runner | None) -> JobResult:
+        """Handle an internal error: the call continues unchanged, unless one of its hooks has policy Fail."""
+        if runner in self._abandoned:
             return JobResult.LOST
         try:
             self._open.pop()
         except IndexError:
             return JobResult.HANDED
-        seats = (*self._seats, *(self._validators or ()))
+        hook_slots = (*self._hook_slots, *(self._validators or ()))
         text = f"calls cannot be taken through the hooks: {type(error).__name__}: {error}"
-        self._answers.failures.append((seats[0].hook, HookFailure("error", text)))
-        firm = self._answers.firm or any(seat.hook.policy is HookFailurePolicy.FAIL for seat in seats)
+        self._answers.failures.append((hook_slots[0].hook, HookFailure("error", text)))
+        firm = self._answers.firm or any(slots.hook.policy is HookFailurePolicy.FAIL for slots in hook_slots)
         if firm and self.event.VETO:
             why = f"cannot {task(self.event)}: its hooks cannot be called: {type(error).__name__}"
             self.outcome = Outcome(refusal=why)
@@ -492,24 +497,24 @@ class Dispatch:
             self.outcome = Outcome()
         return JobResult.DONE
 
-    def came_back(self, runner: Runner) -> None:
+    def on_returned(self, runner: Runner) -> None:
         """A runner that was abandoned with this call has returned."""
-        if (seat := self._lost.get(runner)) is not None:
-            seat.came_back(runner)
+        if (slots := self._abandoned.get(runner)) is not None:
+            slots.on_returned(runner)
 
-    # Called by seats (``seats.Waiter``); from any thread.
+    # Called by hook_slots (``hook_slots.Waiter``); from any thread.
 
-    def waits(self) -> None:
-        """There is no free place yet."""
+    def on_queued(self) -> None:
+        """Record that the dispatch waits for a slot."""
         self._queued = True
         self.held = CallHolder([True], None, None, self._end)
 
-    def turn(self) -> bool:
-        """A place is free; return False if the call does not wait for it any more."""
-        return _won(self.held)
+    def take_turn(self) -> bool:
+        """Accept a free slot; return False if the dispatch does not wait for one any more."""
+        return _pop_ticket(self.held)
 
     def resume(self) -> None:
-        """Continue with the place."""
+        """Continue with the slot."""
         try:
             self._context.runners.start(self)
         except RuntimeError as error:
@@ -517,11 +522,11 @@ class Dispatch:
 
     def _not_started(self, failure: HookFailure) -> None:
         self._queued, self._token = False, 0
-        self._ended(self._seat, None, failure, None)
-        self.go_on()
+        self._record_result(self._slots, None, failure, None)
+        self.start_next()
 
 
-def _won(held: CallHolder) -> bool:
+def _pop_ticket(held: CallHolder) -> bool:
     try:
         held.ticket.pop()
     except IndexError:

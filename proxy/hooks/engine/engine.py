@@ -50,28 +50,28 @@ _EARLY = frozenset(
 class _PointHooks:
     """The hooks of one point, and those that validate their answers."""
 
-    seats: tuple[HookSlots, ...]
+    hook_slots: tuple[HookSlots, ...]
     validators: tuple[HookSlots, ...]
     plain: bool
     pure: bool
 
-    def here(self) -> bool:
+    def runs_on_loop(self) -> bool:
         """Whether all are pure, and have been quick enough for the loop."""
-        return self.pure and all(seat.here for seat in self.seats + self.validators)
+        return self.pure and all(slots.runs_on_loop for slots in self.hook_slots + self.validators)
 
     def quick(self) -> bool:
         """Whether all have been quick recently."""
         if not self.plain:
             return False
         total = 0.0
-        for seat in self.seats:
-            if not seat.stats.quick:
+        for slots in self.hook_slots:
+            if not slots.stats.quick:
                 return False
-            total += seat.stats.usual
-        for seat in self.validators:
-            if not seat.stats.quick:
+            total += slots.stats.usual
+        for slots in self.validators:
+            if not slots.stats.quick:
                 return False
-            total += seat.stats.usual
+            total += slots.stats.usual
         return total < INLINE_S
 
 
@@ -115,9 +115,9 @@ class HookEngine:
         self._context = DispatchContext(clock, self._failures.note)
         self._hooks: tuple[Hook, ...] = ()
         self._notifiers: dict[Hook, HookNotifier] = {}
-        self._lines: dict[str, _PointHooks] = {}
+        self._by_point: dict[str, _PointHooks] = {}
         self._alarm: Alarm | None = None
-        self._coming: set[Hook] = set()
+        self._expected: set[Hook] = set()
         self._closed = False
 
     def use(self, hooks: Sequence[Hook]) -> None:
@@ -129,37 +129,37 @@ class HookEngine:
         self._hooks = tuple(sorted(hooks, key=lambda hook: hook.name))
         for hook in set(self._notifiers) - set(self._hooks):
             self._retire(hook)
-        seats = [self._notifier(hook).seat for hook in self._hooks]
+        hook_slots = [self._notifier(hook).slots for hook in self._hooks]
         self._failures.forget({hook.name for hook in self._hooks})
-        self._logs.keep(self._notifiers)
+        self._logs.keep_only(self._notifiers)
         by_point: dict[str, list[HookSlots]] = {}
-        for seat in seats:
-            for name in seat.hook.handlers:
-                by_point.setdefault(name, []).append(seat)
+        for slots in hook_slots:
+            for name in slots.hook.handlers:
+                by_point.setdefault(name, []).append(slots)
         names = set(by_point)
         names |= {name for name, validate in VALIDATES.items() if validate in by_point}
-        self._lines = {name: _line(name, by_point) for name in names}
-        if self._alarm is None and any(line.pure for line in self._lines.values()):
+        self._by_point = {name: _point_hooks(name, by_point) for name in names}
+        if self._alarm is None and any(each.pure for each in self._by_point.values()):
             self._alarm = alarm()
-        self._coming.difference_update(self._hooks)
-        self._name_points()
+        self._expected.difference_update(self._hooks)
+        self._update_points()
 
-    def _name_points(self) -> None:
-        early = {name for hook in self._coming for name in hook.handlers if name in _EARLY}
-        self.points = frozenset(self._lines.keys() | early)
+    def _update_points(self) -> None:
+        early = {name for hook in self._expected for name in hook.handlers if name in _EARLY}
+        self.points = frozenset(self._by_point.keys() | early)
 
     def _notifier(self, hook: Hook) -> HookNotifier:
         notifier = self._notifiers.get(hook)
         if notifier is None:
-            seat = HookSlots(hook, lambda text: self._context.post(self._failures.complain, hook.name, text))
-            notifier = self._notifiers[hook] = HookNotifier(self._context, seat, self._updated)
-            self._logs.know((hook,))
+            slots = HookSlots(hook, lambda text: self._context.post(self._failures.complain, hook.name, text))
+            notifier = self._notifiers[hook] = HookNotifier(self._context, slots, self._updated)
+            self._logs.add_hooks((hook,))
             if hook not in self._hooks:
                 self._retire(hook)
         return notifier
 
     def _retire(self, hook: Hook, after: float = _LINGER_S) -> None:
-        """Keep a hook that is not in use for a while: it receives ``Shutdown``, and its calls end."""
+        """Keep a hook for a while after its use: it still receives ``Shutdown``, and its calls can end."""
         if self._context.loop is not None:
             self._context.loop.call_later(after, self._drop, hook)
         else:
@@ -167,26 +167,26 @@ class HookEngine:
 
     def _drop(self, hook: Hook) -> None:
         if hook not in self._hooks and (notifier := self._notifiers.pop(hook, None)) is not None:
-            notifier.seat.close()
-            self._go_away(hook)
+            notifier.slots.close()
+            self._stop_expecting(hook)
 
-    def _go_away(self, hook: Hook) -> None:
-        if hook in self._coming:
-            self._coming.discard(hook)
-            self._name_points()
+    def _stop_expecting(self, hook: Hook) -> None:
+        if hook in self._expected:
+            self._expected.discard(hook)
+            self._update_points()
 
     def ask(self, event: Point) -> Answers:
         """Call all hooks of an event's point. Its ``outcome`` is set at once where all were quick."""
-        line = self._lines.get(event.NAME)
-        if line is None or self._closed:
+        at_point = self._by_point.get(event.NAME)
+        if at_point is None or self._closed:
             return _NO_ANSWERS
         if self._context.loop is None:
             self._context.loop = asyncio.get_running_loop()
-        call = Dispatch(self._context, event, line.seats, line.validators)
-        if self._alarm is not None and line.here():
+        call = Dispatch(self._context, event, at_point.hook_slots, at_point.validators)
+        if self._alarm is not None and at_point.runs_on_loop():
             call.start(inline=False, alarm=self._alarm)
         else:
-            call.start(line.quick())
+            call.start(at_point.quick())
         return call
 
     def notify(self, event: Point) -> None:
@@ -196,23 +196,23 @@ class HookEngine:
         if self._context.loop is None:
             self._context.loop = asyncio.get_running_loop()
         claims = FieldClaims()
-        line = self._lines.get(event.NAME)
-        for seat in line.seats if line is not None else ():
-            self._notifiers[seat.hook].notify(event, claims)
-        for hook in self._coming:
+        at_point = self._by_point.get(event.NAME)
+        for slots in at_point.hook_slots if at_point is not None else ():
+            self._notifiers[slots.hook].notify(event, claims)
+        for hook in self._expected:
             if event.NAME in hook.handlers and event.NAME in _EARLY:
                 self._notifier(hook).notify(event, FieldClaims())  # its previous version may answer the same
 
     def expect(self, hook: Hook) -> None:
-        """Notify a hook from now on that is not in use yet: it would miss what happens until it is."""
+        """Notify a hook from now on that is not in use yet: it would miss the events until then."""
         self._context.loop = asyncio.get_running_loop()
         if hook not in self._hooks:
             self._notifier(hook)
-            self._coming.add(hook)
-            self._name_points()
+            self._expected.add(hook)
+            self._update_points()
 
     def notify_one(self, hook: Hook, event: Point) -> Awaitable[str | None]:
-        """Send an event to one hook, also before and after it is in use, whatever its breaker says.
+        """Send an event to one hook, also before and after it is in use, and even if its breaker is open.
 
         After ``Synchronize`` the hook is expected (``expect``). After ``Shutdown`` it is forgotten, and
         events that still wait are dropped.
@@ -232,7 +232,7 @@ class HookEngine:
             done = loop.create_future()
             done.set_result(None)
         if last:
-            self._go_away(hook)
+            self._stop_expecting(hook)
             done.add_done_callback(lambda _: self._retire(hook, hook.timeout + 1.0))
         return done
 
@@ -241,7 +241,7 @@ class HookEngine:
         now = self._clock()
         notifiers = [self._notifiers[hook] for hook in self._hooks]
         return [
-            notifier.seat.report(now, notifier.waiting, self._logs.quiet(notifier.seat.hook.name))
+            notifier.slots.report(now, notifier.waiting, self._logs.dropped(notifier.slots.hook.name))
             for notifier in notifiers
         ]
 
@@ -249,9 +249,9 @@ class HookEngine:
         """Call no hooks any more; threads end when their hooks do, or with the process."""
         self._closed = True
         self.points = frozenset()
-        self._lines = {}
+        self._by_point = {}
         self._hooks = ()
-        self._coming.clear()
+        self._expected.clear()
         for hook in list(self._notifiers):
             self._drop(hook)
         self._context.runners.close()
@@ -261,12 +261,12 @@ class HookEngine:
             self._alarm = None
 
 
-def _line(name: str, by_point: Mapping[str, Sequence[HookSlots]]) -> _PointHooks:
-    seats = tuple(by_point.get(name, ()))
+def _point_hooks(name: str, by_point: Mapping[str, Sequence[HookSlots]]) -> _PointHooks:
+    hook_slots = tuple(by_point.get(name, ()))
     validators = tuple(by_point.get(VALIDATES.get(name, ""), ()))
     plain = all(
-        not seat.hook.remote and not seat.coroutines.intersection((name, VALIDATES.get(name, "")))
-        for seat in seats + validators
+        not slots.hook.remote and not slots.coroutines.intersection((name, VALIDATES.get(name, "")))
+        for slots in hook_slots + validators
     )
-    pure = plain and all(seat.hook.pure for seat in seats + validators)
-    return _PointHooks(seats, validators, plain, pure)
+    pure = plain and all(slots.hook.pure for slots in hook_slots + validators)
+    return _PointHooks(hook_slots, validators, plain, pure)

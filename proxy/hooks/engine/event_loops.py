@@ -22,12 +22,12 @@ _END_S = 1.0
 class LoopThread:
     """One loop in a thread."""
 
-    __slots__ = ("_complain", "_gone", "_loop", "back", "ended", "gone", "ident", "lost")
+    __slots__ = ("_complain", "_gone", "_loop", "ended", "gone", "has_returned", "ident", "lost")
 
     def __init__(self, name: str, complain: Callable[[str], None], gone: Callable[[], None]) -> None:
         self._complain = complain
         self._gone = gone
-        self.back = False
+        self.has_returned = False
         self.gone = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._unhandled)
@@ -51,7 +51,7 @@ class LoopThread:
                 forks.leave()
                 if not isinstance(error, OverdueError):
                     self._complain(f"a task of it has ended with {type(error).__name__}")
-        self.back = True
+        self.has_returned = True
         try:
             self._clear(loop)
         except BaseException:  # noqa: BLE001 - tasks may raise anything
@@ -111,7 +111,7 @@ class LoopThread:
         self._post(end)
 
     def abandon(self) -> None:
-        """Return up on a blocked loop: it ends when it is not blocked any more."""
+        """Give up on a blocked loop: it ends when it is not blocked any more."""
         self.lost = True
         self._post(self._loop.stop)
 

@@ -2,7 +2,7 @@
 
 ``invoke`` and ``invoke_async`` run the hook's own code and never raise: whatever the hook does becomes an
 answer or a ``HookFailure``. ``MergedAnswers`` adds up the answers of one call. ``cancel`` stops a hook that
-is past its deadline, as far as that is possible (``pace``, ``event_loops``).
+is past its deadline, as far as that is possible (``thread_interrupt``, ``event_loops``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MergedAnswers:
         self.failures: list[tuple[Hook, HookFailure]] = []
 
     def shown(self) -> Adjustment:
-        """Return a copy of what hooks want together so far; a hook that changes it changes nothing else."""
+        """Return a copy of the merged answers so far; a hook that changes it changes nothing else."""
         return self._claims.merged()
 
     @property
@@ -57,23 +57,23 @@ class MergedAnswers:
         """Field to the hook that set it."""
         return self._claims.owners
 
-    def add(self, seat: HookSlots, answer: AnswerFields | Veto, event: Point) -> HookFailure | None:
+    def add(self, slots: HookSlots, answer: AnswerFields | Veto, event: Point) -> HookFailure | None:
         """Add a hook's answer; return a conflict if another hook has already set one of its fields."""
         if isinstance(answer, Veto):
-            seat.refused()
-            self.refusal = f"cannot {task(event)}: hook {seat.hook.name}: {answer.reason}"
+            slots.refused()
+            self.refusal = f"cannot {task(event)}: hook {slots.hook.name}: {answer.reason}"
             return None
-        if clash := self._claims.claim(seat.hook.name, answer):
+        if clash := self._claims.claim(slots.hook.name, answer):
             return HookFailure("conflict", clash)
-        self.firm = self.firm or seat.hook.policy is HookFailurePolicy.FAIL
+        self.firm = self.firm or slots.hook.policy is HookFailurePolicy.FAIL
         return None
 
-    def failed(self, seat: HookSlots, failure: HookFailure, event: Point) -> None:
+    def failed(self, slots: HookSlots, failure: HookFailure, event: Point) -> None:
         """Record that a hook failed or was not called; policy Fail refuses the call."""
         if failure.kind != "open":  # the failures that opened the breaker were reported when they happened
-            self.failures.append((seat.hook, failure))
-        if seat.hook.policy is HookFailurePolicy.FAIL and event.VETO and not self.refusal:
-            self.refusal = f"cannot {task(event)}: hook {seat.hook.name}: {failure.text}"
+            self.failures.append((slots.hook, failure))
+        if slots.hook.policy is HookFailurePolicy.FAIL and event.VETO and not self.refusal:
+            self.refusal = f"cannot {task(event)}: hook {slots.hook.name}: {failure.text}"
 
     def outcome(self) -> Outcome:
         """Return the outcome of the call."""
@@ -134,7 +134,7 @@ class DispatchContext:
     """What all calls of an engine share: the clock, the runners, and a way to post to the event loop."""
 
     def __init__(self, clock: Callable[[], float], note: Callable[[Hook, HookFailure], None]) -> None:
-        """Make it.
+        """Create a context.
 
         Args:
             clock: Monotonic seconds.
@@ -159,15 +159,15 @@ class DispatchContext:
 class HookTask:
     """A coroutine of a hook on the hook's own loop; ``tasks`` holds the task once it has started."""
 
-    looper: LoopThread
+    loop_thread: LoopThread
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     reached: bool = False
     ended: bool = False
 
     @property
-    def back(self) -> bool:
-        """The coroutine has ended, or its loop has."""
-        return self.ended or self.looper.gone
+    def has_returned(self) -> bool:
+        """Whether the coroutine or its loop has ended."""
+        return self.ended or self.loop_thread.gone
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]], back: Callable[[HookTask], None]) -> None:
         """Start the coroutine; ``back`` is called at its end, also if it was cancelled before its first step.
@@ -180,37 +180,37 @@ class HookTask:
             self.ended = True
             back(self)
 
-        self.looper.start(make, self.tasks, over)
+        self.loop_thread.start(make, self.tasks, over)
 
     def cancel_reached(self) -> None:
         """Record that the loop has processed the cancellation."""
         self.reached = True
 
 
-def cancel(context: DispatchContext, seat: HookSlots, where: Runner | HookTask) -> None:
+def cancel(context: DispatchContext, slots: HookSlots, where: Runner | HookTask) -> None:
     """Stop an overdue hook where that is possible; runs on the loop."""
     if isinstance(where, HookTask):
-        where.looper.cancel(where.tasks, where.cancel_reached)
+        where.loop_thread.cancel(where.tasks, where.cancel_reached)
         if context.loop is not None:
             context.loop.call_later(_REACH_S, _check_cancelled, context, where)
         return
     context.runners.abandon(where)
-    if not seat.hook.remote:  # gRPC holds locks that other threads need, and has its own deadline
+    if not slots.hook.remote:  # gRPC holds locks that other threads need, and has its own deadline
         _interrupt(context, where, 0)
 
 
 def _check_cancelled(context: DispatchContext, hook_task: HookTask) -> None:
     """Abandon the hook's loop if it has not even processed the cancellation: it is blocked."""
-    looper = hook_task.looper
-    if hook_task.reached or looper.lost or looper.back:
+    loop_thread = hook_task.loop_thread
+    if hook_task.reached or loop_thread.lost or loop_thread.has_returned:
         return
-    looper.abandon()
-    _interrupt(context, looper, 0)
+    loop_thread.abandon()
+    _interrupt(context, loop_thread, 0)
 
 
 def _interrupt(context: DispatchContext, target: InterruptTarget, count: int) -> None:
-    """Raise into a thread until it leaves the hook: at once, then at doubling intervals, for two minutes."""
-    if target.back or count >= _MOST or context.loop is None or context.loop.is_closed():
+    """Raise an exception in a thread until the hook returns: at once, then less often, for two minutes."""
+    if target.has_returned or count >= _MOST or context.loop is None or context.loop.is_closed():
         return
-    context.runners.pace.throw(target)
+    context.runners.switch_interval.interrupt(target)
     context.loop.call_later(_PAUSES.delay(count + 1), _interrupt, context, target, count + 1)

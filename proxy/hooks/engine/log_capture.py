@@ -31,15 +31,15 @@ class HookLogHandler(logging.Handler):
         self._clock = clock
         self._names: dict[str, str] = {}
         self._windows: dict[str, list[float]] = {}
-        self._quiet: dict[str, int] = {}
+        self._dropped: dict[str, int] = {}
         self._reported: dict[str, int] = {}
 
     def createLock(self) -> None:  # noqa: N802 - the name of logging
         """Set no lock: the handler needs none."""
         self.lock = None
 
-    def know(self, hooks: Iterable[Hook]) -> None:
-        """Take records of these hooks."""
+    def add_hooks(self, hooks: Iterable[Hook]) -> None:
+        """Take the log records of these hooks."""
         logger = logging.getLogger(PREFIX)
         if self not in logger.handlers:
             logger.addHandler(self)
@@ -47,34 +47,34 @@ class HookLogHandler(logging.Handler):
             logger.propagate = False
         self._names |= {hook.source: hook.name for hook in hooks}
 
-    def keep(self, hooks: Iterable[Hook]) -> None:
+    def keep_only(self, hooks: Iterable[Hook]) -> None:
         """Forget all other hooks."""
         self._names = {hook.source: hook.name for hook in hooks}
         names = set(self._names.values())
-        for known in (self._windows, self._quiet, self._reported):
+        for known in (self._windows, self._dropped, self._reported):
             for name in known.keys() - names:
                 del known[name]
 
-    def quiet(self, hook: str) -> int:
+    def dropped(self, hook: str) -> int:
         """Return how many records of a hook were dropped."""
-        return self._quiet.get(hook, 0)
+        return self._dropped.get(hook, 0)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless there are too many."""
         name = self._names.get(record.pathname) or record.name.removeprefix(f"{PREFIX}.")
-        if not self._may(name):
-            self._quiet[name] = self._quiet.get(name, 0) + 1
+        if not self._is_allowed(name):
+            self._dropped[name] = self._dropped.get(name, 0) + 1
             return
         context: dict[str, object] = {"hook": name}
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             context["error"] = f"{type(error).__name__}: {text_of(error)}"
-        if left_out := self._quiet.get(name, 0) - self._reported.get(name, 0):
+        if left_out := self._dropped.get(name, 0) - self._reported.get(name, 0):
             context["left_out"] = left_out
-            self._reported[name] = self._quiet[name]
+            self._reported[name] = self._dropped[name]
         _write(record.levelno, _text(record), context)
 
-    def _may(self, name: str) -> bool:
+    def _is_allowed(self, name: str) -> bool:
         now = self._clock()
         window = self._windows.setdefault(name, [now, 0])
         if now - window[0] >= 1.0:

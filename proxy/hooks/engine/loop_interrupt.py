@@ -35,18 +35,18 @@ class Alarm:
 
     def __init__(self) -> None:
         """Install the signal's handler; see ``alarm``."""
-        self.rang = False
+        self.interrupted = False
         self._inside = False
-        signal.signal(signal.SIGALRM, self._ring)
+        signal.signal(signal.SIGALRM, self._on_alarm)
 
-    def _ring(self, _signum: int, _frame: object) -> None:
+    def _on_alarm(self, _signum: int, _frame: object) -> None:
         if self._inside:
-            self.rang = True
+            self.interrupted = True
             raise TooLongError
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a function; return its result, None if it was interrupted. Its exceptions pass through."""
-        result, self.rang, self._inside = None, False, True
+        result, self.interrupted, self._inside = None, False, True
         try:
             signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S)
             result = function(*args, **kwargs)
@@ -54,21 +54,21 @@ class Alarm:
         except TooLongError:
             result = None
         finally:
-            self._quiet()
-        return None if self.rang else result
+            self._stop_timer()
+        return None if self.interrupted else result
 
     def close(self) -> None:
         """Restore the default handler of the signal."""
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
-    def _quiet(self) -> None:
+    def _stop_timer(self) -> None:
         """Stop the timer; it may fire until that has happened."""
-        quiet = False
-        while not quiet:
+        stopped = False
+        while not stopped:
             try:
                 self._inside = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                quiet = True
+                stopped = True
             except TooLongError:
                 continue
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from proxy.hooks.answers import Update
-from proxy.hooks.engine.claims import FieldClaims, said_by
+from proxy.hooks.engine.claims import FieldClaims, fields_set_by
 from proxy.hooks.engine.dispatch import Dispatch
 from proxy.hooks.engine.errors import HookFailure
 from proxy.hooks.engine.invoke import DispatchContext
@@ -39,15 +39,15 @@ class _Item:
 class HookNotifier:
     """Sends events to one hook; all methods are called on the loop."""
 
-    __slots__ = ("_busy", "_context", "_lossy", "_queue", "_updated", "seat")
+    __slots__ = ("_busy", "_context", "_lossy", "_queue", "_updated", "slots")
 
-    def __init__(self, context: DispatchContext, seat: HookSlots, updated: Updated) -> None:
+    def __init__(self, context: DispatchContext, slots: HookSlots, updated: Updated) -> None:
         self._context = context
         self._updated = updated
         self._queue: deque[_Item] = deque()
         self._busy = False
         self._lossy = False
-        self.seat = seat
+        self.slots = slots
 
     @property
     def waiting(self) -> int:
@@ -57,16 +57,16 @@ class HookNotifier:
     def notify(self, event: Point, claims: FieldClaims) -> None:
         """Send an event after those that already wait."""
         if len(self._queue) >= MOST_WAITING:
-            self.seat.lost()
+            self.slots.lost()
             if not self._lossy:
                 self._lossy = True
                 text = f"{MOST_WAITING} events wait for it: further events are dropped"
-                self._context.note(self.seat.hook, HookFailure("lost", text))
+                self._context.note(self.slots.hook, HookFailure("lost", text))
             return
         self._put(_Item(event, claims))
 
     def notify_one(self, event: Point, always: float) -> asyncio.Future[str | None]:
-        """Send an event to this hook only, whatever its breaker says.
+        """Send an event to this hook only, even if its breaker is open.
 
         Returns:
             The error's text, or None.
@@ -81,10 +81,10 @@ class HookNotifier:
         Events that still wait are dropped.
         """
         loop = asyncio.get_running_loop()
-        done, until = loop.create_future(), loop.time() + min(self.seat.hook.timeout, _WAIT_S)
+        done, until = loop.create_future(), loop.time() + min(self.slots.hook.timeout, _WAIT_S)
 
         def look() -> None:
-            if self.seat.busy and loop.time() < until:
+            if self.slots.busy and loop.time() < until:
                 loop.call_later(_LOOK_S, look)
             else:
                 self._put(_Item(event, FieldClaims(), done, always))
@@ -98,7 +98,7 @@ class HookNotifier:
         dropped = [item for item in self._queue if item.done is None]
         kept = [item for item in self._queue if item.done is not None]
         self._queue = deque(kept)
-        self.seat.lost(len(dropped))
+        self.slots.lost(len(dropped))
 
     def _put(self, item: _Item) -> None:
         self._queue.append(item)
@@ -117,16 +117,16 @@ class HookNotifier:
             # Not called directly: calls that end at once would nest.
             asyncio.get_running_loop().call_soon(self._next)
 
-        Dispatch(self._context, item.event, (self.seat,), then=then, always=item.always).start(inline=False)
+        Dispatch(self._context, item.event, (self.slots,), then=then, always=item.always).start(inline=False)
 
     def _answered(self, item: _Item, call: Dispatch) -> None:
         outcome, error = call.outcome, call.error
         if outcome is not None and outcome.adjustment.updates:
-            clash = item.claims.claim(self.seat.hook.name, said_by(outcome.adjustment))
+            clash = item.claims.claim(self.slots.hook.name, fields_set_by(outcome.adjustment))
             if clash:
                 failure = HookFailure("conflict", clash)
-                self.seat.note(failure)
-                self._context.note(self.seat.hook, failure)
+                self.slots.note(failure)
+                self._context.note(self.slots.hook, failure)
                 error = clash
             else:
                 self._updated(outcome.adjustment.updates, outcome.owners)

@@ -6,7 +6,7 @@ created on demand, and end when they were idle for a while. How many run at once
 places of each hook (``slots``).
 
 A runner whose hook is past its deadline is *abandoned*: its answer is discarded, and it gets no further
-jobs. ``pace`` describes how it is interrupted, and when that is impossible.
+jobs. ``thread_interrupt`` describes how it is interrupted, and when that is impossible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from enum import Enum
 from typing import Protocol
 
-from proxy.hooks.engine.thread_interrupt import OverdueError, Pace
+from proxy.hooks.engine.thread_interrupt import OverdueError, SwitchInterval
 
 MOST_STUCK = 64
 """Threads of all hooks that may hang before no hook is called any more."""
@@ -24,7 +24,7 @@ IDLE_S = 30.0
 
 
 class JobResult(Enum):
-    """How a job has left its runner."""
+    """How a job has ended in its runner."""
 
     DONE = "done"
     HANDED = "handed on"
@@ -35,34 +35,34 @@ class Job(Protocol):
     """A job of a runner."""
 
     def run(self, runner: Runner) -> JobResult:
-        """Do it."""
+        """Run the job in a runner."""
 
-    def broke(self, error: BaseException, runner: Runner | None) -> JobResult:
+    def on_internal_error(self, error: BaseException, runner: Runner | None) -> JobResult:
         """``run`` failed with an internal error, or the exception for an overdue hook arrived late."""
 
     def settle(self) -> None:
         """Notify that the job is done; the runner may have its next job before this returns."""
 
-    def came_back(self, runner: Runner) -> None:
-        """A runner that was abandoned with this job has returned. May be called twice."""
+    def on_returned(self, runner: Runner) -> None:
+        """Handle that a runner that was abandoned with this job has returned. May be called twice."""
 
 
 class Runner:
     """One thread."""
 
-    __slots__ = ("_pool", "_wake", "back", "ident", "job")
+    __slots__ = ("_pool", "_wake", "has_returned", "ident", "job")
 
     def __init__(self, pool: Runners, job: Job, name: str) -> None:
         self._pool = pool
         self._wake = threading.Lock()
         self._wake.acquire()
         self.job: Job | None = job
-        self.back = False
+        self.has_returned = False
         self.ident = 0
         threading.Thread(target=self._live, name=name, daemon=True).start()
 
     def give(self, job: Job | None) -> None:
-        """Return it its next job; None ends it."""
+        """Hand the runner its next job; None ends it."""
         self.job = job
         self._wake.release()
 
@@ -70,7 +70,7 @@ class Runner:
         pool = self._pool
         try:
             lost = self._work()
-        except OverdueError:  # it was thrown at the very end of the hook, and comes only now
+        except OverdueError:  # it was raised at the very end of the hook, and arrives only now
             lost = self.job
         if lost is None:
             pool.ended()
@@ -83,15 +83,15 @@ class Runner:
         pool = self._pool
         while (job := self.job) is not None:
             try:
-                way = job.run(self)
+                result = job.run(self)
             except BaseException as error:  # noqa: BLE001 - the thread must live, and the call continue
-                way = job.broke(error, self)
-            if way is JobResult.LOST:
+                result = job.on_internal_error(error, self)
+            if result is JobResult.LOST:
                 return job
-            pool.pace.calm(self)
+            pool.switch_interval.restore(self)
             self.job = None
             pool.idle.append(self)  # before ``settle``: a call made at once finds this runner
-            if way is JobResult.DONE:
+            if result is JobResult.DONE:
                 job.settle()
             del job
             while not self._wake.acquire(timeout=0.0 if pool.closed else IDLE_S):
@@ -108,7 +108,7 @@ class Runners:
 
     def __init__(self) -> None:
         self.idle: list[Runner] = []
-        self.pace = Pace()
+        self.switch_interval = SwitchInterval()
         self._lock = threading.Lock()
         self._made = 0
         self._alive = 0
@@ -127,7 +127,7 @@ class Runners:
 
     @property
     def crowded(self) -> bool:
-        """Whether too many have not returned."""
+        """Whether too many abandoned runners have not returned."""
         return len(self._stuck) >= MOST_STUCK
 
     def start(self, job: Job) -> None:
@@ -154,9 +154,9 @@ class Runners:
             raise
 
     def abandon(self, runner: Runner) -> None:
-        """Return up on a runner: another thread has taken its job."""
+        """Give up on a runner: another thread has taken its job."""
         self._stuck.add(runner)
-        if runner.back:
+        if runner.has_returned:
             self._stuck.discard(runner)
         self.ended()
 
@@ -164,12 +164,12 @@ class Runners:
         """An abandoned runner has returned, and ends."""
         for _ in range(3):
             try:
-                runner.back = True
-                self.pace.calm(runner)
+                runner.has_returned = True
+                self.switch_interval.restore(runner)
                 self._stuck.discard(runner)
-                job.came_back(runner)
+                job.on_returned(runner)
             except OverdueError:
-                continue  # it was thrown before the runner was seen to be back
+                continue  # it was raised before the runner was seen to have returned
             return
 
     def ended(self) -> None:

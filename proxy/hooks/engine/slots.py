@@ -1,9 +1,9 @@
 """The concurrency slots of one hook: how many calls it works on, whether it is called, and its statistics.
 
-A hook works on ``PLACES`` calls at once; further calls wait for a place, without a thread. So a slow hook
-holds as many threads as it has places, and calls that do not involve it never wait for it. A call that is
-past its deadline gives its place back but stays *astray* until it returns; with ``MOST_ASTRAY`` of them
-the hook is not called, whatever its breaker says.
+A hook works on ``PLACES`` calls at once; further calls wait for a slot, without a thread. So a slow hook
+holds as many threads as it has slots, and calls that do not involve it never wait for it. A call that is past
+its deadline releases its slot but counts as *overdue* until it returns; with ``MOST_OVERDUE`` of them the
+hook is not called, even if its breaker permits it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.hooks.hook import Hook
 
 PLACES = 8
 """Calls that one hook works on at once."""
-MOST_ASTRAY = 4
+MOST_OVERDUE = 4
 """Calls of one hook that may hang before the hook is not called any more."""
 MOST_INTERRUPTED = 3
 """A pure hook that was interrupted on the loop this many times is called in threads from then on."""
@@ -31,32 +31,32 @@ _BLAMELESS = frozenset(("conflict", "hangs", "queue", "open"))
 
 
 class Waiter(Protocol):
-    """A call that may have to wait for a place."""
+    """A dispatch that may have to wait for a slot."""
 
-    def waits(self) -> None:
-        """It waits from now on."""
+    def on_queued(self) -> None:
+        """Record that it waits for a slot from now on."""
 
-    def turn(self) -> bool:
-        """A place is free; False if it does not wait any more."""
+    def take_turn(self) -> bool:
+        """Accept a free slot; False if it does not wait any more."""
 
     def resume(self) -> None:
-        """Continue, with the place."""
+        """Continue with the slot."""
 
 
 class OverdueCall(Protocol):
     """A thread or coroutine that has not returned after its deadline."""
 
     @property
-    def back(self) -> bool:
-        """It has returned."""
+    def has_returned(self) -> bool:
+        """Whether it has returned."""
 
 
 class HookSlots:
     """One hook and its slots; its methods may be called from any thread."""
 
     __slots__ = (
-        "_astray", "_complain", "_inside", "_lock", "_looper", "_queue", "breaker", "coroutines", "hook",
-        "interrupted", "stats",
+        "_complain", "_inside", "_lock", "_loop_thread", "_overdue_calls", "_queue", "breaker", "coroutines",
+        "hook", "interrupted", "stats",
     )  # fmt: skip
 
     def __init__(self, hook: Hook, complain: Callable[[str], None]) -> None:
@@ -69,8 +69,8 @@ class HookSlots:
         self._lock = threading.Lock()
         self._inside = 0
         self._queue: deque[Waiter] = deque()
-        self._astray: set[OverdueCall] = set()
-        self._looper: LoopThread | None = None
+        self._overdue_calls: set[OverdueCall] = set()
+        self._loop_thread: LoopThread | None = None
 
     @property
     def busy(self) -> bool:
@@ -78,19 +78,20 @@ class HookSlots:
         return self._inside > 0
 
     @property
-    def here(self) -> bool:
+    def runs_on_loop(self) -> bool:
         """Whether it is called on the loop itself."""
         return self.hook.pure and self.interrupted < MOST_INTERRUPTED
 
     def enter(self, waiter: Waiter, now: float, always: bool, crowded: bool) -> int | HookFailure | None:
-        """Take a place and return whether to call the hook now, or wait for a place.
+        """Take a slot and return whether to call the hook now, or queue the waiter for a slot.
 
         Returns:
-            As ``permit``, and the place is taken if that is a token; None: it waits, and will be resumed.
+            As ``permit``, and the slot is taken if that is a token; None: the waiter is queued and will be
+            resumed.
         """
         with self._lock:
             if self._inside >= PLACES:
-                waiter.waits()
+                waiter.on_queued()
                 self._queue.append(waiter)
                 return None
             permit = self._permit(now, always, crowded)
@@ -99,7 +100,7 @@ class HookSlots:
             return permit
 
     def permit(self, now: float, always: bool, crowded: bool) -> int | HookFailure:
-        """Return whether to call the hook now; the caller has a place, and gives it back if not.
+        """Return whether to call the hook now; the caller has a slot, and releases it if not.
 
         Args:
             now: Seconds of the engine's clock.
@@ -113,8 +114,8 @@ class HookSlots:
             return self._permit(now, always, crowded)
 
     def _permit(self, now: float, always: bool, crowded: bool) -> int | HookFailure:
-        if crowded or len(self._astray) >= MOST_ASTRAY:
-            which = "of all hooks" if crowded else f"of it ({len(self._astray)})"
+        if crowded or len(self._overdue_calls) >= MOST_OVERDUE:
+            which = "of all hooks" if crowded else f"of it ({len(self._overdue_calls)})"
             return HookFailure("hangs", f"it is not called: too many calls {which} have not returned")
         if always:
             return 0
@@ -133,16 +134,16 @@ class HookSlots:
         took: float | None,
         failure: HookFailure | None,
         now: float,
-        astray: OverdueCall | None = None,
+        overdue: OverdueCall | None = None,
     ) -> None:
-        """Return the place back; the next waiting call continues.
+        """Release a slot; the next waiting call continues with it.
 
         Args:
             token: The return value of ``permit``; 0 if the breaker is ignored.
             took: Seconds of the call; None if it was not made.
             failure: Why there is no answer.
             now: Seconds of the engine's clock.
-            astray: The thread or coroutine that has not returned, if there is one.
+            overdue: The thread or coroutine that has not returned, if there is one.
         """
         following: Waiter | None = None
         with self._lock:
@@ -152,13 +153,13 @@ class HookSlots:
                 self._note(failure)
             if token:
                 self._judge(token, took, failure, now)
-            if astray is not None and not astray.back:
-                self._astray.add(astray)
+            if overdue is not None and not overdue.has_returned:
+                self._overdue_calls.add(overdue)
             if not self._queue:
                 self._inside -= 1
                 return
             while self._queue:
-                if (candidate := self._queue.popleft()).turn():
+                if (candidate := self._queue.popleft()).take_turn():
                     following = candidate
                     break
             else:
@@ -181,7 +182,7 @@ class HookSlots:
             self.stats.failed(failure.kind, failure.text, failure.trace, time.time())
 
     def note(self, failure: HookFailure) -> None:
-        """Record a failure of a call that has no place."""
+        """Record a failure of a call that has no slot."""
         with self._lock:
             self._note(failure)
 
@@ -195,28 +196,28 @@ class HookSlots:
         with self._lock:
             self.stats.vetoes += 1
 
-    def came_back(self, astray: OverdueCall) -> None:
-        """A thread or coroutine that was astray has returned."""
+    def on_returned(self, overdue: OverdueCall) -> None:
+        """Record that an overdue thread or coroutine has returned."""
         with self._lock:
-            self._astray.discard(astray)
+            self._overdue_calls.discard(overdue)
 
-    def looper(self) -> LoopThread:
+    def loop_thread(self) -> LoopThread:
         """Return the loop of the hook's coroutines; the first call creates it."""
         with self._lock:
-            if self._looper is None or self._looper.lost or self._looper.ended:
-                self._looper = LoopThread(self.hook.name, self._complain, self._looper_gone)
-            return self._looper
+            if self._loop_thread is None or self._loop_thread.lost or self._loop_thread.ended:
+                self._loop_thread = LoopThread(self.hook.name, self._complain, self._on_loop_thread_end)
+            return self._loop_thread
 
-    def _looper_gone(self) -> None:
+    def _on_loop_thread_end(self) -> None:
         with self._lock:
-            self._astray = {item for item in self._astray if not item.back}
+            self._overdue_calls = {item for item in self._overdue_calls if not item.has_returned}
 
     def close(self) -> None:
         """Stop its loop."""
         with self._lock:
-            looper, self._looper = self._looper, None
-        if looper is not None:
-            looper.close()
+            loop_thread, self._loop_thread = self._loop_thread, None
+        if loop_thread is not None:
+            loop_thread.close()
 
     def report(self, now: float, waiting: int, quiet: int = 0) -> HookReport:
         """Return its statistics and state."""
@@ -228,13 +229,13 @@ class HookSlots:
                 remote=hook.remote, state=self._state(), retry_in=breaker.left(now), calls=stats.calls,
                 failures=dict(stats.failures), conflicts=stats.failures.get("conflict", 0),
                 vetoes=stats.vetoes, skipped=stats.skipped, lost=stats.lost, waiting=waiting,
-                running=self._inside, hung=len(self._astray), quiet=quiet, last_error=stats.last_error,
+                running=self._inside, hung=len(self._overdue_calls), quiet=quiet, last_error=stats.last_error,
                 last_trace=stats.last_trace, last_error_at=stats.last_error_at, p50_s=stats.median(),
                 max_s=stats.longest,
             )  # fmt: skip
 
     def _state(self) -> str:
-        if len(self._astray) >= MOST_ASTRAY:
+        if len(self._overdue_calls) >= MOST_OVERDUE:
             return "hangs"
         if self.breaker.open:
             return "probing" if self.breaker.probing else "open"

@@ -70,7 +70,7 @@ class HookReport:
 
 
 class HookStats:
-    """Counters of one hook; guarded by the lock of its seat."""
+    """Counters of one hook; guarded by the lock of its ``HookSlots``."""
 
     __slots__ = (
         "calls", "failures", "last_error", "last_error_at", "last_trace", "longest", "lost", "skipped",

@@ -44,34 +44,34 @@ class OverdueError(BaseException):
 
 
 class InterruptTarget(Protocol):
-    """A thread that an exception may be thrown into."""
+    """A thread in which an exception may be raised."""
 
     ident: int
     """Its id, from ``threading.get_ident``; 0 until it runs."""
-    back: bool
-    """It has left the hook."""
+    has_returned: bool
+    """The hook's function has returned."""
 
 
-class Pace:
+class SwitchInterval:
     """The interpreter's switch interval: short while a hook takes long, otherwise the default."""
 
     def __init__(self) -> None:
         self._slow: set[InterruptTarget] = set()
         self._lock = threading.Lock()
 
-    def hurry(self, target: InterruptTarget) -> None:
-        """Shorten the interval: the hook in this thread takes long."""
+    def shorten(self, target: InterruptTarget) -> None:
+        """Shorten the interval while the hook in this thread takes long."""
         with self._lock:
             if not self._slow:
                 sys.setswitchinterval(_HURRIED_S)
             self._slow.add(target)
 
-    def throw(self, target: InterruptTarget) -> None:
-        """Raise ``OverdueError`` in an overdue thread, if it is at a place where that does no harm."""
-        if not target.back:
-            _throw(target.ident)
+    def interrupt(self, target: InterruptTarget) -> None:
+        """Raise ``OverdueError`` in an overdue thread, unless it runs code in which that could do harm."""
+        if not target.has_returned:
+            _raise_in_thread(target.ident)
 
-    def calm(self, target: InterruptTarget) -> None:
+    def restore(self, target: InterruptTarget) -> None:
         """Restore the interval once no thread is in a slow hook."""
         if target not in self._slow:
             return
@@ -81,10 +81,10 @@ class Pace:
                 sys.setswitchinterval(_USUAL_S)
 
 
-def _throw(ident: int) -> None:
+def _raise_in_thread(ident: int) -> None:
 
     frame = sys._current_frames().get(ident)
-    if frame is None or not _may(frame):
+    if frame is None or not _is_safe_to_interrupt(frame):
         return
     throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
     # This is one C call: no other thread runs between the second check and the exception.
@@ -95,7 +95,7 @@ def _throw(ident: int) -> None:
         collections.deque(map(throw, threads, (ctypes.py_object(OverdueError),)), 0)
 
 
-def _may(innermost: FrameType) -> bool:
+def _is_safe_to_interrupt(innermost: FrameType) -> bool:
     """Return whether a thread is in code in which an exception is safe at any point."""
     if innermost.f_code.co_filename.startswith(_OURS):
         return False

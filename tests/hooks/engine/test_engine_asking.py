@@ -315,7 +315,7 @@ def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(scene: Any) -> None
         scene.use(hook("10-a", pre_create_container))
 
         def waited_for() -> bool:
-            return bool(scene.engine._lines[PRE].quick())
+            return bool(scene.engine._by_point[PRE].quick())
 
         assert not waited_for(), "nothing is known of it yet"
         await scene.ask()
@@ -341,7 +341,7 @@ def test_servers_and_coroutines_are_not_waited_for_at_once(scene: Any) -> None:
             scene.use(hook("10-a"), other)
             for _ in range(50):
                 await scene.ask()
-            assert not scene.engine._lines[PRE].quick()
+            assert not scene.engine._by_point[PRE].quick()
 
     scene.run(story)
 

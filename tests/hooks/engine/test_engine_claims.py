@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.hooks.answers import CLEAR, NOTHING, Adjustment, Update
-from proxy.hooks.engine.claims import AnswerFields, FieldClaims, named, said_by
+from proxy.hooks.engine.claims import AnswerFields, FieldClaims, fields_set_by, named
 from proxy.model.idset import CpuSet, Mask
 
 KEYS = st.sampled_from("abcd")
@@ -102,7 +102,7 @@ def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[An
         assert dict(claims.owners) == owners
     # Nothing of a refused answer stays, and every field that is said has exactly one owner.
     assert claims.merged() == together([(str(i), said) for i, said in enumerate(kept)])[0].merged()
-    assert sorted(named(said_by(claims.merged()))) == sorted(owners)
+    assert sorted(named(fields_set_by(claims.merged()))) == sorted(owners)
 
 
 @given(st.lists(SAID, max_size=5), st.randoms(use_true_random=False))

@@ -18,7 +18,7 @@ from proxy.hooks.engine.errors import HookFailure
 from proxy.hooks.engine.event_loops import LoopThread
 from proxy.hooks.engine.invoke import DispatchContext, HookTask
 from proxy.hooks.engine.runners import JobResult, Runner
-from proxy.hooks.engine.slots import MOST_ASTRAY, PLACES, HookSlots
+from proxy.hooks.engine.slots import MOST_OVERDUE, PLACES, HookSlots
 from proxy.hooks.engine.thread_interrupt import OverdueError
 from proxy.hooks.events import PreStartContainer
 from proxy.hooks.hook import Hook, HookFailurePolicy
@@ -218,17 +218,17 @@ def test_while_it_is_probed_others_do_not_wait_for_the_probe(scene: Any) -> None
     scene.run(story)
 
 
-def test_with_too_many_calls_astray_it_is_not_called(scene: Any) -> None:
+def test_with_too_many_overdue_calls_it_is_not_called(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", scene.hang))
-        for _ in range(MOST_ASTRAY):
+        for _ in range(MOST_OVERDUE):
             scene.engine.ask(scene.create())
-        await scene.until(lambda: scene.report("10-a").hung == MOST_ASTRAY)
+        await scene.until(lambda: scene.report("10-a").hung == MOST_OVERDUE)
         await scene.ask()
         report = scene.report("10-a")
         assert (report.state, report.calls, report.failures) == (
             "hangs",
-            MOST_ASTRAY,
+            MOST_OVERDUE,
             {"timeout": 4, "hangs": 1},
         )
         assert "too many calls of it (4) have not returned" in scene.logged[-1]
@@ -366,8 +366,8 @@ def test_a_loop_that_a_hook_blocks_is_replaced(scene: Any) -> None:
     async def story() -> None:
         scene.use(hook("10-a", sometimes, timeout=1.0))
         await scene.ask()
-        seat = scene.engine._lines[PRE].seats[0]
-        blocked = seat.looper()
+        slots = scene.engine._by_point[PRE].hook_slots[0]
+        blocked = slots.loop_thread()
         await scene.until(lambda: blocked.lost)
         assert (await scene.ask()).adjustment.envs == {"GOOD": "1"}
         assert scene.report("10-a").hung == 1
@@ -452,30 +452,30 @@ def test_coroutines_that_are_cancelled_before_their_first_step_are_back(scene: A
 
 def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
     gone = threading.Event()
-    looper = LoopThread("x", print, gone.set)
-    looper.close()
+    loop_thread = LoopThread("x", print, gone.set)
+    loop_thread.close()
     assert gone.wait(30)
-    seat = HookSlots(hook("10-a", asleep), print)
-    seat.leave(0, SHORT_S, HookFailure("timeout", "no answer"), 0.0, astray=HookTask(looper))
-    assert seat.report(0.0, 0).hung == 0
+    slots = HookSlots(hook("10-a", asleep), print)
+    slots.leave(0, SHORT_S, HookFailure("timeout", "no answer"), 0.0, overdue=HookTask(loop_thread))
+    assert slots.report(0.0, 0).hung == 0
 
 
 def test_a_cancelled_coroutine_is_cancelled_only_once() -> None:
-    looper = LoopThread("x", print, lambda: None)
-    invoke._check_cancelled(DispatchContext(time.monotonic, print), HookTask(looper, reached=True))
-    assert not looper.lost
-    looper.close()
+    loop_thread = LoopThread("x", print, lambda: None)
+    invoke._check_cancelled(DispatchContext(time.monotonic, print), HookTask(loop_thread, reached=True))
+    assert not loop_thread.lost
+    loop_thread.close()
 
 
 def test_a_fault_in_a_runner_that_was_abandoned_is_not_the_calls(scene: Any) -> None:
-    seat = HookSlots(hook("10-a", good), print)
-    call = Dispatch(DispatchContext(time.monotonic, print), scene.create(), (seat,))
+    slots = HookSlots(hook("10-a", good), print)
+    call = Dispatch(DispatchContext(time.monotonic, print), scene.create(), (slots,))
     gone, busy = Runner.__new__(Runner), Runner.__new__(Runner)
-    assert call._taken(CallHolder([True], seat, gone, 0.0))
-    assert not call._taken(CallHolder([], seat, busy, 0.0)), "it has just answered"
-    assert call.broke(OverdueError(), gone) is JobResult.LOST
+    assert call._take_from_hook(CallHolder([True], slots, gone, 0.0))
+    assert not call._take_from_hook(CallHolder([], slots, busy, 0.0)), "it has just answered"
+    assert call.on_internal_error(OverdueError(), gone) is JobResult.LOST
     assert call.outcome is None
-    assert call.broke(OverdueError(), busy) is JobResult.DONE
+    assert call.on_internal_error(OverdueError(), busy) is JobResult.DONE
     assert call.outcome is not None
 
 
@@ -493,8 +493,8 @@ def test_a_fault_of_ours_about_a_late_hook_ends_the_call(scene: Any, monkeypatch
 
 def test_a_loop_that_is_given_up_ends_when_it_can() -> None:
     gone = threading.Event()
-    looper = LoopThread("x", print, gone.set)
-    looper.abandon()
+    loop_thread = LoopThread("x", print, gone.set)
+    loop_thread.abandon()
     assert gone.wait(30)
 
 
@@ -505,9 +505,9 @@ def test_a_stuck_thread_is_interrupted_a_limited_number_of_times(
     thrown: list[Any] = []
 
     async def story() -> None:
-        runners = SimpleNamespace(pace=SimpleNamespace(throw=thrown.append))
+        runners = SimpleNamespace(switch_interval=SimpleNamespace(interrupt=thrown.append))
         shared: Any = SimpleNamespace(loop=asyncio.get_running_loop(), runners=runners)
-        never: Any = SimpleNamespace(back=False)
+        never: Any = SimpleNamespace(has_returned=False)
         invoke._interrupt(shared, never, 0)
         for _ in range(3 * invoke._MOST):
             await asyncio.sleep(0.001)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.hooks.engine import errors
-from proxy.hooks.engine import log_capture as chatter_module
+from proxy.hooks.engine import log_capture as log_capture
 from proxy.hooks.engine.errors import FailureLog, HookFailure, failure_of
 from proxy.hooks.engine.log_capture import PREFIX, HookLogHandler
 from proxy.hooks.engine.slots import HookSlots
@@ -101,13 +101,13 @@ def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
     said: list[str] = []
     now = [0.0]
     people = FailureLog(of_hooks(said), lambda: now[0])
-    seat = HookSlots(of(raised), print)
+    slots = HookSlots(of(raised), print)
     for number in range(errors.MOST + 5):
-        people.note(seat.hook, HookFailure("error", f"no {number}"))
+        people.note(slots.hook, HookFailure("error", f"no {number}"))
     people.complain("other", "mine")
     assert len(said) == errors.MOST + 1
     now[0] = errors.EACH_S
-    people.note(seat.hook, HookFailure("error", "again"))
+    people.note(slots.hook, HookFailure("error", "again"))
     assert said[-2:] == ["failures of a hook were not reported hook=10-x count=5", "hook 10-x: again"]
     for number in range(errors.MOST):
         people.complain("10-x", f"no {number}")
@@ -148,13 +148,13 @@ def test_hook_files_are_loaded_under_the_name_that_their_log_uses(tmp_path: Path
 
 def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -> None:
     now = [0.0]
-    chatter = HookLogHandler(lambda: now[0])
+    handler = HookLogHandler(lambda: now[0])
     logger = logging.getLogger(f"{PREFIX}.10_x_1")
     try:
-        chatter.know([Hook("10-x", __file__, {})])
+        handler.add_hooks([Hook("10-x", __file__, {})])
         logger.info("said %s", "this", extra={"x": 1})
         logger.debug("not this")
-        chatter.emit(logger.makeRecord(logger.name, 30, __file__, 1, "bad %d", ("arguments",), None))
+        handler.emit(logger.makeRecord(logger.name, 30, __file__, 1, "bad %d", ("arguments",), None))
         logger.error("failed", exc_info=OSError("gone"))
         first = records(written)
         assert [(r["msg"], r["hook"]) for r in first] == [
@@ -166,18 +166,18 @@ def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -
         assert first[2]["severity"] == "error"
         for number in range(100):
             logger.info("flood %d", number)
-        assert len(records(written)) == chatter_module.MOST - 1, "one was for debugging"
-        assert chatter.quiet("10-x") == 84
+        assert len(records(written)) == log_capture.MOST - 1, "one was for debugging"
+        assert handler.dropped("10-x") == 84
         now[0] = 1.5
         logger.info("after")
         assert records(written)[-1] | {"left_out": 84} == records(written)[-1]
         for number in range(100):
             logger.info("flood %d", number)
-        assert chatter.quiet("10-x") == 84 + 101 - chatter_module.MOST
-        chatter.keep([])
-        assert chatter.quiet("10-x") == 0
+        assert handler.dropped("10-x") == 84 + 101 - log_capture.MOST
+        handler.keep_only([])
+        assert handler.dropped("10-x") == 0
     finally:
-        chatter.close()
+        handler.close()
     assert not logging.getLogger(PREFIX).handlers
 
 

@@ -1,4 +1,4 @@
-"""Telling hooks: in order, each at its own pace, never more than it can hold."""
+"""Notifying hooks: in order, each at its own pace, never more than it can hold."""
 
 from __future__ import annotations
 

@@ -180,12 +180,12 @@ def test_an_alarm_passes_results_and_errors_and_is_off_afterwards(
 ) -> None:
     one = Alarm()
     assert one.call(divmod, 7, 2) == (3, 1)
-    assert not one.rang
+    assert not one.interrupted
     with pytest.raises(ZeroDivisionError):
         one.call(divmod, 7, 0)
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
     assert one.call(sleep) is None
-    assert one.rang
+    assert one.interrupted
     time.sleep(0.1)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     signal.raise_signal(signal.SIGALRM)  # outside of a hook nothing is interrupted
@@ -197,7 +197,7 @@ def test_a_hook_that_swallows_the_first_alarm_gets_another(monkeypatch: pytest.M
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
     one = Alarm()
     assert one.call(spin_and_catch_once) is None
-    assert one.rang
+    assert one.interrupted
 
 
 @pytest.mark.parametrize("policy", list(HookFailurePolicy))

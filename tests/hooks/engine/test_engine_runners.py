@@ -12,7 +12,7 @@ import pytest
 
 from proxy.hooks.engine import runners as runners_module
 from proxy.hooks.engine.runners import JobResult, Runner, Runners
-from proxy.hooks.engine.thread_interrupt import OverdueError, Pace
+from proxy.hooks.engine.thread_interrupt import OverdueError, SwitchInterval
 from tests.testkit.waiting import wait_until
 
 LIMIT_S = 30.0
@@ -26,7 +26,7 @@ class Work:
         self.way = way
         self.runner: Runner | None = None
         self.settled = threading.Event()
-        self.back = threading.Event()
+        self.has_returned = threading.Event()
         self.errors: list[BaseException] = []
 
     def run(self, runner: Runner) -> JobResult:
@@ -34,15 +34,15 @@ class Work:
         self.does()
         return self.way
 
-    def broke(self, error: BaseException, runner: Runner | None) -> JobResult:
+    def on_internal_error(self, error: BaseException, runner: Runner | None) -> JobResult:
         self.errors.append(error)
         return self.way
 
     def settle(self) -> None:
         self.settled.set()
 
-    def came_back(self, runner: Runner) -> None:
-        self.back.set()
+    def on_returned(self, runner: Runner) -> None:
+        self.has_returned.set()
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def test_an_abandoned_call_is_interrupted_and_ends(house: Runners) -> None:
     house.abandon(work.runner)
     assert (house.alive, house.stuck) == (0, 1)
     begun = time.monotonic()
-    while not work.back.is_set() and time.monotonic() - begun < LIMIT_S:
-        house.pace.throw(work.runner)
+    while not work.has_returned.is_set() and time.monotonic() - begun < LIMIT_S:
+        house.switch_interval.interrupt(work.runner)
         time.sleep(0.01)
     assert time.monotonic() - begun < LIMIT_S / 2
     assert isinstance(work.errors[0], OverdueError)
@@ -147,37 +147,37 @@ def test_nothing_is_thrown_into_code_that_holds_locks_of_others(house: Runners, 
     assert work.runner is not None
     house.abandon(work.runner)
     for _ in range(20):
-        house.pace.throw(work.runner)
+        house.switch_interval.interrupt(work.runner)
         time.sleep(0.001)
     over.set()
-    assert work.back.wait(LIMIT_S)
+    assert work.has_returned.wait(LIMIT_S)
     assert work.errors == []
 
 
 def test_a_runner_that_has_returned_is_not_interrupted() -> None:
     class Back:
         ident = threading.get_ident()
-        back = True
+        has_returned = True
 
-    Pace().throw(Back())
+    SwitchInterval().interrupt(Back())
     assert sum(range(1000)) == 499500
 
 
 def test_switch_intervals_are_short_only_during_long_calls() -> None:
     class Slow:
         ident = 0
-        back = False
+        has_returned = False
 
-    usual, pace, one, other = sys.getswitchinterval(), Pace(), Slow(), Slow()
-    pace.hurry(one)
-    pace.hurry(other)
-    pace.hurry(one)
+    usual, interval, one, other = sys.getswitchinterval(), SwitchInterval(), Slow(), Slow()
+    interval.shorten(one)
+    interval.shorten(other)
+    interval.shorten(one)
     assert sys.getswitchinterval() < usual / 2
-    pace.throw(one)
-    pace.calm(one)
-    pace.calm(one)
+    interval.interrupt(one)
+    interval.restore(one)
+    interval.restore(one)
     assert sys.getswitchinterval() < usual / 2
-    pace.calm(other)
+    interval.restore(other)
     assert sys.getswitchinterval() == usual
-    pace.throw(other)
+    interval.interrupt(other)
     assert sys.getswitchinterval() == usual
