@@ -101,7 +101,7 @@ def _open(pod: PodFacts, decision: Decision) -> None:
 
 
 def _chosen(pod: PodFacts, decision: Decision) -> bool:
-    """Return whether a container shall have no quota, and still has one as far as the engine goes."""
+    """Return whether a container should have no quota, and the engine leaves it one."""
     if not decision.own or decision.unlimited:
         return False
     if _settings.classes and (pod.qos or pod.kube_qos) not in _settings.classes:

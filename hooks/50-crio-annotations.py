@@ -27,7 +27,7 @@ ignored. With CRI-O itself as the runtime leave this hook disabled: CRI-O does a
 
 Interrupts, sleep and governors get back what they had when the container ends, and when the daemon stops.
 They need the drop-in ``systemd/examples/topoproxy.service.d/30-irq-affinity.conf``; else the unit has
-``/proc/irq`` and ``/sys`` read-only. A feature that is not available is logged; the others go on.
+``/proc/irq`` and ``/sys`` read-only. A feature that is not available is logged; the others still work.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def _unbalance(event: PostStartContainer) -> None:
 
 
 def _try(pod: PodFacts | None, do: Callable[[], object]) -> None:
-    """Do one thing; what comes of its failing is a line in the log, at most once a minute."""
+    """Apply one setting; a failure is logged, at most once a minute."""
     try:
         do()
     except HookError as error:

@@ -87,7 +87,7 @@ def executor_of(
         cgroups: The cpuset tree; found below ``cgroupRoot`` if None.
         ledger: Where placements are kept; None to keep none.
         entries: Keys of its entries; a ledger that can be read may not be one that can be written.
-        reread: Whether the machine is looked at again now and then; one that is described never changes.
+        reread: Whether the machine is read again periodically; one from a description never changes.
         telemetry: Where to log, count and report problems.
     """
     groups, lack = _cpu_groups(config, cgroups)
@@ -203,7 +203,7 @@ def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
 def _partitions(
     config: Config, cgroups: Cgroups, entries: Collection[str]
 ) -> tuple[KernelPartitions | None, str]:
-    """Have owned CPUs be partitions, or end those that an earlier run has made; with their kind."""
+    """Connect partitions of owned CPUs, or end those of an earlier run; returns them with their kind."""
     asked = "" if config.apply.partitions is OwnerPartitions.NONE else config.apply.partitions.value
     if not asked and not any(key.startswith("x/") for key in entries):
         return None, ""

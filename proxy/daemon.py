@@ -142,7 +142,7 @@ class Daemon:
         """Open the socket and begin.
 
         Raises:
-            TopoproxyError: Something that is needed is not there; nothing is left behind.
+            TopoproxyError: Something that is needed is missing; everything opened so far is closed.
         """
         try:
             await self._start()
@@ -378,7 +378,7 @@ class Daemon:
             await self.reload.run("SIGHUP")
 
     def _task(self, begin: Callable[[], Awaitable[None]]) -> None:
-        """Run something as long as the daemon runs, whatever becomes of it."""
+        """Run a coroutine as long as the daemon runs; a failure of it does not end the daemon."""
         self._tasks.append(asyncio.get_running_loop().create_task(tended(begin, self._restarted)))
 
     def _restarted(self, error: BaseException) -> None:
@@ -468,7 +468,7 @@ class Daemon:
         await self._undo(until - loop.time())
 
     async def _undo(self, seconds: float = STOP_S, *, handing_over: bool = False) -> None:
-        """End everything, in this many seconds; what hangs is left behind.
+        """End everything within this many seconds; a part that hangs is not waited for.
 
         Args:
             seconds: How long it may take.

@@ -49,7 +49,8 @@ def open_socket(config: Config, machine: Machine | None = None) -> EarlySocket:
         machine: The hardware; read from ``sysfsRoot`` if None.
 
     Raises:
-        TopoproxyError: The machine cannot be read or does not suit the settings, or the socket cannot be had.
+        TopoproxyError: The machine cannot be read or does not suit the settings, or the socket cannot be
+            bound.
     """
     if machine is None:
         machine = read_machine(config.sysfs_root, config.procfs_root)
@@ -61,7 +62,7 @@ def open_socket(config: Config, machine: Machine | None = None) -> EarlySocket:
 
 
 def hold_signals() -> None:
-    """Have signals wait; ``deliver_signals`` ends that."""
+    """Block signals until ``deliver_signals``."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
 
 

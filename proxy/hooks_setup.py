@@ -82,7 +82,7 @@ class DaemonHooks:
 
     @property
     def library(self) -> HookRegistry | None:
-        """What became of the files of hooks; None as long as there are none."""
+        """The state of the hook files; None as long as there are none."""
         return None if self._parts is None else self._parts.library
 
     def reconfigure(self, config: HooksConfig) -> None:

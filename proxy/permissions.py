@@ -38,7 +38,7 @@ class Trust:
             sticky: It may be writable for others itself where it is sticky, and not only those above.
 
         Raises:
-            OSError: It cannot be looked at.
+            OSError: It cannot be examined.
         """
         real = os.path.realpath(directory)
         lack = self._one(real, inner=not sticky)
@@ -58,7 +58,7 @@ class Trust:
         """Say in a sentence what is to do before a file can be trusted; empty if nothing.
 
         Raises:
-            OSError: It cannot be looked at; FileNotFoundError for a link to nothing.
+            OSError: It cannot be examined; FileNotFoundError for a link to nothing.
         """
         if lack := self.way(path):
             return lack
@@ -100,7 +100,7 @@ def steps(path: Path) -> Iterator[Path]:
     """Walk a file's links: each place as it really is; the last one is no link.
 
     Raises:
-        OSError: It cannot be looked at, or there are too many links.
+        OSError: It cannot be examined, or there are too many links.
     """
     for _ in range(_LINKS):
         here = Path(os.path.realpath(path.parent), path.name)

@@ -138,5 +138,5 @@ def run_to_end(config: Config, early: EarlySocket | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception:  # noqa: BLE001  the log is where a daemon's last words belong
-        logs.log.exception("cannot go on: a fault of our own")
+        logs.log.exception("cannot continue: internal error")
         return 1

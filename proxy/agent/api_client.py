@@ -269,7 +269,7 @@ class ApiClient:
             found = msgspec.json.decode(answer.content)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ApiUnreachableError(
-                f"cannot {method} {path} at the API server: the answer is no JSON"
+                f"cannot {method} {path} at the API server: the answer is not JSON"
             ) from error
         return found if isinstance(found, dict) else {}
 

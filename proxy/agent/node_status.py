@@ -74,7 +74,7 @@ class PublishedStatus:
         return False
 
     def count_devices(self, healthy: Mapping[str, int]) -> None:
-        """Have the Node object show the healthy devices that topoproxy assigns, by resource."""
+        """Write the healthy devices that topoproxy assigns into the Node object, by resource."""
         self._healthy = dict(healthy)
         self._advertised |= healthy.keys()
         if self._advertised and self.uid:
@@ -88,7 +88,7 @@ class PublishedStatus:
         return await self._session.api.patch(self._path, operations) if operations else None
 
     def want_condition(self, condition: NodeCondition) -> None:
-        """Have the Node object show a condition."""
+        """Write a condition into the Node object."""
         if self._session.config.cluster.node_condition and self.uid:
             wanted = self.uid, condition
             self._writer.want(self._path, wanted, lambda: self._write_condition(condition))

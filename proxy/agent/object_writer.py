@@ -116,7 +116,7 @@ class ObjectWriter:
         once: bool = False,
         gives_up: bool = False,
     ) -> None:
-        """Have an object written as soon as it may be, unless it was written so already.
+        """Write an object as soon as permitted, unless it was written with this content already.
 
         Args:
             path: Of the object.
@@ -147,7 +147,7 @@ class ObjectWriter:
         self._wake.set()
 
     def withdraw(self, path: str, remove: Write) -> None:
-        """Have an object removed, and forget it then; nothing happens if it was never wanted."""
+        """Remove an object, and forget it then; nothing happens if it was never wanted."""
         if path in self._objects:
             self.want(path, None, remove)
 
@@ -282,7 +282,7 @@ class WriteBudget:
         return lacking / self._per_second if lacking > _ROUNDING else 0.0
 
     def take(self) -> None:
-        """A write begins, for which there was no wait."""
+        """Count a write that begins without a wait."""
         self._tokens -= 1
 
     def give_back(self) -> None:

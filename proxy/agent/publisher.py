@@ -220,7 +220,7 @@ class Publisher:
     # -- what is written ----------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Have everything written that follows from what is known."""
+        """Write all objects that follow from the known facts."""
         page = self.follower.page
         if page is None or not self._status.uid:
             return
@@ -243,7 +243,7 @@ class Publisher:
             self._annotate(page)
 
     def withdraw(self) -> None:
-        """Have everything removed that was published about the node and its pods."""
+        """Remove everything that was published about the node and its pods."""
         for collection in (self._numatopologies, self._topologies):
             if collection:
                 path = f"{collection}/{self._session.node}"
@@ -259,7 +259,7 @@ class Publisher:
             self.writer.want(path, True, find, patience=POD_PATIENCE, once=True, gives_up=True)
 
     async def _withdraw_earlier_annotations(self) -> None:
-        """Have the annotations removed that an earlier run has written at pods of the node."""
+        """Remove the annotations that an earlier run has written at pods of the node."""
         of_node = {"fieldSelector": f"spec.nodeName={self._session.node}"}
         async for page in self._session.api.pages(PODS, of_node, METADATA):
             for path, patch in written_here(page.get("items") or ()).items():
@@ -323,7 +323,7 @@ class Publisher:
     # -- events -------------------------------------------------------------------------------------------
 
     def _event(self, event: PodEvent, count: int) -> None:
-        """Have an Event written, unless there were too many."""
+        """Write an Event, unless there were too many."""
         if self._events.wait(self._wall()):
             return
         self._events.take()

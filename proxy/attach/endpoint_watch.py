@@ -1,7 +1,7 @@
 """Notices that kubelet's files name another endpoint than the one that ``topoproxy attach`` set.
 
 An upgrade of kubeadm writes kubelet's files again. The running kubelet keeps its connections; its next start
-goes past topoproxy. On a node without the journal of an attach nothing is looked at.
+goes past topoproxy. On a node without the journal of an attach nothing is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PERIOD_S = 60.0
 
 
 class AttachedKubelet(Struct, frozen=True):
-    """An attach, and what has become of it.
+    """An attach and its current state.
 
     Attributes:
         endpoint: The endpoint that was set.

@@ -45,7 +45,7 @@ LOG_KEYS = frozenset(
         *("pool", "version", "le", "code", "count", "listen", "runtime", "pid", "result", "point", "check"),
     }
 )
-"""Keys of the log and labels of metrics whose values are looked at word by word."""
+"""Keys of the log and labels of metrics whose values are checked word by word."""
 _WORD = re.compile(r"[A-Za-z]+")
 _NUMBER = re.compile(r"[-+]?\d{1,16}(?:\.\d{1,9})?(?:[eE][-+]?\d+)?(?:%|[a-zA-Zµ]{1,3})?")
 _CPUS = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")

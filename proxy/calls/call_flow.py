@@ -4,7 +4,7 @@ Calls that need no waiting are decided and sent on before the loop turns: a cont
 costs a decode, a lookup and an append. The others become tasks, and their streams are held meanwhile.
 
 Whatever goes wrong in here must not make the node worse than no proxy: an internal error lets the call pass
-unchanged and has the container looked at soon, unless its pod must not run unplaced (LSE, LSR, or it holds
+unchanged and has the container compared soon, unless its pod must not run unplaced (LSE, LSR, or it holds
 devices).
 """
 

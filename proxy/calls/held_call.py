@@ -96,13 +96,13 @@ class HeldCall(Protocol):
         """Give the message as hooks see it: ``proxy.frontends.hook_bridge.view.HookView``."""
 
     def change(self, body: Any) -> None:
-        """Have another message from now on."""
+        """Replace the message."""
 
     def set_cgroup_parent(self, parent: str) -> None:
-        """Have the message name another cgroup of the pod; for a CreateContainer."""
+        """Replace the cgroup of the pod in the message; for a CreateContainer."""
 
     def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, str]:
-        """Have a CreateContainer contain what device plug-ins answered, by resource.
+        """Add the answers of device plug-ins to a CreateContainer, by resource.
 
         Returns:
             The fields that they have set, and the plug-in that has set each.

@@ -1,4 +1,4 @@
-"""Hooks as the calls see them. Most nodes have none: there only a look into an empty set is left of it.
+"""The interface between calls and hooks. Most nodes have no hooks: there it only tests an empty set.
 
 Nothing here imports ``proxy.hooks``, which is in memory only where there are hooks.
 """

@@ -30,7 +30,7 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
 
     The agent follows the daemon over its admin socket, and writes objects for schedulers (Numatopology,
     NodeResourceTopology), annotations of pods, Events, and a condition of the node, each within a second of
-    a change. The daemon never waits for it: without the agent, or without the API server, placing goes on.
+    a change. The daemon never waits for it: without the agent, or without the API server, placing continues.
     Needs the extra ``cluster``; docs/cluster.md has the permissions.
     """
     from proxy.config import override

@@ -1,4 +1,4 @@
-"""``topoproxy enforce``: how far the plan is applied to the pods of the node; pause that, and go on."""
+"""``topoproxy enforce``: show how far the plan is applied to the pods of the node; pause and resume it."""
 
 from __future__ import annotations
 

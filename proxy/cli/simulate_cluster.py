@@ -105,7 +105,7 @@ def simulate_cluster(
     as_json: bool,
     verbose: bool,
 ) -> bool:
-    """Simulate a fleet, and print what came of it.
+    """Simulate a fleet, and print the result.
 
     Args:
         words: Files with nodes, pods and fleets.

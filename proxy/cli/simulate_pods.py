@@ -54,7 +54,7 @@ class SimulateOptions:
 
 
 def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None) -> bool:
-    """Simulate, and print what came of it.
+    """Simulate pods, and print the result.
 
     Args:
         options: The options of the command.

@@ -47,7 +47,7 @@ def upgrade(
 
     upgrade --now: the running daemon starts the program that is installed now, hands it the socket and the
     state of the node, and ends the calls that it has. No call fails. If the new process cannot start, the
-    running one goes on. It does nothing where --check finds what hinders the upgrade.
+    running one continues. It does nothing where --check finds what hinders the upgrade.
 
     Ends with 0 when nothing hinders the upgrade (warnings do not count) and, with --now, it is done; with 1
     when something does, or the new process did not start; with 69 when the daemon does not answer.

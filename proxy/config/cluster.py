@@ -92,7 +92,7 @@ class ClusterConfig:
 
 
 class RejectedPolicy(enum.StrEnum):
-    """What becomes of a rejected pod."""
+    """What happens to a rejected pod."""
 
     RETRY = "retry"
     FAIL = "fail"

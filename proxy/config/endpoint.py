@@ -64,7 +64,7 @@ def parse_address(text: str) -> str:
         The address in small letters.
 
     Raises:
-        ValueError: It is none; the message says what is missing.
+        ValueError: It is not an endpoint; the message says what is missing.
     """
     body = text.strip().lower()
     found = re.fullmatch(_HTTP, body)

@@ -14,11 +14,11 @@ from proxy.permissions import Trust, readable
 
 
 def exposed(config: Config) -> list[str]:
-    """Name the files that other users can read although they are secret, or write although we go by them.
+    """Name secret files that other users can read, and trusted files that other users can write.
 
     Returns:
         Why the settings of the cluster are ignored, if they are; then one sentence a file, each opening with
-        the key and ending with what puts it right. A file that cannot be looked at is left out: its reader
+        the key and ending with the remedy. A file that cannot be examined is left out: its reader
         reports it.
     """
     trust, kubelet = Trust(), config.kubelet

@@ -1,6 +1,6 @@
 """Structured values: lists and mappings, each piece with its line in the file.
 
-The pieces are looked at one by one and the first fault ends it: a file whose aliases multiply into
+The parts are read one by one, and the first error ends it: a file whose aliases multiply into
 billions of pieces costs no more than the pieces up to that fault.
 """
 

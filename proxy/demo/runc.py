@@ -36,7 +36,7 @@ class Runc:
         """Make the cgroup with everything above it, write the cpuset, and put the task in.
 
         Raises:
-            RuncError: The kernel refused; nothing is left behind.
+            RuncError: The kernel refused; its groups are removed again.
         """
         made: list[str] = []
         try:

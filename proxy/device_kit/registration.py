@@ -10,7 +10,7 @@ has ended. So a plug-in registers when
 - its own socket is gone, or is not the one that it has made, and is made again;
 - no manager has followed its devices for ``UNWATCHED_S``.
 
-The directory is looked at once a second: inotify would need a watch on each part of the path, and does not
+The directory is checked once a second: inotify would need a watch on each part of the path, and does not
 report a mount over it.
 """
 
@@ -43,7 +43,7 @@ class RegistrationError(Exception):
 
 
 def identity(path: Path) -> Identity | None:
-    """Return what tells a socket from another at its path; None where there is none."""
+    """Return what distinguishes a socket from another at the same path; None without a socket."""
     try:
         found = path.stat()
     except OSError:
@@ -68,7 +68,7 @@ def register(manager: Path, endpoint: str, resource: str) -> None:
         try:
             call(request.SerializeToString(), timeout=REGISTER_S)
         except grpc.RpcError as error:
-            # grpc raises a call as the error, which its types do not tell.
+            # grpc raises a call as the error, which its type hints do not say.
             raise RegistrationError(getattr(error, "details", error.__str__)()) from error
 
 

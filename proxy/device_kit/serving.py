@@ -19,7 +19,7 @@ from proxy.telemetry.port import Telemetry
 DIRECTORY = Path("/var/lib/topoproxy/device-plugins")
 """Where topoproxy listens for device plug-ins; kubelet: ``/var/lib/kubelet/device-plugins``."""
 TICK_S = 1.0
-"""How often the directory is looked at."""
+"""Seconds between two checks of the directory."""
 THREADS, CALLS = 8, 32
 """Calls that are answered at a time, one of them ListAndWatch, and calls that may wait."""
 STOP_S, END_S = 0.5, 5.0
@@ -37,7 +37,7 @@ class PluginServer:
             plugin: The author's part.
             directory: Where the manager and the plug-ins have their sockets.
             telemetry: Where problems are reported.
-            tick_s: How often the directory is looked at.
+            tick_s: Seconds between two checks of the directory.
         """
         self._plugin = plugin
         self._telemetry = telemetry
@@ -83,7 +83,7 @@ class PluginServer:
                 return
 
     def _keep(self) -> None:
-        """Have the socket open and the plug-in registered."""
+        """Keep the socket open and the plug-in registered."""
         keys = {"resource": self._plugin.resource}
         while True:
             try:

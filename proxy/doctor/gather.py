@@ -91,7 +91,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
         config: The configuration; the defaults where it is refused.
         refused: Why it is refused; empty if it is not.
         timeout: Seconds for the answer of the daemon.
-        places: What else is looked at.
+        places: Other paths that are read.
     """
     places = places or NodePaths()
     machine, lack = _machine(config)

@@ -73,7 +73,7 @@ def call_strayed(state: NodeState, event: CallStrayed) -> Handled:
 
 
 def start_refused(state: NodeState, event: StartRefused) -> Handled:
-    """Have the next list show whether a container still exists, runs all the same, or has run and exited."""
+    """Leave it to the next list whether the container still exists, runs nevertheless, or has exited."""
     call = state.inflight.current(event.call)
     state = state.knowing(state.runtime.touched(event.call.container_id))
     if call is None:
@@ -139,7 +139,7 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
 
 
 def resend_wanted(state: NodeState, event: ResendWanted) -> Handled:
-    """Have the runtime sent a container's CPUs once the calls in flight for it are over."""
+    """Send a container's CPUs to the runtime once the calls in flight for it have ended."""
     inflight = state.inflight
     for call in inflight.of(event.container_id):
         if not call.resend:

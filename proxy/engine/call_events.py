@@ -181,7 +181,7 @@ class ContainersUnsettled(Struct, frozen=True):
 
 
 class SettlingBegan(Struct, frozen=True):
-    """A container that was unsettled is looked at.
+    """An unsettled container is handled.
 
     Attributes:
         container_id: The container.

@@ -86,7 +86,7 @@ def load_record(record: Mapping[str, Any]) -> PodDevices:
     """Read a record.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not such a record.
     """
     try:
         return msgspec.convert(record, dict[str, dict[str, DeviceRecord]])

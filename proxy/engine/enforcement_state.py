@@ -60,7 +60,7 @@ class Enforcement(Struct, frozen=True):
 
 
 APPLIED_TO_ALL = Enforcement()
-"""The plan is applied to every pod where the mode enforces; compared by identity on the way of a create."""
+"""The plan is applied to every pod where the mode enforces; compared by identity in the path of a create."""
 
 
 def plain(enforcement: Enforcement) -> Enforcement:

@@ -116,7 +116,7 @@ def losses(state: NodeState) -> dict[str, HardwareLoss]:
 def changed_losses(
     reported: Mapping[str, str], state: NodeState
 ) -> tuple[dict[str, str], list[tuple[Container, str]]]:
-    """Compare what was reported with what is so.
+    """Compare the reported losses with the current ones.
 
     Args:
         reported: What was reported last, by container id.

@@ -5,10 +5,10 @@ when it left. If a pool shrinks meanwhile, a kernel write could be undone when t
 shrink first waits until such calls have landed, and only then writes and reads back.
 
 A call that gets no answer (its client went away, its deadline passed, the runtime was lost), and a start that
-was refused, may still be executed by the runtime, or be so already. It stays in flight as a *stray*, until
-the runtime's list shows its end, or the runtime has answered other calls for long enough. A runtime that
-hangs answers nothing, so its strays stay. When two calls for one container overlap, it is not known which one
-the runtime executed last: neither shows what the runtime has saved.
+was refused, may still be executed by the runtime, or have been executed already. It stays in flight as a
+*stray*, until the runtime's list shows its end, or the runtime has answered other calls for long enough. A
+runtime that hangs answers nothing, so its strays stay. When two calls for one container overlap, it is not
+known which one the runtime executed last: neither shows what the runtime has saved.
 
 A start that hangs need not delay anything once its container's cgroup exists: the container is *confined*
 (``proxy.executor.confinement``). Its call stays in flight until it lands.

@@ -77,7 +77,7 @@ def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, Nod
 
 
 def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEffects]:
-    """Have it found out soon what has become of a create."""
+    """Request a comparison with the runtime soon, which shows whether a lost create made a container."""
     container = state.containers.get(event.token)
     if container is None:
         return state, NOTHING
@@ -148,6 +148,6 @@ def container_touched(state: NodeState, event: ContainerTouched) -> tuple[NodeSt
 
 
 def container_is_back(state: NodeState, event: ContainerIsBack) -> tuple[NodeState, NodeEffects]:
-    """Have a container that was taken for gone adopted again."""
+    """Let a container be adopted again that was believed to be gone."""
     changes = state.runtime.changes.forgotten(event.container_id)
     return state.knowing(structs.replace(state.runtime, changes=changes)), NOTHING

@@ -73,7 +73,7 @@ class Change(Struct, frozen=True):
 
 
 class SettleSoon(Struct, frozen=True):
-    """Have the runtime sent CPUs of containers that are unsettled."""
+    """Send the CPUs of unsettled containers to the runtime."""
 
 
 class CallOver(Struct, frozen=True):
@@ -221,7 +221,7 @@ class PlanDecided(Struct, frozen=True):
 
     Attributes:
         plan: What was decided.
-        answer: What becomes of the create, where the event is one.
+        answer: The answer to the create, if the event is one.
         withdrawn: The token of an earlier decision about the same create; empty where there was none.
     """
 
@@ -235,7 +235,7 @@ class PodDecided(Struct, frozen=True):
 
     Attributes:
         admission: What was decided.
-        answer: What becomes of the RunPodSandbox.
+        answer: The answer to the RunPodSandbox.
     """
 
     admission: PodAdmission

@@ -2,7 +2,7 @@
 
 Owners are the containers that exist, and those that only kubelet's CPU manager knows of. kubelet assigns CPUs
 when it admits a pod, before there is a sandbox, and takes them back when the pod is gone. So what its state
-file holds for a container that does not exist here is as good as owned: the container may come at any moment,
+file holds for a container that does not exist here counts as owned: the container may come at any moment,
 with these CPUs in its request, or come back after a crash.
 
 LSE and LSR pods for which no scheduler chose CPUs own some as a whole. Koordinator assigns CPUs to pods, not
@@ -61,7 +61,7 @@ def owners_of(
         containers: The containers that exist; one that has exited owns nothing.
         held: The CPUs that kubelet's CPU manager holds, by its state file.
         pods: The pods that are known.
-        holds: What reservations hold; it is as good as owned.
+        holds: What reservations hold; it counts as owned.
     """
     owners: dict[str, Owner] = {}
     there: set[tuple[str, str]] = set()

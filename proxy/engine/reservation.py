@@ -28,9 +28,9 @@ The barrier is WAITING to READING. Calls in flight that could bring the CPUs to 
 for (WAITING). Every container that shares CPUs is written, also those that no plan moves: another create for
 the same owner may still be under way, and another program may have written a cgroup (SHRINKING). Writes that
 may succeed a moment later are made again (PAUSING, ``write_errors``). Where the kernel refused, what it holds
-is read (READING): only a container that still runs on the reserved CPUs is in the way. From any state of the
-barrier a reservation aborts: a CREATE withdraws its placement, a REPLACEMENT and a MOVE release what they
-hold, and whatever had moved for them grows back.
+is read (READING): only a container that still runs on the reserved CPUs prevents the reservation. From any
+state of the barrier a reservation aborts: a CREATE withdraws its placement, a REPLACEMENT and a MOVE release
+what they hold, and whatever had moved for them grows back.
 
 A REPLACEMENT continues: the ledger gets it (SECURING), and only then it is the owner's in the state and in
 the kernel (HANDING_OVER). A daemon that found no record would give the CPUs to the pools while the owner is
@@ -321,7 +321,7 @@ def _move_timed_out(one: Reservation, event: seen.TimedOut) -> Step:
 
 
 def _restore(one: Reservation, message: str) -> Step:
-    """Place the containers on their old CPUs again, and see to it that they are there."""
+    """Place the containers on their old CPUs again, and verify that they run there."""
     wanted = to_do.EndDeadline(), to_do.AppendLedger(may_run_on=one.cpus)
     return _to(one, _Phase.RERECORDING, *wanted, reason=AbortReason(message, one.cpus), tries=0)
 
@@ -400,7 +400,7 @@ def _interrupted(one: Reservation) -> Step:
 
 
 def _cancelled(one: Reservation) -> Step:
-    """End at once. A move that is half done stays recorded, and the next daemon puts it back."""
+    """End at once. An unfinished move stays recorded, and the next daemon reverts it."""
     if one.is_assigned or one.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
         return _to(one, _Phase.ABORTED)
     return _abort(structs.replace(one, reason=None))

@@ -65,7 +65,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         return structs.replace(self.failing(container), lost={**self.lost, container.id: at})
 
     def finding(self, token: str) -> RuntimeKnowledge:
-        """Return it after it has become clear what has become of a lost create."""
+        """Return it after the outcome of a lost create has become known."""
         return structs.replace(self, lost=_without(self.lost, token)) if token in self.lost else self
 
     def failing(self, container: Container) -> RuntimeKnowledge:

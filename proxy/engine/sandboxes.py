@@ -1,4 +1,4 @@
-"""What becomes of a sandbox: admitted, running, stopped, removed. Rules of ``proxy.engine.handle``."""
+"""The life of a sandbox: admitted, running, stopped, removed. Rules of ``proxy.engine.handle``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, N
 
 
 def sandbox_stopped(state: NodeState, event: SandboxStopped) -> tuple[NodeState, NodeEffects]:
-    """Have what is in a sandbox exit, and what was promised to its pod end."""
+    """Mark the containers of a sandbox as exited, and end what was promised to its pod."""
     effects = list[NodeEffect]()
     for container in state.in_sandbox(event.sandbox_id):
         if container.phase is not Phase.CREATING:

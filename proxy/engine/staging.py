@@ -1,10 +1,10 @@
 """How a change of mode or selection reaches running pods: a few at a time.
 
-Theory of operation. Mode and selection (``proxy.model.pod_selection``) say what is to become of each pod, the
-*target*: ``enforce`` applies the plan to the pods that are selected, ``observe`` to none. Where mode or
-selection change, running pods do not change at once. Those that are treated otherwise than their target
-says *lag*, and are changed in steps of a few pods (``EnforcementStepDue``). A pod is treated as its target
-says unless it lags, whatever changes came in what order.
+Theory of operation. Mode and selection (``proxy.model.pod_selection``) define what each pod should become,
+its *target*: ``enforce`` applies the plan to the pods that are selected, ``observe`` to none. Where mode or
+selection change, running pods do not change at once. Those that are treated otherwise than their target says
+*lag*, and are changed in steps of a few pods (``EnforcementStepDue``). A pod is treated as its target says
+unless it lags, whatever changes came in what order.
 
     target changes --> lagging --EnforcementStepDue--> moving --EnforcementStepDone--> as the target says
                           ^                               |

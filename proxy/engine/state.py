@@ -138,7 +138,7 @@ class NodeState(Struct, frozen=True):
         """Return the state with what kubelet's CPU manager holds.
 
         What it holds for a container that exists here is ignored: what was decided here counts. The
-        rest is as good as owned, because such a container may come at any moment, or come back.
+        rest counts as owned, because such a container may come at any moment, or come back.
         """
         if held == self.kubelet:
             return self
@@ -300,7 +300,7 @@ class NodeState(Struct, frozen=True):
         return after._recomputed_for(pod, before)
 
     def without_pod(self, sandbox_id: str) -> NodeState:
-        """Return the state after a sandbox went; its containers go by themselves."""
+        """Return the state after a sandbox was removed; its containers are removed separately."""
         gone = self.pods.get(sandbox_id)
         if gone is None:
             return self

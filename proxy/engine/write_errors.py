@@ -4,11 +4,11 @@ Theory. An owner starts only on CPUs that no other container is on, so a refused
 same write again, other CPUs, or no container. Which of them can help depends on why the kernel refused:
 
 * ENOENT, ENODEV: the cgroup is gone. Its container has just exited, or its cgroup is another one now: it is
-  looked up again, and a container without a cgroup is in the way of none.
+  looked up again, and a container without a cgroup prevents nothing.
 * EBUSY, EAGAIN, EINTR, and a value that reads back as another one (0): another program was at it (a cgroup
   was made inside a container between our two looks, another writer, a cpuset partition that is just being
   made). The same write may succeed a moment later.
-* EINVAL: a CPU went away under the plan; the machine is looked at again. ENOSPC: the container would be left
+* EINVAL: a CPU went away under the plan; the machine is read again. ENOSPC: the container would be left
   with nothing. EACCES, EPERM: its cgroup is not ours to write. The same write fails for ever, and other CPUs
   may be free of it.
 * EROFS: no cgroup can be written any more, neither now nor when the owner is to be kept apart later.

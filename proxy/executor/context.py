@@ -122,7 +122,7 @@ class NodeContext(BackgroundTasks):
     )
 
     def change_options(self, options: ExecutorOptions) -> None:
-        """Replace the options; what waits for as long as an option says goes by the new one."""
+        """Replace the options; waits whose length an option defines use the new value."""
         self.options = options
         self.journal.limit = options.call_timeout
         self.history.resize(options.history)
@@ -174,7 +174,7 @@ class NodeContext(BackgroundTasks):
         return f"{kind}-{self._boot}-{self._tokens}"
 
     def settle_later(self, *ids: str) -> None:
-        """Have the CPUs of some containers sent to the runtime later."""
+        """Send the CPUs of some containers to the runtime later."""
         self.store.handle(ContainersUnsettled(ids))
 
     def report_errors(self, done: Enforced) -> None:
@@ -189,7 +189,7 @@ class NodeContext(BackgroundTasks):
                 self.telemetry.problem("cannot write a cgroup", reason=words)
 
     def _goes_on(self) -> None:
-        """Have everything compared: a worker that was stuck goes on, and its late writes may be outdated."""
+        """Compare everything soon: a worker that was stuck continues, and its late writes may be outdated."""
         self.attention.set()
 
 

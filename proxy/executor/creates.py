@@ -85,7 +85,7 @@ class Creates:
         return decided
 
     def _report_refusal(self, plan: Plan, pod: Pod, name: str) -> None:
-        """Count, record and log a refusal; that of a pod to which the plan is not applied is none."""
+        """Count, record and log a refusal; for a pod to which the plan is not applied, only log it."""
         context = self._context
         applied = applies_to(context.state, pod)
         if plan.explanation is not None:

@@ -2,7 +2,7 @@
 
 Two managers that know the same device give it to two containers. So a device plug-in is refused where
 kubelet can assign devices of its resource, which is so where the plug-in registered with both, or where a DRA
-driver has prepared one of its devices for a claim. Both are looked at when a plug-in registers, and every
+driver has prepared one of its devices for a claim. Both are checked when a plug-in registers, and every
 ``PERIOD_S`` afterwards: then the resource is withdrawn, and the plug-in is refused until the other manager
 has given it up. Containers keep the devices that they have.
 

@@ -11,7 +11,7 @@ three happen before the container's create is forwarded:
     -> PreStartContainer
     -> hooks, reservation of CPUs, forward
 
-What a container has been given stays with its pod, whatever becomes of the create: the next attempt gets the
+What a container has been given stays with its pod, even if the create fails: the next attempt gets the
 same without another Allocate. Only where Allocate itself fails is the reservation undone.
 """
 
@@ -106,7 +106,7 @@ class DeviceGrants:
             await self._ask(decided, preferred)
 
     async def prepare(self, container: Container) -> Answers:
-        """Have plug-ins say what a container needs to use the devices that are reserved for it.
+        """Ask plug-ins what a container needs to use the devices that are reserved for it.
 
         Returns:
             The answers, by resource.

@@ -122,7 +122,7 @@ class Journal:
             self._telemetry.problem(LATE, seconds=self.limit)
 
     async def _flushed(self) -> Mapping[str, str] | None:
-        """Have everything written; returns what was rejected of the last batch, None if it takes too long."""
+        """Wait until all is written; returns the rejected records of the last batch, None on a timeout."""
         if self._waiting:
             self._start()
         latest = self._latest

@@ -38,7 +38,7 @@ class KernelWrites(Observer):
         context.store.perform_by(WriteCpusets, lambda effect: self.later(list(effect.ids)))
 
     def write_with(self, write: Write) -> None:
-        """Have containers written by a function that does more than the enforcer (``drift``)."""
+        """Write containers by a function that does more than the enforcer (``drift``)."""
         self._write = write
 
     def subscribe(self, noted: Callable[[Enforced], None]) -> None:
@@ -83,7 +83,7 @@ class KernelWrites(Observer):
         return await self._context.kernel.run_noted(self.moved, job, *args, **kwargs)
 
     async def clear_sandboxes(self) -> None:
-        """Have all sandboxes, also new ones, leave CPUs that are owned."""
+        """Keep all sandboxes, also new ones, off owned CPUs."""
         await self.run(self._context.enforcer.enforce_sandboxes)
 
     async def widen_groups(self, container: Container) -> None:

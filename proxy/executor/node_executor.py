@@ -241,7 +241,7 @@ class NodeExecutor(NodeContext):
         return PartitionSync(self, others.partitions, others.partition_kind)
 
     async def close(self, limit: float = CLOSE_S) -> None:
-        """Write what waits and end the workers, within ``limit`` seconds; a stuck worker is left behind.
+        """Write what waits and end the workers, within ``limit`` seconds; a stuck worker is not waited for.
 
         The parts that take calls (``start_update``, ``sync``, ``settler``) have workers of their own.
         """

@@ -97,7 +97,7 @@ class NodePolicySync:
             self._context.broken(error)
 
     def apply(self) -> None:
-        """Have the state follow the policy, by what is known."""
+        """Apply the policy that follows from the known facts to the state."""
         self._follow(self._applied(self.configured, self._options))
 
     def reconfigured(self, configured: Node, options: TopologyOptions) -> Callable[[], None]:
@@ -135,7 +135,7 @@ class NodePolicySync:
         return apply_node_policy(state, self._with_kept(policy), self.policy, options, rules)
 
     def _follow(self, done: AppliedPolicy) -> None:
-        """Have the state follow a policy, and report what has changed."""
+        """Apply a policy to the state, and report what has changed."""
         context, before, old = self._context, self._context.state, self.policy.named()
         context.learn(policy=done.policy)
         if done.state is not before:

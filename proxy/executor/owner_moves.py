@@ -1,4 +1,4 @@
-"""Moves of running owners to other CPUs, and moves that an earlier daemon has left half done.
+"""Move running owners to other CPUs, and revert moves that an earlier daemon has left unfinished.
 
 The steps are those of ``proxy.engine.reservation``; which owners can be moved is in ``proxy.engine.movable``.
 """
@@ -75,7 +75,7 @@ class OwnerMoves:
             context.store.handle(CpusGiven((container.id,)))
         return why
 
-    # -- moves that a daemon before us has left half done -------------------------------------------------
+    # -- moves that an earlier daemon has left unfinished -------------------------------------------------
 
     def recover(
         self, entries: Mapping[str, Mapping[str, object]], containers: list[Container]

@@ -175,7 +175,7 @@ class RuntimeEvents(Observer):
     # -- the loop -----------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Handle queued events, a few in each turn of the loop, so that calls of clients go on in between."""
+        """Handle queued events, a few in each turn of the loop, so that calls of clients run in between."""
         with self._lock:
             if self._closing.is_set():
                 return

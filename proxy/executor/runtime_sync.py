@@ -119,7 +119,7 @@ class Settler:
         return True
 
     def _put_off(self, container_id: str) -> None:
-        """Have a container wait before its cpuset is sent again, longer each time."""
+        """Delay the next attempt to send a container's cpuset, longer each time."""
         self._silent.keep(self._context.state.containers)
         self._silent.failed(container_id, self._context.clock())
 

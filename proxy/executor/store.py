@@ -147,7 +147,7 @@ class NodeStore:
         return effects
 
     def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> PlanDecided | None:
-        """Have the engine decide about a container; returns None where nothing was decided."""
+        """Let the engine decide about a container; returns None where nothing was decided."""
         effects = self.handle(event)
         decided = effects[-1] if effects else None
         return decided if type(decided) is PlanDecided else None
@@ -156,11 +156,11 @@ class NodeStore:
         self,
         event: CreateResumed | CreateNotReserved | CreateWithoutDevices | StartRequested | UpdateRequested,
     ) -> CallAnswer:
-        """Have the engine answer a call."""
+        """Let the engine answer a call."""
         return cast("CallAnswer", self.handle(event)[-1])  # as the rules of these events end
 
     def perform_by(self, kind: type[E], perform: Callable[[E], None]) -> None:
-        """Have effects of a kind performed by a function, from now on."""
+        """Register the function that performs effects of a kind."""
         self._perform[kind] = perform
 
     def subscribe(self, observer: Observer) -> None:

@@ -83,7 +83,7 @@ class Threads:
         """Take no more jobs, cancel waiting ones, and give running ones ``limit`` seconds to end.
 
         Returns:
-            Whether all threads have ended. A thread that has not is left behind.
+            Whether all threads have ended. A thread that has not ended is not waited for.
         """
         waiting: list[Job] = []
         with self._lock, contextlib.suppress(queue.Empty):

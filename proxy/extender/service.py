@@ -278,7 +278,7 @@ class ExtenderService:
         try:
             async with asyncio.timeout(BIND_S):
                 path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
-                # A process that was paused goes on where it was, and the lease may be another replica's.
+                # A process that was paused continues where it was, and the lease may be another replica's.
                 await self._api.create(path, value, within=BIND_S, check=self._check_lease)
         except CannotDecideError:
             self._table.release(demand.key, asyncio.get_running_loop().time())

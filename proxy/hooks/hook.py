@@ -59,7 +59,7 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of asking all hooks of a point.
+    """The combined result of all hooks of a point.
 
     Attributes:
         adjustment: What they want together.

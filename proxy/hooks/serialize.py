@@ -47,7 +47,8 @@ def event_from(data: object) -> Point:
         data: An object with the key ``point`` and the fields of that point.
 
     Raises:
-        InputError: It is none, a key is unknown or missing, or a value is of the wrong kind; with the path.
+        InputError: It is not an event, a key is unknown or missing, or a value has the wrong type; with the
+            path.
     """
     given = _object(data, "the event")
     name = given.get("point")

@@ -111,7 +111,7 @@ class PodSelection(Struct, frozen=True):
                 for each in rest
             )
         except (TypeError, KeyError) as error:
-            raise ValueError("an expression of labels is none") from error
+            raise ValueError("a label expression is invalid") from error
         match_labels = tuple(sorted((str(key), str(value)) for key, value in labels.items()))
         return cls(Namespaces(tuple(map(str, names))), LabelSelector(match_labels, expressions), percent)
 

@@ -3,7 +3,7 @@
 Four sources. kubelet's pod-resources API lists all devices of its plugins that can be assigned (healthy
 ones), and all containers with their devices and claims. The state has the devices of plug-ins that registered
 with topoproxy, and their containers. The requests of containers name device files and CDI
-devices; they are looked at where that can change a decision, so these are only some. The history has the same
+devices; they are queried where that can change a decision, so these are only some. The history has the same
 for containers of the past.
 """
 

@@ -81,7 +81,7 @@ class Alloc(Struct, frozen=True):
 def kubelet_allocs(checkpoint: Checkpoint | None, pods: Iterable[PodRow]) -> tuple[Alloc, ...]:
     """Read out of a checkpoint what kubelet gave to pods of its own, by uid.
 
-    A set that is none is passed over: what is wrong with a file of kubelet must not hide the rest of it.
+    An invalid set is skipped: an error in a file of kubelet must not hide the rest of the file.
     """
     known = {pod.uid: pod for pod in pods}
     entries = checkpoint.fields.get("entries") if checkpoint else None

@@ -211,7 +211,7 @@ def _taken(record: Explanation) -> tuple[str, ...]:
     return sentences(f"{provider}: {few(steps, gap='; ')}" for provider, steps in by_provider.items())
 
 
-# -- what came of it --------------------------------------------------------------------------------------
+# -- the result -------------------------------------------------------------------------------------------
 
 
 def _placed(record: Explanation) -> tuple[str, ...]:

@@ -129,11 +129,11 @@ class VolcanoWish(Struct, frozen=True):
 
 
 class UnknownValueError(ValueError):
-    """A text that must be one of a few is none of them."""
+    """A text is not one of the permitted values."""
 
 
 class CpuListError(ValueError):
-    """A text that must be a list of CPUs of the machine is none, or an id names no NUMA node of it."""
+    """A text is not a list of CPUs of the machine, or an id is not a NUMA node of it."""
 
 
 _KINDS: Mapping[type[Exception], DefectKind] = {
@@ -246,7 +246,7 @@ def _share(fields: Fields, bounds: Bounds) -> NodeShare:
 def _node(fields: Fields, bounds: Bounds) -> int:
     node = fields.number("node")
     if node < 0:
-        raise ValueError(f"node {node} is no NUMA node")
+        raise ValueError(f"node {node} is not a NUMA node")
     return _on_machine(node, bounds, "")
 
 
@@ -272,6 +272,6 @@ def _decision(fields: Fields, bounds: Bounds) -> dict[int, int]:
     given = fields.fields("numa")
     for name in given.names():
         if not (name.isascii() and name.isdigit() and len(name) < 6):
-            raise ValueError(f"numa: {quoted(name)} is no NUMA node")
+            raise ValueError(f"numa: {quoted(name)} is not a NUMA node")
         found[_on_machine(int(name), bounds, "numa: ")] = amount(given.amounts(name), "cpu", milli=True)
     return found

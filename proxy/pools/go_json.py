@@ -42,10 +42,10 @@ def load(text: str, largest: int | None = LARGEST) -> object:
 
     Args:
         text: The text.
-        largest: Characters that it may have; None for a text whose length was looked at before.
+        largest: Characters that it may have; None for a text whose length was checked before.
 
     Raises:
-        ValueError: It is none, is longer, or holds what only Python takes for JSON (NaN, Infinity).
+        ValueError: It is not JSON, is longer, or holds what only Python accepts as JSON (NaN, Infinity).
     """
     if largest is not None and len(text) > largest:
         raise ValueError(f"it has {len(text)} characters; at most {largest} are read")
@@ -112,7 +112,7 @@ class Fields:
             largest: Characters that it may have.
 
         Raises:
-            ValueError: It holds none.
+            ValueError: It is not a JSON object.
         """
         return cls(load(text, largest))
 
@@ -171,7 +171,7 @@ def objects(raw: object, what: str) -> Iterator[Fields]:
     """Return the objects of a JSON list; none for null.
 
     Raises:
-        ValueError: It is no list, or something in it is no object.
+        ValueError: It is not a list, or an item is not an object.
     """
     if raw is not None and not isinstance(raw, list):
         raise ValueError(f"{what} is not a list")
@@ -183,7 +183,7 @@ def amounts(raw: object, what: str = "it") -> dict[str, str | float]:
     """Return a map of amounts as they are written, all of them readable.
 
     Raises:
-        ValueError: It is no map, or one of them is no amount.
+        ValueError: It is not an object, or a value is not an amount.
     """
     if raw is not None and not isinstance(raw, dict):
         raise ValueError(f"{what} is not a JSON object")

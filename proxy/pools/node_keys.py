@@ -55,7 +55,7 @@ class NodeReservation(Struct, frozen=True):
 
     @property
     def cpus(self) -> CpuSet:
-        """The named CPUs; empty where none are, or they are no list (see ``problem``)."""
+        """The named CPUs; empty if there are none, or the list is invalid (see ``problem``)."""
         return parsed(self.text)[0]
 
     @property
@@ -95,7 +95,7 @@ class SystemQos(Struct, frozen=True):
 
     @property
     def cpus(self) -> CpuSet:
-        """The CPUs; empty where there are none or they are no list."""
+        """The CPUs; empty if there are none, or the list is invalid."""
         return parsed(self.text)[0]
 
     @property
@@ -114,7 +114,7 @@ class SystemQos(Struct, frozen=True):
 
 
 def parsed(text: str) -> tuple[CpuSet, str]:
-    """Read a CPU list; give the set (empty where it is none) and what is wrong with it."""
+    """Read a CPU list; return the set (empty for an invalid list) and what is wrong with the list."""
     try:
         return CpuSet.parse(text), ""
     except ValueError as error:

@@ -20,7 +20,7 @@ def node_meta(text: str) -> NodeMeta:
     """Read a Node object.
 
     Raises:
-        ValueError: The text holds none; the words say why.
+        ValueError: The text holds no Node object; the message says why.
     """
     return node_meta_of(load(text, largest=None))
 
@@ -29,7 +29,7 @@ def node_meta_of(raw: object) -> NodeMeta:
     """Read a Node object that a JSON reader has read.
 
     Raises:
-        ValueError: It is none; the words say why.
+        ValueError: It is not a Node object; the message says why.
     """
     if not isinstance(raw, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - one kind of error for all bad input

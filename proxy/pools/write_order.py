@@ -2,10 +2,10 @@
 
 Theory (Koordinator v1.8.0 pkg/koordlet/resourceexecutor/executor.go, LeveledUpdateBatch). On cgroup v1 a
 group must lie within its parent at every moment. So groups that hold others are first widened, from the top,
-to what they have and shall have together; then all get what they shall have, from the bottom up. On v2 the
+to the union of their current and their target CPUs; then all get their targets, from the bottom up. On v2 the
 same order does no harm. What has its value already is not written.
 
-What each level shall have depends on kubelet. Where its CPU manager is static, it sends wider sets for
+The target of each level depends on kubelet. Where its CPU manager is static, it sends wider sets for
 containers now and then, which fail under a narrowed parent; so only containers are narrowed there, and the
 levels above keep all that BE pods may ever use. Otherwise all levels are narrowed.
 """

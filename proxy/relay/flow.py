@@ -178,7 +178,7 @@ class FlowControl:
         return True
 
     def take_due_grant(self) -> int:
-        """Book and return what the client is to be granted lest it should run dry; 0 for nothing."""
+        """Record and return the window to grant before the client runs out of it; 0 for none."""
         return self.take_grant() if self.client < _LOW_WINDOW + self.ahead // 2 else 0
 
     def take_grant(self) -> int:

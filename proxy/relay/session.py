@@ -125,7 +125,7 @@ class Session:
         reader.send_last(frames.goaway(self._requests.last if client else 0, code))
 
     def client_closed(self) -> None:
-        """The client sends nothing more: calls that were not let go end, the others may still be answered."""
+        """Handle the end of the client's input: unreleased calls end, others may still be answered."""
         for stream in self._streams.undecided():
             self._requests.inject(frames.rst_stream(stream.id, frames.CANCEL))
             self._streams.open.discard(stream.id)

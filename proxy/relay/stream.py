@@ -17,7 +17,7 @@ class Stream(Outgoing):
     Attributes:
         path: The method.
         phase: ARRIVING, WAITING or SENDING.
-        body: What came of the body so far; small pieces are gathered in buffers.
+        body: The part of the body that has arrived; small pieces are gathered in buffers.
         tail: What came behind the message while WAITING.
         size: Bytes that count against the limit of the connection.
         needs: Bytes of the first message with its prefix; 0 while that is not known.
@@ -27,7 +27,7 @@ class Stream(Outgoing):
         asked: ``request`` was called.
         answered: The runtime began to answer.
         closing: The last header of the answer is on its way.
-        tee: What came of the answer so far; None once there is nothing more to read.
+        tee: The part of the answer that has arrived; None once nothing more is read.
     """
 
     __slots__ = (

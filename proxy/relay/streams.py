@@ -151,7 +151,7 @@ class Streams:
             size = count - frames.PREFIX.size
             if size >= 0 and frames.PREFIX.unpack_from(piece) == (0, size):
                 self._report(stream, piece[5:])
-                # Most requests have been let go by now. Only those that wait are counted.
+                # Most requests have been released by now. Only those that wait are counted.
                 if stream.message is not None:
                     stream.size = count
                     self.held += count
@@ -309,7 +309,7 @@ class Streams:
         return most if most is not None and most.size else None
 
     def undecided(self) -> list[Stream]:
-        """List the streams whose request has not been let go."""
+        """List the streams whose request has not been released."""
         return [stream for stream in self.tracked.values() if stream.phase != SENDING]
 
     def _send_at_once(self, stream: Stream, size: int, message: bytes, suffix: bytes) -> bool:

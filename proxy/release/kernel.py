@@ -27,7 +27,7 @@ from proxy.release.targets import ReleaseTarget
 
 
 class ReleasedCpuset(Struct, frozen=True):
-    """What one container is to have, with the group above it looked at.
+    """What one container is to have, taking the group above it into account.
 
     Attributes:
         cpus, mems: What the runtime is to save.
@@ -96,7 +96,7 @@ def _there(cgroups: Cgroups, machine: Machine, named: CpuSet) -> CpuSet:
 def _widen(
     cgroups: Cgroups, machine: Machine, container_id: str, path: str, target: ReleaseTarget, done: SweepResult
 ) -> ReleasedCpuset:
-    """Return a container that has a group what it is to have."""
+    """Give a container that has a group its target cpuset."""
     has, above = cgroups.read(path), _above(cgroups, path)
     cpus = above.effective_cpus if target.cpus is None else _there(cgroups, machine, target.cpus)
     mems = above.effective_mems if target.mems is None else target.mems
@@ -130,7 +130,7 @@ def _above(cgroups: Cgroups, path: str) -> CpusetValue:
 
 
 def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
-    """Return a group that is no container's what the group above it has; on v2 it may have that already."""
+    """Give a group that is not a container's the cpuset of its parent; on v2 it may have it already."""
     try:
         want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
         if has and not want <= has and cgroups.write(path, has | want, None, inner=False):
@@ -141,7 +141,7 @@ def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
 
 
 def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done: SweepResult) -> None:
-    """Return the groups above BE containers what lies above them, and what is in them the same."""
+    """Give the groups above BE containers, and the groups in them, the cpuset of the group above."""
     parents = {pod.cgroup_parent for pod in pods if pod.kube_qos is KubeQos.BEST_EFFORT}
     some = {path for parent in parents if (path := cgroups.pod_group(parent))}
     roots = {path.rpartition("/")[0] for path in some}

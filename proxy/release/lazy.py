@@ -111,7 +111,7 @@ class LazyRelease:
         return {"mode": self._made.stage, "release": self._made.page()}
 
     async def at_stop(self, limit: float) -> None:
-        """Return everything before the daemon ends, within this many seconds; the next takes over again."""
+        """Release everything before the daemon ends, within this many seconds; the next takes over again."""
         if self._idle_mode or self._executor is None:
             return
         await self._load()

@@ -50,7 +50,7 @@ def release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
 
 
 def undo(config: Config) -> Page:
-    """Have the next daemon place containers again.
+    """Let the next daemon place containers again.
 
     Raises:
         InputError: The node is not released.

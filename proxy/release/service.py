@@ -40,7 +40,7 @@ PASS_LIMIT_S = 10.0
 
 
 def enter(executor: NodeExecutor, mode: NodeMode) -> None:
-    """Have an executor hold no call and move no container, or place again."""
+    """Set the mode of an executor: released, it holds no call and moves no container."""
     executor.store.handle(ModeChanged(mode))
     executor.enforcer.forget()
     executor.to_step.set()  # the steps of staged enforcement wait for the end of a release
@@ -236,7 +236,7 @@ class Release:
         return clean and not (flying or left or executor.state.runtime.lost)
 
     async def _passed(self) -> bool:
-        """Have the runtime's list compared; False where that does not come about in time."""
+        """Wait for a comparison with the runtime's list; False where there is none in time."""
         executor = self._executor
         passes = executor.telemetry.value(metrics.RECONCILES)
         # One may be under way, with a list from before.

@@ -10,7 +10,7 @@ where a container runs without topoproxy between kubelet and the runtime:
 * the group above it. A container without a named set runs on all that its pod's group has: on
   cgroup v1 runc copies it when it makes the group, on v2 an empty list means the same.
 
-A container that was taken in after its create (``engine.adoption``) has as its request what the runtime had
+A container that was adopted after its create (``engine.adoption``) has as its request what the runtime had
 saved then: that is what it gets back. So where the ledger was lost while containers were on sets of ours,
 these sets are what is known of them.
 

@@ -165,7 +165,7 @@ class Reload:
     def _take(self, wanted: Config, notes: list[str], by: str) -> ReloadOutcome:
         """Have a configuration take effect as far as that needs no restart."""
         running = self.config
-        # What the file is called is no setting: taken with those that change.
+        # The file's name is not a setting; it changes with the others.
         effect = replace(
             with_live(running, wanted),
             source=wanted.source,

@@ -1,4 +1,4 @@
-"""Which pods stand in the way: victims for a pod of higher priority, and moves that would make room.
+"""Find pods that prevent a placement: victims of a pod of higher priority, and moves that would free CPUs.
 
 Theory. A pod that is refused for its topology needs room on one NUMA node, not anywhere. So for each NUMA
 node the pods that hold CPUs of it are taken away, the least important and largest first, until the node would
@@ -32,7 +32,7 @@ class Move(Struct, frozen=True):
     Attributes:
         pod: The pod that waits.
         node: Where it would fit.
-        moved: The pod in the way.
+        moved: The pod to move.
         target: A node that would admit that pod.
     """
 

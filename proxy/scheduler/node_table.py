@@ -5,7 +5,7 @@ nodes are alike: two nodes with the same hardware and policies, as many free CPU
 devices on each NUMA node, and the same pending pods give the same verdict, and so do replicas of a workload.
 So each node has a *class*, a number for all that a verdict depends on, which is found again only when its
 objects or its pending pods change; and verdicts are kept by demand and class. Looking at a candidate is then
-one look into a table, and the engine works only for classes that a demand has not met: those of the nodes
+one look-up in a table, and the engine runs only for classes that a demand has not met: those of the nodes
 that changed since.
 
 For what the counts alone forbid, the engine is not called: fewer free CPUs than the pod owns at once, and

@@ -113,7 +113,7 @@ def read_demand(raw: Mapping[str, Any]) -> PodDemand:
     """Read a Pod object.
 
     Raises:
-        InputError: It is no Pod, or a field does not hold what it should.
+        InputError: It is not a Pod, or a field does not hold what it should.
     """
     spec = pod_spec(raw, listed=True)
     inner = raw.get("spec") or {}

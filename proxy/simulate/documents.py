@@ -282,7 +282,7 @@ def found_files(words: Iterable[str]) -> list[Path]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file, or standard input for ``-``; no more than is looked at.
+    """Read a file, or standard input for ``-``; no more than is used.
 
     Raises:
         InputError: It cannot be read.

@@ -2,7 +2,7 @@
 
 Theory. A container that was given CPUs of its own, memory of NUMA nodes, or devices, lies *together* when it
 touches no more NUMA nodes than any placement of it must touch on the empty machine; else it is *spread*. The
-least number is exact (``allocation.demand``): CPUs, memory and devices have to be had on the same nodes.
+least number is exact (``allocation.demand``): CPUs, memory and devices must be available on the same nodes.
 Devices that are near to no node count nowhere.
 
 What is left is measured in two units, as the allocators do: CPUs (threads), and whole cores that are entirely

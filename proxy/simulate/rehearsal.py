@@ -39,7 +39,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What came of it.
+    """The result of a rehearsal.
 
     Attributes:
         config: The configuration that was in effect.

@@ -68,7 +68,7 @@ class Lock:
         return cls(path, fd)
 
     def claim(self) -> None:
-        """Have messages name this process as the holder."""
+        """Write this process into the lock file, so that messages can name the holder."""
         _name_holder(self._fd)
 
     def fileno(self) -> int:

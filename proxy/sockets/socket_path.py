@@ -39,7 +39,7 @@ class SocketPath:
         self._identity: tuple[int, int] | None = None
 
     def take(self, bind: Callable[[str], int]) -> None:
-        """Have a socket bound, and move it to the path.
+        """Bind a socket, and move it to the path.
 
         Args:
             bind: Binds and listens at the given path; returns 0 if that failed.

@@ -98,7 +98,7 @@ class Listener:
 
     @property
     def identity(self) -> tuple[int, int, int] | None:
-        """What tells our socket from another one at its path; None for one that systemd keeps."""
+        """What distinguishes our socket from another one at its path; None for one that systemd keeps."""
         return self._identity
 
     def descriptors(self) -> tuple[int, int]:

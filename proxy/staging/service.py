@@ -172,7 +172,7 @@ class StagedEnforcement:
         return failed
 
     async def _follow_owners(self) -> None:
-        """Have follow what concerns owners alone; the next pass repairs what fails here."""
+        """Update what concerns owners alone; the next pass repairs what fails here."""
         executor = self._executor
         await executor.writes.clear_sandboxes()
         await executor.quotas.once()

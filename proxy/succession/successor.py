@@ -54,7 +54,7 @@ class Successor:
         except (TopoproxyError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
             ours.close()
             raise UnavailableError(
-                f"cannot start the successor, this daemon goes on: {error}; the log has its reasons"
+                f"cannot start the successor, this daemon continues: {error}; the log has its reasons"
             ) from error
 
     def take_over(self, *, quiet: bool) -> None:

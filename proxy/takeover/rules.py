@@ -143,7 +143,7 @@ def start(record: TakeoverRecord, scene: TakeoverInputs, now: float) -> StepOutc
 def finish(
     record: TakeoverRecord, scene: TakeoverInputs, target: str, *, with_running: bool, force: bool
 ) -> StepOutcome:
-    """Have kubelet's file say what is so, for the policy under which kubelet starts next.
+    """Have kubelet's file state the CPUs in effect, for the policy under which kubelet starts next.
 
     Raises:
         StepRefusedError: It has not started, kubelet runs, or old allocations are there.
@@ -228,7 +228,7 @@ def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def settings(scene: TakeoverInputs, target: str) -> tuple[str, ...]:
-    """Say with which settings kubelet has to start, as far as they are not so already."""
+    """Return the settings that kubelet must start with, except those that it has already."""
     source = scene.manager.sources.get("policy", "")
     steps: list[str] = []
     if scene.manager.policy != target or source.endswith("cpu_manager_state"):

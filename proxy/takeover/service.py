@@ -88,7 +88,7 @@ class Takeover:
     def recover(self) -> None:
         """Continue where the last daemon ended; called before the executor adopts any container."""
         if message := self._writer.recover():
-            self._executor.telemetry.problem("cannot go on with the takeover from kubelet", reason=message)
+            self._executor.telemetry.problem("cannot continue the takeover from kubelet", reason=message)
         self._follow()
         if self.record.ours and not self._static:
             self._executor.telemetry.warning(

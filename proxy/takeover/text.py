@@ -18,7 +18,7 @@ def plan_text(answer: object) -> str:
     for step in (as_map(step) for step in as_list(data.get("steps"))):
         lines += _list(f"topoproxy takeover {one_line(step.get('step'))}", step.get("does"))
     for target, settings in as_map(data.get("kubelet_settings")).items():
-        lines += _list(f"kubelet's settings, to go on under {one_line(target)}", settings)
+        lines += _list(f"kubelet's settings, to continue under {one_line(target)}", settings)
     lines += [*_list("Notes", data.get("notes")), *_list("Next", data.get("next"), ordered=True)]
     return "\n".join(lines) + "\n"
 

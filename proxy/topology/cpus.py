@@ -86,7 +86,7 @@ def _numbers(tree: SysfsTree, cpus: Sequence[int], name: str) -> dict[int, int]:
 
 def _packages(tree: SysfsTree, online: int, cpus: Sequence[int], ids: Mapping[int, int]) -> dict[int, int]:
     reported = _reported(tree, online, cpus, ("package_cpus", "core_siblings"))
-    # CPUs whose set is missing (old kernels; a CPU that was just brought up) go by their id.
+    # CPUs whose set is missing (old kernels; a CPU that was just brought up) are ordered by their id.
     rest = by_key({cpu: ids[cpu] for cpu in cpus if cpu not in reported and cpu in ids})
     return partition({**reported, **rest})
 

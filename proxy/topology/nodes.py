@@ -55,7 +55,9 @@ def _claims(tree: SysfsTree, node: int) -> int:
         return bits
     text = tree.text(f"{here}/cpumap") or tree.text(f"{here}/cpulist")
     if text:
-        raise TopologyError(f"cannot read the CPUs of NUMA node {node}: {text[:40]!r} is no CPU mask or list")
+        raise TopologyError(
+            f"cannot read the CPUs of NUMA node {node}: {text[:40]!r} is not a CPU mask or list"
+        )
     return sum(1 << cpu for cpu in tree.numbered(here, "cpu"))
 
 

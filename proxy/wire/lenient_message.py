@@ -39,7 +39,7 @@ def read(kind: type[_M], raw: bytes) -> _M:
         raw: Its bytes.
 
     Raises:
-        DecodeError: It is no message of the kind.
+        DecodeError: It is not a message of this type.
         TooManyFieldsError: It is too large to be read with such strings.
     """
     try:

@@ -83,7 +83,7 @@ class Keys:
 
 
 def entry_of(raw: bytes) -> pb.Entry | None:
-    """Decode one entry of a map; None where it is no message, which the runtime refuses."""
+    """Decode one entry of a map; None where it is not a message, which the runtime refuses."""
     try:
         return pb.Entry.FromString(raw)
     except DecodeError:

@@ -65,4 +65,4 @@ def test_a_fault_of_ours_is_logged_with_its_place(monkeypatch: pytest.MonkeyPatc
     said = []
     monkeypatch.setattr("proxy.logs.log.exception", said.append)
     assert ending(monkeypatch, ValueError("odd")) == 1
-    assert said == ["cannot go on: a fault of our own"]
+    assert said == ["cannot continue: internal error"]

@@ -81,7 +81,7 @@ def test_refusals_of_one_container_are_not_written_again_and_again(live):
 def test_warnings_that_a_client_can_cause_are_not_written_again_and_again(live):
     async def day(world):
         for number in range(2000):
-            world.executor.telemetry.problem("cannot go on with a connection", err=f"reason {number}")
+            world.executor.telemetry.problem("cannot continue a connection", err=f"reason {number}")
             world.executor.telemetry.problem("a fault", pod=f"ns/pod-{number}")
         assert len(world.logged) < 300
 

@@ -114,7 +114,7 @@ def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
     assert fault.kind is DefectKind.POLICY
     wish, (fault,) = volcano_wish({VOLCANO_POLICY: "none", VOLCANO_DECISION: '{"numa": {"-1": {}}}'})
     assert wish == VolcanoWish(TopologyPolicy.NONE)
-    assert fault == f"annotation {VOLCANO_DECISION}: numa: '-1' is no NUMA node"
+    assert fault == f"annotation {VOLCANO_DECISION}: numa: '-1' is not a NUMA node"
     assert fault.kind is DefectKind.ANNOTATION
 
 
@@ -123,7 +123,7 @@ def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
     [
         (RESOURCE_STATUS, "[]", "it is not a JSON object"),
         (RESOURCE_STATUS, '{"cpuset": "0-"}', "cpuset: '0-' is not a list"),
-        (RESOURCE_STATUS, '{"numaNodeResources": [{"node": -1}]}', "node -1 is no NUMA node"),
+        (RESOURCE_STATUS, '{"numaNodeResources": [{"node": -1}]}', "node -1 is not a NUMA node"),
         (
             RESOURCE_STATUS,
             '{"cpuSharedPools": [{"node": 65536}]}',

@@ -122,7 +122,7 @@ def test_a_cause_that_varies_is_throttled() -> None:
     lines: list[str] = []
     port = telemetry(lines)
     for number in range(1000):
-        port.problem("cannot go on with a connection", err=f"reason {number}")
+        port.problem("cannot continue a connection", err=f"reason {number}")
     assert len(lines) <= 5
     assert [p["count"] for p in port.problems()] == [1000]
 

@@ -1,1 +1,1 @@
-"""What becomes of pods that the daemon rejects: kubelet alone would try them on this node for ever."""
+"""End pods that the daemon rejects: kubelet alone would retry them on this node for ever."""

@@ -288,7 +288,7 @@ class RejectedPodEnding:
         return later if self._mark is None else [*later, max(1.0, self._mark.since + keep_for - now)]
 
     async def _write_mark(self) -> bool:
-        """Have the Node object carry the mark; returns whether it does."""
+        """Write the mark into the Node object; returns whether it is there."""
         session, wanted = self._session, self._mark
         if wanted == self._marked:
             return True

@@ -80,7 +80,7 @@ def given_preference(
 
 
 class DeviceGrant(Struct, frozen=True):
-    """What came of an allocation.
+    """The result of an allocation.
 
     Attributes:
         state: The new state.

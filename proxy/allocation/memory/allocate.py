@@ -34,7 +34,7 @@ from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 
 
 class MemoryGrant(Struct, frozen=True):
-    """What came of an allocation.
+    """The result of an allocation.
 
     Attributes:
         state: The new state.

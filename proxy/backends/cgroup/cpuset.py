@@ -7,7 +7,7 @@ Theory of writing.
   overlooked because we remember our last value. Where many are written that had something else by
   our own account, that first read is spared: what counts is the one after the write.
 * v1: a child must lie within its parent: ancestors that are too narrow (EACCES) and groups below that would
-  stick out (EBUSY) are seen to by ``proxy.backends.cgroup.nesting``. The root is never written.
+  stick out (EBUSY) are adjusted by ``proxy.backends.cgroup.nesting``. The root is never written.
 * v1: the kernel takes an id out of every group when it goes offline, does not put it back, and refuses a list
   with such an id (EINVAL). Then what is online of it is written; the next comparison writes the rest when it
   is back.
@@ -260,7 +260,7 @@ class KernelCgroups:
         return self._in_effect(path, kind, value) or held != value
 
     def _in_effect(self, path: str, kind: CpusetList, value: IdSet) -> bool:
-        """Have a list that a group holds take effect (v2); True when one above was written for it."""
+        """Make a list that a group holds take effect (v2); True when a group above was written for it."""
         if self._get(path, kind, kind.effective) == value:
             return False
         widened = nesting.widen(self._lists(kind), path, value)

@@ -88,7 +88,7 @@ class OsFiles:
         Args:
             paths: The groups.
             name: The file.
-            line: What it shall hold, as the kernel writes it, with its line end; below ``QUICK_BYTES``.
+            line: The content to write, in the kernel's form, with its line end; below ``QUICK_BYTES``.
             known: What all of them hold: they are not read first.
             going_on: Called before each; once it returns False, the rest is left.
 

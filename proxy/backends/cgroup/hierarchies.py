@@ -2,7 +2,7 @@
 
 The usual places are directories below ``cgroupRoot``; they need no reading of mounts, and they also make a
 plain directory a tree to try things on. Only where nothing is there, and ``cgroupRoot`` is the machine's own
-(its usual path, or one with a cgroup mount in it), the mounts are looked at: a v1 cpuset mounted elsewhere
+(its usual path, or one with a cgroup mount in it), the mount table is read: a v1 cpuset mounted elsewhere
 next to v2 at ``/sys/fs/cgroup``, other names of joined controllers, a v2 side under another name than
 ``unified``.
 """
@@ -69,6 +69,6 @@ def mounted(
 
 
 def root_of(mounts: list[HierarchyMount], point: Path) -> str:
-    """Return the group that is seen at a mount point; ``/`` where that is no mount."""
+    """Return the group that is seen at a mount point; ``/`` where that is not a mount point."""
     found = [m.root for m in mounts if m.point == point]
     return found[-1] if found else "/"  # the last mount hides those before it

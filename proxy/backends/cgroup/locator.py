@@ -1,7 +1,7 @@
 """A container's group from the runtime's own answer, where it cannot be found by its name.
 
 The verbose status holds the ``cgroupsPath`` of the OCI spec, and the pid of the container's first process.
-The path is a name as any other, so it is looked at first. The pid leads to ``/proc/PID/cgroup``, which is
+The path is a name like any other, so it is tried first. The pid leads to ``/proc/PID/cgroup``, which is
 correct in any case: kubelet in a container, a custom cgroup root, a runtime with a cgroup manager
 of its own. What is read there is the group of a process, and only what carries the container's id is the
 container's:
@@ -89,7 +89,7 @@ class Locator:
         try:
             text = (self._procfs / str(pid) / "cgroup").read_text(errors="surrogateescape")
         except OSError as error:
-            return "", f"its first process {pid} cannot be looked at ({error.strerror})"
+            return "", f"its first process {pid} cannot be read ({error.strerror})"
         reported = group_line(text, self._groups.version)
         if reported is None:
             return "", f"its first process {pid} is in no group of the cpuset controller"

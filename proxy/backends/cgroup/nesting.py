@@ -69,8 +69,8 @@ def narrow(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) ->
     Args:
         lists: Where.
         path: The group.
-        value: What it shall hold.
-        refusal: The kernel's answer to the write; raised again where nothing below is in the way.
+        value: The ids that it should hold.
+        refusal: The kernel's answer to the write; raised again where no group below prevents the write.
     """
     work = _Narrowing(lists)
     try:

@@ -13,17 +13,17 @@ takes them out of load balancing. The kernel gives CPUs to a partition in one of
 
 What must be known of the kernel:
 
-* Every write of ``root`` is taken; what came of it is in the file: ``root invalid (Parent is not a partition
-  root)``. An invalid partition is not harmless (6.12): the CPUs stay withheld from the groups above, and with
-  the next write of its list the group is put on all others' CPUs. To write ``member`` puts all that right,
-  so that what is invalid is made a member at once. The reason is read before.
+* Every write of ``root`` is accepted; the file then holds the result: ``root invalid (Parent is not a
+  partition root)``. An invalid partition is not harmless (6.12): the CPUs stay withheld from the groups
+  above, and with the next write of its list the group is put on all others' CPUs. To write ``member`` puts
+  all that right, so that what is invalid is made a member at once. The reason is read before.
 * A sibling whose ``cpuset.cpus`` has one of the CPUs makes a partition invalid, without a reason. One whose
   list lies within an exclusive set has the write of that set refused (EINVAL). Groups further away do not
   matter: they only get less than they name.
 * A list above that is made smaller while a partition lives on it ends that silently, or leaves the kernel
   with CPUs that no group has. So lists above only grow while a partition is there; they are narrowed after it
   is a member again, from the bottom.
-* A partition goes by its own exclusive set where it has one: then a foreign write of ``cpuset.cpus`` changes
+* A partition follows its own exclusive set where it has one: then a foreign write of ``cpuset.cpus`` changes
   neither the partition nor where its tasks run. So that is set too.
 * The file signals changes by poll (``EPOLLPRI``); see ``proxy.executor.partitions.owners``.
 """

@@ -1,9 +1,9 @@
 """Find a container's group in a cpuset tree.
 
-The expected places (``proxy.backends.cgroup.group_names``) are looked at first: a few stat calls of a
+The expected places (``proxy.backends.cgroup.group_names``) are tried first: a few stat calls of a
 microsecond each. Only where the pod's own group is not where its name says (a node inside a container), the
 tree is searched for the id, breadth first and with a bound, and the place is remembered for as long as it
-exists. What lies above it there is remembered, too: all other names are looked at below that as well, so that
+exists. What lies above it there is remembered, too: all other names are tried below that as well, so that
 a node is searched once. A container that was not started yet has no group; its pod's group exists, so that it
 costs no search.
 """

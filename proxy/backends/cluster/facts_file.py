@@ -88,7 +88,7 @@ class FactsFile(Generic[T]):
             return self._value
 
     def _read_again(self) -> None:
-        """Read the file, and use it if it can be used; else it is not looked at until it has changed."""
+        """Read the file, and use it if it can be used; else ignore it until it has changed."""
         if lack := Trust().file(self.path):
             raise ValueError(lack)
         data, self._seen = read_small(str(self.path), LARGEST)

@@ -77,7 +77,7 @@ class KubeletRegistration:
                     entry.unlink(missing_ok=True)
 
     def identity(self) -> tuple[int, int, int] | None:
-        """Return what tells the socket of one kubelet from that of the next; None where there is none."""
+        """Return what distinguishes kubelet's socket from that of its next start; None without a socket."""
         try:
             found = os.lstat(self._directory / SOCKET_NAME)
         except OSError:

@@ -32,7 +32,7 @@ def held_cpus(checkpoint: Checkpoint) -> HeldCpus:
     """Read the CPUs of a ``cpu_manager_state``.
 
     Raises:
-        CheckpointError: A set in it is none.
+        CheckpointError: It holds an invalid CPU list.
     """
     with _readable("cpu_manager_state"):
         entries = checkpoint.fields.get("entries") or {}

@@ -108,7 +108,7 @@ def fnv1a_of(fields: Mapping[str, Any], version: int) -> int:
 
 
 def _verify(written: str, policy: str, default: CpuSet, held: Held, version: int) -> None:
-    """Read what was made with other eyes: nothing that we cannot read back goes to a disk."""
+    """Parse the text that was made: a text that does not read back as meant is never written."""
     found = read_cpu(written)
     cpus = held_cpus(found)
     there = {uid: dict(names) for uid, names in held.items() if names}
@@ -121,7 +121,7 @@ def pods_of(checkpoint: Checkpoint) -> dict[str, CpuSet]:
     """Return the CPUs of pods as a whole that a file of version 3 has.
 
     Raises:
-        CheckpointError: A set in it is none.
+        CheckpointError: It holds an invalid CPU list.
     """
     entries = checkpoint.fields.get("podentries") or {}
     try:

@@ -114,7 +114,7 @@ class KubeletClient:
         return channel
 
     def _from_api(self, uid: str) -> PodSpec | None:
-        """Ask the pods API, but not again for a minute where it is not served and the list can be had."""
+        """Ask the pods API, but not again for a minute where it is not served and the list is available."""
         try:
             return self._api.find(uid) if self._api else None
         except KubeletError as error:

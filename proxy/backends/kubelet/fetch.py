@@ -63,7 +63,7 @@ def fetch_pods(settings: KubeletSettings) -> bytes:
         The body of the answer, at most ``LARGEST`` bytes.
 
     Raises:
-        KubeletError: The list cannot be had in time.
+        KubeletError: The list cannot be read in time.
     """
     return _fetch(settings, settings.pods_url, _PODS)
 
@@ -75,7 +75,7 @@ def fetch_configz(settings: KubeletSettings) -> bytes:
         The body of the answer, at most ``LARGEST`` bytes.
 
     Raises:
-        KubeletError: It cannot be had in time; ``code`` is DEADLINE_EXCEEDED where it hangs.
+        KubeletError: It cannot be read in time; ``code`` is DEADLINE_EXCEEDED where it hangs.
     """
     return _fetch(settings, settings.configz, _CONFIGZ)
 

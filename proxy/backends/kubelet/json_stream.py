@@ -1,6 +1,6 @@
 """Reading a long list of objects out of JSON, one object at a time.
 
-Theory. ``json.loads`` lets no other thread run until it is through, which for a list of hundreds of pods
+Theory. ``json.loads`` lets no other thread run until it has finished, which for a list of hundreds of pods
 takes tens of milliseconds, in which no call passes the proxy. Here only the outermost object and its list
 ``items`` are walked in Python, and each item is decoded by itself: other threads run in between, and what is
 not kept of an item is gone before the next one is made.

@@ -87,7 +87,7 @@ def _one_of(value: object, known: tuple[str, ...]) -> str | None:
     if value == "":
         return None
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{_shown(value)} is none of {', '.join(known)}")
+        raise ValueError(f"{_shown(value)} is not one of {', '.join(known)}")
     return value
 
 

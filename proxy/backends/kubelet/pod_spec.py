@@ -76,7 +76,7 @@ def pod_spec(raw: object, where: str = "", *, listed: bool = False) -> PodSpec:
             believed.
 
     Raises:
-        InputError: It is no Pod, or a field does not hold what it should; the message names the field.
+        InputError: It is not a Pod, or a field does not hold what it should; the message names the field.
     """
     try:
         return _pod(read_object(raw, ""), listed=listed)

@@ -25,7 +25,7 @@ class KubeletSettings(Struct, frozen=True):
         ca_file: Certificates that sign kubelet's, or kubelet's own; empty for those of the system.
         cert_file, key_file: Our own certificate for addresses, and its key where it is in another file.
         insecure: Do not check kubelet's certificate.
-        timeout: Seconds that one exchange may take in all.
+        timeout: Seconds that one exchange may take in total.
     """
 
     pods_url: str = ""

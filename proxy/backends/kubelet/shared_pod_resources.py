@@ -87,7 +87,7 @@ class SharedAnswer(Generic[T]):
         """Return an answer that is at most ``FRESH_S`` old.
 
         Raises:
-            KubeletError: There is none.
+            KubeletError: kubelet does not answer.
         """
         called = self._clock()
         with self._lock:

@@ -6,7 +6,7 @@ of power no container is left whose placement would matter, and the node starts 
 says; ``sync=True`` syncs each batch, at 0.2 ms and more. Compaction writes the whole state next to the file,
 syncs it and renames it over the file, so that at each moment one complete file has the name.
 
-One process writes at a time; the daemon's lock sees to that.
+One process writes at a time; the daemon's lock ensures that.
 """
 
 from __future__ import annotations

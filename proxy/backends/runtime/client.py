@@ -1,6 +1,6 @@
 """Our own calls to the container runtime, over our own gRPC channel.
 
-Nothing here is on the way of a client's request. Importing grpc takes longer than everything else at start,
+Nothing here is in the path of a client's request. Importing grpc takes longer than everything else at start,
 so it is imported with the first call. A runtime that does not know ``runtime.v1`` is queried by
 ``runtime.v1alpha2``: the messages have the same layout, and UNIMPLEMENTED says that a service is not there.
 """

@@ -30,8 +30,8 @@ def entries_of(
     Args:
         raw: The runtime's answer.
         what: What an entry is, for people.
-        read: Reads an entry. It raises DecodeError where the entry is no message, and gives None where the
-            entry is about something that no call can name.
+        read: Reads an entry. It raises DecodeError where the entry is not a message, and returns None where
+            the entry is about something that no call can name.
         unread: Called with a sentence about each entry that is left out.
 
     Raises:

@@ -148,7 +148,7 @@ class Connection:
                         waiter.answer = message
                         waiter.over.set()
         except (OSError, ValueError, KeyError, IndexError, TypeError, struct.error):
-            pass  # it is over, or not D-Bus
+            pass  # the connection has ended, or the peer does not speak D-Bus
         finally:
             self.close()
 

@@ -166,7 +166,7 @@ class SystemdUnits:
             on_event(UnitNews.LOST)
 
     def _begin(self, connection: Connection, on_event: Callable[[UnitNews], None], bus: bool) -> None:
-        """Have signals sent to us, and let calls begin."""
+        """Subscribe to signals, and let calls begin."""
         from jeepney.wrappers import DBusAddress, new_method_call
 
         try:

@@ -36,7 +36,7 @@ class AskedAbout:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What came of it.
+    """The result of a dry run.
 
     Attributes:
         asked: The events, in order.

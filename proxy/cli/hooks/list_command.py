@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def in_json(data: Any) -> str:
-    """Write data as JSON that every output can take: what is no text (lone surrogates) is escaped."""
+    """Write data as JSON that every output can take: what is not valid text (lone surrogates) is escaped."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     try:
         text.encode()

@@ -20,7 +20,7 @@ LOADS = "loads"
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What comes of a file, and what can be set for the hook: ``name``, ``value``, ``wants``, ``help``."""
+    """The result of loading a file, and the hook's settings: ``name``, ``value``, ``wants``, ``help``."""
 
     entry: HookFileEntry
     settings: list[dict[str, str]] = field(default_factory=list)
@@ -46,7 +46,7 @@ def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[st
 
 
 def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True) -> Examined:
-    """Read and load one file, and say what comes of it.
+    """Read and load one file, and return the result.
 
     Args:
         candidate: The file.

@@ -66,7 +66,7 @@ def _with(config: HooksConfig, name: str, pairs: Sequence[str]) -> HooksConfig:
     """Set keys of one hook's settings, as if they stood in the configuration.
 
     Raises:
-        UsageError: A pair is none, or a value is none that a configuration can have.
+        UsageError: A text is not NAME=VALUE, or a value cannot be used in a configuration.
     """
     known = config.settings.get(name, HookSettings())
     values: dict[str, Any] = dict(known.config or {})
@@ -96,7 +96,7 @@ def events_for(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Lo
 
     Raises:
         UsageError: It is not clear which, or none of the hooks handles any.
-        InputError: One is none.
+        InputError: One of them is not an event.
     """
     points = ", ".join(sorted({name for loaded in hooks for name in loaded.hook.handlers}))
     if bool(files) == bool(examples):
@@ -112,7 +112,7 @@ def _read_events(files: Sequence[str], examples: Sequence[str]) -> list[Point]:
     """Read the events that are meant; a file has one, or a list of them.
 
     Raises:
-        InputError: One is none, or cannot be read; with the file.
+        InputError: A file holds no event, or cannot be read; the message names the file.
         UsageError: There is no such point.
     """
     if examples:

@@ -160,7 +160,7 @@ class Hotplug:
         context.attention.set()  # compares sandboxes, memory nodes and promised memory
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
-        """Have the memory nodes of containers sent to the runtime where they have changed."""
+        """Send changed memory nodes of containers to the runtime."""
         context = self._context
         for container_id in with_other_memory(before, after):
             context.store.handle(SavedCpusLearned(container_id, None))

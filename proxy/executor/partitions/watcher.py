@@ -54,7 +54,7 @@ class PartitionWatcher:
                 os.pread(number, _READ_BYTES, 0)
 
     def wind(self) -> None:
-        """Have the next change reported; called in the event loop."""
+        """Wait for the next change again; called in the event loop."""
         if self._files and self._poll is not None:
             self._loop.add_reader(self._poll.fileno(), self._ready)
 

@@ -111,7 +111,7 @@ class OwnerQuotas(Observer):
         self._context.store.handle(engine.QuotaSaved(container_id, quota))
 
     def send(self, ids: Iterable[str]) -> None:
-        """Have the quotas of containers sent to the runtime, which has saved other ones."""
+        """Send the quotas of containers to the runtime, which has saved other ones."""
         if some := tuple(ids):
             self._context.store.handle(engine.QuotasUnsent(some))
             self._context.settle_later(*some)

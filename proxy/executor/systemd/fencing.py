@@ -60,7 +60,7 @@ class UnitRepairs(Protocol):
         """Note that a call for a container has landed, with or without success."""
 
     def changed(self, ids: Iterable[str]) -> None:
-        """Have the units of some containers compared, soon."""
+        """Request a comparison of the units of some containers soon."""
 
     def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
         """Handle that a unit could not be read or set."""

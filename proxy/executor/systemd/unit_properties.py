@@ -185,7 +185,7 @@ class UnitProperties:
         return is_one and not erased
 
     def changed(self, ids: Iterable[str]) -> None:
-        """Have the units of some containers compared, soon."""
+        """Request a comparison of the units of some containers soon."""
         if self.units is None or self._context.enforcer.cgroups.version != 2:
             return
         there = self._context.state.containers

@@ -59,7 +59,7 @@ class InterceptedCall:
         return f"Call({self.path}, stream {self._stream}, {len(self.body)} bytes)"
 
     def change(self, body: bytes) -> None:
-        """Have another message from now on."""
+        """Replace the message."""
         self.body, self._changed = body, True
 
     def release(self, body: bytes | None = None, suffix: bytes = b"") -> None:
@@ -141,7 +141,7 @@ class InterceptedCall:
         self.change(self.body + cgroup_parent_suffix(parent))
 
     def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, str]:
-        """Have a CreateContainer contain what device plug-ins answered."""
+        """Add the answers of device plug-ins to a CreateContainer."""
         from proxy.frontends.cri.device_suffix import device_suffix  # in memory only where there are plug-ins
 
         added = device_suffix(self.body, answers)

@@ -38,7 +38,7 @@ class Interceptors(CallFlow):
         return GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 
     def response(self, call: HeldCall, message: bytes) -> None:
-        """The answer's message passes on its way up."""
+        """The runtime's answer is about to reach the client."""
         if self.names(call):
             try:
                 created = identity(pb.Identity.FromString(message).id)

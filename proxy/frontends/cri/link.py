@@ -151,7 +151,7 @@ class Link:
         self._busy = False
         try:
             peer = "client" if client else "runtime"
-            self._say("cannot go on with a connection", peer=peer, err=str(error))
+            self._say("cannot continue a connection", peer=peer, err=str(error))
             self._session.end_with_goaway(error.code, client=client)
         except Exception as fault:  # noqa: BLE001  as in ``received``
             self.failed(fault)

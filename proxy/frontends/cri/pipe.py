@@ -129,7 +129,7 @@ class Pipe:
         return self._waiting
 
     def _watch(self) -> None:
-        """Have the loop watch for what can be done."""
+        """Register with the loop the directions that are wanted."""
         readable = self._readable if self._reading and not self._pauses else None
         writable = self._writable if self._writing else None
         watch(self._loop, self._socket, readable, writable)
@@ -303,7 +303,7 @@ def watch(
     readable: Callable[[], None] | None,
     writable: Callable[[], None] | None,
 ) -> None:
-    """Have a loop call functions as long as a socket can be read, or written; None for nothing."""
+    """Register functions that a loop calls while a socket is readable or writable; None for neither."""
     if isinstance(loop, RelayLoop):
         loop.watch(end.fileno(), readable, writable)
         return

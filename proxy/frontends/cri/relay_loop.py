@@ -86,7 +86,7 @@ class _RelaySelector(selectors.BaseSelector):
                         readable()
                     else:
                         self._both(fd, event)
-                except Exception as error:  # noqa: BLE001  as asyncio does with a callback: the loop goes on
+                except Exception as error:  # noqa: BLE001  as asyncio does with a callback: the loop continues
                     self._report({"message": "a watched socket's function failed", "exception": error})
             if others:
                 return self._others.select(0)
@@ -137,7 +137,7 @@ class RelayLoop(asyncio.SelectorEventLoop):
         super().__init__(self._relayed)
 
     def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
-        """Have functions called from now on, instead of those that were given before.
+        """Register functions to call from now on, instead of the previous ones.
 
         What they raise goes to the loop's exception handler; the socket is still watched.
 

@@ -195,7 +195,7 @@ class RegistrationServer:
         self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="forwarded")
 
     def _wait(self, resource: str, path: Path, context: grpc.ServicerContext) -> None:
-        """Have the loop register the plug-in."""
+        """Register the plug-in on the event loop."""
 
         async def registering() -> None:
             async with asyncio.timeout(WAIT_S):

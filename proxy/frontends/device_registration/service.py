@@ -81,7 +81,7 @@ class DevicePluginService:
             self._shim = RegistrationServer(self._shim_directory, self._register, executor.telemetry, taken)
 
     async def run(self) -> None:
-        """Listen, as soon as the sockets can be had, and watch other managers."""
+        """Listen as soon as the sockets can be bound, and watch other managers."""
         await self._opened(self._server.open, self._directory)
         if self._shim is not None:
             await self._opened(self._shim.open, self._shim_directory)

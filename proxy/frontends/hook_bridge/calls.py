@@ -138,7 +138,7 @@ class HookBridge:
     def _placed(
         self, call: HeldCall, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
     ) -> Container | None:
-        """Apply what hooks want to a placement; None where the call has been answered or let go.
+        """Apply what hooks want to a placement; None where the call has been answered or forwarded.
 
         Args:
             call: The call.

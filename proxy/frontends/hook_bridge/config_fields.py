@@ -1,7 +1,7 @@
 """The parts of pod and container configurations as hooks see them.
 
 A part is read from a ``PackedMessage``: bytes that become a message once, for all parts of it together, when
-the first of them is looked at.
+the first of them is accessed.
 """
 
 from __future__ import annotations

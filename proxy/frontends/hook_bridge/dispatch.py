@@ -72,7 +72,7 @@ class HookDispatcher:
         return container_id in self.executor.state.containers and not self.following.lacks(container_id)
 
     async def look_up(self, target: str, *, adopt: bool = True) -> None:
-        """Have a container (or a sandbox, which is never adopted) and its facts known, if that can be."""
+        """Find out the facts of a container, or of a sandbox, which is never adopted, where possible."""
         if adopt and target not in self.executor.state.containers:
             await self._adopt(target)
         if self.following.lacks(target):
@@ -146,7 +146,7 @@ class HookDispatcher:
     def apply(
         self, call: HeldCall, outcome: Outcome, refused: Callable[[str], None] = lambda words: None
     ) -> Outcome | None:
-        """Have a call's message be as hooks want it.
+        """Adjust the message of a call as hooks want it.
 
         Args:
             call: The call.

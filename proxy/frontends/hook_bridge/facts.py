@@ -1,7 +1,7 @@
 """The facts that hooks are called with, from messages, from what is remembered, and from the state.
 
 Nothing here is decoded that no hook looks at, but for what must be a plain value at once: image and resources
-of a container that exists. Everything is made on the event loop and may be looked at from any thread.
+of a container that exists. Everything is made on the event loop and may be read from any thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def pod_facts(
 
 
 def unread_pod_facts(pod: Pod, config: PackedMessage[pb.PodSandboxConfig], handler: str = "") -> PodFacts:
-    """Return the facts of a pod, whose labels and annotations are read when they are looked at."""
+    """Return the facts of a pod, whose labels and annotations are read at the first access."""
     labels, annotations = LazyMap(config_fields.labels_of, config), LazyMap(annotations_of, config)
     return pod_facts(pod, labels, annotations, handler)
 
@@ -92,7 +92,7 @@ def unread_container_facts(
     unread: PackedMessage[pb.ContainerConfig],
     resources: Resources,
 ) -> ContainerFacts:
-    """Return the facts of a container, most of which are read when they are looked at.
+    """Return the facts of a container, most of which are read at the first access.
 
     Args:
         identity: Its id, name, attempt and phase.

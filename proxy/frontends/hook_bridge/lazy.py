@@ -21,7 +21,7 @@ _Values = TypeVar("_Values", bound=Collection[Any])
 
 
 class _Lazy(Generic[_Values]):
-    """A collection that is read when it is first looked at."""
+    """A collection that is read at the first access."""
 
     __slots__ = ("_load", "_origin", "_values")
 
@@ -39,7 +39,7 @@ class _Lazy(Generic[_Values]):
     def _all(self) -> _Values:
         values = self._values
         if values is None:
-            # Another thread may have read it meanwhile, and let go of the origin: values come first.
+            # Another thread may have read it meanwhile, and dropped the origin: check the values first.
             origin = self._origin
             if (values := self._values) is None:
                 values = self._values = self._load(origin)
@@ -64,7 +64,7 @@ class _Lazy(Generic[_Values]):
 
 
 class LazyMap(_Lazy[dict[str, _V]], Mapping[str, _V]):
-    """A map of texts that is read when it is first looked at; it compares and prints as a dict."""
+    """A map of texts that is read at the first access; it compares and prints as a dict."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]  # as a dict
@@ -83,7 +83,7 @@ class LazyMap(_Lazy[dict[str, _V]], Mapping[str, _V]):
 
 
 class LazyList(_Lazy[tuple[_T, ...]], Sequence[_T]):
-    """A list that is read when it is first looked at; it compares, hashes and prints as a tuple."""
+    """A list that is read at the first access; it compares, hashes and prints as a tuple."""
 
     __slots__ = ()
 

@@ -26,7 +26,7 @@ _PAGES = re.compile(r"hugepages-([0-9]+)([KMGT])i")
 
 
 def resources_of(message: pb.LinuxContainerResources | hook_pb.LinuxContainerResources) -> Resources:
-    """Read what a request says; huge pages and unified are read when they are looked at."""
+    """Read what a request says; huge pages and unified are read at the first access."""
     return Resources(
         message.cpu_period,
         message.cpu_quota,

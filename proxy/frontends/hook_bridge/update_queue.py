@@ -2,8 +2,8 @@
 
 Without hooks, updates go to the runtime as they come. A hook that takes longer for the first than for the
 second must not reverse them: the last request is to be in effect. So where hooks do not answer at once, the
-updates of the container that come next wait in line, each until the one before has gone on or is over. That
-is as long as hooks may take, and no call of another container waits.
+later updates of the container wait in a queue, each until the previous one has been forwarded or has ended.
+That is as long as hooks may take, and no call of another container waits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UpdateQueue:
         """The last in line of each container that has a line."""
 
     def update(self, call: HeldCall, container_id: str, go: Handle) -> None:
-        """Have hooks called for an update, when it is its turn."""
+        """Call hooks for an update when its turn comes."""
         answers = None
         if container_id not in self._last and self._dispatcher.knows(container_id):
             answers = self._ask(call, container_id, go)

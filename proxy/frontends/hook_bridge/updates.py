@@ -60,7 +60,7 @@ class _Wanted:
     by: dict[str, str] = field(default_factory=dict)
 
     def add(self, update: Update, by: Mapping[str, str]) -> None:
-        """Have newer wishes go before older ones."""
+        """Let newer requests override older ones."""
         for name in ("cpus", *_LIMITS):
             if (value := getattr(update, name)) is not LEAVE:
                 self.fields[name] = value
@@ -129,7 +129,7 @@ class Updates:
             self._runs = False
 
     def _put_back(self, container_id: str, wanted: _Wanted) -> None:
-        """Have it wait on, behind the others; what has come meanwhile is newer."""
+        """Let it wait again, behind the others; requests that came meanwhile are newer."""
         newer = self._waiting.pop(container_id, None)
         if newer is not None:
             wanted.fields |= newer.fields

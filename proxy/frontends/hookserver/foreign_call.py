@@ -68,7 +68,7 @@ class ForeignCall:
     # -- called by the code that decides ------------------------------------------------------------------
 
     def change(self, body: Any) -> None:
-        """Have another answer from now on."""
+        """Replace the answer."""
         self.body = body
 
     def seen_by_hooks(self) -> Any:
@@ -85,7 +85,7 @@ class ForeignCall:
             self._outcome.set_result(body)
 
     def refuse(self, code: int, message: str) -> None:
-        """Have the peer not make the call."""
+        """Answer so that the peer does not make the call."""
         if not self.decided:
             self._end(None)
             self._outcome.set_exception(HookCallRefusedError(code, message))

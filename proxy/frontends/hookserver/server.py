@@ -126,7 +126,7 @@ class Server:
         return ask
 
     async def _answered(self, name: str, answer: Answer, asked: Any, limit: float) -> Any:
-        """Have a request answered in time; runs on the loop."""
+        """Answer a request in time; runs on the loop."""
         executor = self._executor
         executor.telemetry.count(metrics.HOOK_SERVER_REQUESTS)
         try:

@@ -43,7 +43,7 @@ class HookServerRunner:
         self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Start, as soon as the socket can be had; returns when it has."""
+        """Start as soon as the socket can be bound; returns when it is bound."""
         pauses = RetryDelays(RETRY)
         while True:
             try:
@@ -56,7 +56,7 @@ class HookServerRunner:
         """Listen.
 
         Raises:
-            CannotCreateError, PermissionDeniedError: The socket cannot be had; nothing is left behind.
+            CannotCreateError, PermissionDeniedError: The socket cannot be bound; nothing remains open.
         """
         self._server.socket.wanted = True
         await asyncio.to_thread(self._server.socket.open)

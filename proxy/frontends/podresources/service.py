@@ -42,7 +42,7 @@ class PodResourcesService:
         return self._executor.state if self._executor.reconciled.is_set() else None
 
     async def run(self) -> None:
-        """Listen, as soon as the socket can be had; returns when it does."""
+        """Listen as soon as the socket can be bound; returns when it is bound."""
         pauses, telemetry = RetryDelays(RETRY), self._executor.telemetry
         while True:
             try:

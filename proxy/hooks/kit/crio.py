@@ -20,7 +20,7 @@ class Wish:
         quota_off: No CFS quota.
         irqs: Empty; ``disable``: no interrupts on its CPUs; ``housekeeping``: only on the first core's.
         balance_off: No load balancing.
-        latency: What ``pm_qos_resume_latency_us`` of its CPUs shall hold; empty for nothing.
+        latency: The value for ``pm_qos_resume_latency_us`` of its CPUs; empty for none.
         governor: Frequency governor; empty for nothing.
     """
 
@@ -74,7 +74,7 @@ def _irqs(values: Mapping[str, str], problems: list[str]) -> str:
 
 
 def _latency(values: Mapping[str, str], problems: list[str]) -> str:
-    """Return what the kernel's file shall hold: ``n/a`` is no latency at all, 0 is no limit."""
+    """Return the value for the kernel's file: ``n/a`` permits no latency at all, 0 sets no limit."""
     value = values.get("cpu-c-states")
     if value is None:
         return ""

@@ -3,7 +3,7 @@
 Theory. The kernel may deliver an interrupt to any CPU of its affinity. It is kept off CPUs by taking them out
 of that; where nothing would be left, it may go to all online CPUs but those. Interrupts that come later (a
 driver is loaded, a queue is opened) start with the default affinity, so that is narrowed as well, and what
-such an interrupt shall have once the CPUs are free again is the default as it was.
+such an interrupt gets, once the CPUs are free again, is the original default.
 
 Interrupts that cannot be moved: those whose affinity the kernel manages itself (queues of many NVMe and
 network drivers; a write fails with EIO), and per-CPU ones (timers, which are not in the list).
@@ -34,7 +34,7 @@ READ_ONLY = (
 
 @dataclass(frozen=True, slots=True)
 class MovedIrqs:
-    """What came of a claim.
+    """The result of a claim.
 
     Attributes:
         written: Interrupts (and the default) that were written.
@@ -88,7 +88,7 @@ class Irqs:
             return _judged(held)
 
     def _wishes(self, banned: CpuSet, online: CpuSet) -> dict[Path, str]:
-        """Say what files shall hold while CPUs are banned; those that keep their own are left out."""
+        """Return the content of files while CPUs are banned; files that keep their own are left out."""
         files = self._files()
         self._take_over(files)
         wishes: dict[Path, str] = {}
@@ -137,7 +137,7 @@ def mask_from(text: str) -> CpuSet:
     """Read such a mask.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a mask.
     """
     first, *others = text.strip().split(",")
     return CpuSet.from_bits(int("".join((first, *(group.zfill(8) for group in others))), 16))

@@ -29,7 +29,7 @@ Put: TypeAlias = Callable[[Path, str], None]
 
 @dataclass(frozen=True, slots=True)
 class SettingsHold:
-    """What came of one ``KernelSettings.hold``.
+    """The result of one ``KernelSettings.hold``.
 
     Attributes:
         written: Files that were written, those given back too.
@@ -75,7 +75,7 @@ class KernelSettings:
             return self._own(path)[0]
 
     def born(self, path: Path, own: str) -> None:
-        """Take over a file that came into the world with one of our values: this is what it had got else."""
+        """Take over a file that the kernel created with one of our values: record the value without us."""
         with self._lock:
             _, now = self._own(path)
             if now is not None and str(path) not in self._known and own != now:

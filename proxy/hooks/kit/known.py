@@ -78,7 +78,7 @@ class Known:
         return []
 
     def of_pod(self, uid: str) -> list[Member]:
-        """Return the containers of a pod; nothing for an empty uid, which is no pod's name."""
+        """Return the containers of a pod; none for an empty uid, which identifies no pod."""
         with self._lock:
             return [member for member in self._members.values() if uid and member.uid == uid]
 

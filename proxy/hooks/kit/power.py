@@ -35,7 +35,7 @@ class Power:
         """Set what owners wish for their CPUs, and give all other CPUs back what they had.
 
         Raises:
-            HookError: What some files shall hold they do not; all others do.
+            HookError: Some files could not be written; all others have been.
         """
         wishes: dict[Path, str] = {}
         lacks: list[str] = []

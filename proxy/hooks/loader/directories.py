@@ -33,7 +33,7 @@ class Candidate:
         server: It names a server; else it is Python.
         null: It is a link to /dev/null.
         lack: What is to do before it can be trusted; empty if nothing.
-        cause: Why it cannot be looked at; empty if it can.
+        cause: Why it cannot be examined; empty if it can.
         signature: Differs as soon as anything else may be in it.
     """
 

@@ -1,7 +1,7 @@
 """Loading a hook file: from its text to a hook.
 
 A file is run in a thread of its own, with a deadline: what hangs in it costs nothing but itself, as far as
-Python lets that be (a thread cannot be ended from outside while it waits in C; it is left behind, at most one
+Python permits that (a thread cannot be ended from outside while it waits in C; it keeps running, at most one
 for each version of a file). Its module has a name that no import statement can say, and is known only as
 long as that version is in use. Nothing is written next to the file, and nothing of its directory can be
 imported.

@@ -63,7 +63,7 @@ def keys_of(settings: Any) -> list[Key]:
         settings: What the file calls ``Settings``.
 
     Raises:
-        HookError: It is no dataclass, or a field is of a type that cannot be; the cause alone.
+        HookError: It is not a dataclass, or the type of a field is not supported; the cause alone.
     """
     if not isinstance(settings, type) or not dataclasses.is_dataclass(settings):
         raise HookError("Settings is not a dataclass: put @dataclass above it")
@@ -145,7 +145,7 @@ def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
     """Return what a type wants in words, and what reads it.
 
     Raises:
-        ValueError: It is none that can be configured.
+        ValueError: Values of this type cannot be configured.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType) and len(args) == 2 and types.NoneType in args:

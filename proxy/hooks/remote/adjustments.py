@@ -79,7 +79,7 @@ def container_claims(
         after: That with its answer.
 
     Raises:
-        HookError: A list of CPUs or nodes is none.
+        HookError: A list of CPUs or nodes is invalid.
     """
     dropped: dict[str, str] = {}
     wanted: dict[str, Any] = {

@@ -108,7 +108,7 @@ def resources_message(resources: Resources) -> pb.LinuxContainerResources:
 def put_texts(
     into: MutableMapping[str, str], values: Mapping[str, str], changes: Mapping[str, Any] | None = None
 ) -> None:
-    """Put texts into a map of a message, and what hooks have set over them; leave out what is no text."""
+    """Put texts into a map of a message, and what hooks have set over them; leave out what is not text."""
     try:
         into.update(values)
     except UnicodeEncodeError:

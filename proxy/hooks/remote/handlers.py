@@ -48,7 +48,7 @@ _SANDBOX = (PreRunPodSandbox, PostStopPodSandbox)
 
 @dataclass(slots=True)
 class Remote:
-    """One server, and the fields that it tries to set in vain.
+    """One server, and the fields that it tries to set without success.
 
     Attributes:
         name: The hook's name.
@@ -72,7 +72,7 @@ class Remote:
             try:
                 reported = build(event, so_far)
                 request = reported.SerializeToString()
-            except ValueError as error:  # a name that is no text, a number that has no place
+            except ValueError as error:  # a name that is not text, a number that is too large
                 raise HookError(f"cannot call {method} at {self.client.path}: {error}") from None
             if len(request) > LARGEST:
                 cause = f"the request has {len(request)} bytes, and {LARGEST} is the most"
@@ -106,7 +106,7 @@ def decoded(kind: type[Any], content: bytes) -> Any:
     """Decode an answer.
 
     Raises:
-        HookError: It is no message, or one of another type: a field of the type is on the wire as another
+        HookError: It is not a message, or one of another type: a field of the type is on the wire as another
             kind of value, which decoding alone takes for one that it does not know.
     """
     try:

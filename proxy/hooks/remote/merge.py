@@ -51,7 +51,9 @@ def merge_answer(sent: Request, answer: Response) -> Request:
             return _container(sent, answer)
         case _:
             kinds = type(answer).__name__, type(sent).__name__
-            raise HookError("cannot use the answer of a hook server: a {} is none to a {}".format(*kinds))
+            raise HookError(
+                "cannot use the answer of a hook server: a {} does not answer a {}".format(*kinds)
+            )
 
 
 def merge_resources(had: Resources | None, answer: Resources | None) -> Resources | None:

@@ -53,7 +53,7 @@ class Peer:
             timeout: Seconds to wait for a place in the queue of a busy server.
 
         Raises:
-            OSError: No process answers, or the socket cannot be looked at.
+            OSError: No process answers, or the socket cannot be examined.
         """
         found = self._path.stat()
         seen = _seen(found)

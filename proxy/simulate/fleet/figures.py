@@ -1,4 +1,4 @@
-"""What came of a run, in numbers."""
+"""The results of a run, in numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FleetFigures:
 
 
 def figures_of(run: FleetRun) -> FleetFigures:
-    """Count what came of a run."""
+    """Count the results of a run."""
     fates = Counter(record.fate for record in run.records)
     rejected = Counter(record.reason for record in run.records if record.fate is PodFate.REJECTED)
     last = run.samples[-1]

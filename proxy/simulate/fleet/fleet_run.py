@@ -157,7 +157,7 @@ class FleetRun:
     def play(
         self, pods: Sequence[FleetPod], times: Sequence[tuple[float, float]], step: Callable[[], object]
     ) -> None:
-        """Have pods come.
+        """Let pods arrive.
 
         Args:
             pods: The pods.
@@ -185,7 +185,7 @@ class FleetRun:
         self._sample(last)
 
     def _depart(self, leaving: _Leaving, times: Sequence[tuple[float, float]]) -> None:
-        """Have a pod leave, and try those again that wait."""
+        """Remove a pod, and retry the pods that wait."""
         now, _, at, gone = heapq.heappop(leaving)
         host = self.hosts[at]
         host.state = without_pod(host.state, gone.pod.guest.arrival.pod.sandbox_id)
@@ -233,7 +233,7 @@ class FleetRun:
         return True
 
     def _arrive(self, at: int, record: FleetPodResult, arrival: ArrivingPod, now: float) -> bool:
-        """Have a node admit a pod; return whether it did."""
+        """Let a node admit a pod; return whether it did."""
         host, pod = self.hosts[at], record.pod
         outcome = dry_run(host.state, arrival)
         record.node, record.bound = host.name, now

@@ -169,7 +169,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         self._publish(at, host)
 
     def _publish(self, at: int, host: Host) -> None:
-        """Have a node publish what is free."""
+        """Publish the free resources of a node."""
         node = host.node
         devices = _devices(host) if host.state.devices.registered else {}
         shown = self._shown[at]

@@ -92,7 +92,7 @@ def test_a_group_that_is_not_the_containers_own_is_none(tmp_path: Path) -> None:
         (f"3:cpuset:/../{ID}\n", 7, "not seen below"),
         (f"3:cpuset:/a/{ID} (deleted)\n", 7, "in no group"),
         (f"3:cpuset:/x/../{ID}\n", 7, "not seen below"),
-        ("3:cpuset:/\n", 9, "cannot be looked at"),
+        ("3:cpuset:/\n", 9, "cannot be read"),
     ],
 )
 def test_why_it_is_not_found(tmp_path: Path, lines: str, pid: int, why: str) -> None:

@@ -121,7 +121,7 @@ def test_the_running_kubelets_word_goes_before_its_file(
     got = seen(beside(tmp_path, configz=pods_server.url))
     assert (got.policy, got.held, got.sources["policy"]) == ("none", {}, "kubelet's configz")
     assert len(got.problems) == 2
-    assert "topologyManagerScope: 5 is none of" in got.problems[0]
+    assert "topologyManagerScope: 5 is not one of" in got.problems[0]
     assert "was written under policy static" in got.problems[1]
 
 

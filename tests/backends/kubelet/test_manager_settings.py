@@ -44,10 +44,10 @@ def test_what_is_not_said_is_none() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("cpuManagerPolicy", 7, "cpuManagerPolicy: 7 is none of none, static"),
-        ("cpuManagerPolicy", "Static", "cpuManagerPolicy: 'Static' is none of none, static"),
-        ("topologyManagerPolicy", {}, "topologyManagerPolicy: an object is none of none, best-effort"),
-        ("topologyManagerScope", "node", "topologyManagerScope: 'node' is none of container, pod"),
+        ("cpuManagerPolicy", 7, "cpuManagerPolicy: 7 is not one of none, static"),
+        ("cpuManagerPolicy", "Static", "cpuManagerPolicy: 'Static' is not one of none, static"),
+        ("topologyManagerPolicy", {}, "topologyManagerPolicy: an object is not one of none, best-effort"),
+        ("topologyManagerScope", "node", "topologyManagerScope: 'node' is not one of container, pod"),
         ("cpuManagerPolicyOptions", ["a"], "cpuManagerPolicyOptions: a list is not a list of options"),
         ("cpuManagerPolicyOptions", {"a": {}}, "cpuManagerPolicyOptions: an object is not a value of 'a'"),
         ("reservedSystemCPUs", "0-", "reservedSystemCPUs: '0-' is not a list of ids"),

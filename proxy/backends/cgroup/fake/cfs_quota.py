@@ -1,10 +1,10 @@
 """The kernel's rules about CFS quotas, on files in an ordinary directory.
 
 In the order in which the kernel checks (kernel 6.18, v1 seen on a real mount): what is not a number, a quota
-or a period of less than a millisecond, a period of more than a second: EINVAL; any negative quota is none.
-v1: the root is fixed, and a group's ratio of quota to period may not exceed that of its nearest ancestor that
-has a quota, nor fall short of one below: EINVAL. On v2 any value is taken. An imitated v1 tree has cpu and
-cpuset in one hierarchy, as a mount of both controllers would have.
+or a period of less than a millisecond, a period of more than a second: EINVAL; any negative quota means no
+quota. v1: the root is fixed, and a group's ratio of quota to period may not exceed that of its nearest
+ancestor that has a quota, nor fall short of one below: EINVAL. On v2 any value is taken. An imitated v1 tree
+has cpu and cpuset in one hierarchy, as a mount of both controllers would have.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class FakeCgroupFiles:
         return partitions.load(self._root)
 
     def _keep_table(self, after: partitions.Table) -> None:
-        """Have all files say what partitions there are now."""
+        """Write the current partitions into all files."""
         before = partitions.load(self._root)
         if before != after:
             partitions.save(self._root, after)
@@ -164,7 +164,7 @@ class FakeCgroupFiles:
         self._spread("", "cpuset.cpus")
 
     def gone(self, path: str) -> None:
-        """A group has been removed; if it was a partition, it is none any more (lock held)."""
+        """A group has been removed; if it was a partition, drop that state (lock held)."""
         table = partitions.load(self._root)
         if path in table:
             self._keep_table({k: v for k, v in table.items() if k != path})

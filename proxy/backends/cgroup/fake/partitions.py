@@ -3,7 +3,7 @@
 As seen on Linux 6.12 (the theory is in ``proxy.backends.cgroup.partitions``), without exclusive sets as on
 6.1:
 
-* any write of ``root`` or ``isolated`` is taken; what came of it is in the file, with the reason;
+* any write of ``root`` or ``isolated`` is accepted; the file then holds the result, with the reason;
 * a partition takes its CPUs out of the effective sets of all groups outside;
 * a sibling that comes to name one of them makes it invalid, without a reason; the CPUs stay withheld, and
   with the next write of its list it runs where the others do; until ``member`` is written nothing helps;

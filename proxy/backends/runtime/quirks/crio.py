@@ -4,7 +4,7 @@
 the container lives. The monitor has a sibling of the container's group, ``crio-conmon-ID``, unless systemd
 has the monitors elsewhere (``conmon_cgroup`` in crio.conf(5)).
 
-**A group that is left behind.** With the systemd driver, the group of a sandbox without a process is no
+**Groups without controllers.** With the systemd driver, the group of a sandbox without a process is no
 scope, and only CRI-O knows of it. When the pod's last container has ended, systemd removes the controllers
 from this group (cgroup v2): it has no CPUs that could be read or written.
 
