@@ -130,10 +130,10 @@ def sum_requests(requests: list[Request]) -> Request:
     return Request(cpu_shares=shares, cpu_quota=quota, cpu_period=_PERIOD_US)
 
 
-def owning_problem(pod: Pod, total: Request) -> str:
+def ownership_problem(pod: Pod, total: Request) -> str:
     """Return why a pod may not own CPUs; empty where it may."""
     if pod.asks is not None:
-        return qos_defaults.owning_problem(pod.qos, pod.asks)
+        return qos_defaults.ownership_problem(pod.qos, pod.asks)
     limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED
     if limited and whole_cpus(total):
         return ""
@@ -168,7 +168,7 @@ def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSe
             f" {counted(may, 'whole CPU')} together (admission.resourceStatus is bounded)"
         )
         return Breach(AdmissionRule.REQUEST, words)
-    problem = owning_problem(pod, known) if pod.qos in STRICT else ""
+    problem = ownership_problem(pod, known) if pod.qos in STRICT else ""
     return Breach(AdmissionRule.WHOLE_CPUS, problem) if problem else None
 
 

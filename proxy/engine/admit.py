@@ -25,7 +25,7 @@ from proxy.allocation.providers.devices import DeviceProvider
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.admission import (
-    owning_problem,
+    ownership_problem,
     permitted_claim,
     rejection_verdict,
     rejects_claims,
@@ -113,7 +113,7 @@ def admit(
         known = with_earlier_decision(pod, before)
         return PodAdmission(Verdict(), known, state.with_pod(known))
     if owns_cpus_as_pod(state.node, pod) and request_is_known(pod, total):
-        if problem := owning_problem(pod, total):
+        if problem := ownership_problem(pod, total):
             verdict = Verdict(
                 GrpcStatus.INVALID_ARGUMENT, "InvalidCPURequest", f"cannot place {pod.ref}: {problem}"
             )

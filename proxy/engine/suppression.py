@@ -24,8 +24,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Pool, QosClass
-from proxy.pools.be_suppression import THRESHOLD, Usage, budget, how_many, is_be, suppressed
-from proxy.pools.cpu_location import CpuLocation, seats_of
+from proxy.pools.be_suppression import THRESHOLD, Usage, budget, choose_cpus, cpu_count_for, is_be
+from proxy.pools.cpu_location import CpuLocation, locations_of
 from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.shared import AnnotatedCpus, Withheld
 
@@ -76,7 +76,7 @@ class BeSuppression(Struct, frozen=True):
         quota: The CFS quota in effect above BE pods; None where that is not known.
         written: Groups with a quota of ours, which has to be removed; the ledger has them.
         change: The last change of what BE pods have.
-        seats: A machine and its CPUs, computed once.
+        locations: A machine and its CPUs, computed once.
     """
 
     reading: UsageReading | None = None
@@ -86,7 +86,7 @@ class BeSuppression(Struct, frozen=True):
     quota: int | None = None
     written: frozenset[str] = frozenset()
     change: SuppressionChange | None = None
-    seats: tuple[Machine | None, tuple[CpuLocation, ...]] = (None, ())
+    locations: tuple[Machine | None, tuple[CpuLocation, ...]] = (None, ())
 
     @classmethod
     def load(cls, record: object) -> BeSuppression:
@@ -163,15 +163,15 @@ def measured(
 
 def _narrow(known: BeSuppression, state: NodeState, milli: int, why: str) -> SuppressionStep:
     pool, now, machine = state.pools.be, state.pools.of(Pool.BE), state.node.machine
-    if known.seats[0] is not machine:
-        known = structs.replace(known, seats=(machine, seats_of(machine)))
-    count = how_many(milli, len(now), len(machine.online))
-    if count > len(now) >= how_many(milli - SLACK_MILLI, len(now), len(machine.online)):
+    if known.locations[0] is not machine:
+        known = structs.replace(known, locations=(machine, locations_of(machine)))
+    count = cpu_count_for(milli, len(now), len(machine.online))
+    if count > len(now) >= cpu_count_for(milli - SLACK_MILLI, len(now), len(machine.online)):
         return known, ()
     if count >= len(pool):
         return known, (LimitPool(None, why),)
     lsr = [AnnotatedCpus(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.hard]
-    limit = suppressed(known.seats[1], lsr, Withheld(reserved=machine.online - pool), milli, now)
+    limit = choose_cpus(known.locations[1], lsr, Withheld(reserved=machine.online - pool), milli, now)
     return known, (LimitPool(limit, why),) if limit else ()
 
 

@@ -31,7 +31,7 @@ from proxy.observe.koordinator_kubelet import (
     topology_policy,
 )
 from proxy.observe.koordinator_zones import Amounts, Zone, kubelet_reserve, with_reserve, zones_of
-from proxy.pools.cpu_location import CpuLocation, groups_of, seats_of
+from proxy.pools.cpu_location import CpuLocation, groups_of, locations_of
 from proxy.pools.node_keys import (
     NUMA_RESERVATION,
     RESERVATION,
@@ -87,14 +87,14 @@ class NodeFacts(Struct, frozen=True):
     basic: Mapping[str, object] = field(default_factory=dict)
 
 
-def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str]:
+def picture(locations: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str]:
     """Draw up the annotations of a node, as JSON by key; what is wrong with its own counts as not set.
 
     Args:
-        seats: Its online CPUs.
+        locations: Its online CPUs.
         facts: What else is known.
     """
-    there = tuple(sorted(seats))
+    there = tuple(sorted(locations))
     topology = topology_of(there)
     policy = manager_policy(facts.kubelet, topology)
     reserved, _ = node_reservation(facts.annotations, topology)
@@ -107,7 +107,7 @@ def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str]:
     allocs = sorted((*kubelets, *facts.chosen), key=lambda alloc: alloc.uid)
     annotations = {
         BASIC_INFO: _json({"hyperThreadEnabled": _has_siblings(there), **facts.basic}),
-        CPU_TOPOLOGY: _json({"detail": [_seat(seat) for seat in there]}),
+        CPU_TOPOLOGY: _json({"detail": [_location(location) for location in there]}),
         SHARED_POOLS: write_pools(pools.shared),
         BE_POOLS: write_pools(pools.be),
         MANAGER_POLICY: _json(_reserving(policy, facts.kept).data()),
@@ -124,7 +124,7 @@ def picture(seats: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str]:
 
 def zones(machine: Machine, facts: NodeFacts) -> tuple[Zone, ...]:
     """Draw up the zones of a node."""
-    whole = zones_of(machine, seats_of(machine))
+    whole = zones_of(machine, locations_of(machine))
     if facts.labels.get(NUMA_RESERVATION) != "true":
         return whole
     return with_reserve(whole, kubelet_reserve(facts.capacity, facts.allocatable))
@@ -135,7 +135,7 @@ def node_resource_topology(machine: Machine, facts: NodeFacts) -> dict[str, obje
     metadata: dict[str, object] = {
         "name": facts.name,
         "labels": {MANAGED_BY: MANAGER, **_copied(facts.labels)},
-        "annotations": picture(seats_of(machine), facts),
+        "annotations": picture(locations_of(machine), facts),
     }
     if facts.uid:
         owner: dict[str, object] = {"apiVersion": "v1", "kind": "Node", "name": facts.name, "uid": facts.uid}
@@ -158,12 +158,12 @@ def _copied(labels: Mapping[str, str]) -> dict[str, str]:
     return {key: labels[key] for key in (NUMA_RESERVATION,) if labels.get(key)}
 
 
-def _seat(seat: CpuLocation) -> dict[str, int]:
-    return {"id": seat.cpu, "core": seat.core, "socket": seat.socket, "node": seat.node}
+def _location(location: CpuLocation) -> dict[str, int]:
+    return {"id": location.cpu, "core": location.core, "socket": location.socket, "node": location.node}
 
 
-def _has_siblings(seats: Iterable[CpuLocation]) -> bool:
-    places = [(seat.socket, seat.core) for seat in seats]
+def _has_siblings(locations: Iterable[CpuLocation]) -> bool:
+    places = [(location.socket, location.core) for location in locations]
     return len(set(places)) < len(places)
 
 

@@ -126,10 +126,11 @@ def _packed(topology: CpuTopology, count: int) -> CpuSet:
         return CpuSet()
 
 
-def topology_of(seats: Iterable[CpuLocation]) -> CpuTopology:
-    """Give the seats as the allocator reads a machine; caches are not known and do not matter here."""
+def topology_of(locations: Iterable[CpuLocation]) -> CpuTopology:
+    """Give the locations as the allocator reads a machine; caches are not known and do not matter here."""
     return CpuTopology.of_rows(
-        CpuRow(seat.cpu, seat.core, seat.socket, seat.node, seat.socket) for seat in seats
+        CpuRow(location.cpu, location.core, location.socket, location.node, location.socket)
+        for location in locations
     )
 
 

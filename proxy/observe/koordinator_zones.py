@@ -53,11 +53,11 @@ def _shown(name: str, milli: int) -> str:
     return show_quantity(milli, milli=True) if name == CPU else show_quantity(milli // 1000)
 
 
-def zones_of(machine: Machine, seats: Iterable[CpuLocation]) -> tuple[Zone, ...]:
+def zones_of(machine: Machine, locations: Iterable[CpuLocation]) -> tuple[Zone, ...]:
     """Give the zones of a machine, ascending by id, with nothing kept back."""
     cpus: dict[int, int] = {}
-    for seat in seats:
-        cpus[seat.node] = cpus.get(seat.node, 0) + 1
+    for location in locations:
+        cpus[location.node] = cpus.get(location.node, 0) + 1
     found = []
     for node in machine.nodes:
         capacity = {CPU: 1000 * cpus.get(node.id, 0), **_memory(node)}

@@ -24,7 +24,7 @@ from proxy.observe.device_capacity import capacity_page
 from proxy.observe.json_access import as_map
 from proxy.observe.koordinator import node_resource_topology
 from proxy.observe.node_facts import is_pinned, node_facts
-from proxy.pools.cpu_location import seats_of
+from proxy.pools.cpu_location import locations_of
 
 
 def describe_node(
@@ -48,7 +48,10 @@ def describe_node(
         "policies": _policies(node, manager or CpuManager()),
         "reservedCPUs": str(node.reserved | node.withheld),
         "freeCPUs": str(_free(state)),
-        "cpus": [[seat.cpu, seat.core, seat.socket, seat.node] for seat in seats_of(node.machine)],
+        "cpus": [
+            [location.cpu, location.core, location.socket, location.node]
+            for location in locations_of(node.machine)
+        ],
         "numaNodes": [_numa_node(each, node.machine) for each in node.machine.nodes],
         "memory": _memory(state),
         "devices": devices["zones"],

@@ -3,10 +3,10 @@
 See Koordinator v1.8.0 apis/extension/numa_aware.go and Volcano v1.12
 pkg/scheduler/plugins/numaaware/numaaware.go.
 
-Each reader takes the annotations of a pod and gives a value and what is wrong with them, in words; it never
-raises. A faulty annotation counts as absent, so that the caller decides what its pod is due: refused if it
+Each reader takes the annotations of a pod and returns a value and a defect that says what is wrong; it never
+raises. A faulty annotation counts as absent; the caller decides what happens to the pod: it is refused if it
 requested CPUs of its own, pooled otherwise. An annotation that names a CPU or a NUMA node that the machine
-cannot have is faulty, so no such set leaves this module.
+cannot have is faulty, so this module never returns such a set.
 
 Two spellings are read. Koordinator's code writes the NUMA nodes of a pod that shares CPUs as
 ``numaNodeResources``; its document calls them ``cpuSharedPools``, with a socket and a node each. Where the
@@ -50,9 +50,9 @@ class ResourceSpec(Struct, frozen=True):
     """How a pod wants its CPUs chosen.
 
     Attributes:
-        required: A policy without which the pod must not run.
-        preferred: A policy that it would like.
-        exclusive: The pods that it would rather not share with.
+        required: A policy that must be followed; otherwise the pod is refused.
+        preferred: A policy that is followed where possible.
+        exclusive: Which pods it prefers not to share cores or NUMA nodes with.
     """
 
     required: BindPolicy = BindPolicy.NONE
@@ -61,7 +61,7 @@ class ResourceSpec(Struct, frozen=True):
 
 
 class NodeShare(Struct, frozen=True):
-    """What a pod was given on one NUMA node.
+    """The amounts that a pod was assigned on one NUMA node.
 
     Attributes:
         node: The node's id.
@@ -76,10 +76,10 @@ class NodeShare(Struct, frozen=True):
 
 
 class ResourceStatus(Struct, frozen=True):
-    """What a scheduler gave to a pod.
+    """The CPUs and NUMA nodes that a scheduler assigned to a pod.
 
     Attributes:
-        text: The CPU list as it is written; empty where there is none.
+        text: The CPU list as written; empty where there is none.
         cpus: The same as a set.
         shares: Amounts by NUMA node, in their order.
         pools: NUMA nodes that the document's ``cpuSharedPools`` names, in their order.
@@ -115,7 +115,7 @@ class NumaSpec(Struct, frozen=True):
 
 
 class VolcanoWish(Struct, frozen=True):
-    """What Volcano's scheduler wishes; it is honoured as far as it can be.
+    """The preferences of Volcano's scheduler; they are followed as far as possible.
 
     Attributes:
         policy: None where none is given.
@@ -164,10 +164,10 @@ def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, InputDefect]
 def volcano_wish(
     annotations: Annotations, bounds: Bounds = ANY_MACHINE
 ) -> tuple[VolcanoWish, tuple[InputDefect, ...]]:
-    """Read Volcano's two annotations; a fault in one does not spoil the other.
+    """Read Volcano's two annotations; a fault in one does not affect the other.
 
     Args:
-        annotations: Of the pod.
+        annotations: The annotations of the pod.
         bounds: The NUMA nodes that may be named.
     """
     policy, problem = None, NO_FAULT
@@ -200,10 +200,10 @@ def _read(
 
 
 def one_of(kind: type[E], text: str, what: str) -> E:
-    """Return the value that a text means; ``None`` means nothing, as an empty text does.
+    """Return the enum value of a text; ``None`` is treated as an empty text.
 
     Raises:
-        UnknownValueError: It means none; the message names those that there are.
+        UnknownValueError: There is no such value; the message lists the values.
     """
     try:
         return kind("" if text == "None" else text)

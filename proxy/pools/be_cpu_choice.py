@@ -17,57 +17,57 @@ from collections.abc import Iterable
 from proxy.pools.cpu_location import CpuLocation
 
 
-def pick(count: int, seats: Iterable[CpuLocation]) -> tuple[int, ...]:
-    """Pick CPUs.
+def pick(count: int, locations: Iterable[CpuLocation]) -> tuple[int, ...]:
+    """Pick a number of CPUs.
 
     Args:
         count: How many.
-        seats: Those to pick from, in any order.
+        locations: The CPUs to pick from, in any order.
 
     Returns:
-        The CPUs in the order of picking; none where there are too few.
+        The CPUs in the order of picking; none if there are too few.
     """
-    there = tuple(seats)
-    if not 0 < count <= len(there):
+    cpus = tuple(locations)
+    if not 0 < count <= len(cpus):
         return ()
-    buckets = _buckets(there)
+    buckets = _buckets(cpus)
     pairs = [_pairs(bucket) for bucket in buckets]
     chosen: list[int] = []
-    at, found = 0, True
+    index, found = 0, True
     while count - len(chosen) >= 2:
-        if at == 0:
+        if index == 0:
             if not found:
                 break
             found = False
-        if pairs[at]:
-            chosen += pairs[at].pop(0)
+        if pairs[index]:
+            chosen += pairs[index].pop(0)
             found = True
-        at = (at + 1) % len(buckets)
+        index = (index + 1) % len(buckets)
     taken = set(chosen)
-    rest = [[seat.cpu for seat in bucket if seat.cpu not in taken] for bucket in buckets]
+    rest = [[location.cpu for location in bucket if location.cpu not in taken] for bucket in buckets]
     while len(chosen) < count:
-        if rest[at]:
-            chosen.append(rest[at].pop(0))
-        at = (at + 1) % len(buckets)
+        if rest[index]:
+            chosen.append(rest[index].pop(0))
+        index = (index + 1) % len(buckets)
     return tuple(chosen)
 
 
-def _buckets(seats: Iterable[CpuLocation]) -> list[list[CpuLocation]]:
-    """Sort the CPUs into buckets, by core in each."""
+def _buckets(locations: Iterable[CpuLocation]) -> list[list[CpuLocation]]:
+    """Sort CPUs into buckets by NUMA node and socket, and by core in each bucket."""
     found: dict[tuple[int, int], list[CpuLocation]] = {}
-    for seat in sorted(seats, key=lambda seat: (seat.core, seat.cpu)):
-        found.setdefault((seat.node, seat.socket), []).append(seat)
+    for location in sorted(locations, key=lambda location: (location.core, location.cpu)):
+        found.setdefault((location.node, location.socket), []).append(location)
     return sorted(found.values(), key=lambda bucket: (-len(bucket), bucket[0].cpu))
 
 
 def _pairs(bucket: list[CpuLocation]) -> list[tuple[int, int]]:
     """Return the siblings of a bucket two by two, each CPU once."""
     found: list[tuple[int, int]] = []
-    at = 0
-    while at + 1 < len(bucket):
-        first, second = bucket[at : at + 2]
+    index = 0
+    while index + 1 < len(bucket):
+        first, second = bucket[index : index + 2]
         together = first.core == second.core
         if together:
             found.append((first.cpu, second.cpu))
-        at += 2 if together else 1
+        index += 2 if together else 1
     return found

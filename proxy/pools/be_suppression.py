@@ -7,7 +7,7 @@ See Koordinator v1.8.0 pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.
 
 where the system is what the node uses beyond pods and host applications, and what is kept back is the larger
 of capacity - allocatable and the node's reservation. A smallest share of the capacity can be set. So BE pods
-live on what others leave, up to the threshold.
+use what other pods leave, up to the threshold.
 
 The budget is applied in one of two ways. As a CPU set: at least two CPUs; it shrinks at once, for
 others wait, and grows by a tenth of the machine at a time, for what is free now may be wanted again soon. As
@@ -41,14 +41,14 @@ IGNORE_PERCENT = 1
 
 
 class Usage(Struct, frozen=True):
-    """What a node has and uses.
+    """The CPU capacity and usage of a node.
 
     Attributes:
-        capacity, allocatable: Of the node.
-        reservation: What the node's annotation keeps back.
+        capacity, allocatable: The node's milli-CPUs.
+        reservation: The milli-CPUs that the node's annotation reserves.
         node: CPUs in use on the whole node.
         pods: CPUs in use by pod uid.
-        be_pods: Uids of BE pods; a uid that is not here is not BE, known or not.
+        be_pods: Uids of BE pods; every other uid counts as not BE.
     """
 
     capacity: int
@@ -65,10 +65,10 @@ def is_be(qos: QosClass, kube_qos: KubeQos) -> bool:
 
 
 def budget(usage: Usage, threshold: int = THRESHOLD, least: int | None = None) -> int:
-    """Compute what BE pods may use.
+    """Compute the CPU budget of BE pods.
 
     Args:
-        usage: The node.
+        usage: Capacity and usage of the node.
         threshold: Percent of the capacity that all may use together.
         least: Percent of the capacity that BE pods may use in any case; None for nothing.
 
@@ -83,8 +83,8 @@ def budget(usage: Usage, threshold: int = THRESHOLD, least: int | None = None) -
     return left if least is None else max(left, usage.capacity * least // 100)
 
 
-def how_many(milli: int, now: int, machine: int) -> int:
-    """Return the number of CPUs that a budget comes to.
+def cpu_count_for(milli: int, now: int, machine: int) -> int:
+    """Return the number of CPUs for a budget.
 
     Args:
         milli: The budget.
@@ -97,38 +97,42 @@ def how_many(milli: int, now: int, machine: int) -> int:
 
 def be_cpus(online: CpuSet, held: Iterable[AnnotatedCpus], withheld: Withheld) -> CpuSet:
     """Return all CPUs that BE pods may ever use: what they get back when nothing is suppressed."""
-    return online - _hard(held) - withheld.kubelet - withheld.reserved - withheld.system
+    return online - _lse_cpus(held) - withheld.kubelet - withheld.reserved - withheld.system
 
 
-def suppressed(
-    seats: Iterable[CpuLocation], held: Iterable[AnnotatedCpus], withheld: Withheld, milli: int, now: CpuSet
+def choose_cpus(
+    locations: Iterable[CpuLocation],
+    held: Iterable[AnnotatedCpus],
+    withheld: Withheld,
+    milli: int,
+    now: CpuSet,
 ) -> CpuSet:
     """Choose the CPUs for a budget.
 
     Args:
-        seats: The online CPUs.
+        locations: The online CPUs.
         held: CPUs of live pods.
-        withheld: What is taken out of the pools.
+        withheld: CPUs that the pools may not use.
         milli: The budget.
-        now: What the group above all BE pods has.
+        now: The CPUs that the group above all BE pods has.
 
     Returns:
         The CPUs; empty where too few are left, and then everything stays as it is.
     """
-    there, owners = tuple(seats), tuple(held)
-    free = be_cpus(CpuSet(seat.cpu for seat in there), owners, withheld)
+    every, owners = tuple(locations), tuple(held)
+    free = be_cpus(CpuSet(location.cpu for location in every), owners, withheld)
     lsr = CpuSet.from_bits(_bits(each.cpus for each in owners if each.qos is QosClass.LSR)) & free
     if not free:
         return CpuSet()
-    count = how_many(milli, len(now), len(there))
+    count = cpu_count_for(milli, len(now), len(every))
     from_lsr = count * len(lsr) // len(free)
-    chosen = pick(from_lsr, (seat for seat in there if seat.cpu in lsr))
+    chosen = pick(from_lsr, (location for location in every if location.cpu in lsr))
     others = free - lsr
-    chosen += pick(count - from_lsr, (seat for seat in there if seat.cpu in others))
+    chosen += pick(count - from_lsr, (location for location in every if location.cpu in others))
     return CpuSet(chosen)
 
 
-def _hard(held: Iterable[AnnotatedCpus]) -> CpuSet:
+def _lse_cpus(held: Iterable[AnnotatedCpus]) -> CpuSet:
     return CpuSet.from_bits(_bits(each.cpus for each in held if each.qos is QosClass.LSE))
 
 
@@ -140,7 +144,7 @@ def _bits(sets: Iterable[CpuSet]) -> int:
 
 
 def quota_for(milli: int, machine: int, now: int) -> int | None:
-    """Return the quota that a budget comes to.
+    """Return the CFS quota for a budget.
 
     Args:
         milli: The budget.
@@ -148,7 +152,7 @@ def quota_for(milli: int, machine: int, now: int) -> int | None:
         now: The quota that BE pods have together; -1 for none.
 
     Returns:
-        Microseconds; None where the change is not worth it.
+        Microseconds; None where the change is too small for a write.
     """
     wanted = max(LEAST_QUOTA, milli * PERIOD // 1000)
     if abs(wanted - now) * 100 < machine * PERIOD * IGNORE_PERCENT and wanted != LEAST_QUOTA:

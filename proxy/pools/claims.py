@@ -1,7 +1,7 @@
-"""What a container may claim: exclusive CPUs, or a pool.
+"""Decide what a container may claim: exclusive CPUs, or a pool.
 
-Koordinator's decision table (``decision_table``) says which; this is what its rows come to on a node whose
-pools are ours, with Kubernetes' own classes next to it:
+Koordinator's decision table (``decision_table``) says which. This is the effect of its rows on a node whose
+pools topoproxy manages, with Kubernetes' own classes added:
 
 1. Row 1 gives a pod the CPUs that its resource-status annotation names, whatever its label says. Of the QoS
 classes (``proxy.pools``) only LSE
@@ -34,7 +34,7 @@ from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.decision_table import DecisionRow, row_of
 
 STRICT = (QosClass.LSE, QosClass.LSR)
-"""Classes that would rather not run than run on CPUs that are not theirs."""
+"""Classes whose pods are refused rather than run on CPUs that are not theirs."""
 MOST_SHARES = 262_144
 
 
@@ -47,7 +47,7 @@ class Claim(Struct, frozen=True):
         count: How many CPUs to pick when ``cpus`` is None and the pool is OWN.
         per_pod: True when all containers of the pod own the same CPUs.
         hard: True when owned CPUs leave the BE pool too.
-        why: One sentence.
+        why: The reason, in one sentence.
         problem: What is wrong with what was requested, in words; the claim is then what remains of it.
         fatal: True when the problem refuses the container.
         within: CPUs that a pool is narrowed to.
@@ -74,7 +74,7 @@ def whole_cpus(request: Request) -> int:
     1.33 (quota -1 or 0): then only the shares are left.
     """
     if request.cpu_shares == MOST_SHARES:
-        # The kernel takes no more, so from 256 CPUs on only the limit counts.
+        # The kernel accepts no more shares, so from 256 CPUs on only the limit counts.
         count, rest = divmod(request.cpu_quota, request.cpu_period or 100_000)
         return count if count >= MOST_SHARES // 1024 and not rest else 0
     if request.cpu_shares < 1024 or request.cpu_shares % 1024:
@@ -138,7 +138,7 @@ def _named(pod: Pod, cpus: CpuSet) -> Claim:
 
 
 def pool_of(pod: Pod) -> tuple[Pool, str]:
-    """Return the pool of a pod that owns nothing and is bound to nothing, and why."""
+    """Return the pool of a pod without exclusive CPUs and without bound NUMA nodes, and the reason."""
     row = DecisionRow.BEST_EFFORT if pod.qos is QosClass.BE else row_of(pod.qos, pod.kube_qos)
     return _pool(row, pod.qos, pod.kube_qos)
 

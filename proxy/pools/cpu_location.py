@@ -26,8 +26,8 @@ class CpuLocation(Struct, frozen=True, order=True):
     node: int
 
 
-def seats_of(machine: Machine) -> tuple[CpuLocation, ...]:
-    """Return the seats of a machine's online CPUs, ascending by CPU."""
+def locations_of(machine: Machine) -> tuple[CpuLocation, ...]:
+    """Return the locations of a machine's online CPUs, ascending by CPU."""
     cores = {name: number for number, name in enumerate(machine.cores)}
     sockets = {name: number for number, name in enumerate(machine.packages)}
     lowest = min((node.id for node in machine.nodes), default=0)
@@ -46,10 +46,10 @@ def seats_of(machine: Machine) -> tuple[CpuLocation, ...]:
     )
 
 
-def groups_of(seats: Iterable[CpuLocation]) -> Groups:
+def groups_of(locations: Iterable[CpuLocation]) -> Groups:
     """Return the CPUs of each socket and node."""
     bits: dict[tuple[int, int], int] = {}
-    for seat in seats:
-        where = seat.socket, seat.node
-        bits[where] = bits.get(where, 0) | 1 << seat.cpu
+    for location in locations:
+        where = location.socket, location.node
+        bits[where] = bits.get(where, 0) | 1 << location.cpu
     return {where: CpuSet.from_bits(bits[where]) for where in sorted(bits)}

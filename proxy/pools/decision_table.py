@@ -26,7 +26,7 @@ from proxy.model.workload import KubeQos, QosClass
 
 
 class DecisionRow(enum.IntEnum):
-    """The rows."""
+    """The rows of the table."""
 
     NAMED = 1
     BE_ON_NODES = 3

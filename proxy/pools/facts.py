@@ -67,7 +67,7 @@ _CLASSES = {"besteffort": KubeQos.BEST_EFFORT, "burstable": KubeQos.BURSTABLE, N
 
 
 def qos_class(text: str) -> QosClass:
-    """Read the QoS label; anything that is not a class counts as none, as in Koordinator."""
+    """Read the QoS label; a value that is not a class counts as no class, as in Koordinator."""
     try:
         return QosClass(text)
     except ValueError:
@@ -85,7 +85,7 @@ def pod_facts(
     cgroup_parent: str,
     bounds: Bounds = ANY_MACHINE,
 ) -> Pod:
-    """Gather what matters about a pod.
+    """Read the facts of a pod that matter for its placement.
 
     Args:
         sandbox_id: The runtime's id of the sandbox; empty while it is being made.
@@ -141,7 +141,7 @@ def pod_facts(
 
 
 def _path(cgroup_parent: str) -> str:
-    """Return a cgroup parent that can be a path; nothing where it cannot."""
+    """Return the cgroup parent if it can be a path, else an empty text."""
     try:
         size = len(cgroup_parent.encode())
     except UnicodeEncodeError:

@@ -40,7 +40,7 @@ class Floor(Struct, frozen=True):
 
 
 class Floors(Struct, frozen=True):
-    """All floors of a node; false where there is none."""
+    """All floors of a node; false if the node has none."""
 
     each: tuple[Floor, ...] = field(default=())
 
@@ -105,7 +105,7 @@ def _least_wanted_first(pool: CpuSet, machine: Machine, never: CpuSet) -> list[i
 
 
 def floors_of(rules: AdmissionRules, machine: Machine, shareable: CpuSet) -> Floors:
-    """Work out the floors of a node.
+    """Compute the floors of a node.
 
     Args:
         rules: The node's rules.

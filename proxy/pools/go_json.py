@@ -1,15 +1,15 @@
-"""JSON out of annotations, read as Go's decoder reads it into a structure.
+"""Read JSON from annotations as Go's decoder reads it into a structure.
 
-Theory. Koordinator is written in Go, so what its users write was only ever tried against Go's rules: keys
+Theory. Koordinator is written in Go, so its users' annotations have only been tested with Go's rules: keys
 match in any case (an exact match before others), ``null`` is the same as absent, unknown keys are passed
-over, and one member of the wrong kind spoils the whole text. Numbers for integers have no fraction. An amount
+over, and one member of the wrong type makes the whole text invalid. Integers have no fraction. An amount
 (Kubernetes' Quantity) is a text or a number.
 
 While a text is read, every placement waits, so its size, its nesting and the number of its entries are
 limited, far above honest use. The API server takes no more than 256 KiB for all annotations of an object, so
 a text that is longer does not come from there, and is not read at all.
 
-Every fault is a ``ValueError`` whose words go to the user; what is quoted of the input is cut and escaped.
+Every fault is a ``ValueError`` whose message is shown to the user; quoted input is truncated and escaped.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ def load(text: str, largest: int | None = LARGEST) -> object:
         raise ValueError("not JSON: it is nested too deeply") from None
     except (json.JSONDecodeError, _NoNumberError) as error:
         raise ValueError(f"not JSON: {error}") from None
-    except ValueError:  # Python's own words for this speak of Python
+    except ValueError:  # Python's own message for this is about Python
         raise ValueError("not JSON: a number in it has thousands of digits") from None
     return value
 
 
 class _NoNumberError(ValueError):
-    """A number that only Python takes for one."""
+    """A constant that only Python accepts as a number."""
 
 
 def _depth(text: str) -> int:
-    """Return the levels of nesting; some number up to ``DEEPEST`` where there cannot be more."""
+    """Return the levels of nesting, or some number up to ``DEEPEST`` if there cannot be more."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return 0
     depth = deepest = 0
@@ -85,7 +85,7 @@ def _refuse(name: str) -> object:
 
 
 def short(text: str) -> str:
-    """Make a sentence that quotes a user's input fit for a message: escaped and cut."""
+    """Escape and truncate a sentence that quotes a user's input, for a message."""
     return printable(text)
 
 
@@ -209,10 +209,10 @@ def _counted(entries: E, what: str) -> E:
 
 
 def amount(held: Mapping[str, str | float], name: str, *, milli: bool = False) -> int:
-    """Read one amount out of such a map; 0 where it is not there.
+    """Read one amount from such a map; 0 where it is missing.
 
     Args:
-        held: As ``amounts`` gives it.
+        held: A result of ``amounts``.
         name: The resource.
         milli: Count in thousandths, as CPU is counted.
     """

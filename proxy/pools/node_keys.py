@@ -1,6 +1,6 @@
 """Reading a node's labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go).
 
-Each reader gives a value and what is wrong, in words, and never raises. Where Koordinator's document spells a
+Each reader returns a value and a problem in words, and never raises. Where Koordinator's document spells a
 label otherwise than its code, both are read, the code's first. What is written is written as Koordinator's
 code writes it.
 """
@@ -36,7 +36,7 @@ Texts = Mapping[str, str]
 
 
 class NodeReservation(Struct, frozen=True):
-    """What is kept back on a node.
+    """The resources that are reserved on a node.
 
     Attributes:
         resources: Amounts as they are written.

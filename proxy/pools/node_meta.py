@@ -1,4 +1,4 @@
-"""A Node object out of its JSON: as ``kubectl get node NAME -o json`` prints it, or only its metadata.
+"""Read a Node object from JSON: as ``kubectl get node NAME -o json`` prints it, or only its metadata.
 
 A member of the wrong kind counts as absent and is reported; the rest counts. Text that is not a Node object
 is an error, so that the reader can keep the last good one.

@@ -21,7 +21,7 @@ STATIC = "static"
 
 
 class ManagerPolicy(Struct, frozen=True):
-    """What kubelet's CPU manager does.
+    """Policy and options of kubelet's CPU manager.
 
     Attributes:
         policy: ``none``, ``static``, or empty where it is not known.

@@ -18,8 +18,8 @@ from proxy.model.workload import KubeQos, QosClass
 OWNING = (QosClass.LSE, QosClass.LSR)
 
 
-def standing(qos: QosClass, kube_qos: KubeQos, *, pinned_by_kubelet: bool = False) -> QosClass:
-    """Return the class that a pod is treated as.
+def effective_qos(qos: QosClass, kube_qos: KubeQos, *, pinned_by_kubelet: bool = False) -> QosClass:
+    """Return the QoS class that a pod is treated as.
 
     Args:
         qos: Its label.
@@ -34,7 +34,7 @@ def standing(qos: QosClass, kube_qos: KubeQos, *, pinned_by_kubelet: bool = Fals
     return QosClass.LSR if pinned else QosClass.LS
 
 
-def owning_problem(qos: QosClass, asked: PodRequests) -> str:
+def ownership_problem(qos: QosClass, asked: PodRequests) -> str:
     """Return why a pod of class LSE or LSR may not own CPUs; empty where it may, and for other classes."""
     if qos not in OWNING:
         return ""

@@ -18,7 +18,7 @@ PERIOD = 100_000
 
 
 def quota_of_owner(*, owns: bool, containers: int = 1, keep: KeepQuota = KeepQuota.NEVER) -> int | None:
-    """Decide about the quota of a pod, or of a container of it.
+    """Decide whether the CFS quota of a pod, or of a container of it, is switched off.
 
     Args:
         owns: Whether the pod owns CPUs (row 1 of the decision table, whatever its class).

@@ -5,7 +5,7 @@ See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopol
     base   = online CPUs - CPUs that kubelet's static policy gave to pods
     shared = base - CPUs of every pod that owns CPUs
     BE     = base - CPUs of LSE pods
-    both  -= the node's reservation, and CPUs that belong to class SYSTEM alone
+    both  -= the node's reservation, and CPUs that only class SYSTEM may use
 
 kubelet's own reserve stays in both, so that pods that request next to nothing always have a CPU. A node on
 which nothing is left has no pool at all; one that the reservation empties keeps an empty pool, which is
@@ -56,7 +56,7 @@ class AnnotatedCpus(Struct, frozen=True):
 
 
 class Withheld(Struct, frozen=True):
-    """What neither pool may use.
+    """CPUs that neither pool may use.
 
     Attributes:
         kubelet: What kubelet's static policy gave to pods of its own.
@@ -75,7 +75,7 @@ def node_pools(groups: Groups, held: Iterable[AnnotatedCpus], withheld: Withheld
     Args:
         groups: The online CPUs.
         held: CPUs of live pods.
-        withheld: What is taken out besides.
+        withheld: CPUs that neither pool may use.
     """
     owned = hard = withheld.kubelet.bits
     for each in held:

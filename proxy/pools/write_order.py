@@ -27,7 +27,7 @@ class BeGroup(Struct, frozen=True):
     Attributes:
         path: Below the hierarchy's root.
         depth: ROOT, POD or CONTAINER.
-        cpus: What it has.
+        cpus: The CPUs that it has now.
     """
 
     path: str
@@ -36,32 +36,32 @@ class BeGroup(Struct, frozen=True):
 
 
 class SetCpus(Struct, frozen=True):
-    """One write."""
+    """One write of a cpuset."""
 
     path: str
     cpus: CpuSet
 
 
-def steps(groups: Iterable[BeGroup], shall: Mapping[str, CpuSet]) -> tuple[SetCpus, ...]:
-    """Order the writes.
+def ordered_writes(groups: Iterable[BeGroup], targets: Mapping[str, CpuSet]) -> tuple[SetCpus, ...]:
+    """Return the writes that bring groups to their targets, in an order that the kernel accepts.
 
     Args:
-        groups: All of them, in any order.
-        shall: The target sets; none of them is empty.
+        groups: All groups, in any order.
+        targets: The target of each group by its path; none of them is empty.
     """
-    there = sorted((g for g in groups if shall.get(g.path)), key=lambda g: (g.depth, g.path))
+    there = sorted((g for g in groups if targets.get(g.path)), key=lambda g: (g.depth, g.path))
     above = {path for group in there for path in _ancestors(group.path)}
     found: list[SetCpus] = []
     has = {group.path: group.cpus for group in there}
     for group in there:
-        wide = group.cpus | shall[group.path]
+        wide = group.cpus | targets[group.path]
         if group.path in above and wide != group.cpus:
             found.append(SetCpus(group.path, wide))
             has[group.path] = wide
     found += [
-        SetCpus(group.path, shall[group.path])
+        SetCpus(group.path, targets[group.path])
         for group in reversed(there)
-        if has[group.path] != shall[group.path]
+        if has[group.path] != targets[group.path]
     ]
     return tuple(found)
 

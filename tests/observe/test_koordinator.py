@@ -19,7 +19,7 @@ from proxy.observe.koordinator import (
 )
 from proxy.observe.koordinator_kubelet import Alloc, KubeletFacts, PodRow
 from proxy.pools.annotations import ResourceStatus
-from proxy.pools.cpu_location import seats_of
+from proxy.pools.cpu_location import locations_of
 from proxy.pools.node_keys import BIND_POLICY, NUMA_RESERVATION, RESERVATION, SYSTEM_QOS
 from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS
 from proxy.topology.build import described
@@ -28,7 +28,7 @@ from tests.oracles.koordinator_rule import NodeRule, parse_rule
 from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
-SEATS = seats_of(MACHINE)
+LOCATIONS = locations_of(MACHINE)
 STATE = read_cpu('{"policyName":"static","entries":{"k":{"c":"7"}},"checksum":1}')
 
 
@@ -44,7 +44,7 @@ def read(drawn: dict[str, str]) -> NodeRule:
 
 
 def test_an_empty_node() -> None:
-    reported = {key: json.loads(text) for key, text in picture(SEATS, NodeFacts()).items()}
+    reported = {key: json.loads(text) for key, text in picture(LOCATIONS, NodeFacts()).items()}
     pools = [{"socket": 0, "node": 0, "cpuset": "0-1,4-5"}, {"socket": 1, "node": 1, "cpuset": "2-3,6-7"}]
     assert reported[SHARED_POOLS] == reported[BE_POOLS] == pools
     assert reported[CPU_TOPOLOGY]["detail"][6] == {"id": 6, "core": 2, "socket": 1, "node": 1}
@@ -66,7 +66,7 @@ def test_all_containers_with_cpus() -> None:
         chosen=(Alloc("c", CpuSet([2]), "n", "c"), Alloc("d", CpuSet([3]), hard=False)),
         basic={"vendorID": "GenuineIntel"},
     )
-    drawn = picture(SEATS, facts)
+    drawn = picture(LOCATIONS, facts)
     rule = read(drawn)
     assert (union(rule.shared), union(rule.be)) == (CpuSet([6]), CpuSet([1, 3, 6]))
     assert [alloc["uid"] for alloc in json.loads(drawn[POD_ALLOCS])] == ["c", "d", "k"]
@@ -75,7 +75,7 @@ def test_all_containers_with_cpus() -> None:
 
 
 def test_an_old_file_of_kubelet_holds_nothing() -> None:
-    drawn = picture(SEATS, NodeFacts(kubelet=KubeletFacts("none", checkpoint=STATE)))
+    drawn = picture(LOCATIONS, NodeFacts(kubelet=KubeletFacts("none", checkpoint=STATE)))
     assert json.loads(drawn[POD_ALLOCS]) is None
     assert 7 in union(read(drawn).shared)
 
@@ -86,7 +86,7 @@ def test_what_is_wrong_with_the_node_object_has_no_effect() -> None:
         annotations={RESERVATION: "x", SYSTEM_QOS: '{"cpuset": "x"}'},
         kubelet=KubeletFacts("static"),
     )
-    drawn = picture(SEATS, facts)
+    drawn = picture(LOCATIONS, facts)
     assert json.loads(drawn[SHARED_POOLS])[1]["cpuset"] == "2-3,6-7", "a list that is none has no effect"
 
 
@@ -104,7 +104,7 @@ def test_what_a_reader_makes_of_the_annotations(
         kubelet=KubeletFacts("static", reserved_cpus=CpuSet([0]), checkpoint=STATE),
         pods=tuple(owner(str(i), qos, str(CpuSet.from_bits(bits))) for i, (qos, bits) in enumerate(pods)),
     )
-    rule = read(picture(SEATS, facts))
+    rule = read(picture(LOCATIONS, facts))
     owned = {
         hard: set().union(*(CpuSet.from_bits(bits) for qos, bits in pods if not hard or qos is QosClass.LSE))
         for hard in (False, True)

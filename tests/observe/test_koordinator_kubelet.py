@@ -18,12 +18,12 @@ from proxy.observe.koordinator_kubelet import (
     topology_policy,
 )
 from proxy.pools.annotations import ResourceStatus
-from proxy.pools.cpu_location import seats_of
+from proxy.pools.cpu_location import locations_of
 from proxy.pools.node_keys import RESERVATION
 from proxy.pools.node_rule import ManagerPolicy
 from proxy.topology.build import described
 
-TOPOLOGY = topology_of(seats_of(described(2, 1, 2, 2)))  # cores (0,4) (1,5) | (2,6) (3,7)
+TOPOLOGY = topology_of(locations_of(described(2, 1, 2, 2)))  # cores (0,4) (1,5) | (2,6) (3,7)
 
 
 def checkpoint(entries: object) -> Checkpoint:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from proxy.model.idset import CpuSet
 from proxy.model.machine import HugePages, Machine, NumaNode
 from proxy.observe.koordinator_zones import Zone, divide, kubelet_reserve, less, with_reserve, zones_of
-from proxy.pools.cpu_location import seats_of
+from proxy.pools.cpu_location import locations_of
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -23,7 +23,7 @@ def sparse() -> Machine:
 
 
 def zones() -> tuple[Zone, ...]:
-    return zones_of(sparse(), seats_of(sparse()))
+    return zones_of(sparse(), locations_of(sparse()))
 
 
 def test_zones_are_called_by_the_kernels_ids() -> None:

@@ -9,36 +9,36 @@ from proxy.pools.be_cpu_choice import pick
 from proxy.pools.cpu_location import CpuLocation
 
 # Two sockets with a node each, four cores, siblings four apart.
-SEATS = [CpuLocation(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
-SOME = st.lists(st.sampled_from(SEATS), unique=True)
+LOCATIONS = [CpuLocation(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
+SOME = st.lists(st.sampled_from(LOCATIONS), unique=True)
 
 
 def test_pairs_of_each_node_in_turn_then_one() -> None:
-    assert pick(5, SEATS) == (0, 4, 2, 6, 1)
-    assert pick(1, SEATS) == (0,)
-    assert pick(2, SEATS) == (0, 4)
-    assert pick(8, reversed(SEATS)) == (0, 4, 2, 6, 1, 5, 3, 7)
+    assert pick(5, LOCATIONS) == (0, 4, 2, 6, 1)
+    assert pick(1, LOCATIONS) == (0,)
+    assert pick(2, LOCATIONS) == (0, 4)
+    assert pick(8, reversed(LOCATIONS)) == (0, 4, 2, 6, 1, 5, 3, 7)
 
 
 def test_the_larger_bucket_first() -> None:
-    assert pick(3, [s for s in SEATS if s.cpu not in (0, 1)]) == (2, 6, 4)
+    assert pick(3, [s for s in LOCATIONS if s.cpu not in (0, 1)]) == (2, 6, 4)
 
 
 def test_three_threads_of_a_core_are_a_pair_and_a_single() -> None:
-    seats = [CpuLocation(cpu, 0, 0, 0) for cpu in range(3)]
-    assert pick(3, [*seats, CpuLocation(9, 5, 0, 0)]) == (0, 1, 2)
+    locations = [CpuLocation(cpu, 0, 0, 0) for cpu in range(3)]
+    assert pick(3, [*locations, CpuLocation(9, 5, 0, 0)]) == (0, 1, 2)
 
 
 @given(st.integers(-1, 9), SOME)
-def test_as_many_as_wanted_or_none(count: int, seats: list[CpuLocation]) -> None:
-    chosen = pick(count, seats)
-    assert len(chosen) == (count if 0 < count <= len(seats) else 0)
+def test_as_many_as_wanted_or_none(count: int, locations: list[CpuLocation]) -> None:
+    chosen = pick(count, locations)
+    assert len(chosen) == (count if 0 < count <= len(locations) else 0)
     assert len(set(chosen)) == len(chosen)
-    assert set(chosen) <= {seat.cpu for seat in seats}
-    assert pick(count, list(reversed(seats))) == chosen, "the order of the seats does not matter"
+    assert set(chosen) <= {location.cpu for location in locations}
+    assert pick(count, list(reversed(locations))) == chosen, "the order of the locations does not matter"
 
 
 @given(st.integers(1, 8))
 def test_nodes_differ_by_a_pair_at_most(count: int) -> None:
-    nodes = Counter(SEATS[cpu].node for cpu in pick(count, SEATS))
+    nodes = Counter(LOCATIONS[cpu].node for cpu in pick(count, LOCATIONS))
     assert abs(nodes[0] - nodes[1]) <= 2

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
-from proxy.pools.be_suppression import Usage, be_cpus, budget, how_many, is_be, quota_for, suppressed
+from proxy.pools.be_suppression import Usage, be_cpus, budget, choose_cpus, cpu_count_for, is_be, quota_for
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.shared import AnnotatedCpus, Withheld
 from tests.oracles.koordinator_suppress import Status, Statuses, turn
 
-SEATS = [CpuLocation(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
+LOCATIONS = [CpuLocation(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]
 SETS = st.builds(CpuSet.from_bits, st.integers(0, 255))
 HELD = st.lists(st.builds(AnnotatedCpus, st.sampled_from(QosClass), SETS), max_size=3)
 WITHHELD = st.builds(Withheld, SETS, SETS, SETS)
@@ -45,33 +45,33 @@ def test_a_node_that_keeps_nothing_back_gives_all_of_the_rest() -> None:
 
 
 def test_growing_is_slow_and_shrinking_is_not() -> None:
-    assert how_many(2001, 8, 8) == 3
-    assert how_many(-1, 8, 8) == 2
-    assert how_many(9000, 2, 8) == 3, "a tenth of 8, rounded up"
-    assert how_many(9000, 2, 70) == 9
+    assert cpu_count_for(2001, 8, 8) == 3
+    assert cpu_count_for(-1, 8, 8) == 2
+    assert cpu_count_for(9000, 2, 8) == 3, "a tenth of 8, rounded up"
+    assert cpu_count_for(9000, 2, 70) == 9
 
 
 def test_cpus_of_lsr_pods_give_their_share() -> None:
     held = [AnnotatedCpus(QosClass.LSR, CpuSet([0, 4, 1, 5]))]
-    assert suppressed(SEATS, held, Withheld(), 4000, CpuSet(range(8))) == CpuSet([0, 4, 2, 6])
+    assert choose_cpus(LOCATIONS, held, Withheld(), 4000, CpuSet(range(8))) == CpuSet([0, 4, 2, 6])
 
 
 def test_lse_wins_where_annotations_overlap() -> None:
     held = [AnnotatedCpus(QosClass.LSE, CpuSet([0])), AnnotatedCpus(QosClass.LSR, CpuSet([0, 1]))]
-    assert 0 not in suppressed(SEATS, held, Withheld(), 7000, CpuSet(range(8)))
+    assert 0 not in choose_cpus(LOCATIONS, held, Withheld(), 7000, CpuSet(range(8)))
 
 
 def test_too_few_cpus_change_nothing() -> None:
-    assert suppressed(SEATS, [], Withheld(reserved=CpuSet(range(7))), 3000, CpuSet(range(8))) == CpuSet()
-    assert suppressed(SEATS, [], Withheld(reserved=CpuSet(range(8))), 3000, CpuSet(range(8))) == CpuSet()
-    assert suppressed([], [], Withheld(), 3000, CpuSet()) == CpuSet()
+    assert choose_cpus(LOCATIONS, [], Withheld(reserved=CpuSet(range(7))), 3000, CpuSet(range(8))) == CpuSet()
+    assert choose_cpus(LOCATIONS, [], Withheld(reserved=CpuSet(range(8))), 3000, CpuSet(range(8))) == CpuSet()
+    assert choose_cpus([], [], Withheld(), 3000, CpuSet()) == CpuSet()
 
 
 @given(HELD, WITHHELD, st.integers(-5000, 20_000), SETS)
 def test_foreign_cpus_are_never_chosen(
     held: list[AnnotatedCpus], withheld: Withheld, milli: int, now: CpuSet
 ) -> None:
-    chosen = suppressed(SEATS, held, withheld, milli, now)
+    chosen = choose_cpus(LOCATIONS, held, withheld, milli, now)
     every = be_cpus(CpuSet(range(8)), held, withheld)
     assert chosen <= every
     assert every.isdisjoint(withheld.kubelet | withheld.reserved | withheld.system)

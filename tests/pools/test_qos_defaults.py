@@ -4,7 +4,7 @@ import pytest
 
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, QosClass
-from proxy.pools.qos_defaults import owning_problem, standing
+from proxy.pools.qos_defaults import effective_qos, ownership_problem
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from proxy.pools.qos_defaults import owning_problem, standing
     ],
 )
 def test_standing(qos: QosClass, kube_qos: KubeQos, pinned: bool, stands: QosClass) -> None:
-    assert standing(qos, kube_qos, pinned_by_kubelet=pinned) is stands
+    assert effective_qos(qos, kube_qos, pinned_by_kubelet=pinned) is stands
 
 
 def ask(
@@ -29,17 +29,17 @@ def ask(
 
 
 def test_whole_cpus_and_no_more_than_they_ask_for() -> None:
-    assert not owning_problem(QosClass.LSE, PodRequests("u", (ask("a", 1500), ask("b", 500))))
+    assert not ownership_problem(QosClass.LSE, PodRequests("u", (ask("a", 1500), ask("b", 500))))
     init = ask("i", 300, kind=ContainerKind.INIT)
-    assert not owning_problem(
+    assert not ownership_problem(
         QosClass.LSR, PodRequests("u", (init, ask("s", 700, kind=ContainerKind.SIDECAR), ask("a", 300)))
     )
-    assert not owning_problem(QosClass.LS, PodRequests("u", (ask("a", 1500, 9000),)))
+    assert not ownership_problem(QosClass.LS, PodRequests("u", (ask("a", 1500, 9000),)))
 
 
 def test_why_a_pod_may_not_own_cpus() -> None:
-    uneven = owning_problem(QosClass.LSE, PodRequests("u", (ask("a", 1000), ask("b", 1000, 2000))))
+    uneven = ownership_problem(QosClass.LSE, PodRequests("u", (ask("a", 1000), ask("b", 1000, 2000))))
     assert uneven == "LSE pod: container b requests 1000m CPU and is limited to 2000m; the two must be equal"
-    broken = owning_problem(QosClass.LSR, PodRequests("u", (ask("a", 1500),)))
+    broken = ownership_problem(QosClass.LSR, PodRequests("u", (ask("a", 1500),)))
     assert broken == "LSR pod: its containers request 1500m CPU together; it must be whole CPUs"
-    assert "request 0m CPU" in owning_problem(QosClass.LSR, PodRequests("u", (ContainerResources("a"),)))
+    assert "request 0m CPU" in ownership_problem(QosClass.LSR, PodRequests("u", (ContainerResources("a"),)))

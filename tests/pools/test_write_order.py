@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
-from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, SetCpus, steps
+from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, SetCpus, ordered_writes
 from tests.oracles.koordinator_levels import wanted
 
 ALL, TWO = CpuSet.parse("0-7"), CpuSet.parse("6-7")
@@ -21,7 +21,7 @@ def tree(root: str, pod: str, container: str) -> list[BeGroup]:
 
 def test_all_levels_are_narrowed_from_below() -> None:
     groups = tree("0-7", "0-7", "0-3")
-    assert steps(groups, wanted(groups, TWO, ALL, static=False)) == (
+    assert ordered_writes(groups, wanted(groups, TWO, ALL, static=False)) == (
         SetCpus("be/a/x", TWO),
         SetCpus("be/a", TWO),
         SetCpus("be", TWO),
@@ -31,7 +31,7 @@ def test_all_levels_are_narrowed_from_below() -> None:
 def test_levels_above_are_widened_first_from_the_top() -> None:
     groups = tree("0-1", "0-1", "0-1")
     wide = CpuSet.parse("0-1,6-7")
-    assert steps(reversed(groups), wanted(groups, TWO, ALL, static=False)) == (
+    assert ordered_writes(reversed(groups), wanted(groups, TWO, ALL, static=False)) == (
         SetCpus("be", wide),
         SetCpus("be/a", wide),
         SetCpus("be/a/x", TWO),
@@ -42,7 +42,7 @@ def test_levels_above_are_widened_first_from_the_top() -> None:
 
 def test_static_narrows_containers_only() -> None:
     groups = tree("0-1", "0-1", "0-1")
-    assert steps(groups, wanted(groups, TWO, ALL, static=True)) == (
+    assert ordered_writes(groups, wanted(groups, TWO, ALL, static=True)) == (
         SetCpus("be", ALL),
         SetCpus("be/a", ALL),
         SetCpus("be/a/x", TWO),
@@ -53,9 +53,9 @@ def test_static_narrows_containers_only() -> None:
 def test_nothing_for_nothing() -> None:
     groups = tree("0-7", "6-7", "6-7")
     assert wanted(groups, CpuSet(), ALL, static=False) == {}
-    assert steps(groups, {}) == ()
-    assert steps(groups, wanted(groups, TWO, ALL, static=False)) == (SetCpus("be", TWO),)
-    assert steps(groups, {"be": CpuSet()}) == (), "an empty set is never written"
+    assert ordered_writes(groups, {}) == ()
+    assert ordered_writes(groups, wanted(groups, TWO, ALL, static=False)) == (SetCpus("be", TWO),)
+    assert ordered_writes(groups, {"be": CpuSet()}) == (), "an empty set is never written"
 
 
 def test_bound_containers_and_what_lies_below_them_stay() -> None:
@@ -71,7 +71,7 @@ def test_a_group_lies_within_its_parent_at_every_moment(
     groups = [BeGroup("be", ROOT, root), BeGroup("be/a", POD, pod), BeGroup("be/a/x", CONTAINER, container)]
     shall = wanted(groups, target, every, static=static)
     has = {group.path: group.cpus for group in groups}
-    for step in steps(groups, shall):
+    for step in ordered_writes(groups, shall):
         assert has[step.path] != step.cpus
         has[step.path] = step.cpus
         assert has["be/a/x"] <= has["be/a"] <= has["be"]

@@ -19,7 +19,7 @@ from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, Phase, Pod, Pool
-from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, steps
+from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, ordered_writes
 
 CLASS = ("besteffort", "-besteffort.slice")
 """The name of the class's group with cgroupfs, and the end of its name with systemd."""
@@ -56,7 +56,7 @@ class BeGroups:
                 wanted = self._wanted(state, own, paths, groups)
                 if any(path.startswith(f"{root}/") for path in others):
                     wanted[root] = state.node.machine.online  # it bounds the pods that are observed too
-                for step in steps(groups, wanted):
+                for step in ordered_writes(groups, wanted):
                     self._cgroups.write(step.path, step.cpus, None, inner=False)
             except CgroupError as error:
                 if error.errno not in GONE:  # else it is compared again with the next write

@@ -8,14 +8,14 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.be_cpu_choice import pick
-from proxy.pools.be_suppression import Usage, be_cpus, budget, is_be, quota_for, suppressed
+from proxy.pools.be_suppression import Usage, be_cpus, budget, choose_cpus, is_be, quota_for
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.facts import qos_class
 from proxy.pools.go_json import amount
 from proxy.pools.node_keys import reservation, system_qos
 from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.shared import AnnotatedCpus, Withheld
-from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, steps
+from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, ordered_writes
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_levels import wanted
@@ -61,12 +61,12 @@ def _budget(case: Case) -> Outcome:
     )
 
 
-def _seats(case: Case) -> list[CpuLocation]:
+def _locations(case: Case) -> list[CpuLocation]:
     return [CpuLocation(*row) for row in case.optional("processors", list, [])]
 
 
 def _pick(case: Case) -> Outcome:
-    got = pick(case.value("num_cpus", int), _seats(case))
+    got = pick(case.value("num_cpus", int), _locations(case))
     return Outcome(case.expected(), list(got) or None)
 
 
@@ -92,7 +92,7 @@ def _written(
 ) -> dict[int, set[str]]:
     """Carry out the steps; give the texts of the files by depth."""
     files = {group.path: old for group in groups}
-    for step in steps(groups, wanted(groups, target, every, static=static)):
+    for step in ordered_writes(groups, wanted(groups, target, every, static=static)):
         files[step.path] = str(step.cpus)
     found: dict[int, set[str]] = {}
     for group in groups:
@@ -101,11 +101,11 @@ def _written(
 
 
 def _adjust_cpuset(case: Case) -> Outcome:
-    old, seats = case.value("old_file", str), _seats(case)
+    old, locations = case.value("old_file", str), _locations(case)
     held, withheld = _node(case)
     now = CpuSet.parse(old)
-    target = suppressed(seats, held, withheld, case.value("budget_milli", int), now)
-    every = be_cpus(CpuSet(seat.cpu for seat in seats), held, withheld)
+    target = choose_cpus(locations, held, withheld, case.value("budget_milli", int), now)
+    every = be_cpus(CpuSet(location.cpu for location in locations), held, withheld)
     static = case.optional("kubelet_policy", str) == "static"
     files = _written(_tree(now, ("a", "b", "c")), target, every, old, static=static)
     return Outcome({ROOT: {case.expected("expected_file")}, POD: {case.expected("expected_file")}}, files)
@@ -119,10 +119,10 @@ def _adjust_quota(case: Case) -> Outcome:
 
 
 def _recover_cpuset(case: Case) -> Outcome:
-    old, seats = case.value("old_file", str), _seats(case)
+    old, locations = case.value("old_file", str), _locations(case)
     held, withheld = _node(case)
     now = turn(SuppressMode.OFF, Statuses(cpuset=_status(case)))
-    every = be_cpus(CpuSet(seat.cpu for seat in seats), held, withheld)
+    every = be_cpus(CpuSet(location.cpu for location in locations), held, withheld)
     files = _written(_tree(CpuSet.parse(old), ("a",)), every, every, old, static=False)
     got = files[ROOT] if now.give_back_cpus else {old}
     return Outcome(({case.expected("expected_file")}, _expected(case)), (got, now.after.cpuset))
@@ -145,9 +145,9 @@ def _expected(case: Case) -> Status | None:
 
 
 def _apply(case: Case) -> Outcome:
-    old, seats = case.value("old_file", str), _seats(case)
+    old, locations = case.value("old_file", str), _locations(case)
     held, withheld = _node(case)
-    every = be_cpus(CpuSet(seat.cpu for seat in seats), held, withheld)
+    every = be_cpus(CpuSet(location.cpu for location in locations), held, withheld)
     pods, containers = case.optional("pod_dirs", list, []), case.optional("container_dirs", list, [])
     # Directories of containers are given as paths, or as names below each pod.
     groups = _tree(CpuSet.parse(old), pods, [] if any("/" in each for each in containers) else containers)

@@ -135,7 +135,7 @@ def test_a_container() -> None:
 
 
 def test_an_answer_to_another_question() -> None:
-    words = "a PodSandboxHookResponse is none to a ContainerResourceHookRequest"
+    words = "a PodSandboxHookResponse does not answer a ContainerResourceHookRequest"
     with pytest.raises(HookError, match=words):
         merge_answer(pb.ContainerResourceHookRequest(), pb.PodSandboxHookResponse())
     with pytest.raises(HookError):
