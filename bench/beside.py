@@ -165,7 +165,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def sources(base: str) -> Iterator[tuple[Path, str]]:
-    """Give a directory with the sources of a commit, or the named directory itself; and what to call it."""
+    """Return a directory with the sources of a commit, or the named directory itself; and what to call it."""
     if Path(base).is_dir():
         yield Path(base).resolve(), base
         return
@@ -302,7 +302,7 @@ def _answers(sock: Path) -> bool:
 
 
 def rows(run: Beside, limit: float, *, noise: bool) -> tuple[list[list[str]], list[str]]:
-    """Give the rows of the table, and what is slower than the limit, in words."""
+    """Return the rows of the table, and what is slower than the limit, in words."""
     lines: list[list[str]] = []
     slower: list[str] = []
 

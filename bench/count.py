@@ -48,7 +48,7 @@ def inner_imports(source: str) -> int:
 
 
 def sources(commit: str) -> Iterator[tuple[str, str]]:
-    """Give path and text of each module of ``proxy/``, of a commit or (empty) of this checkout."""
+    """Return path and text of each module of ``proxy/``, of a commit or (empty) of this checkout."""
     if not commit:
         for path in (ROOT / "proxy").rglob("*.py"):
             yield str(path.relative_to(ROOT)), path.read_text()

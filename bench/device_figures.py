@@ -43,7 +43,7 @@ HEAD = ("a decision with devices", "p50", "p99", "bar")
 
 
 def pod(uid: str, devices: int, kube: KubeQos) -> Pod:
-    """Give a pod of one container."""
+    """Return a pod of one container."""
     amounts = {"cpu": 8000, "memory": 1} if kube is KubeQos.GUARANTEED else {}
     limits = {**amounts, **({RESOURCE: devices} if devices else {})}
     asks = PodRequests(uid, (ContainerResources("c", requests=amounts, limits=limits),))
@@ -51,14 +51,14 @@ def pod(uid: str, devices: int, kube: KubeQos) -> Pod:
 
 
 def node() -> NodeState:
-    """Give the machine without devices."""
+    """Return the machine without devices."""
     machine = described(NUMA_NODES, 1, 16, 2)
     rules = Node(machine, CpuTopology.of(machine), static=True, policy=TopologyPolicy.SINGLE_NUMA_NODE)
     return NodeState.empty(rules)
 
 
 def with_devices(state: NodeState) -> NodeState:
-    """Give the machine with devices, half of them held by pods."""
+    """Return the machine with devices, half of them held by pods."""
     nodes = (RegisteredDevice(f"nic{i:02}", Mask((i % NUMA_NODES,))) for i in range(DEVICES))
     state, _ = handle(state, DevicesChanged(RESOURCE, {device.id: device for device in nodes}))
     for number_of in range(TAKEN):
@@ -77,7 +77,7 @@ def arrived(state: NodeState, known: Pod, request: Request) -> tuple[NodeState, 
 
 
 def measure(state: NodeState, known: Pod, request: Request) -> tuple[float, float]:
-    """Give p50 and p99 of a decision in milliseconds."""
+    """Return p50 and p99 of a decision in milliseconds."""
     took = sorted(arrived(state, known, request)[1] for _ in range(ROUNDS))
     return statistics.median(took), took[int(len(took) * 0.99)]
 

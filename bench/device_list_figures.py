@@ -47,7 +47,7 @@ def plugin(directory: Path) -> None:
 
 
 def measure(rounds: int = ROUNDS) -> list[float]:
-    """Give the milliseconds of each list."""
+    """Return the milliseconds of each list."""
     arrived, took = [0.0], list[float]()
     put = endpoint.ListFeed.put
 

@@ -144,7 +144,7 @@ def install(faults: Faults) -> None:
 
 
 def sizes() -> dict[str, int]:
-    """Give how much all objects of the daemon hold, by class and attribute; and what its modules hold."""
+    """Return how much all objects of the daemon hold, by class and attribute; and what its modules hold."""
     found: Counter[str] = Counter()
     for one in gc.get_objects():
         held: Iterable[tuple[str, object]]

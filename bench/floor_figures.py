@@ -69,7 +69,7 @@ def measure(kit: Kit, rounds: int, directory: Path) -> Samples:
 
 
 def rows(found: Samples) -> list[list[str]]:
-    """Give the table's rows: one for each call and target."""
+    """Return the table's rows: one for each call and target."""
     lines = []
     for call, _ in CALLS:
         straight = [p50 for p50, _ in found[call, DIRECT]]

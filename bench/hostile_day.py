@@ -189,7 +189,7 @@ class Daemon:
         return False
 
     def page(self) -> dict[str, Any]:
-        """Give what ``topoproxy status`` shows."""
+        """Return what ``topoproxy status`` shows."""
         answer = ask(self.admin, "/status", timeout=CALL_S)
         assert isinstance(answer, dict)
         return answer

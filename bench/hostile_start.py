@@ -189,7 +189,7 @@ def one_start(daemon: Daemon) -> Start:
 
 @contextlib.contextmanager
 def daemon_of(directory: Path, runtime: Path, root: Path, crowd: Crowd) -> Iterator[Daemon]:
-    """Give a daemon that has never run, with the groups of all containers."""
+    """Return a daemon that has never run, with the groups of all containers."""
     daemon = Daemon(directory, runtime, root, ping_usec=int(2 * PING_MS * 1000))
     tree = FakeCgroups(directory / "cgroup", MACHINE.online, MACHINE.memory_nodes, 1)
     for container_id, path in crowd.paths.items():

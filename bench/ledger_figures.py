@@ -31,7 +31,7 @@ HEAD = ("the ledger on a create's path", "p50", "p99", "bar", "largest", "after"
 
 
 def measure() -> tuple[list[float], int, int]:
-    """Give the milliseconds of each batch, and the bytes of the file at most and in the end."""
+    """Return the milliseconds of each batch, and the bytes of the file at most and in the end."""
     state = full()
     owner = next(c for c in state.containers.values() if c.placement.pool is Pool.OWN)
     took, largest = [], 0

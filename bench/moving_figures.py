@@ -94,7 +94,7 @@ def groups(root: Path) -> Iterator[list[str]]:
 
 
 def states(online: CpuSet, paths: list[str]) -> tuple[NodeState, NodeState]:
-    """Give the node with all containers on all CPUs, and with one CPU owned by one that has no group."""
+    """Return the node with all containers on all CPUs, and with one CPU owned by one that has no group."""
     machine = described(1, 1, max(online) + 1, 1)
     node = Node(machine, CpuTopology.of(machine))
     pod = Pod("s", "u", "bench", "p", kube_qos=KubeQos.BURSTABLE)

@@ -129,7 +129,7 @@ def owned(number: int) -> str:
 
 
 def crowd() -> Iterator[tuple[Pod, Request]]:
-    """Give pods of all classes, as many as there are containers: 51 of them own CPUs."""
+    """Return pods of all classes, as many as there are containers: 51 of them own CPUs."""
     for i in range(17):
         yield guest(i, QosClass.LSE, GUARANTEED, owned(i)), WHOLE
         yield guest(100 + i, QosClass.LSR, GUARANTEED, owned(20 + i)), WHOLE
@@ -150,7 +150,7 @@ def crowd() -> Iterator[tuple[Pod, Request]]:
 
 
 def full() -> NodeState:
-    """Give a machine of 512 CPUs on 8 nodes with a thousand running containers."""
+    """Return a machine of 512 CPUs on 8 nodes with a thousand running containers."""
     known = machine(8, 32, 2)
     state = NodeState.empty(Node(known, CpuTopology.of(known), static=True, system=SYSTEM_CPUS))
     for pod, request in crowd():
@@ -159,7 +159,7 @@ def full() -> NodeState:
 
 
 def arrived(state: NodeState, pod: Pod, request: Request, name: str = "c") -> tuple[NodeState, Container]:
-    """Give the state with one more running container, and the container."""
+    """Return the state with one more running container, and the container."""
     plan = place(state.with_pod(pod), pod, name, 0, request, f"{name}-{pod.uid}")
     if plan.container is None:
         raise RuntimeError(f"cannot fill the machine: {plan.verdict.message}")
@@ -216,7 +216,7 @@ def others() -> Iterator[Change]:
 
 
 def offline(known: Machine, gone: CpuSet) -> Machine:
-    """Give the machine without some CPUs."""
+    """Return the machine without some CPUs."""
     nodes = tuple(changed_copy(node, cpus=node.cpus - gone) for node in known.nodes)
     cpus = tuple(cpu for cpu in known.cpus if cpu.id not in gone)
     return changed_copy(known, cpus=cpus, nodes=nodes)

@@ -112,7 +112,7 @@ class Node(Answers):
 
 
 def paths_of(one: pb.Container, top: str = GROUP) -> tuple[str, str, str]:
-    """Give the groups of a container's pod, its own, and its sandbox's."""
+    """Return the groups of a container's pod, its own, and its sandbox's."""
     pod = f"{top}/burstable/pod{one.labels['io.kubernetes.pod.uid']}"
     return pod, f"{pod}/{one.id}", f"{pod}/{one.pod_sandbox_id}"
 
@@ -205,7 +205,7 @@ def written(daemon: Process) -> int:
 
 
 def measure(seconds: float) -> tuple[list[list[str]], bool]:
-    """Give the rows, and whether a bar was missed."""
+    """Return the rows, and whether a bar was missed."""
     rows: list[list[str]] = []
     missed = False
     cpus = ONLINE.read_text().strip()

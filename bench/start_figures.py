@@ -122,7 +122,7 @@ def measure(count: int, rounds: int) -> dict[str, list[dict[str, float]]]:
 
 
 def rows(found: dict[str, list[dict[str, float]]]) -> list[list[str]]:
-    """Give the table."""
+    """Return the table."""
     table = []
     for what, results in found.items():
         cells = [what]

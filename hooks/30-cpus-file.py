@@ -126,7 +126,7 @@ def synchronize(event: Synchronize) -> None:
 
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
-    """Return the container its variables, and the directory with the file."""
+    """Add the variables and the directory with the file to the container."""
     pod, container, decision = event.pod, event.container, event.decision
     if not _chosen(pod, decision):
         return None

@@ -91,7 +91,7 @@ class Pages:
         self._endpoint = endpoint
 
     def routes(self) -> dict[str, Route]:
-        """Give the pages by path."""
+        """Return the pages by path."""
         return {
             "/status": self.read_status,
             "/readyz": self.readyz,
@@ -109,7 +109,7 @@ class Pages:
         }
 
     async def read_status(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows, with the cpusets that the kernel has now."""
+        """Return what ``topoproxy status`` shows, with the cpusets that the kernel has now."""
         if self._executor is not None:
             await self._executor.kernel_view.refresh()
             await self._read_cluster(self._executor)
@@ -127,7 +127,7 @@ class Pages:
         )
 
     def _calls(self) -> dict[str, object]:
-        """Give the seconds since the last call, and since the last one of each intercepted method."""
+        """Return the seconds since the last call, and since the last one of each intercepted method."""
         if self._front is None:
             return {}
         now, times = time.monotonic(), self._front.times
@@ -142,7 +142,7 @@ class Pages:
         }
 
     def _checks(self) -> list[dict[str, object]]:
-        """Give the checks that decide whether the daemon is ready."""
+        """Return the checks that decide whether the daemon is ready."""
         if self._executor is None or self._sync is None:
             down = self._front is not None and self._front.down
             reason = f"cannot connect to the runtime at {self._config.runtime}" if down else ""
@@ -152,7 +152,7 @@ class Pages:
         return [check.page() for check in required_checks(self._executor, self._sync)]
 
     def status(self) -> dict[str, object]:
-        """Give the status with the cpusets that the kernel had at the last reading."""
+        """Return the status with the cpusets that the kernel had at the last reading."""
         config = self._config
         page: dict[str, object] = {
             "schema": schema_ids.STATUS,
@@ -202,13 +202,13 @@ class Pages:
         return page
 
     def interface(self) -> dict[str, object]:
-        """Give what ``topoproxy upgrade --check`` of another version compares."""
+        """Return what ``topoproxy upgrade --check`` of another version compares."""
         from proxy.interface import interface
 
         return interface(self._config if self._reload is None else self._reload.config)
 
     def hooks(self) -> dict[str, object]:
-        """Give what ``topoproxy hooks list`` shows."""
+        """Return what ``topoproxy hooks list`` shows."""
         if self._hooking is None:
             why = "hooks are off (hooks.enabled)" if self._mode == Mode.ENFORCE else "hooks need mode enforce"
             return {"schema": schema_ids.HOOKS_LIST, "hooks": [], "note": why}
@@ -223,7 +223,7 @@ class Pages:
         return history_page(self._executor.history, params, self._now)
 
     def _now(self, record: RememberedDecision) -> str:
-        """Say what holds for a container now that was not decided when it came; mostly nothing."""
+        """Return what holds for a container now that was not decided when it came; mostly nothing."""
         if self._executor is None:
             return ""
         from proxy.engine.plan_differences import applied_since
@@ -241,7 +241,7 @@ class Pages:
         return suppression_note(doing.known, doing.settings, state, container)
 
     def report(self, params: Mapping[str, str]) -> dict[str, object]:
-        """Give what ``topoproxy report`` prints."""
+        """Return what ``topoproxy report`` prints."""
         from proxy.observe.koordinator import node_resource_topology
         from proxy.observe.node_facts import node_facts
 
@@ -258,7 +258,7 @@ class Pages:
         return node_resource_topology(state.node.machine, node_facts(state, name, manager, meta))
 
     def node(self, params: Mapping[str, str]) -> dict[str, object]:
-        """Give what the cluster agent publishes about the node, with the version of ``changes``."""
+        """Return what the cluster agent publishes about the node, with the version of ``changes``."""
         from proxy.observe.node_description import describe_node
 
         executor, feed = self._followed()
@@ -287,7 +287,7 @@ class Pages:
         return self._executor, self._feed
 
     async def observe_report(self) -> dict[str, object]:
-        """Give what ``topoproxy observe report`` shows."""
+        """Return what ``topoproxy observe report`` shows."""
         if self._executor is None:
             raise InputError("cannot compare a plan with the kernel: in passthrough mode there is none")
         from proxy.executor.plan_report import plan_report
@@ -295,7 +295,7 @@ class Pages:
         return await plan_report(self._executor)
 
     async def memory(self) -> dict[str, object]:
-        """Give what ``topoproxy status --memory`` shows."""
+        """Return what ``topoproxy status --memory`` shows."""
         if self._executor is None:
             raise InputError("cannot show where memory is: in passthrough mode it is not watched")
         return {"schema": schema_ids.STATUS_MEMORY, **await self._executor.mems.page()}
@@ -312,7 +312,7 @@ class Pages:
         return assignments_page(kubelet, self._executor.state, history, refused)
 
     def device_capacity(self) -> dict[str, object]:
-        """Give what the cluster is to count of the devices that topoproxy assigns."""
+        """Return what the cluster is to count of the devices that topoproxy assigns."""
         from proxy.observe.device_capacity import capacity_page
 
         if self._executor is None:
@@ -335,7 +335,7 @@ class Pages:
         return {"schema": schema_ids.CLUSTER, "files": files.page()}
 
     def metrics(self) -> str:
-        """Give what ``topoproxy status --metrics`` prints: Prometheus' text format."""
+        """Return what ``topoproxy status --metrics`` prints: Prometheus' text format."""
         from proxy.observe.metrics import metrics
 
         registry = None if self._executor is None else self._executor.telemetry.registry

@@ -223,7 +223,7 @@ def _places(
 
 
 def _systemd(cgroups: Cgroups) -> tuple[Units | None, Fences | None]:
-    """Give systemd, whose scopes containers may be on cgroup v2, and what narrows its slices."""
+    """Return the ports to systemd, whose scopes hold containers on cgroup v2, and to its slices."""
     if isinstance(cgroups, KernelCgroups) and cgroups.version == 2:
         return SystemdUnits(), KernelFences(cgroups.root)
     return None, None

@@ -146,7 +146,7 @@ class DaemonHooks:
     # -- status -------------------------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
-        """Give what ``topoproxy status`` shows of hooks."""
+        """Return what ``topoproxy status`` shows of hooks."""
         parts, page = self._parts, dict[str, object]()
         if parts is not None:
             from proxy.hooks.status_data import hooks_page

@@ -47,7 +47,7 @@ def settings(part: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def metric_names(metric: Metric) -> Iterator[str]:
-    """Give the exported name of a metric, and the former one that it still has."""
+    """Return the exported name of a metric, and the former one that it still has."""
     yield metric.full_name()
     if metric.former:
         yield metric.full_name(metric.former)

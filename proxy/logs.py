@@ -100,7 +100,7 @@ class Log:
         logging.getLogger().setLevel(max(LEVELS[level], logging.WARNING))
 
     def _open(self) -> loguru.Logger:
-        """Give loguru's logger, configured; the first call imports it."""
+        """Return loguru's logger, configured; the first call imports it."""
         if self._logger is not None:
             return self._logger
         from loguru import logger
@@ -199,7 +199,7 @@ def telemetry() -> Telemetry:
 
 
 def apart(stream: TextIO) -> TextIO:
-    """Give a stream to the same place with a descriptor of its own.
+    """Return a stream to the same place with a descriptor of its own.
 
     Closing standard error, as a hook may do, does not close a log that is written there, nor is the log
     written into the socket that gets its number.
@@ -304,7 +304,7 @@ def _caller(record: loguru.Record) -> str:
 
 
 def _trace(record: loguru.Record) -> list[str]:
-    """Give the lines of the exception's stack trace; of one that is too long the beginning and the end."""
+    """Return the lines of the exception's stack trace; of one that is too long the beginning and the end."""
     caught = record["exception"]
     if caught is None or caught.value is None:
         return []

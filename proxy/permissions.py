@@ -31,7 +31,7 @@ class Trust:
         self._directories: dict[tuple[str, bool], str] = {}
 
     def directory(self, directory: Path, *, sticky: bool = False) -> str:
-        """Say in a sentence what is to do before files in a directory can be trusted; empty if nothing.
+        """Describe in a sentence what is to do before files in a directory can be trusted; empty if nothing.
 
         Args:
             directory: The directory.
@@ -55,7 +55,7 @@ class Trust:
         return ""
 
     def file(self, path: Path) -> str:
-        """Say in a sentence what is to do before a file can be trusted; empty if nothing.
+        """Describe in a sentence what is to do before a file can be trusted; empty if nothing.
 
         Raises:
             OSError: It cannot be examined; FileNotFoundError for a link to nothing.
@@ -76,7 +76,7 @@ class Trust:
         return self.owned(path, found) or _writable(str(path), str(path), found)
 
     def owned(self, path: Path, found: os.stat_result) -> str:
-        """Say what is to do about the owner of a file; empty if nothing."""
+        """Return what is to do about the owner of a file; empty if nothing."""
         return self._owner(str(path), str(path), found)
 
     def _owner(self, what: str, path: str, found: os.stat_result) -> str:
@@ -113,7 +113,7 @@ def steps(path: Path) -> Iterator[Path]:
 
 
 def readable(path: Path, found: os.stat_result) -> str:
-    """Say what is to do before a file is secret; empty if nothing. The group of root counts as root."""
+    """Return what is to do before a file is secret; empty if nothing. The group of root counts as root."""
     group = bool(found.st_mode & stat.S_IRGRP) and found.st_gid != 0
     others = bool(found.st_mode & stat.S_IROTH)
     return _open_to(f"{path} can be read by", "r", str(path), found, group, others)

@@ -112,7 +112,7 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
 
 
 def trouble(entry: Mapping[str, object]) -> str:
-    """Say what is wrong with a hook; nothing where all is well."""
+    """Return what is wrong with a hook; nothing where all is well."""
     state, asked = one_line(entry.get("state")), one_line(entry.get("asked"))
     parts = []
     error = one_line(entry.get("error"))
@@ -138,7 +138,7 @@ def last_error(entry: Mapping[str, object], now: float | None = None) -> str:
 
 
 def age(seconds: float) -> str:
-    """Say how long that is, in one unit."""
+    """Format a duration in one unit."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
@@ -274,7 +274,7 @@ def quotas(entries: Sequence[Mapping[str, object]]) -> Iterable[str]:
 
 
 def _quota_now(entry: Mapping[str, object]) -> str:
-    """Say what the kernel has where that is a quota."""
+    """Return the quota that the kernel has now; empty if it has none."""
     now = entry.get("now")
     return f"now {now} us" if isinstance(now, int) and now >= 0 else ""
 

@@ -20,7 +20,7 @@ _LEAVING = ("releasing", _RELEASED)
 
 
 def is_released(data: Mapping[str, object]) -> bool:
-    """Report whether nothing of the plan is in effect: the page then shows only what the kernel has."""
+    """Return whether nothing of the plan is in effect: the page then shows only what the kernel has."""
     return data.get("mode") == _RELEASED
 
 
@@ -86,7 +86,7 @@ def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, 
 
 
 def _is_applied(data: Mapping[str, object], entry: Mapping[str, object]) -> bool:
-    """Report whether a row's plan is put into effect; an older daemon does not say it for each."""
+    """Return whether a row's plan is put into effect; an older daemon does not say it for each."""
     said = entry.get("applied")
     return said if isinstance(said, bool) else data.get("mode") not in ("observe", *_LEAVING)
 
@@ -192,7 +192,7 @@ def _rows(entry: Mapping[str, object]) -> list[tuple[str, ...]]:
 
 
 def verdict(entry: Mapping[str, object]) -> str:
-    """Say in words whether the memory is where it should be."""
+    """Describe in words whether the memory is where it should be."""
     firm, cache = entry.get("outside"), entry.get("outsideFile")
     if not isinstance(firm, int) or not isinstance(cache, int):
         return ""

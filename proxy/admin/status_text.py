@@ -71,7 +71,7 @@ def _title(data: Mapping[str, object]) -> str:
 
 
 def _head(data: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Give the rows of the head: what the daemon is connected with, and by which rules it works."""
+    """Return the rows of the head: what the daemon is connected with, and by which rules it works."""
     rows = [
         ("listens on", one_line(data.get("listen"))),
         ("clients", _clients(data)),
@@ -148,7 +148,7 @@ def _config(config: Mapping[str, object]) -> str:
 
 
 def _cluster(files: list[Mapping[str, object]]) -> str:
-    """Say what the cluster agent has read, and how old it is."""
+    """Return what the cluster agent has read, and how old it is."""
     words = []
     for entry in files:
         name, age = one_line(entry.get("name")), entry.get("confirmed_s")
@@ -217,7 +217,7 @@ def _rules(data: Mapping[str, object]) -> list[str]:
 
 
 def _admission(rules: Mapping[str, object]) -> Iterable[str]:
-    """Say which CPUs no owner may take, and what else limits owners."""
+    """Return which CPUs no owner may take, and what else limits owners."""
     floor = rules.get("sharedFloor")
     each = sorted(
         {n for n in as_map(rules.get("sharedFloorPerNUMANode")).values() if isinstance(n, int) and n > 0}
@@ -298,6 +298,6 @@ def _pools(data: Mapping[str, object]) -> Iterable[str]:
 
 
 def _held(pool: Mapping[str, object], *, observed: bool) -> str:
-    """Say how many containers of a pool have its CPUs by the kernel, where these are not all."""
+    """Return how many containers of a pool have its CPUs by the kernel, where these are not all."""
     count, good = pool.get("count"), pool.get("in_effect")
     return one_line(count) if observed or count == good else f"{one_line(good)} of {one_line(count)}"

@@ -287,7 +287,7 @@ class ApiClient:
 
 
 async def _checked(content: bytes, check: Callable[[], None]) -> AsyncIterator[bytes]:
-    """Give a body when it is about to be sent: connections may have to be opened or waited for before."""
+    """Yield a body when it is about to be sent: a connection may have to be opened or awaited before."""
     check()
     yield content
 

@@ -26,7 +26,7 @@ class Orders:
         self.topo = topo
         self.free = free
 
-    # Orders. Each gives unit ids, those with the fewest free CPUs first, every unit once and only where
+    # Each order yields unit ids, those with the fewest free CPUs first, every unit once and only where
     # something is free. They are worked out as far as they are read, always against the mask ``free`` of the
     # moment when the step started.
 
@@ -55,21 +55,21 @@ class Orders:
         return self.nested(topo.socket_nodes, topo.sockets, self.socket_order(free), free)
 
     def socket_order(self, free: int) -> Iterable[int]:
-        """Order the sockets that have any."""
+        """Order the sockets that have any of the CPUs in ``free``."""
         topo = self.topo
         if topo.nodes_first:
             return self.nested(topo.node_sockets, topo.nodes, self.node_order(free), free)
         return self.sort(topo.sockets.items(), free, free)
 
     def core_order(self, free: int) -> Iterable[int]:
-        """Order the cores that have any."""
+        """Order the cores that have any of the CPUs in ``free``."""
         topo = self.topo
         if topo.nodes_first:
             return self.nested(topo.socket_cores, topo.sockets, self.socket_order(free), free)
         return self.nested(topo.node_cores, topo.nodes, self.node_order(free), free)
 
     def uncore_order(self, free: int) -> Iterable[int]:
-        """Order the uncore caches that have any, node by node."""
+        """Order the uncore caches that have any of the CPUs in ``free``, node by node."""
         return self.nested(self.topo.node_uncores, self.topo.nodes, self.node_order(free), free)
 
     def cpus_by_core(self) -> Iterator[int]:
@@ -92,13 +92,13 @@ class Orders:
         return (n for n in self.node_order(free) if not nodes[n] & ~free)
 
     def whole_sockets(self) -> Iterator[int]:
-        """Order the sockets that are."""
+        """Order the sockets that are free as a whole."""
         topo, free = self.topo, self.free
         order = self.socket_order(free)
         return (s for s in order if (topo.sockets[s] & free).bit_count() == topo.socket_size(s))
 
     def whole_cores(self) -> Iterator[int]:
-        """Order the cores that are."""
+        """Order the cores that are free as a whole."""
         topo, free = self.topo, self.free
         order = self.core_order(free)
         return (c for c in order if (topo.cores[c] & free).bit_count() == topo.core_size(c))

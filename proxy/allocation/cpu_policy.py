@@ -40,7 +40,7 @@ class SmtAlignmentError(CpuRefusedError):
 
 
 class CpuPolicy(Struct, frozen=True):
-    """What does not change while the node runs.
+    """The settings of the static CPU policy, which do not change while the node runs.
 
     Attributes:
         topo: The machine.
@@ -62,7 +62,7 @@ class CpuPolicy(Struct, frozen=True):
         reserved: CpuSet | None = None,
         amount: int | None = None,
     ) -> CpuPolicy:
-        """Set CPUs aside.
+        """Choose the reserved CPUs.
 
         Args:
             topo: The machine.
@@ -71,7 +71,7 @@ class CpuPolicy(Struct, frozen=True):
             amount: How many (``kubeReserved`` and ``systemReserved``, rounded up); None for as many as named.
 
         Raises:
-            CpuStateError: They cannot be set aside.
+            CpuStateError: They cannot be reserved.
         """
         options = options or CpuOptions()
         chosen = reserved or CpuSet()

@@ -15,7 +15,7 @@ from proxy.model.requests import ContainerResources, PodRequests
 CPU = "cpu"
 MILLI = 1000
 NO_SHARES = 2
-"""The least that the kernel accepts, and what kubelet sends where no CPU is requested (its ``MinShares``)."""
+"""The smallest value that the kernel accepts; kubelet sends it if no CPU is requested (``MinShares``)."""
 
 
 def container_cpus(pod: PodRequests, ask: ContainerResources) -> int:

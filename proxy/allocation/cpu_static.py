@@ -10,7 +10,7 @@ Under a hint CPUs are taken from its nodes as far as they go (``align-by-socket`
 sockets), and the rest from anywhere. With ``full-pcpus-only`` a request must be whole cores, and no more than
 what is free outside the cores of reserved CPUs, or it is refused before anything else is checked.
 
-Every function gives a new state; a refusal is an exception and leaves nothing behind.
+Every function returns a new state; a refusal is an exception and changes nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def allocate(
     affinity: Mask | None = None,
     steps: list[str] | None = None,
 ) -> CpuState:
-    """Return a container its CPUs.
+    """Allocate CPUs for a container.
 
     Args:
         policy: The policy.

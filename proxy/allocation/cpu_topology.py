@@ -1,4 +1,4 @@
-"""How CPUs hang together, as the allocators see it.
+"""The units of a machine (cores, sockets, NUMA nodes, caches) and their CPUs, as the allocators see them.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/topology/topology.go ``Discover``. A CPU has four units
 above it: its core, its socket, its NUMA node and its uncore (last-level) cache. Unit ids are unique
@@ -165,7 +165,7 @@ def _units(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 
 def _homes(machine: Machine) -> dict[int, int]:
-    """Return every CPU a NUMA node: its own, else one of its package, else the lowest."""
+    """Return the NUMA node of every CPU: its own, else one of its package, else the lowest."""
     by_package: dict[int, int] = {}
     for cpu in machine.cpus:
         if cpu.numa is not None:

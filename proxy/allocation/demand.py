@@ -1,4 +1,4 @@
-"""Amounts that lie on NUMA nodes, and how few nodes can meet a demand for them.
+"""Find the fewest NUMA nodes whose amounts meet a demand.
 
 Theory. A demand sums lots that lie on nodes; a lot on several nodes (a device with two NUMA nodes) counts
 once for a mask that touches any of them. More nodes never have less, so "meets the demand" is closed upwards.
@@ -28,14 +28,14 @@ class Demand(Struct, frozen=True):
 
     Attributes:
         want: The amount (bytes, devices).
-        lots: What lies where: the bits of the nodes at which an amount can be had, and the amount.
+        lots: The bits of the nodes on which an amount is available, and the amount, for each lot.
     """
 
     want: int
     lots: tuple[tuple[int, int], ...]
 
     def had(self, bits: int) -> int:
-        """Return what the nodes in ``bits`` have."""
+        """Return the amount that the nodes in ``bits`` have."""
         return sum(amount for nodes, amount in self.lots if nodes & bits)
 
     def met(self, bits: int) -> bool:
@@ -73,7 +73,8 @@ def of_size(nodes: Sequence[int], size: int) -> Iterator[int]:
 def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Iterator[int]:
     """Return the bits of all masks of one size that meet all demands, ordered by node list.
 
-    Nodes are taken one after the other, and not where even the richest that follow could not do it.
+    Nodes are added one after the other; a branch ends where even the largest remaining nodes would not
+    suffice.
     """
     tops = [(d, [_richest(own[i:]) for i in range(len(nodes) + 1)]) for d, own in _alone(nodes, demands)]
 
@@ -118,12 +119,12 @@ def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: in
 
 
 def _alone(nodes: Sequence[int], demands: Iterable[Demand]) -> Iterator[tuple[Demand, list[int]]]:
-    """Return what each node has by itself, demand by demand."""
+    """Return the amount that each node has by itself, demand by demand."""
     return ((d, [sum(n for at, n in d.lots if at >> node & 1) for node in nodes]) for d in demands)
 
 
 def _richest(amounts: Iterable[int]) -> list[int]:
-    """Return what at most 0, 1, 2 and so on of some amounts come to."""
+    """Return the largest sum of 0, 1, 2 and so on of some amounts."""
     return list(itertools.accumulate(sorted(amounts, reverse=True), initial=0))
 
 

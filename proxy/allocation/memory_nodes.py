@@ -51,7 +51,7 @@ def _by_distance(machine: Machine, cpus: CpuSet) -> list[tuple[int, int]]:
 
 
 def _free(machine: Machine, promised: Iterable[tuple[Mask, int]]) -> dict[int, float]:
-    """Return what is left of each node; a promise over several nodes counts evenly."""
+    """Return the free bytes of each node; a promise over several nodes counts evenly."""
     free = {n.id: float("inf") if n.mem_bytes is None else float(n.mem_bytes) for n in machine.nodes}
     for nodes, amount in promised:
         here = [i for i in nodes if i in free]

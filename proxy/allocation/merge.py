@@ -1,4 +1,4 @@
-"""The merge of topology hints: which NUMA nodes suit all resources at once.
+"""Merge topology hints: find the NUMA nodes that suit all resources at once.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy.go ``mergePermutation``, ``HintMerger``. Every
 resource brings a list of hints. kubelet tries each combination of one hint from every list: its mask is the

@@ -1,4 +1,4 @@
-"""Records of the providers' answers, and of what a policy made of them.
+"""Records of the providers' answers and of the policy's decision, for explanations.
 
 A record has to be small and cheap, for every decision leaves one. So of a list of hints only the first few
 are kept, best first: preferred ones, then fewest nodes, then the smaller integer, as the merge prefers them

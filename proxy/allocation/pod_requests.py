@@ -1,4 +1,4 @@
-"""What the containers of a pod request together.
+"""Compute the most that the containers of a pod request at the same time.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``podGuaranteedCPUs``. Init containers
 run one after the other before the app containers; restartable ones (sidecars) stay. At any time a pod needs

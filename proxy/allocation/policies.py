@@ -34,7 +34,7 @@ UNALIGNED = Verdict(
 
 
 class PolicyDecision(Struct, frozen=True):
-    """What a policy made of the providers' answers.
+    """The decision of a policy about the providers' answers.
 
     Attributes:
         policy: The policy.
@@ -57,7 +57,7 @@ class PolicyDecision(Struct, frozen=True):
 
 
 class PolicyRules:
-    """What a policy makes of hints, unless it differs: merge all of them, and admit what its name allows.
+    """The default rules of a policy: merge all hints, and admit what its name allows.
 
     Attributes:
         name: kubelet's name of the policy.

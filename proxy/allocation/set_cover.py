@@ -1,4 +1,4 @@
-"""Choosing few nodes whose amounts add up to what is needed, of several things at once.
+"""Choose few nodes whose amounts meet several needs at once.
 
 Theory. For one thing the nodes with most of it are the answer. For several it is a covering problem with a
 limited number of nodes. Weigh the things: a node's *score* is the weighted sum of its amounts, and if even
@@ -9,7 +9,7 @@ up. Mostly a few rounds of this end in a choice or in the proof that there is no
 The cases in between are searched, node by node in the order of the last scores. A branch ends when the best
 scores of those that remain cannot fill what is still missing; nodes alike are tried once. After ``STEPS``
 tries the search gives up and says that there is no choice, so the time is bounded. All numbers are whole, so
-no answer hangs on rounding.
+no answer depends on rounding.
 """
 
 from __future__ import annotations

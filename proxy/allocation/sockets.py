@@ -1,4 +1,4 @@
-"""What ``align-by-socket`` prefers, and families of hints that respect it.
+"""The hints that ``align-by-socket`` prefers, and families of hints that respect it.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``isHintSocketAligned``. A set of nodes
 is *aligned* if it touches as many sockets as the fewest nodes for the request would fill. Such a set is

@@ -1,4 +1,4 @@
-"""Which NUMA nodes share a request, and how much each gives.
+"""Divide a request for CPUs evenly over NUMA nodes.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``takeByTopologyNUMADistributed``. A
 request of n CPUs in groups of g is spread evenly over k nodes, with k as small as possible. Each of the k

@@ -1,4 +1,4 @@
-"""What the allocators did, in sentences.
+"""Describe the steps of an allocator in sentences, for explanations.
 
 An allocator notes what it took, unit by unit, and only where a record is wanted. Here the notes become
 sentence fragments, one for each step: what was taken of one unit in a row is one fragment.

@@ -236,7 +236,7 @@ def _log(file: Path | None) -> str:
 
 
 def _journal(text: str) -> Iterator[str]:
-    """Give time and message of each record: not the name of the host, nor the command line."""
+    """Return time and message of each record: not the name of the host, nor the command line."""
     for line in text.splitlines():
         try:
             record = as_map(json.loads(line))
@@ -282,7 +282,7 @@ def _json(value: object) -> bytes:
 
 
 def _paths(config: Config) -> Iterator[str]:
-    """Give the paths of the configuration, which are kept in texts."""
+    """Return the paths of the configuration, which are kept in texts."""
     paths = (config.listen, config.runtime, config.admin_path, config.state_dir, config.kubelet.state_dir)
     for path in (*paths, config.sysfs_root, config.procfs_root, config.cgroup_root, config.hooks.directory):
         yield str(path)
@@ -292,7 +292,7 @@ def _paths(config: Config) -> Iterator[str]:
 
 
 def _names(value: object) -> Iterator[object]:
-    """Give the names of pods and containers in an answer or in the ledger."""
+    """Return the names of pods and containers in an answer or in the ledger."""
     if isinstance(value, dict):
         for key, part in value.items():
             if key in _NAMES:

@@ -77,7 +77,7 @@ class CreateCalls:
         return pod
 
     def _renewed(self, pod: Pod, asked: CreateRequest) -> Pod:
-        """Give a pod whose annotation names CPUs with what it requests now: a resize may have changed it."""
+        """Return a pod whose annotation names CPUs with its current request: a resize may have changed it."""
         total = asked.pod_total()
         if total is None or total == pod.total:
             return pod

@@ -93,7 +93,7 @@ class HeldCall(Protocol):
         """
 
     def seen_by_hooks(self) -> Any:
-        """Give the message as hooks see it: ``proxy.frontends.hook_bridge.view.HookView``."""
+        """Return the message as hooks see it: ``proxy.frontends.hook_bridge.view.HookView``."""
 
     def change(self, body: Any) -> None:
         """Replace the message."""

@@ -73,7 +73,7 @@ def _machine(config: Config) -> str:
 
 
 def _floor(config: Config, machine: Machine) -> str:
-    """Say how many CPUs of the shared pool no owner may take."""
+    """Return how many CPUs of the shared pool no owner may take."""
     from proxy.executor.node_rules import node_of
 
     least = max(
@@ -123,7 +123,7 @@ def _hooks(config: Config) -> Iterator[str]:
 
 
 def _server_lack(candidate: Candidate, hooks: HooksConfig) -> str:
-    """Say why the socket of a hook server is not trusted."""
+    """Return why the socket of a hook server is not trusted."""
     from proxy.hooks.loader.safe_read import read_settled
     from proxy.hooks.remote.servers import socket_lack
 

@@ -192,7 +192,7 @@ def _time(seconds: object) -> str:
 
 
 def _notes(answer: Mapping[str, object]) -> Iterable[str]:
-    """Say which sources are missing."""
+    """Return which sources are missing."""
     daemon, kubelet = as_map(answer.get("daemon")), as_map(answer.get("kubelet"))
     twice = [each for each in map(as_map, as_list(answer.get("devices"))) if _is_managed_twice(each)]
     for each in map(as_map, as_list(answer.get("refused"))):

@@ -91,7 +91,7 @@ def _online(config: Config, timeout: float) -> Mapping[str, object]:
 
 
 def _progress(answer: Mapping[str, object], shown: str) -> str:
-    """Say how far it is on standard error, where that is new."""
+    """Print the progress on standard error if it has changed; returns it."""
     words = f"releasing: {answer.get('updated')} of {answer.get('containers')} containers updated"
     if isinstance(left := answer.get("left"), list) and left:
         words = f"{words}; {left[0]}"

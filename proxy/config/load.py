@@ -135,7 +135,7 @@ def _text(file: Path, trusted: bool) -> str:
 
 
 def untrusted(path: Path | None = None, default: Path = DEFAULT_FILE) -> str:
-    """Say in a sentence why ``load`` would not trust a file or a drop-in; empty if it would."""
+    """Describe in a sentence why ``load`` would not trust a file or a drop-in; empty if it would."""
     file = path if path is not None else default
     for each in (file, *listed(file)):
         try:

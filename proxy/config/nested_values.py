@@ -125,7 +125,7 @@ def _scalar(tag: str, text: str) -> str | int | float | bool:
 
 
 def clash(node: Any) -> str:
-    """Say what is there instead of what was wanted."""
+    """Return what is there instead of what was wanted."""
     if node.id == "scalar":
         tag = node.tag.rpartition(":")[2]
         return f"{_CLASHES.get(tag, tag)} ({node.value[:40]!r})" if tag != "null" else "nothing"

@@ -42,7 +42,7 @@ NOTHING: NodeEffects = ()
 
 
 def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeState, NodeEffects]:
-    """Give a container the id that the runtime has given it."""
+    """Replace the token of a container by the id that the runtime has assigned."""
     token, container_id, sent = event.token, event.container_id, event.sent
     container = state.containers.get(token)
     if container is None or container.phase is not Phase.CREATING:

@@ -68,7 +68,7 @@ class Change(Struct, frozen=True):
 
     @property
     def moved(self) -> list[str]:
-        """Give the ids of containers whose CPUs change, those that lose some first."""
+        """Return the ids of containers whose CPUs change, those that lose some first."""
         return [*self.shrink, *self.grow]
 
 

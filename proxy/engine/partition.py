@@ -268,7 +268,7 @@ def partition_cpus(state: NodeState, container_id: str) -> CpuSet | None:
 
 
 def shared_with(state: NodeState, container: Container) -> str:
-    """Say which other container may run on an owner's CPUs; empty where none may."""
+    """Return which other container may run on an owner's CPUs; empty where none may."""
     cpus = state.wanted(container)
     if container.placement.hook_extra_cpus & cpus:
         return "a hook has given it CPUs that are not its own"

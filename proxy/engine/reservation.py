@@ -101,7 +101,7 @@ Step = tuple[Reservation, tuple[Effect, ...]]
 
 
 def step(reservation: Reservation, event: seen.Event) -> Step:
-    """Give the reservation after an event, and what is to be done about it.
+    """Return the reservation after an event, and what is to be done about it.
 
     Once a reservation is over, nothing is done about any event.
 
@@ -300,7 +300,7 @@ def _checked(one: Reservation, event: seen.CpusetsRead) -> Step:
 
 
 def _are_on(cpus: CpuSet, one: Reservation, event: seen.CpusetsRead) -> bool:
-    """Report whether all containers of a move run on these CPUs only, or nowhere.
+    """Return whether all containers of a move run on these CPUs only, or nowhere.
 
     A container of which nothing could be read may be anywhere. So may one whose own CPUs went offline.
     """

@@ -102,7 +102,7 @@ class Reservation(Struct, frozen=True):
 
 
 def restoration(containers: tuple[str, ...], previous: CpuSet, cpus: CpuSet, ref: str = "") -> Reservation:
-    """Give the reservation that undoes a move in the middle of which the daemon ended.
+    """Return the reservation that undoes a move in the middle of which the daemon ended.
 
     Args:
         containers: The containers.

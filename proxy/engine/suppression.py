@@ -218,7 +218,7 @@ def reason(known: BeSuppression, settings: SuppressionSettings) -> str:
 def suppression_note(
     known: BeSuppression, settings: SuppressionSettings, state: NodeState, container: Container
 ) -> str:
-    """Say how a container is suppressed; empty where it is not."""
+    """Return how a container is suppressed; empty where it is not."""
     if not applies_to(state, container.pod):
         return ""
     why, pod = reason(known, settings), container.pod

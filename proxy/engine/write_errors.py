@@ -51,12 +51,12 @@ _ACTIONS = {
 
 
 def action_for(number: int) -> WriteAction:
-    """Give what to do about an error number; 0 where a value read back differs from the one written."""
+    """Return what to do about an error number; 0 where a value read back differs from the one written."""
     return _ACTIONS.get(number, WriteAction.ELSEWHERE)
 
 
 def retry_pause(tried: int, numbers: Iterable[int]) -> float | None:
-    """Give how long to wait before the same writes are made again.
+    """Return how long to wait before the same writes are made again.
 
     Args:
         tried: How often they were made already.

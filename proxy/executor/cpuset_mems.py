@@ -64,11 +64,11 @@ class CpusetMems:
         return self._context.state.facts.mems
 
     def renewed(self, container: Container) -> Mask | None:
-        """Give the nodes that an update of our own names; None where those that the runtime has saved do."""
+        """Return the nodes for an update of our own; None where those that the runtime has saved suffice."""
         return self.known.renewed(self._context.state, container)
 
     def carried(self, container: Container) -> Mask:
-        """Give the nodes that a call to the runtime names for a container: no runtime takes others."""
+        """Return the nodes that a call to the runtime names for a container: no runtime takes others."""
         return self.known.carried(self._context.state, container)
 
     async def once(self) -> None:
@@ -145,7 +145,7 @@ class CpusetMems:
     # -- for people ---------------------------------------------------------------------------------------
 
     async def page(self) -> dict[str, object]:
-        """Give where the memory of all containers is; reads three files of each."""
+        """Return where the memory of all containers is; reads three files of each."""
         some = [c for c in self._context.state.containers.values() if c.phase is Phase.RUNNING]
         some.sort(key=lambda c: (c.ref, c.id))
         return {"containers": await self.worker.run(lambda: [r for c in some if (r := self._row(c))])}

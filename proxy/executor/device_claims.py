@@ -52,7 +52,7 @@ Read = Callable[[], ManagedElsewhere | None]
 
 
 def conflict_of(resource: str, ids: Collection[str], elsewhere: ManagedElsewhere) -> str:
-    """Say why a resource cannot be managed here; empty where it can.
+    """Return why a resource cannot be managed here; empty where it can.
 
     Args:
         resource: The resource.
@@ -104,7 +104,7 @@ class OtherManagers:
         return [{"resource": name, "reason": reason} for name, reason in sorted(self._refused.items())]
 
     async def conflict(self, resource: str, socket: Path) -> str:
-        """Say why a plug-in that registers a resource at a socket is refused; empty where it is not."""
+        """Return why a plug-in that registers a resource at a socket is refused; empty where it is not."""
         elsewhere = await asyncio.to_thread(self._read)
         self._sockets[resource] = socket
         self._seen.pop(resource, None)

@@ -48,7 +48,7 @@ class FactLookup:
         self.worker = Worker("scout", failed, THREADS)
 
     def pod_matters(self, state: NodeState, pod: Pod) -> bool:
-        """Report whether to query kubelet for what a pod's containers request."""
+        """Return whether to query kubelet for what a pod's containers request."""
         kubelet, node = self._kubelet, state.node
         if kubelet is None or not kubelet.knows_pods or pod.asks is not None:
             return False
@@ -60,12 +60,12 @@ class FactLookup:
         return counts and pod.kube_qos is KubeQos.GUARANTEED
 
     def devices_matter(self, node: Node, pod: Pod) -> bool:
-        """Report whether the location of a container's devices can change the decision about it."""
+        """Return whether the location of a container's devices can change the decision about it."""
         owns = (node.static or node.memory is not None) and pod.kube_qos is KubeQos.GUARANTEED
         return owns or node.policy is not TopologyPolicy.NONE
 
     def knows_devices(self, given: DeviceFacts) -> bool:
-        """Report whether there is a source for where a container's devices are."""
+        """Return whether there is a source for where a container's devices are."""
         known = self._kubelet is not None and self._kubelet.knows_devices
         return known or (bool(given) and self._hardware is not None)
 

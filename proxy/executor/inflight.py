@@ -76,7 +76,7 @@ class CallWaits:
         self._waits.pop(effect.number).set_result(None)
 
     def has_landed(self, call: InflightCall) -> bool:
-        """Report whether a call is over."""
+        """Return whether a call is over."""
         return call.number not in self._waits
 
     def then(self, call: InflightCall, done: Callable[[], None]) -> None:

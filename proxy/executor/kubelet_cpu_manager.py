@@ -61,7 +61,7 @@ class KubeletCpus:
         self._counts = counts
 
     def matters(self, pod: Pod, request: Request) -> bool:
-        """Report whether a container may be given CPUs of its own, so that kubelet's must be known."""
+        """Return whether a container may be given CPUs of its own, so that kubelet's must be known."""
         if self._port is None:
             return False
         if pod.cpuset or pod.qos in STRICT:

@@ -23,15 +23,15 @@ class Listing(Struct, frozen=True):
     unread_containers: frozenset[str] = frozenset()
 
     def lacks_pod(self, sandbox_id: str) -> bool:
-        """Report whether a sandbox is certainly not in the list."""
+        """Return whether a sandbox is certainly not in the list."""
         return sandbox_id not in self.pods and not self.unread_pods & {sandbox_id, ""}
 
     def lacks_container(self, container_id: str) -> bool:
-        """Report whether a container is certainly not in the list."""
+        """Return whether a container is certainly not in the list."""
         return container_id not in self.containers and not self.unread_containers & {container_id, ""}
 
     def is_dead(self, container: RuntimeContainer) -> bool:
-        """Report whether a container was created in a sandbox that has ended, and so will never start."""
+        """Return whether a container was created in a sandbox that has ended, and so will never start."""
         pod = self.pods.get(container.sandbox_id)
         return container.state == "CREATED" and pod is not None and not pod.ready
 

@@ -174,14 +174,14 @@ class NodePolicySync:
         return structs.replace(policy, reserved=PolicyValue(reserved.value | kept, words, reserved.problem))
 
     def _unread(self) -> list[str]:
-        """Say what of the Node object could not be read."""
+        """Return what of the Node object could not be read."""
         if self._source is None:
             return []
         inside = self.meta.problems if self.meta is not None else ()
         return [self._source.problem, *(f"{self._source.source}: {words}" for words in inside)]
 
     def _without_labels(self, node: Node) -> str:
-        """Say why labels of namespaces that matter are not known; empty if they are."""
+        """Return why labels of namespaces that matter are not known; empty if they are."""
         if node.admission.owners.selector.all:
             return ""
         if self._namespaces is None:
@@ -189,7 +189,7 @@ class NodePolicySync:
         return self._namespaces.problem
 
     def page(self) -> dict[str, object]:
-        """Give all values with their sources, and what is wrong with other sources, as plain data."""
+        """Return all values with their sources, and what is wrong with other sources, as plain data."""
         source = self._source
         return {
             "nodeObject": "" if source is None else source.source,

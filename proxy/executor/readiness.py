@@ -72,7 +72,7 @@ def other_checks(page: Mapping[str, object]) -> Iterator[Check]:
 
 
 def _cluster_lacks(page: Mapping[str, object]) -> Iterator[str]:
-    """Say which files of the cluster agent cannot be used, and which may be outdated."""
+    """Return which files of the cluster agent cannot be used, and which may be outdated."""
     old: dict[str, float] = {}
     for row in _rows(page.get("cluster")):
         age = row["confirmed_s"]

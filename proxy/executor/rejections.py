@@ -105,7 +105,7 @@ class Rejections(Observer):
         self._telemetry.problem(message, **_keys(pod.ref, name), err=verdict.operator_message)
 
     def page(self, applies: Callable[[Pod], bool]) -> list[dict[str, object]]:
-        """Give the rejections that are not over, the one that was tried last at the end.
+        """Return the rejections that are not over, the one that was tried last at the end.
 
         Args:
             applies: Whether the plan is applied to a pod now: mode and selection may have changed since.

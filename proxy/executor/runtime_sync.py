@@ -143,14 +143,14 @@ class Settler:
         return True
 
     def _backs_off(self, container_id: str) -> bool:
-        """Report whether a container waits after an update without a good answer, and retry it later."""
+        """Return whether a container waits after an update without a good answer, and retry it later."""
         left = self._silent.left(container_id, self._context.clock())
         if left:
             asyncio.get_running_loop().call_later(left, self._context.settle_later, container_id)
         return bool(left)
 
     async def _runs(self, container_id: str) -> bool:
-        """Report whether a container runs after its update was refused; only then the refusal matters."""
+        """Return whether a container runs after its update was refused; only then the refusal matters."""
         await asyncio.sleep(EXIT_NEWS_S)
         try:
             listed = await self._worker.run(self._context.runtime.list_containers, container_id)

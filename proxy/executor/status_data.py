@@ -30,7 +30,7 @@ NAMED = 10
 
 
 def node_page(executor: NodeExecutor) -> dict[str, object]:
-    """Give pools, owners, containers and problems; what the kernel has is that of the last reading."""
+    """Return pools, owners, containers and problems; what the kernel has is that of the last reading."""
     state = executor.state
     checks = required_checks(executor, executor.sync)
     containers = [
@@ -76,14 +76,14 @@ def node_page(executor: NodeExecutor) -> dict[str, object]:
 
 
 def _reading(executor: NodeExecutor) -> dict[str, object]:
-    """Say how old the values of the kernel are, and how many are missing."""
+    """Return how old the values of the kernel are, and how many are missing."""
     view = executor.kernel_view
     age = view.age
     return {"age_s": None if age is None else round(age, 1), "not_read": view.last.left_out}
 
 
 def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, object]:
-    """Give the pools that containers are placed on, and how many containers have them by the kernel."""
+    """Return the pools that containers are placed on, and how many containers have them by the kernel."""
     per_node = state.pools.per_node(state.node.machine)
     live = [row for row in containers if row["phase"] != Phase.EXITED.value]
     held = {
@@ -106,7 +106,7 @@ def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, o
 
 
 def _exclusive(executor: NodeExecutor) -> tuple[list[dict[str, object]], int]:
-    """Give the owners of CPUs: what they have by the kernel, and what they are to have. Released: none.
+    """Return the owners of CPUs: what they have by the kernel, and what they are to have. Released: none.
 
     Returns:
         The owners; and how many observed containers can use some of their CPUs.
@@ -178,7 +178,7 @@ def _container(executor: NodeExecutor, container: Container) -> dict[str, object
 
 
 def _has_no_quota(executor: NodeExecutor, container: Container) -> bool:
-    """Report whether a container runs without its CFS quota: it never had one, or the kernel has none now."""
+    """Return whether a container runs without its CFS quota: it never had one, or the kernel has none now."""
     key, now = CONTAINER + container.id, executor.kernel_view.last.quotas.get(CONTAINER + container.id)
     is_off = key not in executor.quotas.known.records or (now is not None and now < 0)
     return executor.quotas.off(container) and is_off
@@ -193,7 +193,7 @@ def _desired(executor: NodeExecutor, container: Container) -> tuple[str, str]:
 
 
 def quotas_page(executor: NodeExecutor) -> list[dict[str, object]]:
-    """Give the CFS quotas that are off and will be put back; ``container`` is empty for a pod's."""
+    """Return the CFS quotas that are off and will be put back; ``container`` is empty for a pod's."""
     state = executor.state
     pods = {POD + pod.key: pod.ref for pod in state.pods.values()}
     rows: list[dict[str, object]] = []
@@ -225,7 +225,7 @@ def _settings(node: Node) -> dict[str, object]:
 
 
 def _admission(node: Node) -> dict[str, object]:
-    """Give the rules of admission, with the floors in CPUs."""
+    """Return the rules of admission, with the floors in CPUs."""
     rules = node.admission
     floors = {floor.node: floor.least for floor in node.floors.each}
     return {
@@ -243,7 +243,7 @@ def _admission(node: Node) -> dict[str, object]:
 
 
 def _memory(state: NodeState) -> list[dict[str, object]]:
-    """Give what is promised of each node's memory, in bytes by resource; empty where it is not counted."""
+    """Return what is promised of each node's memory, in bytes by resource; empty where it is not counted."""
     if state.memory is None:
         return []
     return [

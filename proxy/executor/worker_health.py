@@ -130,7 +130,7 @@ class Health:
         return {name: seconds for name, seconds in found.items() if seconds}
 
     def may_restart(self) -> bool:
-        """Report whether a restart of the process is the only remedy left that may help."""
+        """Return whether a restart of the process is the only remedy left that may help."""
         return any(
             seconds >= RESTART_S and self._clock() - seconds >= self._began + STEADY_S
             for seconds in self.stuck().values()

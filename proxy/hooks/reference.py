@@ -92,7 +92,7 @@ def _overview() -> Iterator[str]:
 
 
 def short_answer(point: type[Point]) -> str:
-    """Say in a few words what a point takes."""
+    """Describe in a few words what a point takes."""
     kinds = ["adjustment"] if point.TAKES - {"updates"} else []
     kinds += ["updates"] if "updates" in point.TAKES else []
     kinds += ["veto"] if point.VETO else []

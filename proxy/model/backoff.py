@@ -56,7 +56,7 @@ class RetryDelays:
         self._failures = 0
 
     def next(self, lasted: float = 0.0) -> float:
-        """Give the delay before the next attempt.
+        """Return the delay before the next attempt.
 
         Args:
             lasted: How long the attempt before it lasted.
@@ -85,7 +85,7 @@ class RetryTimes(Generic[K]):
         return self.left(key, now) <= 0
 
     def left(self, key: K, now: float) -> float:
-        """Give the time until a key may be tried; 0 if it may be now."""
+        """Return the time until a key may be tried; 0 if it may be now."""
         known = self._known.get(key)
         return 0.0 if known is None else max(0.0, known[1] - now)
 

@@ -37,5 +37,5 @@ class InputDefect(str):
         return defect
 
     def as_decisive(self, *, decisive: bool = True) -> Self:
-        """Give the same defect as one that leaves its pod without CPUs of its own, or does not."""
+        """Return the same defect as one that leaves its pod without CPUs of its own, or does not."""
         return type(self)(self, self.kind, decisive=decisive)

@@ -27,7 +27,7 @@ class NodeMode(StrEnum):
 
     @property
     def enforces(self) -> bool:
-        """Report whether decisions take effect."""
+        """Return whether decisions take effect."""
         return self is NodeMode.ENFORCE
 
     def __init__(self, name: str) -> None:

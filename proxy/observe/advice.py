@@ -71,7 +71,7 @@ _ANYWHERE = (
 
 
 def against(record: Explanation) -> tuple[str, ...]:
-    """Say what stood against a preferred result; empty where nothing did or nothing is known of it.
+    """Return what stood against a preferred result; empty where nothing did or nothing is known of it.
 
     What the record blames comes first; else it is read from what the providers answer.
     """
@@ -99,7 +99,7 @@ def against(record: Explanation) -> tuple[str, ...]:
 
 
 def help_for(record: Explanation) -> tuple[str, ...]:
-    """Say what would have let a refused request in."""
+    """Return what would have let a refused request in."""
     least = _least(record.shortfalls)
     exact = _fitting(least, aligned=record.verdict.reason == TOPOLOGY_AFFINITY)
     reason = record.verdict.reason
@@ -158,7 +158,7 @@ def _least(shortfalls: tuple[Shortfall, ...]) -> list[Shortfall]:
 
 
 def _fitting(missing: list[Shortfall], *, aligned: bool) -> str:
-    """Say what would have to be free.
+    """Return what would have to be free.
 
     Where resources must be aligned (``aligned``), more CPUs anywhere on the machine may not be enough.
     """

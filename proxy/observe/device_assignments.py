@@ -48,7 +48,7 @@ def assignments_page(
     history: Iterable[RememberedDecision],
     refused: Sequence[object] = (),
 ) -> dict[str, object]:
-    """Give the page.
+    """Return the page.
 
     Args:
         kubelet: What kubelet answers.
@@ -111,7 +111,7 @@ def _claims(pods: pb.ListPodResourcesResponse) -> Iterator[dict[str, object]]:
 
 
 def _managed(state: NodeState) -> Iterator[dict[str, object]]:
-    """Give the devices that topoproxy assigns; one that is held is listed after its plug-in has gone, too."""
+    """Return the devices that topoproxy assigns; held ones also after their plug-in has gone."""
     refs = {pod.key: pod.ref for pod in state.pods.values()}
     holders: dict[tuple[str, str], list[str]] = {}
     for uid, containers in state.devices.held.items():

@@ -51,7 +51,7 @@ class DeviceEntry:
             self.nodes, self.source = nodes, source
 
     def as_json(self, machine: Machine) -> Entry:
-        """Give the entry as data."""
+        """Return the entry as data."""
         return {
             "name": self.name,
             "kind": next((f.kind for f in self.functions if f.kind), None),
@@ -143,7 +143,7 @@ class DeviceList:
             entry.is_referred_to = True
 
     def as_json(self, *, all_functions: bool, daemon: str, kubelet: Mapping[str, object]) -> Entry:
-        """Give the list as data.
+        """Return the list as data.
 
         Args:
             all_functions: Whether PCI functions are listed that containers are not given, such as bridges.

@@ -50,7 +50,7 @@ def history_page(
 
 
 def record_data(record: RememberedDecision) -> dict[str, object]:
-    """Give a record as plain data."""
+    """Return a record as plain data."""
     return {
         "when": record.when,
         "id": record.container_id,
@@ -60,7 +60,7 @@ def record_data(record: RememberedDecision) -> dict[str, object]:
 
 
 def _with(record: RememberedDecision, now: Callable[[RememberedDecision], str]) -> dict[str, object]:
-    """Give a record as plain data, with ``now`` where its container exists and there is something to say."""
+    """Return a record as plain data, with ``now`` where its container exists and something has changed."""
     data, text = record_data(record), now(record) if record.there else ""
     return {**data, "now": text} if text else data
 

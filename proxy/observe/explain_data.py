@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def to_data(record: Explanation) -> Data:
-    """Give a decision as plain data."""
+    """Return a decision as plain data."""
     verdict = record.verdict
     providers = [_answer(each) for each in record.answers]
     shortfalls = [_shortfall(each) for each in record.shortfalls]

@@ -32,7 +32,7 @@ class ExplainedDecision(Struct, frozen=True):
 
 
 def read_records(answer: object) -> list[ExplainedDecision]:
-    """Give the records of an answer, oldest first.
+    """Return the records of an answer, oldest first.
 
     Raises:
         InputError: It is no answer of a daemon.

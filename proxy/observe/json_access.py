@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 
 
 def as_map(value: object) -> Mapping[str, object]:
-    """Give a mapping as it is, and an empty one for anything else."""
+    """Return a mapping as it is, and an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
 def as_list(value: object) -> Sequence[object]:
-    """Give a list as it is, and an empty one for anything else."""
+    """Return a list as it is, and an empty one for anything else."""
     return value if isinstance(value, list | tuple) else []
 
 
 def one_line(value: object) -> str:
-    """Give a value as one line without control characters; nothing for None."""
+    """Return a value as one line without control characters; nothing for None."""
     return "" if value is None else "".join(c if c.isprintable() else " " for c in str(value))
 
 
 def cut(text: str, width: int) -> str:
-    """Give a text in at most this many columns, with dots where it was longer."""
+    """Return a text in at most this many columns, with dots where it was longer."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

@@ -73,7 +73,7 @@ class Alloc(Struct, frozen=True):
     hard: bool = True
 
     def data(self) -> dict[str, object]:
-        """Give it as Koordinator writes it: without what is empty."""
+        """Return it as Koordinator writes it: without what is empty."""
         fields = {"namespace": self.namespace, "name": self.name, "uid": self.uid, "cpuset": str(self.cpus)}
         return {**{name: value for name, value in fields.items() if value}, "managedByKubelet": True}
 
@@ -127,7 +127,7 @@ def _packed(topology: CpuTopology, count: int) -> CpuSet:
 
 
 def topology_of(locations: Iterable[CpuLocation]) -> CpuTopology:
-    """Give the locations as the allocator reads a machine; caches are not known and do not matter here."""
+    """Return the topology of CPUs for the allocator; caches are not known and do not matter here."""
     return CpuTopology.of_rows(
         CpuRow(location.cpu, location.core, location.socket, location.node, location.socket)
         for location in locations

@@ -36,7 +36,7 @@ class Zone(Struct, frozen=True):
     allocatable: Amounts
 
     def data(self) -> dict[str, object]:
-        """Give it as the object has it."""
+        """Return it as the object has it."""
         return {
             "name": f"node-{self.node}",
             "type": "Node",
@@ -54,7 +54,7 @@ def _shown(name: str, milli: int) -> str:
 
 
 def zones_of(machine: Machine, locations: Iterable[CpuLocation]) -> tuple[Zone, ...]:
-    """Give the zones of a machine, ascending by id, with nothing kept back."""
+    """Return the zones of a machine, ascending by id, with nothing kept back."""
     cpus: dict[int, int] = {}
     for location in locations:
         cpus[location.node] = cpus.get(location.node, 0) + 1
@@ -66,7 +66,7 @@ def zones_of(machine: Machine, locations: Iterable[CpuLocation]) -> tuple[Zone, 
 
 
 def _memory(node: NumaNode) -> dict[str, int]:
-    """Give the memory of a node; huge pages are not memory."""
+    """Return the memory of a node; huge pages are not memory."""
     pages = {size: pages.nr * size << 10 for size, pages in (node.hugepages or {}).items()}
     known = {size: pages.get(size, 0) for size in {*_ALWAYS_KB, *(size for size in pages if pages[size])}}
     huge = {f"{HUGE_PAGES}{show_quantity(size << 10)}": 1000 * known[size] for size in known}
@@ -74,7 +74,7 @@ def _memory(node: NumaNode) -> dict[str, int]:
 
 
 def kubelet_reserve(capacity: Amounts, allocatable: Amounts) -> dict[str, int]:
-    """Give what kubelet keeps back of CPU and memory, in the unit given; what it does not is left out."""
+    """Return what kubelet keeps back of CPU and memory, in the unit given; what it does not is left out."""
     kept = {
         name: capacity[name] - allocatable[name]
         for name in (CPU, MEMORY)
@@ -84,7 +84,7 @@ def kubelet_reserve(capacity: Amounts, allocatable: Amounts) -> dict[str, int]:
 
 
 def divide(milli: int, count: int) -> int:
-    """Give one of equal shares, rounded up to a thousandth; nothing where no zone shares."""
+    """Return one of equal shares, rounded up to a thousandth; nothing where no zone shares."""
     return -(-milli // count) if count > 0 else 0
 
 

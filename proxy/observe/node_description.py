@@ -65,7 +65,7 @@ def describe_node(
 def _koordinator(
     state: NodeState, name: str, manager: CpuManager | None, meta: NodeMeta | None
 ) -> dict[str, object]:
-    """Give what Koordinator's agent writes into a NodeResourceTopology."""
+    """Return what Koordinator's agent writes into a NodeResourceTopology."""
     facts = node_facts(state, name, manager, meta)
     whole = node_resource_topology(state.node.machine, facts)
     metadata = as_map(whole["metadata"])
@@ -94,7 +94,7 @@ def _pinned(state: NodeState) -> list[CpuSet]:
 
 
 def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
-    """Give the policies in effect, by kubelet's names: ours, and kubelet's where ours is off."""
+    """Return the policies in effect, by kubelet's names: ours, and kubelet's where ours is off."""
     ours = node.policy is not TopologyPolicy.NONE
     return {
         "cpuManagerPolicy": "static" if node.static else manager.policy or "none",
@@ -106,7 +106,7 @@ def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
 
 
 def _cpu_options(node: Node, manager: CpuManager) -> str:
-    """Give the options of the CPU manager that are set, as kubelet's flag takes them."""
+    """Return the options of the CPU manager that are set, as kubelet's flag takes them."""
     if not node.static:
         return ",".join(f"{name}={value}" for name, value in sorted(manager.options.items()))
     return ",".join(f"{name}=true" for name, on in sorted(node.options.as_kubelet().items()) if on)
@@ -128,7 +128,7 @@ def _numa_node(node: NumaNode, machine: Machine) -> dict[str, object]:
 
 
 def _memory(state: NodeState) -> dict[str, object]:
-    """Give what may be promised of each NUMA node's memory, and what is left; empty where none is."""
+    """Return what may be promised of each NUMA node's memory, and what is left; empty where none is."""
     if state.memory is None:
         return {}
     return {

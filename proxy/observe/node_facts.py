@@ -77,7 +77,7 @@ def node_facts(
 
 
 def _chosen(state: NodeState) -> list[Alloc]:
-    """Give what containers own by our own choice, together for each pod."""
+    """Return what containers own by our own choice, together for each pod."""
     found: dict[str, Alloc] = {}
     for container in sorted(state.containers.values(), key=lambda c: c.id):
         if not container.owns_cpus or not (applies_to(state, container.pod) or is_pinned(container)):
@@ -103,7 +103,7 @@ def _by_pod(*allocs: Alloc) -> tuple[Alloc, ...]:
 
 
 def _coming(state: NodeState) -> list[Alloc]:
-    """Give what kubelet gave to containers that are not here: they may come at any moment."""
+    """Return what kubelet gave to containers that are not here: they may come at any moment."""
     known = {pod.uid: pod for pod in state.pods.values()}
     here = {container.owner for container in state.containers.values() if container.owns_cpus}
     found: list[Alloc] = []
@@ -134,7 +134,7 @@ def is_pinned(container: Container) -> bool:
 
 
 def _allocatable(declared: NodeMeta) -> dict[str, int]:
-    """Give what is allocatable before amplification: kubelet's reserve is what is missing of the capacity."""
+    """Return what is allocatable before amplification: the capacity without kubelet's reserve."""
     raw = raw_allocatable(declared.annotations)[0] or {}
     return {**declared.allocatable, **{name: amount(raw, name, milli=True) for name in raw}}
 
@@ -155,6 +155,6 @@ def _annotations(node: Node, declared: NodeMeta) -> dict[str, str]:
 
 
 def _declared(declared: NodeMeta, *keys: str) -> dict[str, str]:
-    """Give annotations of the Node object as they are: by default all that the picture is drawn from."""
+    """Return annotations of the Node object as they are: by default all that the picture is drawn from."""
     keys = keys or (RESERVATION, SYSTEM_QOS, AMPLIFICATION)
     return {key: declared.annotations[key] for key in keys if key in declared.annotations}

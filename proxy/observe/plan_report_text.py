@@ -46,7 +46,7 @@ def render_plan_report(answer: object, width: int = 100, *, everything: bool = F
 
 
 def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[str]:
-    """Say what would change; that nothing would only where all cpusets are known."""
+    """Return what would change; that nothing would only where all cpusets are known."""
     total, applied = sums.get("containers", 0), sums.get("applied", 0)
     yield f"Mode {mode}: the plan is applied to {applied} of {counted(total, 'running container')}."
     if drift := sums.get("drift", 0):
@@ -72,7 +72,7 @@ def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[
 
 
 def _unread(kernel: Mapping[str, object]) -> Iterable[str]:
-    """Say which cpusets are not those that the kernel has now."""
+    """Return which cpusets are not those that the kernel has now."""
     age, number = kernel.get("age_s", 0.0), kernel.get("not_read")
     if age is None:
         yield "The kernel has not answered: no cpuset was read."

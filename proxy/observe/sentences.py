@@ -71,7 +71,7 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def sections(record: Explanation) -> tuple[Section, ...]:
-    """Give the sentences of a decision, section by section; sections without any are left out."""
+    """Return the sentences of a decision, section by section; sections without any are left out."""
     if record.verdict.admitted and not (record.answers or record.merge or record.steps or record.moved):
         return (
             Section("", sentences((headline(record), *_observed(record), *_why(record), _known(record)))),
@@ -96,7 +96,7 @@ def sections(record: Explanation) -> tuple[Section, ...]:
 
 
 def headline(record: Explanation) -> str:
-    """Give the answer in one sentence."""
+    """Return the answer in one sentence."""
     subject = clean(record.ref) if record.container else f"Pod {clean(record.ref)}"
     if not record.verdict.admitted:
         return sentence(f"{subject} {_was(record)} refused: {_message(record) or 'no reason is remembered'}")
@@ -120,7 +120,7 @@ def _observed(record: Explanation) -> tuple[str, ...]:
 
 
 def _message(record: Explanation) -> str:
-    """Give the message of a refusal, without what is elsewhere in the text anyway."""
+    """Return the message of a refusal, without what is elsewhere in the text anyway."""
     reason, message = clean(record.verdict.reason), clean(record.verdict.operator_message)
     if reason and message.startswith(f"{reason}: "):
         message = message[len(reason) + 2 :]
@@ -149,7 +149,7 @@ def _facts(record: Explanation) -> tuple[str, ...]:
 
 
 def _known(record: Explanation) -> str:
-    """Give the facts in one sentence; a container of the BE pool is there by its class alone."""
+    """Return the facts in one sentence; a container of the BE pool is there by its class alone."""
     only = CLASS if record.pool == "be" else ""
     texts = [
         f"{', '.join(facts)}{f' from {source}' if source else ''}"
@@ -159,7 +159,7 @@ def _known(record: Explanation) -> str:
 
 
 def _by_source(record: Explanation, only: str = "") -> dict[str, list[str]]:
-    """Give facts by where they are known from; a limit that equals the request is shown with it."""
+    """Return facts by where they are known from; a limit that equals the request is shown with it."""
     values = {(f.source, f.what): f.value for f in record.facts}
     found: dict[str, list[str]] = {}
     for fact in record.facts:
@@ -233,7 +233,7 @@ def _why(record: Explanation) -> tuple[str, ...]:
 
 
 def _moves(record: Explanation) -> tuple[str, ...]:
-    """Say which containers left CPUs; those that moved alike are one sentence, and not all are named."""
+    """Return which containers left CPUs; those that moved alike are one sentence, and not all are named."""
     grouped: dict[tuple[CpuSet, CpuSet], list[str]] = {}
     for one in record.moved:
         grouped.setdefault((one.before, one.after), []).append(clean(one.ref))
@@ -269,7 +269,7 @@ def _verdict(record: Explanation) -> tuple[str, ...]:
 
 
 def offer(answer: ProviderAnswer) -> str:
-    """Say what a provider offered for a resource."""
+    """Return what a provider offered for a resource."""
     return sentence(f"{name(answer)}: {_offered(answer)}")
 
 

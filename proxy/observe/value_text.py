@@ -15,12 +15,12 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def clean(text: str) -> str:
-    """Give a text in one line of printable ASCII, without blanks that follow each other."""
+    """Return a text in one line of printable ASCII, without blanks that follow each other."""
     return " ".join("".join(c if " " <= c <= "~" else " " if c.isspace() else "?" for c in text).split())
 
 
 def sentence(text: str) -> str:
-    """Give a text with a period at its end; an empty one stays empty."""
+    """Return a text with a period at its end; an empty one stays empty."""
     body = clean(text).rstrip(" .:;,")
     return f"{body}." if body else ""
 

@@ -96,7 +96,7 @@ def _there(cgroups: Cgroups, machine: Machine, named: CpuSet) -> CpuSet:
 def _widen(
     cgroups: Cgroups, machine: Machine, container_id: str, path: str, target: ReleaseTarget, done: SweepResult
 ) -> ReleasedCpuset:
-    """Give a container that has a group its target cpuset."""
+    """Widen the group of a container to its target cpuset; returns what the runtime is to save."""
     has, above = cgroups.read(path), _above(cgroups, path)
     cpus = above.effective_cpus if target.cpus is None else _there(cgroups, machine, target.cpus)
     mems = above.effective_mems if target.mems is None else target.mems

@@ -309,7 +309,7 @@ def is_in_use(path: Path) -> bool:
 
 
 def _beside(path: Path) -> Path:
-    """Give the name under which the socket is made; never longer than what a unix socket can have."""
+    """Return the name under which the socket is made; never longer than what a unix socket can have."""
     plain = path.with_name(path.name + ".new")
     if len(os.fsencode(plain)) <= PATH_LIMIT:
         return plain

@@ -210,7 +210,7 @@ class StagedEnforcement:
     # -- giving back --------------------------------------------------------------------------------------
 
     async def _give_back(self, containers: list[Container]) -> dict[str, str]:
-        """Give containers what they would have without topoproxy.
+        """Restore the cpusets that containers would have without topoproxy.
 
         Returns:
             The keys of the pods that do not have that yet, and why.

@@ -47,7 +47,7 @@ class StepOutcome:
 
 
 def conflicts(scene: TakeoverInputs) -> tuple[str, ...]:
-    """Say why a takeover cannot start; empty where it can."""
+    """Return why a takeover cannot start; empty where it can."""
     return tuple(_conflicts(scene))
 
 

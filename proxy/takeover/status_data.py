@@ -119,7 +119,7 @@ def allocations(record: TakeoverRecord, scene: TakeoverInputs) -> list[dict[str,
 
 
 def notes(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
-    """Say what is no obstacle, and good to know."""
+    """Return what is no obstacle, and good to know."""
     problems = list(scene.manager.problems)
     if record.ours and scene.configured != "static":
         problems.append(
@@ -152,12 +152,12 @@ def notes(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
 
 
 def after_revert(scene: TakeoverInputs) -> list[str]:
-    """Say what remains to be done when the takeover has been reverted."""
+    """Return what remains to be done when the takeover has been reverted."""
     return [] if scene.running else [*settings(scene, "static"), "systemctl start kubelet"]
 
 
 def next_steps(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
-    """Say what remains to be done."""
+    """Return what remains to be done."""
     if record.stage is TakeoverStage.NONE:
         return ["topoproxy takeover start"] if not conflicts(scene) else ["remove the blockers"]
     if record.stage is TakeoverStage.STARTED:

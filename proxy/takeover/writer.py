@@ -143,7 +143,7 @@ class Writer:
         replace(path, text, path.with_name(f".{path.name}"))
 
     def unwritable(self) -> str:
-        """Say why kubelet's file could not be written; empty if it could."""
+        """Return why kubelet's file could not be written; empty if it could."""
         try:
             if os.statvfs(self._directory).f_flag & os.ST_RDONLY:
                 return f"{self._directory} is read-only for the daemon"

@@ -47,7 +47,7 @@ def histogram(metric: Histogram, samples: Sequence[tuple[LabelValues, Sequence[i
 
 
 def names(metric: Metric) -> Iterator[tuple[str, str]]:
-    """Give the names under which a metric is exported, with the help of each."""
+    """Return the names under which a metric is exported, with the help of each."""
     yield metric.full_name(), metric.help
     if metric.former:
         yield metric.full_name(metric.former), f"Former name of {metric.full_name()}."

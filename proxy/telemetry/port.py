@@ -48,7 +48,7 @@ class Sink(Protocol):
         """
 
     def enabled(self, level: str) -> bool:
-        """Report whether records of the level are written."""
+        """Return whether records of the level are written."""
 
 
 class Report(Protocol):

@@ -177,7 +177,7 @@ CHECKS: dict[str, Callable[[UpgradeFacts], Finding]] = {
 
 
 def unit_changes(installed: str, shipped: str) -> Iterator[str]:
-    """Give the directives in which an installed unit differs: without comments, empty lines and order."""
+    """Return the directives in which an installed unit differs: without comments, empty lines and order."""
     before, after = (set(_directives(text)) for text in (installed, shipped))
     yield from (f"+{line}" for line in sorted(after - before))
     yield from (f"-{line}" for line in sorted(before - after))

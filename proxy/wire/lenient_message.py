@@ -49,7 +49,7 @@ def read(kind: type[_M], raw: bytes) -> _M:
 
 
 def _mended(kind: Any, raw: bytes, left: list[int]) -> bytes:
-    """Give a message with its declared fields alone, and with strings that are UTF-8.
+    """Return a message with its declared fields alone, and with strings that are UTF-8.
 
     Args:
         kind: Its descriptor.

@@ -54,7 +54,7 @@ class Keys:
         )
 
     def of(self, entries: Sequence[bytes]) -> dict[str, str]:
-        """Give the wanted entries of a map; of a key that occurs twice the last value, as in protobuf."""
+        """Return the wanted entries of a map; of a key that occurs twice the last value, as in protobuf."""
         if not entries:
             return {}
         joined = b"".join(entries[:])  # one call each; iteration costs three times that
@@ -64,7 +64,7 @@ class Keys:
         return {}
 
     def and_others(self, entries: Sequence[bytes]) -> dict[str, str]:
-        """Give all entries of a map of labels; where there are too many for labels, the wanted ones."""
+        """Return all entries of a map of labels; where there are too many for labels, the wanted ones."""
         if not entries:
             return {}
         if len(entries) > ENTRIES_LIMIT:

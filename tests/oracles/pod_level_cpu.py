@@ -38,7 +38,7 @@ def allocate_pod(
     affinity: Mask | None = None,
     steps: list[str] | None = None,
 ) -> CpuState:
-    """Return a pod and all its containers their CPUs.
+    """Allocate CPUs for a pod and all its containers.
 
     Args:
         policy: The policy.

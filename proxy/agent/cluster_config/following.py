@@ -166,7 +166,7 @@ class ConfigFollowing:
         return ConfigAnswer(found.name, found.generation, not reason, reason[:_LONGEST])
 
     def _fault(self, text: str) -> str:
-        """Say why the rules of the node's own file refuse settings; empty if they do not."""
+        """Return why the rules of the node's own file refuse settings; empty if they do not."""
         if len(text) > SIZE_LIMIT:
             return f"the settings are larger than {SIZE_LIMIT} bytes"
         origin = self._session.config.origin

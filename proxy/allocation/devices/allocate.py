@@ -120,7 +120,7 @@ def allocate(
     *,
     keeps_held: bool = False,
 ) -> DeviceGrant:
-    """Return a container the devices of its limits.
+    """Allocate the devices of a container's limits.
 
     Args:
         state: The state before; it is not changed.

@@ -1,4 +1,4 @@
-"""What the topology manager asks of every provider: the ``Provider`` protocol.
+"""The interface between the topology manager and every provider: the ``Provider`` protocol.
 
 A provider answers for one kind of resource. For a container or a pod it says on which NUMA nodes the request
 could be served (hints), it allocates under the hint that the policy merged from all answers, and it explains
@@ -116,10 +116,10 @@ class NodeView(Protocol):
 
 
 class Allocation(Struct, frozen=True):
-    """What one provider granted.
+    """The result of one provider's allocation.
 
     Attributes:
-        provider: The provider with the grant in its books.
+        provider: The provider after the grant.
         grants: What the container has, with the grant.
         steps: What the allocator did, in sentences.
     """
@@ -145,7 +145,7 @@ class Provider(Protocol):
 
     @property
     def accounts(self) -> bool:
-        """Whether it keeps books over the life of containers, so that ``account`` has to be called."""
+        """Whether it keeps account of running containers, so that ``account`` has to be called."""
         return False
 
     def account(
@@ -215,7 +215,7 @@ class Provider(Protocol):
         return grants
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
-        """Return what a NUMA node has too little of for the request.
+        """Return the resources that a NUMA node is short of for the request.
 
         Returns:
             Empty where it has enough; None where it could not serve the request even if it were empty.

@@ -193,5 +193,5 @@ def _read_all(fd: int) -> bytes:
 
 
 def cannot(what: str, path: Path, error: OSError) -> CannotCreateError:
-    """Say what could not be done to the ledger, and why."""
+    """Return what could not be done to the ledger, and why."""
     return CannotCreateError(f"cannot {what} the ledger {path}: {error.strerror or error}")

@@ -100,7 +100,7 @@ def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Load
 
 
 def _settings(loaded: Loaded) -> list[dict[str, str]]:
-    """Say what can be set for a hook, and what is."""
+    """Return what can be set for a hook, and what is."""
     if loaded.settings is None:
         return []
     return [

@@ -188,7 +188,7 @@ class WriteWatch:
                 self.writes.unwatch(group)
 
     def covers(self, ids: Iterable[str]) -> bool:
-        """Report whether all these containers are watched."""
+        """Return whether all these containers are watched."""
         return self.writes is not None and all(container_id in self._paths for container_id in ids)
 
     def page(self) -> dict[str, object]:

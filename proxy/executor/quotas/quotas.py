@@ -68,7 +68,7 @@ class OwnerQuotas(Observer):
             )
 
     def off(self, container: Container) -> bool:
-        """Report whether a container's quota is to be off now."""
+        """Return whether a container's quota is to be off now."""
         return engine.is_off(self._context.state, container)
 
     def carried(self, container: Container) -> int:

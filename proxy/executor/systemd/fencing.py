@@ -48,10 +48,10 @@ class UnitRepairs(Protocol):
         """Connect, once there is a unit."""
 
     def is_unit(self, container: Container) -> bool:
-        """Report whether a container is a systemd scope, or will be one."""
+        """Return whether a container is a systemd scope, or will be one."""
 
     def is_trusted(self, cpus: CpuSet) -> bool:
-        """Report whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
+        """Return whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
 
     def sent(self, container_id: str, carried: CpuSet) -> None:
         """Note that the runtime has sent a cpuset to systemd, outside of a fence."""
@@ -102,11 +102,11 @@ class Fencing:
         """The cgroup parent of the pods of each group that is narrow. For the kernel worker."""
 
     def can(self, container: Container) -> bool:
-        """Report whether a container's pod has a slice of its own that can be narrowed."""
+        """Return whether a container's pod has a slice of its own that can be narrowed."""
         return self.fences is not None and has_slice(container.pod)
 
     def can_confine(self, container: Container) -> bool:
-        """Report whether a container's pod has a group of its own that can be narrowed."""
+        """Return whether a container's pod has a group of its own that can be narrowed."""
         return self.fences is not None and has_group(container.pod)
 
     async def confine(self, flight: InflightCall, container: Container, mine: CpuSet) -> bool:
@@ -146,7 +146,7 @@ class Fencing:
             self._context.spawn(self.take(fence))
 
     def is_fenced(self, flight: InflightCall) -> bool:
-        """Report whether a call has a fence."""
+        """Return whether a call has a fence."""
         return flight in self._fenced
 
     async def put(self, container: Container) -> Fence | None:
@@ -192,7 +192,7 @@ class Fencing:
     # -- around the runtime's calls -----------------------------------------------------------------------
 
     def is_wary(self, container: Container) -> bool:
-        """Report whether a call that carries a container's cpuset to the runtime is to wait for a fence."""
+        """Return whether a call that carries a container's cpuset to the runtime is to wait for a fence."""
         if not self._unit_properties.is_unit(container):
             return False
         self._unit_properties.begin()
@@ -226,7 +226,7 @@ class Fencing:
         return fence
 
     def fits(self, container: Container, fence: Fence | None) -> bool:
-        """Report whether a call for a container may be sent with the fence put up for it, or without one."""
+        """Return whether a call for a container may be sent with the fence put up for it, or without one."""
         if fence is None:
             return not self.is_wary(container)
         return fence.cpus == fence_cpus(self._context.state, container)

@@ -135,11 +135,11 @@ class UnitProperties:
     # -- what the runtime sends to systemd ----------------------------------------------------------------
 
     def is_instead(self, container: Container) -> bool:
-        """Report whether a container's cpuset is sent to systemd only, as the runtime sends wrong ones."""
+        """Return whether a container's cpuset is sent to systemd only, as the runtime sends wrong ones."""
         return self.order is MaskOrder.REVERSED and self.connected and self.is_unit(container)
 
     def is_trusted(self, cpus: CpuSet) -> bool:
-        """Report whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
+        """Return whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
         return self.order is MaskOrder.RIGHT or self._as_sent(cpus) == cpus
 
     def sent(self, container_id: str, carried: CpuSet) -> None:
@@ -173,7 +173,7 @@ class UnitProperties:
     # -- in the background --------------------------------------------------------------------------------
 
     def is_unit(self, container: Container) -> bool:
-        """Report whether a container is a systemd scope, or will be one."""
+        """Return whether a container is a systemd scope, or will be one."""
         context = self._context
         if self.units is None or context.enforcer.cgroups.version != 2:
             return False

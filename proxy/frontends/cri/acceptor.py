@@ -260,7 +260,7 @@ def _unread(link: Link) -> int:
 
 
 def _spellings(methods: Collection[str]) -> frozenset[str]:
-    """Give all that a ``:path`` may be for a server to run one of these methods.
+    """Return all that a ``:path`` may be for a server to run one of these methods.
 
     A server written in Go takes a path without its first slash (grpc-go, ``Server.handleStream``; since 1.79
     only with GRPC_GO_EXPERIMENTAL_DISABLE_STRICT_PATH_CHECKING). It strips one slash and nothing else.

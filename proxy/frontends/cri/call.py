@@ -129,7 +129,7 @@ class InterceptedCall:
         return pod_of(config, sandbox_id, bounds)
 
     def seen_by_hooks(self) -> CriHookView:
-        """Give the message as hooks see it."""
+        """Return the message as hooks see it."""
         from proxy.frontends.cri.hook_view import CriHookView  # in memory only where there are hooks
 
         return CriHookView(self.method, self.body)

@@ -30,7 +30,7 @@ def _resources(cpus: CpuSet | None, mems: Mask | None, quota: int) -> bytes:
 
 
 def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
-    """Give what is appended to a CreateContainerRequest.
+    """Return what is appended to a CreateContainerRequest.
 
     Args:
         cpus: The CPUs; None to erase what the request names.
@@ -47,7 +47,7 @@ def create_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> byt
 
 
 def cgroup_parent_suffix(parent: str) -> bytes:
-    """Give what names another cgroup of the pod at the end of a CreateContainerRequest.
+    """Return what names another cgroup of the pod at the end of a CreateContainerRequest.
 
     The field is ``sandbox_config.linux.cgroup_parent``: 3, 8, 1.
     """
@@ -56,5 +56,5 @@ def cgroup_parent_suffix(parent: str) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def update_suffix(cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> bytes:
-    """Give what is appended to an UpdateContainerResourcesRequest; as ``create_suffix``."""
+    """Return what is appended to an UpdateContainerResourcesRequest; as ``create_suffix``."""
     return field(2, _resources(cpus, mems, quota))

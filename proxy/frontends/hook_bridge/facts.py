@@ -158,7 +158,7 @@ def pools_of(state: NodeState) -> Pools:
 
 
 def _own(placement: Placement, cpus: CpuSet) -> CpuSet:
-    """Give those of an owner's CPUs that it runs on: without what is offline, or left out by hooks."""
+    """Return those of an owner's CPUs that it runs on: without what is offline, or left out by hooks."""
     return cpus & (
         placement.exclusive | placement.replacement if placement.replacement else placement.exclusive
     )

@@ -65,11 +65,11 @@ class ObjectCache:
         self._containers: dict[str, RememberedContainer | Callable[[], RememberedContainer]] = {}
 
     def pod(self, sandbox_id: str) -> RememberedPod | None:
-        """Give what is remembered of a sandbox."""
+        """Return what is remembered of a sandbox."""
         return self._pods.get(sandbox_id)
 
     def container(self, container_id: str) -> RememberedContainer | None:
-        """Give what is remembered of a container."""
+        """Return what is remembered of a container."""
         found = self._containers.get(container_id)
         if found is not None and not isinstance(found, RememberedContainer):
             found = self._containers[container_id] = found()

@@ -42,7 +42,7 @@ def resources_of(message: pb.LinuxContainerResources | hook_pb.LinuxContainerRes
 
 
 def recorded(request: Request) -> Resources:
-    """Give what the ledger knows of a container's request: all but oom_score_adj, swap and unified."""
+    """Return what the ledger knows of a container's request: all but oom_score_adj, swap and unified."""
     pages = {name: size for resource, size in request.huge_pages if (name := _page_size(resource))}
     return Resources(
         cpu_period=request.cpu_period,
@@ -56,7 +56,7 @@ def recorded(request: Request) -> Resources:
 
 
 def merged(before: Resources, said: Resources) -> Resources:
-    """Give what is requested after an update: what it says, and what it does not say as before."""
+    """Return what is requested after an update: what it says, and what it does not say as before."""
     pages, unified = {**before.hugepage_limits, **said.hugepage_limits}, {**before.unified, **said.unified}
     scalars = {name: getattr(said, name) or getattr(before, name) for name in _SCALARS}
     return Resources(**scalars, hugepage_limits=pages, unified=unified)

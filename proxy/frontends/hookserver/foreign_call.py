@@ -72,7 +72,7 @@ class ForeignCall:
         self.body = body
 
     def seen_by_hooks(self) -> Any:
-        """Give the message as hooks see it."""
+        """Return the message as hooks see it."""
         return self.body
 
     def release(self) -> None:

@@ -112,7 +112,7 @@ class KernelSettings:
         return (own if now in ours else now), now
 
     def _plan(self, wishes: Mapping[Path, str]) -> dict[Path, str]:
-        """Say what is to be written, and remember the own values of files that are not to hold them."""
+        """Return what is to be written, and remember the own values of files that are not to hold them."""
         plan: dict[Path, str] = {}
         for path in {**dict.fromkeys(map(Path, self._known)), **dict.fromkeys(wishes)}:
             own, now = self._own(path)

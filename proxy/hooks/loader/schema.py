@@ -176,7 +176,7 @@ def _one_of(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
 
 
 def _said(value: Any) -> str:
-    """Say what a value is."""
+    """Return what a value is."""
     for kind, words in _SAID:
         if isinstance(value, kind):
             return words if isinstance(value, (Mapping, list, tuple)) else f"{words} ({str(value)[:40]!r})"

@@ -101,7 +101,7 @@ class Client:
         return self._channel.open()
 
     def _cause(self, error: Any) -> str:
-        """Say in one line what grpc means; its own words for a missing socket are three lines."""
+        """Describe in one line what grpc means; its own words for a missing socket are three lines."""
         name = error.code().name
         details = details_of(error)
         if name == "UNAVAILABLE":

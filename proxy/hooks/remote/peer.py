@@ -47,7 +47,7 @@ class Peer:
         self._good: _Seen | None = None
 
     def lack(self, timeout: float) -> str:
-        """Say why the process that answers there is not trusted; empty if it is.
+        """Return why the process that answers there is not trusted; empty if it is.
 
         Args:
             timeout: Seconds to wait for a place in the queue of a busy server.

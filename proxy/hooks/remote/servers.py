@@ -97,7 +97,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
 
 
 def socket_lack(path: Path, data: bytes, config: HooksConfig) -> str:
-    """Say why the socket that a server's file names is not trusted, as far as it shows now; for commands.
+    """Return why the socket that a server's file names is not trusted, as far as it shows now; for commands.
 
     Returns:
         A sentence; empty where nothing is wrong, no process answers, or the file itself cannot be used.

@@ -46,7 +46,7 @@ def _arrival(done: FleetSimulation) -> str:
 
 
 def _shares(found: Sequence[FleetFigures]) -> str:
-    """Give which part of the pods that could be on one NUMA node are."""
+    """Return the share of pods on one NUMA node, of those that one NUMA node could hold."""
     return " and ".join(f"{100 * f.on_one / (f.possible or 1):.1f} %" for f in found) + " of these"
 
 
