@@ -27,7 +27,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted, cpus
 from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
-from proxy.pools import qos_defaults
+from proxy.pools import ownership
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import MOST_SHARES, STRICT, whole_cpus
 
@@ -133,7 +133,7 @@ def sum_requests(requests: list[Request]) -> Request:
 def ownership_problem(pod: Pod, total: Request) -> str:
     """Return why a pod may not own CPUs; empty where it may."""
     if pod.asks is not None:
-        return qos_defaults.ownership_problem(pod.qos, pod.asks)
+        return ownership.ownership_problem(pod.qos, pod.asks)
     limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED
     if limited and whole_cpus(total):
         return ""

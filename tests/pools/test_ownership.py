@@ -1,25 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, QosClass
-from proxy.pools.qos_defaults import effective_qos, ownership_problem
-
-
-@pytest.mark.parametrize(
-    ("qos", "kube_qos", "pinned", "stands"),
-    [
-        (QosClass.LSE, KubeQos.BURSTABLE, False, QosClass.LSE),
-        (QosClass.SYSTEM, KubeQos.GUARANTEED, True, QosClass.SYSTEM),
-        (QosClass.NONE, KubeQos.GUARANTEED, True, QosClass.LSR),
-        (QosClass.NONE, KubeQos.GUARANTEED, False, QosClass.LS),
-        (QosClass.NONE, KubeQos.BURSTABLE, True, QosClass.LS),
-        (QosClass.NONE, KubeQos.BEST_EFFORT, False, QosClass.BE),
-    ],
-)
-def test_standing(qos: QosClass, kube_qos: KubeQos, pinned: bool, stands: QosClass) -> None:
-    assert effective_qos(qos, kube_qos, pinned_by_kubelet=pinned) is stands
+from proxy.model.workload import QosClass
+from proxy.pools.ownership import ownership_problem
 
 
 def ask(
