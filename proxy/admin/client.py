@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
-from proxy.model.errors import InputError, PermissionDeniedError, UnavailableError
+from proxy.model.errors import InputError, PermissionDeniedError, TopoproxyError, UnavailableError
 
 ANSWER_LIMIT = 64 << 20
 
@@ -42,19 +42,23 @@ def ask(
     request = request_bytes(route, params, act=act)
     try:
         data = _exchange(path, request, time.monotonic() + timeout)
-    except PermissionError as error:
-        raise PermissionDeniedError(
-            f"cannot query the daemon at {path}: {error.strerror} (it answers root)"
-        ) from error
-    except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise UnavailableError(f"cannot query the daemon at {path}: no process listens there") from error
     except TimeoutError as error:
         raise UnavailableError(
             f"cannot query the daemon at {path}: no answer in {timeout:g} seconds"
         ) from error
     except OSError as error:
-        raise UnavailableError(f"cannot query the daemon at {path}: {error.strerror or error}") from error
+        raise unanswered(path, error) from error
     return read_answer(path, route, data)
+
+
+def unanswered(path: Path, error: OSError) -> TopoproxyError:
+    """Return the error for a socket that cannot be used, with its cause in words."""
+    if isinstance(error, PermissionError):
+        return PermissionDeniedError(f"cannot query the daemon at {path}: {error.strerror} (it answers root)")
+    cause = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        cause = "it is not a socket" if path.exists() and not path.is_socket() else "no process listens there"
+    return UnavailableError(f"cannot query the daemon at {path}: {cause}")
 
 
 def request_bytes(route: str, params: Mapping[str, str] | None = None, *, act: bool = False) -> bytes:

@@ -31,7 +31,7 @@ from msgspec import Struct
 from proxy.atomic_write import write_file
 from proxy.attach.changes import FileChange
 from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, NAME, directory_of
-from proxy.model.errors import CannotCreateError, InputError, TopoproxyError
+from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, TopoproxyError
 
 
 class AttachJournal(Struct, frozen=True):
@@ -61,9 +61,16 @@ def load(state: Path) -> AttachJournal | None:
 
     Raises:
         InputError: It cannot be used.
+        PermissionDeniedError: It is not readable for this user.
     """
     directory = directory_of(state)
-    if not directory.exists():
+    try:
+        directory.stat()
+    except PermissionError as error:
+        raise PermissionDeniedError(
+            f"cannot read the journal of the attach in {directory}: {error.strerror}"
+        ) from error
+    except OSError:
         return None
     try:
         (directory / "complete").read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 NAME = "attach"
@@ -11,7 +12,7 @@ BEGUN, CHANGING, ATTACHED = "begun", "changing", "attached"
 def directory_of(state: Path) -> Path:
     """Return where the journal is, in topoproxy's state directory."""
     old = state / f"{NAME}.old"
-    return state / NAME if (state / NAME).exists() or not old.exists() else old
+    return state / NAME if os.path.exists(state / NAME) or not os.path.exists(old) else old  # noqa: PTH110
 
 
 def attached_endpoint(state: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from proxy.cli.admin_query import config_for
-from proxy.cli.settings import config_option
+from proxy.cli.settings import PATH, config_option
 from proxy.model.errors import TopoproxyError
 
 
@@ -21,7 +21,7 @@ from proxy.model.errors import TopoproxyError
 @click.option("--node", metavar="NAME", help="The name of the Node object. Replaces cluster.node.")
 @click.option(
     "--kubeconfig",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="The credentials for the API server. Replaces cluster.kubeconfig.",
 )

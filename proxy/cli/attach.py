@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from proxy.cli.admin_query import ask_daemon
-from proxy.cli.settings import config_option, read_config
+from proxy.cli.settings import PATH, config_option, read_config
 from proxy.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ASK_S = 10.0
 def attach_options(command: F) -> F:
     """Add what ``attach`` and ``detach`` have in common."""
     for option in (
-        click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True),
+        click.option("--root", type=PATH, default=Path("/"), hidden=True),
         click.option(
             "--timeout",
             type=click.FloatRange(1, 3600),

@@ -9,14 +9,15 @@ from pathlib import Path
 import click
 
 from proxy.cli.admin_query import asking_options, config_or_defaults
+from proxy.cli.settings import PATH
 from proxy.model.phrases import counted
 
 
 @click.command("bundle")
-@click.argument("output", type=click.Path(path_type=Path), required=False, metavar="[FILE]")
+@click.argument("output", type=PATH, required=False, metavar="[FILE]")
 @click.option(
     "--log",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Read the log from a file, not from the journal.",
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from proxy.cli.settings import PATH
 from proxy.model.errors import UsageError
 
 _PAUSE = 1.5
@@ -22,7 +23,7 @@ _PAUSE = 1.5
 )
 @click.option(
     "--containerd-socket",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("/run/containerd/containerd.sock"),
     show_default=True,
     help="With --runtime containerd: its socket; if no containerd answers there, a private one is started.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.settings import PATH
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
@@ -31,10 +32,10 @@ _MOST_CONFLICTS = 5
 @asking_options(timeout=15.0)
 @click.option(
     "--sysfs-root",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Used in place of /sys: a machine other than that of the daemon, which is not queried then.",
 )
-@click.option("--procfs-root", type=click.Path(path_type=Path), help="Used in place of /proc.")
+@click.option("--procfs-root", type=PATH, help="Used in place of /proc.")
 @click.option("--all", "everything", is_flag=True, help="Show bridges and other functions of the board too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def devices(

@@ -25,7 +25,7 @@ def enforce() -> None:
     """
 
 
-@enforce.command()
+@enforce.command(short_help="Show to which pods the plan is applied, and how many remain.")
 @asking_options()
 @json_option
 def status(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
@@ -36,7 +36,7 @@ def status(file: Path | None, admin: str | None, timeout: float, as_json: bool) 
     _show(file, admin, timeout, "/enforce", as_json=as_json, act=False)
 
 
-@enforce.command()
+@enforce.command(short_help="Change no further running pods.")
 @asking_options()
 @json_option
 def pause(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
@@ -51,7 +51,7 @@ def pause(file: Path | None, admin: str | None, timeout: float, as_json: bool) -
 @asking_options()
 @json_option
 def resume(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
-    """Go on changing running pods.
+    """Continue to change running pods.
 
     Ends with 0; 65 when the node is released, 69 when the daemon does not answer, 77 without permission.
     """

@@ -23,6 +23,16 @@ _ASKING = (
 )
 _ATTACHING = ("attach", "detach")
 _WRITING = ("hooks new", "hooks enable", "hooks disable")
+_CONFIGURED = (
+    "serve",
+    *_ASKING,
+    *_ATTACHING,
+    *(f"hooks {name}" for name in ("list", "validate", "new", "run", "enable", "disable", "registration")),
+    "devices",
+    "simulate",
+    "agent",
+    "check-config",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +59,8 @@ EXIT_CODES = (
     ExitCode(2, "The command line is wrong"),
     ExitCode(
         65,
-        "Invalid input: a machine (a description or a sysfs tree), a manifest, a hook, an event; or the"
-        " daemon rejects the request (EX_DATAERR)",
+        "Invalid input: a machine (a description or a sysfs tree), a manifest, a hook, an event, a"
+        " certificate; or the daemon rejects the request (EX_DATAERR)",
         (
             *_ASKING,
             *_ATTACHING,
@@ -61,6 +71,7 @@ EXIT_CODES = (
             "simulate",
             "serve",
             "upgrade",
+            "scheduler-extender",
         ),
     ),
     ExitCode(
@@ -71,7 +82,7 @@ EXIT_CODES = (
     ExitCode(
         73,
         "A socket, the state or a file cannot be created (EX_CANTCREAT)",
-        ("serve", "release", *_ATTACHING, *_WRITING, "bundle", "simulate"),
+        ("serve", "release", *_ATTACHING, *_WRITING, "bundle", "simulate", "scheduler-extender"),
     ),
     ExitCode(74, "The output cannot be written: the disk is full (EX_IOERR)"),
     ExitCode(
@@ -79,25 +90,11 @@ EXIT_CODES = (
         "Another topoproxy uses the socket or the state directory (EX_TEMPFAIL)",
         ("serve", "release"),
     ),
-    ExitCode(
-        77, "No permission (EX_NOPERM)", (*_ASKING, "upgrade", "hooks list", *_WRITING, "demo", "serve")
-    ),
+    ExitCode(77, "No permission (EX_NOPERM)", (*_CONFIGURED, "upgrade", "demo")),
     ExitCode(
         78,
         "The configuration is invalid: the message names file, line and key (EX_CONFIG)",
-        (
-            "serve",
-            *_ASKING,
-            *_ATTACHING,
-            *(
-                f"hooks {name}"
-                for name in ("list", "validate", "new", "run", "enable", "disable", "registration")
-            ),
-            "devices",
-            "simulate",
-            "agent",
-            "check-config",
-        ),
+        _CONFIGURED,
     ),
     ExitCode(130, "It was interrupted (SIGINT)"),
     ExitCode(141, "The reader of the output has left"),

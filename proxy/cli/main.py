@@ -44,7 +44,7 @@ COMMANDS = {
     "simulate": "Simulate pods on machines, without a node: what is placed where, what is refused.",
     "check-config": "Check a configuration and print what is in effect.",
     "doctor": "Check this node: what keeps topoproxy from working, and how to repair it.",
-    "upgrade": "Show what another version would change on this node.",
+    "upgrade": "Show what another version would change, or replace the running daemon by it.",
     "bundle": "Collect what a bug report needs: one file, without secrets.",
     "demo": "Demonstrate topoproxy, without root and without a runtime.",
     "version": "Print the version.",

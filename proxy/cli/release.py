@@ -65,7 +65,7 @@ def release(
     if answer.get("stage") != RELEASED:
         left = answer.get("left")
         cause = "; ".join(map(str, left)) if isinstance(left, list) and left else "it takes longer"
-        more = "run it again" if offline else "the daemon goes on; topoproxy status shows when it is done"
+        more = "run it again" if offline else "the daemon continues; topoproxy status shows when it is done"
         raise TopoproxyError(f"cannot release everything in {timeout:g} s: {cause} ({more})")
     if not as_json:
         click.echo(_end(answer))

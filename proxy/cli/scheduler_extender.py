@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from proxy.cli.settings import PATH
 from proxy.model.errors import TopoproxyError, UsageError
 
 STRATEGIES = (
     "fewest-numa-nodes", "least-allocated", "most-allocated", "balanced-allocation",
     "numa-least-allocated", "numa-most-allocated",
 )  # fmt: skip
+MOST_PORT = 65535
 
 
 @click.command()
@@ -33,7 +35,7 @@ STRATEGIES = (
 @click.option("--plain-http", is_flag=True, help="Serve without TLS, on a loopback address only.")
 @click.option(
     "--kubeconfig",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="The credentials for the API server; without it those of the pod, else KUBECONFIG.",
 )
@@ -86,8 +88,8 @@ def scheduler_extender(
     """
     host, _, port = listen.rpartition(":")
     namespace, _, name = lease.partition("/")
-    if not port.isdigit() or not namespace or not name:
-        raise UsageError("cannot start: --listen is [HOST]:PORT, and --lease is NAMESPACE/NAME")
+    if not port.isdecimal() or int(port) > MOST_PORT or not namespace or not name:
+        raise UsageError("cannot start: --listen must be [HOST]:PORT, and --lease NAMESPACE/NAME")
     if plain_http:
         if host not in ("127.0.0.1", "[::1]", "localhost"):
             raise UsageError("cannot serve without TLS on an address that is not loopback")

@@ -60,6 +60,8 @@ _OPTIONS = (
     ("--log-level", "LEVEL", "log.level", "debug, info, warning or error."),
     ("--log-format", "FORMAT", "log.format", "text, klog or json."),
 )
+PATH = click.Path(path_type=Path, readable=False)
+"""A path; the code that opens it reports why it cannot be read."""
 _BY_PARAMETER = {option[2:].replace("-", "_"): (option, key) for option, _, key, _ in _OPTIONS}
 _DIRECTORIES = {"stateDir", "sysfsRoot", "procfsRoot", "cgroupRoot"}
 
@@ -69,7 +71,7 @@ def config_option(command: F) -> F:
     add = click.option(
         "--config",
         "file",
-        type=click.Path(path_type=Path),
+        type=PATH,
         metavar="FILE",
         help="The configuration; /etc/topoproxy/config.yaml (which may be missing) by default.",
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from proxy.cli.settings import config_option
+from proxy.cli.settings import PATH, config_option
 from proxy.cli.simulate_cluster import (
     ClusterOptions,
     cluster_options,
@@ -16,7 +16,6 @@ from proxy.cli.simulate_cluster import (
 )
 from proxy.simulate import MAX_PODS
 
-FILE = click.Path(path_type=Path)
 _REFUSED = 1
 
 
@@ -30,14 +29,14 @@ _REFUSED = 1
     help="A machine as topoproxy topology --json prints it; may be given again.",
 )
 @click.option(
-    "--sysfs-root", type=FILE, help="A machine as a sysfs tree. Without either: this machine (/sys)."
+    "--sysfs-root", type=PATH, help="A machine as a sysfs tree. Without either: this machine (/sys)."
 )
 @click.option(
     "--nodes", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Copies of each machine."
 )
-@click.option("--devices", type=FILE, metavar="FILE", help="Devices of every machine, as plugins list them.")
+@click.option("--devices", type=PATH, metavar="FILE", help="Devices of every machine, as plugins list them.")
 @config_option
-@click.option("--compare", "other", type=FILE, metavar="OTHER", help="A second configuration, side by side.")
+@click.option("--compare", "other", type=PATH, metavar="OTHER", help="A second configuration, side by side.")
 @click.option(
     "--replicas", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Copies of each pod."
 )

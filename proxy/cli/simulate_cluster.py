@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from proxy.cli.settings import PATH
 from proxy.model.errors import CannotCreateError, UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def cluster_options(command: Command) -> Command:
             ),
             click.option(
                 "--svg",
-                type=click.Path(path_type=Path),
+                type=PATH,
                 metavar="FILE",
                 help="--cluster: write a picture of both runs.",
             ),

@@ -47,7 +47,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     return as_json(asking_options(ACTION_S + PATIENCE_S)(command))
 
 
-@takeover.command()
+@takeover.command(short_help="Show what kubelet's CPU manager holds; change nothing.")
 @_options
 def plan(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
     """Show what kubelet's CPU manager holds, and what each step would do. Changes nothing.
@@ -85,7 +85,7 @@ def start(file: Path | None, admin: str | None, as_json: bool, timeout: float) -
     _act(file, admin, timeout, "start", {}, as_json=as_json)
 
 
-@takeover.command()
+@takeover.command(short_help="Rewrite kubelet's state file for its next start.")
 @click.option(
     "--kubelet-policy",
     type=click.Choice(["none", "static"]),

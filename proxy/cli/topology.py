@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from proxy.cli.settings import PATH
+
 _PICTURE = "├└│─·…"
 
 
@@ -44,14 +46,14 @@ def _can_draw() -> bool:
 @click.command("topology")
 @click.option(
     "--sysfs-root",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("/sys"),
     show_default=True,
     help="Used in place of /sys; a directory with sys and proc is accepted, too.",
 )
 @click.option(
     "--procfs-root",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=None,
     show_default="proc next to the sysfs root, so /proc",
     help="Used in place of /proc.",
@@ -60,7 +62,7 @@ def _can_draw() -> bool:
 @click.option(
     "--machine",
     "description",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.json",
     help="Show the machine that a JSON file describes (the form that --json prints).",
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from proxy.cli.admin_query import asking_options, config_or_defaults
+from proxy.cli.settings import PATH
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, UsageError
 
@@ -23,7 +24,7 @@ REPLACE_S = 600.0
 @click.option(
     "--from",
     "described",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Compare with what upgrade --describe of another version printed; the daemon is not queried.",
 )
@@ -87,9 +88,13 @@ def upgrade(
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
+        found = json.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read {path}: byte {error.start} is not UTF-8") from error
+    except ValueError as error:
+        raise InputError(f"cannot read {path}: not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("schema") != schema_ids.INTERFACE:
         raise InputError(f"cannot use {path}: it is not what topoproxy upgrade --describe prints")
     return found

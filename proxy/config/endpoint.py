@@ -44,7 +44,7 @@ def parse_endpoint(text: str) -> Path:
     length = len(os.fsencode(path))
     if length > PATH_LIMIT:
         raise ConfigError(
-            _words(text, f"the path is {length} bytes long, and unix sockets end at {PATH_LIMIT}")
+            _words(text, f"the path is {length} bytes long, a unix socket's at most {PATH_LIMIT}")
         )
     return path
 

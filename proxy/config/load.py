@@ -257,7 +257,7 @@ def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]
 
     where = f"{_line(node)}: {prefix.rstrip('.')}" if prefix else _line(node)
     if not isinstance(node, yaml.MappingNode):
-        problems.append(f"{where}: wants keys with values, not {clash(node)}")
+        problems.append(f"{where}: must be keys with values, not {clash(node)}")
         return defaults
     known = {key: (item, setting) for item, key, setting in keys(defaults)}
     header = {} if prefix else _HEADER
@@ -291,7 +291,7 @@ def _read_value(
         problems.append(f"{where}: has no value (leave the key out for the default)")
         return
     if tag not in kind.tags:
-        problems.append(f"{where}: wants {kind.wants}, not {clash(node)}")
+        problems.append(f"{where}: must be {kind.wants}, not {clash(node)}")
         return
     try:
         changes[name] = kind.read(YamlNode(node) if kind.nested else node.value)

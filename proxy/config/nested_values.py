@@ -57,7 +57,7 @@ class YamlNode:
         """
         tag = self._node.tag.rpartition(":")[2]
         if self._node.id != "scalar" or tag not in tags:
-            raise self.fault("has no value" if tag == "null" else f"wants {wants}, not {clash(self._node)}")
+            raise self.fault("has no value" if tag == "null" else f"must be {wants}, not {clash(self._node)}")
         return str(self._node.value)
 
     def entries(self, wants: str = "keys with values") -> Iterator[tuple[str, YamlNode]]:
@@ -67,7 +67,7 @@ class YamlNode:
             SettingError: It has none, or a key is not a text or occurs twice.
         """
         if self._node.id != "mapping":
-            raise self.fault(f"wants {wants}, not {clash(self._node)}")
+            raise self.fault(f"must be {wants}, not {clash(self._node)}")
         seen = set()
         for name, value in self._node.value:
             key = name.value if name.id == "scalar" else "?"
@@ -84,7 +84,7 @@ class YamlNode:
             SettingError: It is none.
         """
         if self._node.id != "sequence":
-            raise self.fault(f"wants {wants}, not {clash(self._node)}")
+            raise self.fault(f"must be {wants}, not {clash(self._node)}")
         for at, value in enumerate(self._node.value):
             yield YamlNode(value, f"{self._path}[{at}]")
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from msgspec import Struct
 
-from proxy.model.errors import CannotCreateError
+from proxy.model.errors import CannotCreateError, InputError
 from proxy.telemetry.port import Telemetry
 
 HEAD_LIMIT = 32 << 10
@@ -158,17 +158,19 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
     """Return the TLS settings of the server; a certificate of a client must be of the authority.
 
     Raises:
-        CannotCreateError: A file cannot be read, or does not hold what it should.
+        InputError: A file cannot be read, or does not hold what it should.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.num_tickets = 0  # kube-scheduler keeps none, and opens many connections
-    try:
-        context.load_cert_chain(certificate, key)
-        context.load_verify_locations(client_ca)
-    except (OSError, ssl.SSLError) as error:
-        raise CannotCreateError(
-            f"cannot use the certificates {certificate}, {key}, {client_ca}: {error}"
-        ) from error
+    for files, load in (
+        ((certificate, key), context.load_cert_chain),
+        ((client_ca,), context.load_verify_locations),
+    ):
+        try:
+            load(*files)
+        except OSError as error:  # ssl.SSLError is one
+            cause = error.strerror or str(error)
+            raise InputError(f"cannot use the certificate of {' and '.join(files)}: {cause}") from error
     context.verify_mode = ssl.CERT_OPTIONAL  # probes of kubelet have none
     return context

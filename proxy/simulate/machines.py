@@ -63,7 +63,7 @@ def copies(machines: Sequence[Named], count: int) -> list[Named]:
         InputError: Two machines would have one name, or there would be too many.
     """
     if len(machines) * count > MOST_MACHINES:
-        raise InputError(f"cannot rehearse on {len(machines) * count} machines: at most {MOST_MACHINES}")
+        raise InputError(f"cannot simulate {len(machines) * count} machines: at most {MOST_MACHINES}")
     made = [
         Named(f"{named.name}-{number}" if count > 1 else named.name, named.machine)
         for named in machines

@@ -62,7 +62,7 @@ def load_pods(
     """
     pods = pods_of(read_documents(words), machines, replicas, bound=bound)
     if not pods.guests:
-        raise InputError(f"cannot rehearse: there is no pod in {', '.join(words)}")
+        raise InputError(f"cannot simulate pods: there is none in {', '.join(words)}")
     return pods
 
 
@@ -224,14 +224,14 @@ class _ManifestReader:
             if guest.ref in self._seen:
                 first = self._seen[guest.ref]
                 raise InputError(
-                    f"cannot rehearse the pod {guest.ref} twice: {first} and {mould.where} have it"
+                    f"cannot simulate the pod {guest.ref} twice: {first} and {mould.where} have it"
                 )
             self._seen[guest.ref] = mould.where
             guests.append(guest)
 
     def _check_count(self, more: int, where: str) -> None:
         if len(self.pods.guests) + more > MOST_PODS:
-            raise InputError(f"cannot rehearse more than {MOST_PODS} pods: {where} would exceed them")
+            raise InputError(f"cannot simulate more than {MOST_PODS} pods: {where} would exceed them")
 
     def _fail(self, kind: str, where: str, cause: str) -> Never:
         raise InputError(f"cannot read the {kind} {where}: {cause}")

@@ -43,13 +43,17 @@ def load_machine(path: Path) -> Machine:
             raise TopologyError(
                 f"cannot read the machine description {path}: it is larger than {SIZE_LIMIT} bytes"
             )
-        data = json.loads(text)
+        data = json.loads(text.decode())
     except OSError as error:
         raise TopologyError(f"cannot read the machine description {path}: {error.strerror}") from error
     except RecursionError:
         raise TopologyError(f"cannot read the machine description {path}: it is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise TopologyError(
+            f"cannot read the machine description {path}: byte {error.start} is not UTF-8"
+        ) from error
     except ValueError as error:
-        raise TopologyError(f"cannot read the machine description {path}: {error}") from error
+        raise TopologyError(f"cannot read the machine description {path}: not JSON: {error}") from error
     try:
         return machine_from_json(data)
     except TopologyError as error:

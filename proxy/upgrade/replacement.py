@@ -7,7 +7,7 @@ import struct
 import time
 from pathlib import Path
 
-from proxy.admin.client import ask
+from proxy.admin.client import ask, unanswered
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.succession.messages import FAILED
 
@@ -62,11 +62,12 @@ def _owner(path: Path) -> int:
 
     Raises:
         UnavailableError: None does.
+        PermissionDeniedError: The socket is not for this user.
     """
     size = struct.calcsize("3i")
     with socket.socket(socket.AF_UNIX) as client:
         try:
             client.connect(str(path))
         except OSError as error:
-            raise UnavailableError(f"cannot query the daemon at {path}: {error.strerror}") from error
+            raise unanswered(path, error) from error
         return int(struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])

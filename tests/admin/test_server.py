@@ -249,6 +249,8 @@ class TestClient:
             dead.bind(str(at))
         with pytest.raises(UnavailableError, match="no process listens there"):
             ask(at, "/status")
+        with pytest.raises(UnavailableError, match=f"at {at.parent}: it is not a socket"):
+            ask(at.parent, "/status")
 
     def test_no_answer_in_time(self, at: Path) -> None:
         with socket.socket(socket.AF_UNIX) as silent:

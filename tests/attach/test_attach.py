@@ -17,7 +17,7 @@ import pytest
 from proxy.attach import journal as journals
 from proxy.attach.endpoint_watch import attached_kubelet
 from proxy.attach.service import RESCUE, attach, detach, planned
-from proxy.model.errors import InputError, TopoproxyError
+from proxy.model.errors import InputError, PermissionDeniedError, TopoproxyError
 from proxy.topology.yaml_events import read_yaml
 from tests.attach.conftest import (
     CHANGED,
@@ -236,6 +236,19 @@ def test_an_endpoint_that_kubeadm_carried_to_another_file_is_found(fake: Fake) -
     effective = node.node().files().effective
     assert effective is not None
     assert effective.text == RUNTIME
+
+
+def test_a_journal_that_this_user_may_not_read_is_reported(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65534)
+        with pytest.raises(PermissionDeniedError, match="cannot read the journal of the attach in"):
+            journals.load(state)
+    finally:
+        os.seteuid(user)
 
 
 @pytest.mark.parametrize("name", ["state", "unit", "complete", "1/path", "1/before", "1/sums", "1/after"])

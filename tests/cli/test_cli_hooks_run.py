@@ -187,7 +187,7 @@ def test_settings_come_from_the_configuration_and_from_the_command_line(files: P
     assert "envs[CPUS]" in run("run", *words)[1]
     assert "envs[MINE]" in run("run", *words, "--set", "name=MINE", "--set", "loud=true")[1]
     code, _, errors = run("run", *words, "--set", "loud=perhaps")
-    assert (code, "config.loud: wants true or false, not text" in errors) == (65, True)
+    assert (code, "config.loud: must be true or false, not text" in errors) == (65, True)
     bare = ["run", files / "50-pinned.py", "--example", "pre_create_container", "--set", "name=MINE"]
     assert "envs[MINE]" in run(*bare, "--config", empty(files))[1]
     for pair in ("loud", "lo-ud=true", "loud=true\nx: y"):
@@ -255,10 +255,18 @@ def test_all_of_it_as_data(files: Path, run: Run) -> None:
         (
             ["60-second.py"],
             2,
-            "give --event or --example, one of them (post_stop_container, pre_create_container",
+            "give either --event or --example (the files handle post_stop_container, pre_create_container",
         ),
-        (["60-second.py", "--example", "pre_create_container", "--event", "-"], 2, "one of them"),
-        (["60-second.py", "--example", "shutdown"], 2, "cannot run hooks at shutdown: post_stop_container, "),
+        (
+            ["60-second.py", "--example", "pre_create_container", "--event", "-"],
+            2,
+            "give either --event or --example",
+        ),
+        (
+            ["60-second.py", "--example", "shutdown"],
+            2,
+            "cannot run hooks at shutdown: the files handle post_stop_container, ",
+        ),
         (["60-second.py", "--example", "pre_create"], 2, "did you mean pre_create_container?"),
         (["60-second.py", "--event", "none.json"], 65, "cannot read the event none.json: No such file"),
         (["60-second.py", "--event", "60-second.py"], 65, "it is not JSON"),
@@ -269,7 +277,7 @@ def test_all_of_it_as_data(files: Path, run: Run) -> None:
         (["50-pinned.py", "--set", "name=a\u2028b: c"], 2, "it must be KEY=VALUE"),
         (["50-pinned.py", "--set", "name=a: b"], 2, "cannot use --set name=a: b: not YAML: mapping values"),
         (["50-pinned.py", "--set", "name=null"], 2, "cannot use --set name=null: name: has no value"),
-        (["50-pinned.py", "--set", "words=a,b"], 65, "words: wants a list of texts, not text ('a,b')"),
+        (["50-pinned.py", "--set", "words=a,b"], 65, "words: must be a list of texts, not text ('a,b')"),
         (["60-second.py", "--print-example", "nothing"], 2, "topoproxy hooks points lists them"),
     ],
 )

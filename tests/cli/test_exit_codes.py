@@ -104,6 +104,13 @@ def test_every_command_that_reads_the_configuration_is_in_the_row() -> None:
     assert reading - {"bundle", "doctor", "upgrade"} == set(those_with(78)), "there it is a finding"
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_paths_are_read_by_the_command_and_not_judged_before(name: str) -> None:
+    """An unreadable file has the code of its error, not that of a wrong command line."""
+    types = [each.type for each in EACH[name].params]
+    assert not any(kind.readable for kind in types if isinstance(kind, click.Path))
+
+
 @pytest.mark.parametrize("name", [name for name in those_with(69) if name != "demo"])
 def test_no_daemon_is_69(name: str, tmp_path: Path) -> None:
     assert end(name, "--admin", f"unix://{tmp_path}/none.sock") == 69

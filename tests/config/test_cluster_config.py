@@ -89,7 +89,7 @@ def test_the_cluster_sets_what_is_permitted_over_the_file_and_its_drop_ins(node:
         ),
         ("[log]", "hooks: {enabled: false}", "hooks.enabled: this node does not permit it"),
         ("[log]", "log: [", "not YAML"),
-        ("[log]", "- log", "wants keys with values"),
+        ("[log]", "- log", "must be keys with values"),
         ("[log]", "log: debug", "log: this node does not permit it"),
         ("[enforce]", "enforce: {percent: 5, percent: 6}", "enforce.percent: given twice"),
         (
@@ -157,7 +157,7 @@ def test_a_fault_of_the_nodes_own_file_is_an_error_as_ever(node: NodeFiles) -> N
         ("[hooks.settings]", "hooks.settings is never set by the cluster"),
         ("[clusterConfig]", "never set by the cluster"),
         ("[admisson]", "admisson is no key; did you mean admission"),
-        ("admission", "wants a list of keys"),
+        ("admission", "must be a list of keys"),
         ("['']", "'' is not a key"),
     ],
 )

@@ -49,10 +49,10 @@ enforce:
     ("text", "words"),
     [
         ("percent: 101", "101 is not between 0 and 100"),
-        ("percent: 50%", "enforce.percent: wants a whole number, 0 to 100"),
+        ("percent: 50%", "enforce.percent: must be a whole number, 0 to 100"),
         ("podsPerStep: 0", "0 is not between 1 and 1000"),
         ("stepPeriod: 1", "has no unit"),
-        ("podSelector: [a]", "wants matchLabels and matchExpressions, as in Kubernetes, not a list"),
+        ("podSelector: [a]", "must be matchLabels and matchExpressions, as in Kubernetes, not a list"),
         ("podSelector: {matchLabel: {a: b}}", "unknown key; did you mean matchLabels"),
         ("podSelector: {matchLabels: {-a: b}}", "'-a' is not a key of a label"),
         ("podSelector: {matchLabels: {a/b/c: b}}", "'a/b/c' is not a key of a label"),

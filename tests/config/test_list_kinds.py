@@ -109,10 +109,10 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
         (f"{CPU}:\n  align-by-socket:", f"line 2: {CPU}.align-by-socket: has no value"),
         (
             f"{CPU}: {{align-by-socket: []}}",
-            f"line 1: {CPU}.align-by-socket: wants a text, a number, or true or f",
+            f"line 1: {CPU}.align-by-socket: must be a text, a number, or true or f",
         ),
-        (f"{CPU}: [align-by-socket]", f"line 1: {CPU}: wants options with values: full-pcpus-only, "),
-        (f"{CPU}: full-pcpus-only", f"line 1: {CPU}: wants options with values: full-pcpus-only, "),
+        (f"{CPU}: [align-by-socket]", f"line 1: {CPU}: must be options with values: full-pcpus-only, "),
+        (f"{CPU}: full-pcpus-only", f"line 1: {CPU}: must be options with values: full-pcpus-only, "),
         (f"{CPU}:", f"line 1: {CPU}: has no value (leave the key out for the default)"),
         (
             f"{CPU}:\n  align-by-socket: true\n  align-by-socket: true",
@@ -155,13 +155,13 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
         ),
         (
             "kubeReserved: {memory: true}",
-            "line 1: kubeReserved.memory: wants an amount such as 1Gi, or empty, not t",
+            "line 1: kubeReserved.memory: must be an amount such as 1Gi, or empty, not t",
         ),
         (
             "reservedMemory: {numaNode: 0}",
-            "line 1: reservedMemory: wants a list of NUMA nodes with limits, not keys",
+            "line 1: reservedMemory: must be a list of NUMA nodes with limits, not keys",
         ),
-        ("reservedMemory: [5]", "line 1: reservedMemory[0]: wants numaNode and limits, not a number ('5')"),
+        ("reservedMemory: [5]", "line 1: reservedMemory[0]: must be numaNode and limits, not a number ('5')"),
         ("reservedMemory:\n- numaNode: 0", "line 2: reservedMemory[0]: limits is missing"),
         ("reservedMemory:\n- {numaNode: 0, limits: {}}", "line 2: reservedMemory[0]: limits is missing"),
         ("reservedMemory:\n- limits: {memory: 1}", "line 2: reservedMemory[0]: numaNode is missing"),
@@ -175,7 +175,7 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
         ),
         (
             "reservedMemory: [{numaNode: '0'}]",
-            "line 1: reservedMemory[0].numaNode: wants a whole number, 0 to 1023, n",
+            "line 1: reservedMemory[0].numaNode: must be a whole number, 0 to 1023, n",
         ),
         (
             "reservedMemory:\n- numaNode: 0\n  limits:\n    memory: 1gi",
@@ -236,10 +236,10 @@ def test_refused_with_line_and_key(text: str, words: str) -> None:
 
 def test_a_value_that_contains_itself_is_a_fault_and_no_crash() -> None:
     assert refused("reservedMemory: &a [*a]").startswith(
-        "line 1: reservedMemory[0]: wants numaNode and limits"
+        "line 1: reservedMemory[0]: must be numaNode and limits"
     )
     assert refused(f"{CPU}: &a {{align-by-socket: *a}}").startswith(
-        f"line 1: {CPU}.align-by-socket: wants a text"
+        f"line 1: {CPU}.align-by-socket: must be a text"
     )
 
 
@@ -291,7 +291,7 @@ def test_any_value_of_a_key_is_taken_or_refused_by_its_name(key: str, value: obj
     [
         ("[cpu]", "devicePlugins.shim[0]: 'cpu' is not the name of an extended resource"),
         ("[a.b/c, kubernetes.io/x]", "'kubernetes.io/x' is not the name of an extended resource"),
-        ("a.b/c", "wants a list of extended resources"),
+        ("a.b/c", "must be a list of extended resources"),
         (f"[{', '.join(f'a.b/{n}' for n in range(129))}]", "more than 128 resources"),
     ],
 )

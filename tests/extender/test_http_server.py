@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
 
 from proxy import logs
-from proxy.extender.http_server import HttpAnswer, HttpServer
+from proxy.extender.http_server import HttpAnswer, HttpServer, server_context
+from proxy.model.errors import InputError
 
 Client = Callable[[bytes], Awaitable[bytes]]
 
@@ -92,3 +96,12 @@ def test_requests_in_flight_are_answered_at_the_end() -> None:
         await stopping
 
     served(test)
+
+
+def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    none, wrong = tmp_path / "none.pem", tmp_path / "wrong.pem"
+    wrong.write_text("no certificate")
+    with pytest.raises(InputError, match=f"^cannot use the certificate of {none} and {none}: No such file"):
+        server_context(str(none), str(none), str(none))
+    with pytest.raises(InputError, match=f"^cannot use the certificate of {wrong} and {wrong}: "):
+        server_context(str(wrong), str(wrong), str(wrong))

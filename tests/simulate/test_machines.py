@@ -59,7 +59,7 @@ def test_copies_are_numbered_and_names_unique() -> None:
     assert [named.name for named in copies([one], 1)] == ["a"]
     with pytest.raises(InputError, match="two machines of the name a: write NAME=FILE"):
         copies([one, one], 1)
-    with pytest.raises(InputError, match="cannot rehearse on 200000 machines"):
+    with pytest.raises(InputError, match="cannot simulate 200000 machines"):
         copies([one, two], 100_000)
 
 

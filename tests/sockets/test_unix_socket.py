@@ -299,7 +299,7 @@ def test_the_longest_path_works_and_one_more_byte_does_not(tmp_path: Path) -> No
     path = tmp_path / ("s" * room)
     with bind_at(path, 0o600):
         connect(path).close()
-    with pytest.raises(ConfigError, match="the path is 108 bytes long, and unix sockets end at 107"):
+    with pytest.raises(ConfigError, match="the path is 108 bytes long, a unix socket's at most 107"):
         parse_endpoint(f"unix://{path}s")
 
 

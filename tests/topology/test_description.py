@@ -97,7 +97,7 @@ def test_files(tmp_path) -> None:
     with pytest.raises(TopologyError, match=r"cannot read the machine description .*m.json: .*No such file"):
         load_machine(path)
     path.write_text("{")
-    with pytest.raises(TopologyError, match=r"m.json: Expecting"):
+    with pytest.raises(TopologyError, match=r"m.json: not JSON: Expecting"):
         load_machine(path)
     path.write_text("{}")
     with pytest.raises(

@@ -16,7 +16,7 @@ import click
 
 import proxy.hooks
 from proxy.atomic_write import write_file
-from proxy.cli.settings import config_option, read_config
+from proxy.cli.settings import PATH, config_option, read_config
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError, UsageError
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ _NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*")
 @click.option(
     "--folder",
     "directory",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Where the file is made; hooks.folder of the configuration by default.",
 )

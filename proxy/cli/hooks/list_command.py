@@ -14,7 +14,7 @@ import click
 
 from proxy.cli.admin_query import ask_daemon, asking_options, config_for
 from proxy.cli.hooks.file_commands import shipped
-from proxy.cli.settings import config_option, read_config
+from proxy.cli.settings import PATH, config_option, read_config
 from proxy.model import schema_ids
 from proxy.model.errors import HookError, InputError, UnavailableError
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
@@ -188,7 +188,7 @@ def span(seconds: Any) -> str:
 
 
 @click.command(short_help="Check hook files as the daemon would.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE...")
 @click.option("--untrusted", is_flag=True, help="Do not check the owner and the permissions of the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @config_option

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from proxy.cli.hooks.list_command import in_json
-from proxy.cli.settings import config_option, read_config
+from proxy.cli.settings import PATH, config_option, read_config
 from proxy.model.errors import UsageError
 
 
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="FILE...")
+@click.argument("files", nargs=-1, type=PATH, metavar="FILE...")
 @click.option(
     "--event",
     "event_files",

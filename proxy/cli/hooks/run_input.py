@@ -100,11 +100,11 @@ def events_for(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Lo
     """
     points = ", ".join(sorted({name for loaded in hooks for name in loaded.hook.handlers}))
     if bool(files) == bool(examples):
-        raise UsageError(f"cannot run hooks: give --event or --example, one of them ({points} is handled)")
+        raise UsageError(f"cannot run hooks: give either --event or --example (the files handle {points})")
     found = _read_events(files, examples)
     if not any(handled(hooks, event) for event in found):
         names = ", ".join(dict.fromkeys(event.NAME for event in found)) or "no event"
-        raise UsageError(f"cannot run hooks at {names}: {points} is handled")
+        raise UsageError(f"cannot run hooks at {names}: the files handle {points}")
     return found
 
 

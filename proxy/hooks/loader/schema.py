@@ -118,7 +118,7 @@ def _read(
             yield f"{where}.{name}{error}" if str(error).startswith("[") else f"{where}.{name}: {error}"
     for name, key in known.items():
         if key.required and name not in given:
-            yield f"{where}.{name}: is missing, and wants {key.wants}" + (
+            yield f"{where}.{name}: is missing, and must be {key.wants}" + (
                 f" ({key.help})" if key.help else ""
             )
 
@@ -170,7 +170,7 @@ def _one_of(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
                 return known
         texts = [known for known in values if isinstance(known, str)]
         hint = meant(value, texts) if isinstance(value, str) else ""
-        raise ValueError(f"wants one of {words}, not {_said(value)}{hint}")
+        raise ValueError(f"must be one of {words}, not {_said(value)}{hint}")
 
     return f"one of {words}", read
 
@@ -188,7 +188,7 @@ def _plain(kind: type, wants: str) -> tuple[str, Callable[[Any], Any]]:
         fits = isinstance(value, (int, float) if kind is float else kind)
         if not fits or (isinstance(value, bool) and kind is not bool):
             quotes = ": put it in quotes" if kind is str and isinstance(value, (int, float)) else ""
-            raise ValueError(f"wants {wants}, not {_said(value)}{quotes}")
+            raise ValueError(f"must be {wants}, not {_said(value)}{quotes}")
         return kind(value)
 
     return wants, read
@@ -199,7 +199,7 @@ def _several(kind: type, many: str, make: Callable[[list[Any]], Any]) -> tuple[s
 
     def read(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise ValueError(f"wants a list of {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
+            raise ValueError(f"must be a list of {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
         return make([_inner(f"[{at}]", one, entry) for at, entry in enumerate(value)])
 
     return f"a list of {many}", read
@@ -210,7 +210,7 @@ def _pairs(kind: type, many: str) -> tuple[str, Callable[[Any], Any]]:
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise ValueError(f"wants keys with {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
+            raise ValueError(f"must be keys with {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
         return {str(name): _inner(f"[{name}]", one, entry) for name, entry in value.items()}
 
     return f"keys with {many}", read

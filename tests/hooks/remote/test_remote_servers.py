@@ -166,7 +166,7 @@ def test_our_own_socket_is_refused(tmp_path: Path) -> None:
         (changed(remote_endpoint="tcp://127.0.0.1:1"), "only unix sockets are served, not tcp:"),
         (changed(remote_endpoint="/run/\0x"), "this cannot be the name of a socket"),
         (changed(remote_endpoint="/run/\ud800"), "remote-endpoint: "),
-        (changed(remote_endpoint="/" + "x" * 200), "unix sockets end at 107"),
+        (changed(remote_endpoint="/" + "x" * 200), "a unix socket's at most 107"),
         (changed(failure_policy=True), "failure-policy must be a text, not true"),
         (changed(runtime_hooks="PreCreateContainer"), "runtime-hooks must be a list of texts"),
         (changed(runtime_hooks=[1]), "runtime-hooks must be a list of texts, not [1]"),
