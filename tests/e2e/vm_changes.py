@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cri import Cri, is_v2
-from vm_guest import ALL, LONG_S, NODES, SOCKET, Daemon, as_seen, core_of, node_cpus, step, wait
+from vm_guest import ALL, LONG_S, NODES, SOCKET, Daemon, Place, as_seen, core_of, node_cpus, step, wait
 from vm_pools import BATCH, KINDS, SHARED, Node
 
 from proxy.model.idset import CpuSet, Mask
@@ -60,6 +60,22 @@ def settled(node: Node, what: str, *checks: Callable[[], bool]) -> None:
 
 def is_at(node: Node, names: tuple[str, ...], cpus: CpuSet) -> Callable[[], bool]:
     return lambda: all(node.place(name).effective == cpus == node.place(name).cpus for name in names)
+
+
+def is_as(node: Node, before: Mapping[str, Place]) -> Callable[[], bool]:
+    """Whether all containers are where they were; each other place of one is printed once."""
+    printed: dict[str, Place | None] = {}
+
+    def check() -> bool:
+        now = node.snapshot()
+        for name, place in before.items():
+            found = now.get(name)
+            if found != printed.get(name, place):
+                printed[name] = found
+                step(f"{name} was at {place}, and is at {found}")
+        return before.items() <= now.items()
+
+    return check
 
 
 def as_program(node: Node, name: str) -> tuple[CpuSet, Mask]:
@@ -110,7 +126,7 @@ def cpu_goes(node: Node, daemon: Daemon) -> None:
     step(f"the owner has {now}, CPU {other} in place of {lost}, and it is reported")
     for cpu in gone:
         (CPUS / f"cpu{cpu}/online").write_text("1")
-    settled(node, "they came back", lambda: before.items() <= node.snapshot().items())
+    settled(node, "they came back", is_as(node, before))
     assert as_program(node, "whole")[0] == own
     wait("no container to lack anything", lambda: not short(daemon))
 
@@ -149,11 +165,11 @@ def smt_goes(node: Node, daemon: Daemon) -> None:
 
     during = node.snapshot()
     killed_and_started(node, daemon)
-    settled(node, "killed and started meanwhile", lambda: during.items() <= node.snapshot().items())
+    settled(node, "killed and started meanwhile", is_as(node, during))
     assert set(short(daemon)) == {"whole", "lse", "odd"}
     ledger_is_ours(daemon)
     SMT.write_text("on")
-    settled(node, "SMT is on again", lambda: before.items() <= node.snapshot().items())
+    settled(node, "SMT is on again", is_as(node, before))
     assert as_program(node, "odd")[0] == odd
     wait("no container to lack anything", lambda: not short(daemon))
 
