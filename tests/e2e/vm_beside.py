@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from vm_guest import ALL, LONG_S, Daemon, step, wait
 from vm_kubelet import MANIFESTS, ROOT, container
@@ -29,6 +30,7 @@ SETTINGS: dict[str, object] = {
         "timeout": "5s",
     },
 }
+DAEMON_LOG = Path("/out/proxy.log")
 WRITES = ("cpusets_written", "drift_repaired", "settled")
 
 
@@ -91,7 +93,9 @@ def main() -> None:
     nothing_moves(bed, "beside an LSE pod")
 
     add_lse(bed, "clash", str(one.cpus)[:1])
-    wait("a refusal", lambda: "are owned by default/one-bed/main already" in LOG.read_text(), LONG_S)
+    # What a pod's user can read does not name the pods of others; the daemon's log does.
+    wait("a refusal", lambda: "are owned by another pod already" in LOG.read_text(), LONG_S)
+    assert "are owned by default/one-bed/main already" in DAEMON_LOG.read_text()
     (MANIFESTS / "clash.yaml").unlink()
     step(f"an LSE pod that names CPU {str(one.cpus)[:1]} of one is refused")
 
