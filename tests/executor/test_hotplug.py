@@ -207,6 +207,34 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
     live(day)
 
 
+def test_replacements_are_given_back_once_a_call_in_flight_is_over(live) -> None:
+    """No comparison is needed: the next one may be far away."""
+
+    async def day(w: Any) -> None:
+        whole = w.machine
+        ls = await w.run(await w.pod("ls", "LS"))
+        own = await w.run(await w.pod("g"), **TWO_CPUS)
+        await w.quiet()
+        had = w.executor.state.containers[own].placement.exclusive
+        w.machine = without(whole, str(max(had)))
+        await look(w)
+        replaced = CpuSet.parse(w.on(own))
+        flight = w.executor.calls.depart(own, replaced)
+        w.machine = whole
+        await look(w)
+        await look(w)
+        assert w.on(own) == str(had)
+        assert CpuSet.parse(w.on(ls)) == whole.online - had - replaced, "the call may bring the owner back"
+        w.cgroups.sets[own] = replaced
+        w.start_update.landed(flight, replaced)
+        await w.quiet()
+        assert w.on(own) == str(had)
+        assert CpuSet.parse(w.on(ls)) == whole.online - had
+        w.check()
+
+    live(day)
+
+
 def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(live) -> None:
     async def day(w: Any) -> None:
         lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))

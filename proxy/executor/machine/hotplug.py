@@ -12,12 +12,13 @@ Then, in this order:
    (``engine.replacement_cpus``), by a reservation.
 4. A container that has less than promised is reported: in the log, ``explain``, ``status`` and metrics.
 
-What could not be done is tried again in each comparison.
+What could not be done is tried again in each comparison; what waits for a call in flight, at its end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -47,6 +48,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
+    from proxy.engine.inflight import InflightCall
     from proxy.engine.state import NodeState
     from proxy.executor.ports import Displaced, MachineEvents
 
@@ -102,6 +104,7 @@ class Hotplug:
         self._looking = asyncio.Lock()
         self._mending = asyncio.Lock()
         self._looks = LOOKS if displaced is not None else 0  # CPUs may have gone while no daemon ran
+        self._awaited: set[int] = set()
         self._soon: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -209,11 +212,24 @@ class Hotplug:
             return
         ids = [container.id for container in short.containers]
         done = await self._writes.run(context.enforcer.enforce, ids)
-        if done.refused or any(context.state.inflight.of(container_id) for container_id in ids):
+        flights = [flight for container_id in ids for flight in context.state.inflight.of(container_id)]
+        for flight in flights:
+            self._mend_after(flight)
+        if done.refused or flights:
             return
         changed = with_replacement(self._living(ids), used)
         context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
         self._given_again(ids)
+
+    def _mend_after(self, flight: InflightCall) -> None:
+        """Mend again once a call is over: it may bring an owner back to its replacements."""
+        if flight.number not in self._awaited:
+            self._awaited.add(flight.number)
+            self._context.calls.then(flight, functools.partial(self._over, flight.number))
+
+    def _over(self, number: int) -> None:
+        self._awaited.discard(number)
+        self._context.spawn(self.mend())
 
     async def _stand_in(self, short: MissingCpus) -> None:
         """Give an owner CPUs in place of offline ones."""
