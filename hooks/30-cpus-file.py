@@ -120,9 +120,9 @@ def configure(event: Configure) -> None:
 
 def synchronize(event: Synchronize) -> None:
     """Make the files of all containers true, and remove those of containers that are gone."""
-    there = _known.hear(event)
-    _write_all(there)
-    _sweep({directory for one in there if (directory := _directory(one.uid, one.name, one.attempt))})
+    existing = _known.hear(event)
+    _write_all(existing)
+    _sweep({directory for one in existing if (directory := _directory(one.uid, one.name, one.attempt))})
 
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment | None:

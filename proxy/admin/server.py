@@ -209,8 +209,8 @@ def _with_params(route: Route) -> Callable[[str], Answer]:
     except ValueError:  # a built-in function without a signature
         declared = {}.values()
     if any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in declared):
-        asked = cast("Callable[[Params], Answer]", route)
-        return lambda query: asked(parse_params(query))
+        answer_query = cast("Callable[[Params], Answer]", route)
+        return lambda query: answer_query(parse_params(query))
     plain = cast("Callable[[], Answer]", route)
     return lambda query: plain()
 

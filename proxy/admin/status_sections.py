@@ -101,9 +101,11 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
     served = as_map(data.get("serving"))
     if not entries and not served:
         return
-    asked = [one_line(entry.get("name")) for entry in entries if as_list(entry.get("points"))]
+    requested = [one_line(entry.get("name")) for entry in entries if as_list(entry.get("points"))]
     yield ""
-    yield cut(": ".join(words for words in (f"Hooks ({len(asked)})", ", ".join(asked)) if words), width)
+    yield cut(
+        ": ".join(words for words in (f"Hooks ({len(requested)})", ", ".join(requested)) if words), width
+    )
     for entry in entries:
         if words := trouble(entry):
             yield cut(f"  {one_line(entry.get('name')) or '?'}: {words}", width)
@@ -113,13 +115,13 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
 
 def trouble(entry: Mapping[str, object]) -> str:
     """Return what is wrong with a hook; nothing where all is well."""
-    state, asked = one_line(entry.get("state")), one_line(entry.get("asked"))
+    state, requested = one_line(entry.get("state")), one_line(entry.get("asked"))
     parts = []
     error = one_line(entry.get("error"))
     if state not in _WELL and (state != "being read" or error):
         parts.append(_because(state, error))
-    if asked in _ASKED:
-        parts.append(_because(_ASKED[asked], last_error(entry)))
+    if requested in _ASKED:
+        parts.append(_because(_ASKED[requested], last_error(entry)))
     return "; ".join(parts)
 
 
@@ -130,11 +132,11 @@ def last_error(entry: Mapping[str, object], now: float | None = None) -> str:
         entry: The hook's entry.
         now: Seconds since the epoch.
     """
-    words, when = one_line(entry.get("last_error")), entry.get("last_error_at")
-    if not words or not isinstance(when, int | float):
-        return words
+    message, when = one_line(entry.get("last_error")), entry.get("last_error_at")
+    if not message or not isinstance(when, int | float):
+        return message
     ago = max(0.0, (time.time() if now is None else now) - when)
-    return f"{words} ({age(ago)} ago)"
+    return f"{message} ({age(ago)} ago)"
 
 
 def age(seconds: float) -> str:
@@ -150,9 +152,9 @@ def _because(what: str, why: str) -> str:
 
 
 def _hooks_served(served: Mapping[str, object]) -> str:
-    words = f"served to Koordinator's runtime proxy at {one_line(served.get('socket')) or '?'}"
+    message = f"served to Koordinator's runtime proxy at {one_line(served.get('socket')) or '?'}"
     calls = served.get("calls")
-    return f"{words}: {calls} calls" if isinstance(calls, int) else words
+    return f"{message}: {calls} calls" if isinstance(calls, int) else message
 
 
 _KUBELET_SETTINGS = (
@@ -211,11 +213,11 @@ def partitions(data: Mapping[str, object]) -> Iterable[str]:
         data: What the status has under ``partitions``.
     """
     entries = [as_map(entry) for entry in as_list(data.get("containers"))]
-    asked, lack = one_line(data.get("asked")), one_line(data.get("lack"))
-    if not asked and not any(entry.get("state") not in (None, "member") for entry in entries):
+    requested, lack = one_line(data.get("asked")), one_line(data.get("lack"))
+    if not requested and not any(entry.get("state") not in (None, "member") for entry in entries):
         return
     yield ""
-    yield f"Partitions of owned CPUs ({asked or 'none'}){f': there are none, {lack}' if lack else ''}"
+    yield f"Partitions of owned CPUs ({requested or 'none'}){f': there are none, {lack}' if lack else ''}"
     rows = [[one_line(entry.get(key)) for key in ("ref", "cpus", "state", "reason")] for entry in entries]
     if rows and not lack:
         yield from table(rows)

@@ -139,8 +139,8 @@ def _failed(data: Mapping[str, object]) -> Iterable[str]:
     checks = [as_map(check) for check in as_list(data.get("checks"))]
     for check in checks:
         if check.get("ok") is False:
-            words = one_line(check.get("reason")) or one_line(check.get("name")) or "?"
-            yield f"NOT READY: {words}" if check.get("required") is True else words
+            message = one_line(check.get("reason")) or one_line(check.get("name")) or "?"
+            yield f"NOT READY: {message}" if check.get("required") is True else message
     if not checks:
         if data.get("ready") is False:
             yield "NOT READY (the daemon gives no reason)"

@@ -128,9 +128,9 @@ def _cgroups(groups: Mapping[str, object]) -> Iterable[tuple[str, str]]:
     words = [f"v{one_line(groups['version'])}" if "version" in groups else ""]
     words.append(f"{one_line(groups['driver'])} driver" if groups.get("driver") else "")
     yield "cgroups", ", ".join(word for word in words if word)
-    there = as_map(groups.get("systemd")).get("connected")
-    if isinstance(there, bool):
-        yield "systemd", "connected" if there else "NOT CONNECTED"
+    connected = as_map(groups.get("systemd")).get("connected")
+    if isinstance(connected, bool):
+        yield "systemd", "connected" if connected else "NOT CONNECTED"
 
 
 def _config(config: Mapping[str, object]) -> str:

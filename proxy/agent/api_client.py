@@ -215,10 +215,10 @@ class ApiClient:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``, also while iterating.
         """
         limits = httpx2.Timeout(REQUEST_S, read=silence)
-        asked, headers = {**params, "watch": "true"}, {"Accept": accept}
+        requested, headers = {**params, "watch": "true"}, {"Accept": accept}
         try:
             http = self._open()
-            request = http.build_request("GET", path, params=asked, timeout=limits, headers=headers)
+            request = http.build_request("GET", path, params=requested, timeout=limits, headers=headers)
             answer = await http.send(request, stream=True)
         except _FAULTS as error:
             raise _unreachable("watch", path, error) from error

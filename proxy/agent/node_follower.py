@@ -90,8 +90,8 @@ class NodeFollower:
 
     async def _next(self) -> None:
         """Wait for a change, and read the description where there is one."""
-        asked = {"since": self._since, "wait": f"{WAIT_S:g}"}
-        changes = as_map(await self._daemon.ask("/changes", asked, timeout=WAIT_S + 10))
+        requested = {"since": self._since, "wait": f"{WAIT_S:g}"}
+        changes = as_map(await self._daemon.ask("/changes", requested, timeout=WAIT_S + 10))
         version = str(changes.get("version", ""))
         if version == self._since:
             return

@@ -27,16 +27,16 @@ def steps_in_words(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
         taken = list(row)
         bits = union(more for _, _, more in taken)
         if kind in (SOCKET, NODE, UNCORE):
-            words = f"{kind} {where} whole"
+            message = f"{kind} {where} whole"
         elif kind == PART:
-            words = f"all that was still wanted from uncore cache {where}"
+            message = f"all that was still wanted from uncore cache {where}"
         elif kind == CORE:
-            words = f"{counted(len(taken), 'whole core')} of NUMA node {where}"
+            message = f"{counted(len(taken), 'whole core')} of NUMA node {where}"
         else:
             cores = [core for core, held in topo.cores.items() if held & bits]
             home = f"core {cores[0]}" if len(cores) == 1 else f"NUMA node {where}"
-            words = f"{counted(len(taken), 'single CPU')} of {home}"
-        lines.append(f"{words}: {cpus(CpuSet.from_bits(bits))}")
+            message = f"{counted(len(taken), 'single CPU')} of {home}"
+        lines.append(f"{message}: {cpus(CpuSet.from_bits(bits))}")
     return lines
 
 

@@ -85,12 +85,12 @@ def _changed(value: Span, found: KubeletFiles, root: Path, ours: str) -> FileCha
 
 def _kubelet_argument(path: Path, root: Path, ours: str) -> FileChange:
     """Give kubelet a flag in a file of k3s or RKE2 that is read last."""
-    there = root / path.relative_to("/")
-    words = (
+    target = root / path.relative_to("/")
+    content = (
         "# Made by topoproxy attach; topoproxy detach removes it.\n"
         f"kubelet-arg+:\n  - container-runtime-endpoint={ours}\n"
     )
-    return FileChange(path, there.read_bytes() if there.is_file() else None, words.encode())
+    return FileChange(path, target.read_bytes() if target.is_file() else None, content.encode())
 
 
 def replaced(value: Span, root: Path, new: str) -> FileChange:
@@ -160,10 +160,10 @@ def _drop_in(value: Span, unit: str, root: Path, ours: str) -> FileChange:
             f"cannot change {value.path}: it belongs to a package; set the endpoint to {ours} there"
         )
     clear = "ExecStart=\n" if setting.startswith("ExecStart") else ""
-    words = f"# Made by topoproxy attach; topoproxy detach removes it.\n[Service]\n{clear}{setting}\n"
+    content = f"# Made by topoproxy attach; topoproxy detach removes it.\n[Service]\n{clear}{setting}\n"
     path = Path("/etc/systemd/system") / f"{unit}.d" / OWN_DROP_IN
-    there = root / path.relative_to("/")
-    return FileChange(path, there.read_bytes() if there.is_file() else None, words.encode())
+    target = root / path.relative_to("/")
+    return FileChange(path, target.read_bytes() if target.is_file() else None, content.encode())
 
 
 def strays(

@@ -92,12 +92,12 @@ def _online(config: Config, timeout: float) -> Mapping[str, object]:
 
 def _progress(answer: Mapping[str, object], shown: str) -> str:
     """Print the progress on standard error if it has changed; returns it."""
-    words = f"releasing: {answer.get('updated')} of {answer.get('containers')} containers updated"
+    message = f"releasing: {answer.get('updated')} of {answer.get('containers')} containers updated"
     if isinstance(left := answer.get("left"), list) and left:
-        words = f"{words}; {left[0]}"
-    if words != shown:
-        click.echo(words, err=True)
-    return words
+        message = f"{message}; {left[0]}"
+    if message != shown:
+        click.echo(message, err=True)
+    return message
 
 
 def _act(config: Config, step: str) -> Mapping[str, object]:

@@ -38,6 +38,6 @@ def report(file: Path | None, admin: str | None, form: str, node: str | None, ti
 
     Ends with 69 when the daemon does not answer.
     """  # noqa: D301 - click wants the real backspace
-    asked = {"format": form} | ({"node": node} if node else {})
-    answer = ask_daemon(config_for(file, admin), "/report", timeout, asked)
+    requested = {"format": form} | ({"node": node} if node else {})
+    answer = ask_daemon(config_for(file, admin), "/report", timeout, requested)
     click.echo(json.dumps(answer, indent=1, ensure_ascii=False))

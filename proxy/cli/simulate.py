@@ -118,17 +118,17 @@ def simulate(
     machine or a device file is not what it should be, with 78 where a configuration is refused. See
     docs/simulate.md.
     """  # noqa: D301 - click wants the real backspace
-    asked = ClusterOptions(**fleet)
+    requested = ClusterOptions(**fleet)
     if cluster:
         refuse_other_options({"--compare": other, "--explain": explain, "--fill": fill, "--retry": retry})
     else:
-        refuse_cluster_options(asked)
+        refuse_cluster_options(requested)
     from proxy.cli.simulate_pods import SimulateOptions, simulate_on_machines  # only here: --help is quick
 
     options = SimulateOptions(
         pods, machines, sysfs_root, nodes, devices, file, other, replicas, fill, retry, anywhere, max_pods,
         explain, as_json, verbose, progress,
     )  # fmt: skip
-    placed = simulate_on_machines(options, asked if cluster else None)
+    placed = simulate_on_machines(options, requested if cluster else None)
     if fail_on_refused and not placed:
         click.get_current_context().exit(_REFUSED)

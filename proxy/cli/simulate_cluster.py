@@ -194,12 +194,12 @@ def _check_writable(path: Path) -> None:
     Raises:
         CannotCreateError: It cannot.
     """
-    there = path if path.exists() else path.parent
+    existing = path if path.exists() else path.parent
     if path.is_dir():
         problem = errno.EISDIR
-    elif not there.exists():
+    elif not existing.exists():
         problem = errno.ENOENT
-    elif not os.access(there, os.W_OK):
+    elif not os.access(existing, os.W_OK):
         problem = errno.EACCES
     else:
         return

@@ -103,11 +103,11 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
 
 
 def _machines(options: SimulateOptions) -> list[Named]:
-    words, root, nodes = options.machines, options.sysfs_root, options.nodes
-    if words and root:
+    files, root, nodes = options.machines, options.sysfs_root, options.nodes
+    if files and root:
         raise UsageError("cannot use --machine and --sysfs-root together: which machine is meant?")
-    if words:
-        return copies(described_machines(words), nodes)
+    if files:
+        return copies(described_machines(files), nodes)
     config = Config() if root else load(options.file)
     return copies([sysfs_machine(root or config.sysfs_root, None if root else config.procfs_root)], nodes)
 

@@ -80,8 +80,10 @@ def upgrade(
         from proxy.upgrade.replacement import replace_daemon
 
         pid = replace_daemon(config.admin_path, REPLACE_S)
-        words = f"process {pid} has replaced the daemon; calls that were in flight end in the former process"
-        click.echo(words, err=as_json)
+        message = (
+            f"process {pid} has replaced the daemon; calls that were in flight end in the former process"
+        )
+        click.echo(message, err=as_json)
     if failed:
         click.get_current_context().exit(HINDERED)
 

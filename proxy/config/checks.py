@@ -321,8 +321,8 @@ def memory_misfits(
     problems = []
     for node, kept in reserved.items():
         if node not in usable:
-            there = ", ".join(map(str, usable))
-            problems.append(f"reservedMemory: there is no NUMA node {node} (there are: {there})")
+            existing = ", ".join(map(str, usable))
+            problems.append(f"reservedMemory: there is no NUMA node {node} (there are: {existing})")
             continue
         for name, size in kept.items():
             if (name != "memory" or name in usable[node]) and size > (

@@ -20,11 +20,11 @@ from proxy.model.errors import TopoproxyError
 
 def main() -> None:
     """Answer one request."""
-    asked = json.load(sys.stdin)
-    file = Path(asked["file"]) if asked["file"] else None
+    requested = json.load(sys.stdin)
+    file = Path(requested["file"]) if requested["file"] else None
     answer: dict[str, object] = {"version": __version__}
     try:
-        config = override(load(file, trusted=asked["trusted"]), asked["words"])
+        config = override(load(file, trusted=requested["trusted"]), requested["words"])
     except TopoproxyError as error:
         answer["error"] = str(error)
     else:

@@ -160,8 +160,8 @@ def changes_words(setting: Setting) -> str:
     if not setting.live:
         return "Needs a restart."
     if setting.restart_for:
-        words = " or ".join(sorted(setting.kind.show(value) for value in setting.restart_for))
-        return f"Takes effect at a reload; from and to {words} it needs a restart."
+        message = " or ".join(sorted(setting.kind.show(value) for value in setting.restart_for))
+        return f"Takes effect at a reload; from and to {message} it needs a restart."
     return "Takes effect at a reload."
 
 

@@ -130,12 +130,12 @@ class PluginService:
             try:
                 return answer(request)
             except DeviceUnavailableError as error:
-                code, words = grpc.StatusCode.FAILED_PRECONDITION, str(error)
+                code, message = grpc.StatusCode.FAILED_PRECONDITION, str(error)
             except Exception as error:  # noqa: BLE001  # the author's code may raise anything
-                code, words = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
+                code, message = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
             resource = self._plugin.resource
-            self._telemetry.warning("cannot answer a call", method=method, resource=resource, err=words)
-            context.abort(code, f"device plug-in of {resource}: {words}")
+            self._telemetry.warning("cannot answer a call", method=method, resource=resource, err=message)
+            context.abort(code, f"device plug-in of {resource}: {message}")
             raise AssertionError("abort raises")
 
         return answered

@@ -118,8 +118,8 @@ class DeviceManager:
             AssertionError: There are fewer or more after this time.
         """
         with self._changed:
-            there = self._changed.wait_for(lambda: self._healthy(resource) == healthy, limit_s)
-            assert there, f"{resource}: not {healthy} healthy devices: {self._devices.get(resource)}"
+            reached = self._changed.wait_for(lambda: self._healthy(resource) == healthy, limit_s)
+            assert reached, f"{resource}: not {healthy} healthy devices: {self._devices.get(resource)}"
             return dict(self._devices[resource])
 
     def preferred(

@@ -176,10 +176,10 @@ def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
     others = [each for each in named if not _is(each, ours)]
     if not others:
         return OK, f"kubelet uses unix://{ours}", ""
-    words = "; ".join(f"{each.place} names {each.endpoint}" for each in others)
+    message = "; ".join(f"{each.place} names {each.endpoint}" for each in others)
     if others[0].place.endswith("instance-config.yaml") and len(others) < len(named):
-        return WARN, f"{words}: kubeadm upgrade writes it to config.yaml", advice
-    return FAIL, words, advice
+        return WARN, f"{message}: kubeadm upgrade writes it to config.yaml", advice
+    return FAIL, message, advice
 
 
 def _attach_journal(facts: DoctorFacts) -> Outcome:
@@ -189,14 +189,14 @@ def _attach_journal(facts: DoctorFacts) -> Outcome:
     if not found.directory:
         return OK, "kubelet is not attached by topoproxy attach: there is no journal", ""
     if found.unfinished:
-        words = f"the journal in {found.directory} is of an attach that was cut off, or is at work now"
-        return FAIL, words, "topoproxy attach undoes it and attaches again; topoproxy detach undoes it"
+        message = f"the journal in {found.directory} is of an attach that was cut off, or is at work now"
+        return FAIL, message, "topoproxy attach undoes it and attaches again; topoproxy detach undoes it"
     if found.foreign:
-        words = f"another program changed {', '.join(found.foreign)} since topoproxy attach"
-        return WARN, words, "topoproxy detach --dry-run shows what --force would change there"
+        message = f"another program changed {', '.join(found.foreign)} since topoproxy attach"
+        return WARN, message, "topoproxy detach --dry-run shows what --force would change there"
     if not found.rescue:
-        words = f"the script rescue-detach is missing next to {found.directory}"
-        return WARN, words, "rescue-detach.sh of the package undoes an attach without Python: copy it there"
+        message = f"the script rescue-detach is missing next to {found.directory}"
+        return WARN, message, "rescue-detach.sh of the package undoes an attach without Python: copy it there"
     return OK, f"the journal of the attach in {found.directory} is complete", ""
 
 
@@ -308,10 +308,10 @@ def _disk(facts: DoctorFacts) -> Outcome:
         return FAIL, state.problem or f"the file system of {state.directory} is read-only", advice
     if state.free_bytes is None:
         return SKIP, f"the room on the disk of {state.directory} is not known", ""
-    words = f"{state.free_bytes >> 20} MiB are free for {state.directory}"
+    message = f"{state.free_bytes >> 20} MiB are free for {state.directory}"
     if state.free_bytes < LITTLE_ROOM:
-        return (FAIL if state.free_bytes < ROOM else WARN), words, advice
-    return OK, words, ""
+        return (FAIL if state.free_bytes < ROOM else WARN), message, advice
+    return OK, message, ""
 
 
 def _ledger(facts: DoctorFacts) -> Outcome:
@@ -323,10 +323,10 @@ def _ledger(facts: DoctorFacts) -> Outcome:
             "the next start keeps it under another name and asks the runtime instead",
         )
     if state.set_aside:
-        words = f"{counted(len(state.set_aside), 'ledger')} set aside in {state.directory}"
+        message = f"{counted(len(state.set_aside), 'ledger')} set aside in {state.directory}"
         return (
             WARN,
-            f"{words}: {', '.join(state.set_aside)}",
+            f"{message}: {', '.join(state.set_aside)}",
             "remove the files once you know the reason; the log of that start has it",
         )
     return OK, "the ledger can be used", ""

@@ -245,10 +245,10 @@ def _open_files(config: Config, status: Mapping[str, object]) -> int | None:
 
 def _state(config: Config, machine: Machine | None) -> StateFacts:
     directory = config.state_dir
-    there = next((each for each in (directory, *directory.parents) if each.is_dir()), Path("/"))
+    existing = next((each for each in (directory, *directory.parents) if each.is_dir()), Path("/"))
     try:
-        disk = os.statvfs(there)
-        names = sorted(each.name for each in directory.iterdir()) if there == directory else []
+        disk = os.statvfs(existing)
+        names = sorted(each.name for each in directory.iterdir()) if existing == directory else []
     except OSError as error:
         return StateFacts(str(directory), f"cannot look at {directory}: {error.strerror}")
     return StateFacts(

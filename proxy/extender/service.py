@@ -397,8 +397,8 @@ def _names(asked: Asked) -> list[str]:
     try:
         return _NAMES.decode(asked.get("NodeNames", b"null"))
     except msgspec.DecodeError as error:
-        words = "NodeNames is missing (nodeCacheCapable must be set)"
-        raise InputError(f"cannot read the request: {words}") from error
+        message = "NodeNames is missing (nodeCacheCapable must be set)"
+        raise InputError(f"cannot read the request: {message}") from error
 
 
 def _text(asked: Asked, name: str) -> str:

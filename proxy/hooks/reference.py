@@ -103,11 +103,11 @@ def answers_at(point: type[Point]) -> str:
     """Say all that a point takes, in the order of ``Adjustment``, and whether it may be refused."""
     taken = [f"`{name}`" for name in FIELDS if name in point.TAKES]
     veto = "may be vetoed" if point.VETO else "cannot be vetoed"
-    words = f"**Takes** {', '.join(taken)}" if taken else "**Takes** nothing"
-    words = f"{words}; {veto}."
+    message = f"**Takes** {', '.join(taken)}" if taken else "**Takes** nothing"
+    message = f"{message}; {veto}."
     if validating := VALIDATES.get(point.NAME):
-        words += f" What all hooks want together is shown to [`{validating}`](#{validating})."
-    return words
+        message += f" What all hooks want together is shown to [`{validating}`](#{validating})."
+    return message
 
 
 def _class_text(cls: type, title: str) -> str:
@@ -142,8 +142,8 @@ def _where() -> Iterator[str]:
         at = tuple(name for name in everywhere if field in POINTS[name].TAKES)
         rows.setdefault(at, []).append(f"`{field}`{' (by key)' if field in MAPS else ''}")
     for at, names in rows.items():
-        words = "every point that takes anything" if list(at) == everywhere else _links(at)
-        yield f"| {', '.join(names)} | {words} |\n"
+        message = "every point that takes anything" if list(at) == everywhere else _links(at)
+        yield f"| {', '.join(names)} | {message} |\n"
 
 
 def _links(names: Sequence[str]) -> str:

@@ -93,7 +93,7 @@ class IdSet:
             return cls.from_bits(0)
         if len(body) > _LONGEST * cls.LIMIT:
             raise ValueError(f"a list of {len(body)} characters is too long")
-        there = cls.LIMIT if within is None else min(cls.LIMIT, within._bits.bit_length())
+        limit = cls.LIMIT if within is None else min(cls.LIMIT, within._bits.bit_length())
         bits = 0
         wide: list[tuple[int, int]] = []
         for part in body.split(","):
@@ -102,7 +102,7 @@ class IdSet:
             high = cls._number(high_text, text) if dash else low
             if high < low:
                 raise ValueError(f"range {quoted(part)} in {quoted(text)} runs backwards")
-            if high >= there:
+            if high >= limit:
                 if within is not None:
                     within.require(high)
                 raise ValueError(f"id {high} in {quoted(text)} is outside 0-{cls.LIMIT - 1}")

@@ -164,11 +164,11 @@ class Machine:
         """NUMA nodes that may be there, as the kernel reports them; else those that are there."""
         numa = self.extra.get("numa")
         reported = numa.get("possible") if isinstance(numa, Mapping) else None
-        there = Mask(node.id for node in self.nodes)
+        existing = Mask(node.id for node in self.nodes)
         try:
-            return there | Mask.parse(reported) if isinstance(reported, str) else there
+            return existing | Mask.parse(reported) if isinstance(reported, str) else existing
         except ValueError:
-            return there
+            return existing
 
     @functools.cached_property
     def bounds(self) -> Bounds:

@@ -94,8 +94,8 @@ def picture(locations: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str
         locations: Its online CPUs.
         facts: What else is known.
     """
-    there = tuple(sorted(locations))
-    topology = topology_of(there)
+    ordered = tuple(sorted(locations))
+    topology = topology_of(ordered)
     policy = manager_policy(facts.kubelet, topology)
     reserved, _ = node_reservation(facts.annotations, topology)
     system, _ = system_qos(facts.annotations)
@@ -103,11 +103,11 @@ def picture(locations: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str
     withheld = Withheld(_all(alloc.cpus for alloc in kubelets), reserved.cpus, system.taken)
     held = [AnnotatedCpus(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
     held += [AnnotatedCpus(QosClass.LSE if each.hard else QosClass.LSR, each.cpus) for each in facts.chosen]
-    pools = node_pools(groups_of(there), held, withheld)
+    pools = node_pools(groups_of(ordered), held, withheld)
     allocs = sorted((*kubelets, *facts.chosen), key=lambda alloc: alloc.uid)
     annotations = {
-        BASIC_INFO: _json({"hyperThreadEnabled": _has_siblings(there), **facts.basic}),
-        CPU_TOPOLOGY: _json({"detail": [_location(location) for location in there]}),
+        BASIC_INFO: _json({"hyperThreadEnabled": _has_siblings(ordered), **facts.basic}),
+        CPU_TOPOLOGY: _json({"detail": [_location(location) for location in ordered]}),
         SHARED_POOLS: write_pools(pools.shared),
         BE_POOLS: write_pools(pools.be),
         MANAGER_POLICY: _json(_reserving(policy, facts.kept).data()),

@@ -109,11 +109,11 @@ def with_reserve(zones: Iterable[Zone], reserve: Amounts) -> tuple[Zone, ...]:
         zones: All of them.
         reserve: In thousandths.
     """
-    there = tuple(zones)
+    existing = tuple(zones)
     for name, milli in reserve.items():
-        having = sum(1 for zone in there if zone.capacity.get(name, 0) > 0)
-        there = tuple(
+        having = sum(1 for zone in existing if zone.capacity.get(name, 0) > 0)
+        existing = tuple(
             less((zone,), {name: divide(milli, having)})[0] if zone.capacity.get(name, 0) > 0 else zone
-            for zone in there
+            for zone in existing
         )
-    return there
+    return existing

@@ -118,8 +118,8 @@ def _node(status: Mapping[str, object]) -> Iterator[str]:
     ]
     yield family(node_cpus, parts)
     owners = [as_map(owner) for owner in as_list(status.get("exclusive"))]
-    there = [as_map(each) for each in as_list(status.get("containers"))]
-    live = [each for each in there if each.get("phase") != Phase.EXITED.value]
+    existing = [as_map(each) for each in as_list(status.get("containers"))]
+    live = [each for each in existing if each.get("phase") != Phase.EXITED.value]
     yield from _held(owners, live, (named.OWNERS, named.OWNED_CPUS, named.CONTAINERS), applied=True)
     planned = (named.PLANNED_OWNERS, named.PLANNED_OWNED_CPUS, named.PLANNED_CONTAINERS)
     yield from _held(owners, live, planned, applied=False)

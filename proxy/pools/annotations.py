@@ -175,10 +175,10 @@ def volcano_wish(
     try:
         policy = TopologyPolicy(text) if text else None
     except ValueError:
-        words = short(
+        message = short(
             f"annotation {VOLCANO_POLICY}: {quoted(text)} is not one of {', '.join(TopologyPolicy)}"
         )
-        problem = InputDefect(words, DefectKind.POLICY)
+        problem = InputDefect(message, DefectKind.POLICY)
     cpu, wrong = _read(
         annotations, VOLCANO_DECISION, dict[int, int](), lambda fields: _decision(fields, bounds)
     )

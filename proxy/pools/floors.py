@@ -58,11 +58,11 @@ class Floors(Struct, frozen=True):
             bits = left.bits if floor.cpus is None else left.bits & floor.cpus.bits
             if bits.bit_count() < floor.least and (floor.cpus is None or not taken.isdisjoint(floor.cpus)):
                 where = "this node" if floor.node is None else f"NUMA node {floor.node}"
-                words = (
+                message = (
                     f"the shared pool must keep {counted(floor.least, 'CPU')} of {where} ({floor.setting}),"
                     f" and {bits.bit_count()} would be left"
                 )
-                return Breach(AdmissionRule.SHARED_FLOOR, words) if taken else None
+                return Breach(AdmissionRule.SHARED_FLOOR, message) if taken else None
         return None
 
     def kept(self, pool: CpuSet, machine: Machine, never: CpuSet) -> CpuSet:

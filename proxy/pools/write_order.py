@@ -49,18 +49,18 @@ def ordered_writes(groups: Iterable[BeGroup], targets: Mapping[str, CpuSet]) -> 
         groups: All groups, in any order.
         targets: The target of each group by its path; none of them is empty.
     """
-    there = sorted((g for g in groups if targets.get(g.path)), key=lambda g: (g.depth, g.path))
-    above = {path for group in there for path in _ancestors(group.path)}
+    existing = sorted((g for g in groups if targets.get(g.path)), key=lambda g: (g.depth, g.path))
+    above = {path for group in existing for path in _ancestors(group.path)}
     found: list[SetCpus] = []
-    has = {group.path: group.cpus for group in there}
-    for group in there:
+    has = {group.path: group.cpus for group in existing}
+    for group in existing:
         wide = group.cpus | targets[group.path]
         if group.path in above and wide != group.cpus:
             found.append(SetCpus(group.path, wide))
             has[group.path] = wide
     found += [
         SetCpus(group.path, targets[group.path])
-        for group in reversed(there)
+        for group in reversed(existing)
         if has[group.path] != targets[group.path]
     ]
     return tuple(found)

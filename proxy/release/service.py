@@ -143,12 +143,12 @@ class Release:
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy release`` and ``status`` show."""
         progress, refs = self.progress, self._executor.state.containers
-        there = [i for i, c in refs.items() if c.phase is not Phase.EXITED]
-        updated = sum(i in progress.reported for i in there)  # of those: others have gone meanwhile
+        existing = [i for i, c in refs.items() if c.phase is not Phase.EXITED]
+        updated = sum(i in progress.reported for i in existing)  # of those: others have gone meanwhile
         return {
             "stage": self.stage,
             "since": self.since,
-            "containers": len(there),
+            "containers": len(existing),
             "updated": updated,
             "told": updated,  # the former name, for one release
             "pending": len(progress.pending),

@@ -61,7 +61,7 @@ async def _ask(request: bytes) -> dict[str, Any]:
         raise ConfigError(f"{_CANNOT}: no process can be started for it: {error.strerror}") from error
     try:
         async with asyncio.timeout(LIMIT_S):
-            output, words = await child.communicate(request)
+            output, message = await child.communicate(request)
     except TimeoutError as error:
         raise ConfigError(f"{_CANNOT}: it takes longer than {LIMIT_S:g} s") from error
     finally:
@@ -73,6 +73,6 @@ async def _ask(request: bytes) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(output)
     except ValueError as error:
-        last = (words.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+        last = (message.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
         raise ConfigError(f"{_CANNOT}: its process ended with {child.returncode}: {last[:300]}") from error
     return answer

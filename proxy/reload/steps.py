@@ -98,11 +98,11 @@ def suppression_step(current: Callable[[], Suppression | None], begin: Callable[
     """
 
     def prepare(before: Config, after: Config) -> Commit:
-        doing, asked = current(), after.be_suppress.mode
+        doing, requested = current(), after.be_suppress.mode
         usage, groups = (None, None) if doing is None else (doing.usage, doing.groups)
         try:
             usage = usage or usage_of(after)
-            if groups is None and asked is SuppressMode.QUOTA:
+            if groups is None and requested is SuppressMode.QUOTA:
                 groups = open_cpu_groups(after.cgroup_root)
         except CgroupError as error:
             raise ConfigError(f"beSuppress.mode: {error}") from error

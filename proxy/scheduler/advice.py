@@ -79,12 +79,12 @@ def choose_victims(
     lower = [each for each in pods if each.priority < demand.priority and each.key not in first]
     best: tuple[tuple[int, int], tuple[str, ...]] | None = None
     for numa in node.rules.machine.nodes:
-        there = [each for each in lower if not _held(node, each).isdisjoint(numa.cpus)]
-        there.sort(key=lambda each: (each.priority, -len(_held(node, each))))
-        chosen = _fewest(first, there, fits)
+        existing = [each for each in lower if not _held(node, each).isdisjoint(numa.cpus)]
+        existing.sort(key=lambda each: (each.priority, -len(_held(node, each))))
+        chosen = _fewest(first, existing, fits)
         if chosen is None:
             continue
-        worth = max((each.priority for each in there if each.key in chosen), default=0), len(chosen)
+        worth = max((each.priority for each in existing if each.key in chosen), default=0), len(chosen)
         if best is None or worth < best[0]:
             best = worth, chosen
     return best[1] if best else None

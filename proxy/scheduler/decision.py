@@ -140,11 +140,11 @@ def judge(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
         return verdict
     unsure = _unsure(node, pods)
     if unsure and (len(expected.ended) + 1) * prod(count + 1 for count in kinds.values()) > MOST_SETS:
-        words = f"{len(expected.pending)} pods are promised to the node that it does not show yet"
-        return NodeVerdict(fits=False, reason=REORDERED, message=words)
+        message = f"{len(expected.pending)} pods are promised to the node that it does not show yet"
+        return NodeVerdict(fits=False, reason=REORDERED, message=message)
     if loser := _refused_in_some_order(expected, demand, unsure):
-        words = f"{loser.ref} would be refused if the pods came to the node in another order"
-        return NodeVerdict(fits=False, reason=REORDERED, message=words)
+        message = f"{loser.ref} would be refused if the pods came to the node in another order"
+        return NodeVerdict(fits=False, reason=REORDERED, message=message)
     return verdict
 
 
@@ -223,11 +223,11 @@ def _volcano_mismatch(rules: Node, demand: PodDemand) -> NodeVerdict | None:
     if policy is None:
         return None
     if not rules.static:
-        words = f"the pod demands topology policy {policy}, and the node's CPU manager is not static"
-        return NodeVerdict(fits=False, reason=NOT_STATIC, message=words)
+        message = f"the pod demands topology policy {policy}, and the node's CPU manager is not static"
+        return NodeVerdict(fits=False, reason=NOT_STATIC, message=message)
     if rules.policy is not policy:
-        words = f"the pod demands topology policy {policy}, and the node has {rules.policy}"
-        return NodeVerdict(fits=False, reason=OTHER_POLICY, message=words)
+        message = f"the pod demands topology policy {policy}, and the node has {rules.policy}"
+        return NodeVerdict(fits=False, reason=OTHER_POLICY, message=message)
     return None
 
 
@@ -336,9 +336,9 @@ def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
 def _used(state: NodeState, nodes: Mask) -> Iterator[float]:
     """Return which parts of the CPUs and of the counted memory of NUMA nodes have owners."""
     machine, reserved = state.node.machine, state.node.reserved
-    there = CpuSet.from_bits(union(numa.cpus.bits for numa in machine.nodes if numa.id in nodes)) - reserved
-    if there:
-        yield 1 - len(there & state.pools.shared) / len(there)
+    usable = CpuSet.from_bits(union(numa.cpus.bits for numa in machine.nodes if numa.id in nodes)) - reserved
+    if usable:
+        yield 1 - len(usable & state.pools.shared) / len(usable)
     if state.memory is not None:
         tables = [each.table(MEMORY) for numa, each in state.memory.nodes.items() if numa in nodes]
         if total := sum(table.allocatable for table in tables):

@@ -303,11 +303,11 @@ class NodeTable:
         if verdict is not None:
             return verdict
         if row.free < demand.exclusive:
-            words = f"{row.free} CPUs are free, {demand.exclusive} are needed"
-            return NodeVerdict(fits=False, reason=TOO_FEW_CPUS, message=words)
+            message = f"{row.free} CPUs are free, {demand.exclusive} are needed"
+            return NodeVerdict(fits=False, reason=TOO_FEW_CPUS, message=message)
         if row.largest < demand.largest:
-            words = f"no NUMA node has {demand.largest} free CPUs"
-            return NodeVerdict(fits=False, reason=TOPOLOGY_AFFINITY, message=words)
+            message = f"no NUMA node has {demand.largest} free CPUs"
+            return NodeVerdict(fits=False, reason=TOPOLOGY_AFFINITY, message=message)
         return None
 
     def verdict(self, name: str, demand: PodDemand, known: dict[int, NodeVerdict]) -> NodeVerdict:

@@ -104,8 +104,8 @@ def _pods(host: Host, containers: list[Container]) -> dict[int | None, set[str]]
 
 def _memory(host: Host, node: int) -> tuple[int, int] | None:
     memory = host.state.memory
-    there = memory.nodes.get(node) if memory is not None else None
-    if there is None:
+    numa = memory.nodes.get(node) if memory is not None else None
+    if numa is None:
         return None
-    table = there.table(MEMORY)
+    table = numa.table(MEMORY)
     return table.reserved, table.allocatable

@@ -61,12 +61,12 @@ def amount_text(resource: str, amount: int) -> str:
 
 def _headline(host: Host) -> str:
     machine = host.node.machine
-    asked = [
+    requested = [
         f"{clean(name)} {amount_text(name, offer - host.free[name])} of {amount_text(name, offer)}"
         for name, offer in _interesting(host)
     ]
     cpus = f"{len(host.owned)} of {counted(len(machine.online), 'CPU')} owned"
-    return f"{clean(host.name)}: {counted(host.guests, 'pod')}, {cpus}; requested: {', '.join(asked)}"
+    return f"{clean(host.name)}: {counted(host.guests, 'pod')}, {cpus}; requested: {', '.join(requested)}"
 
 
 def _left(host: Host) -> str:

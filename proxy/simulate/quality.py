@@ -144,7 +144,7 @@ def _lots(node: Node, resource: str) -> tuple[tuple[int, int], ...]:
         return tuple((1 << n.id, len(n.cpus - node.reserved)) for n in machine.nodes)
     if in_bytes(resource):
         tables: Mapping[int, int] = (
-            {n: there.table(resource).allocatable for n, there in node.memory.nodes.items()}
+            {n: existing.table(resource).allocatable for n, existing in node.memory.nodes.items()}
             if node.memory is not None
             else {n.id: n.mem_bytes or 0 for n in machine.nodes}
         )

@@ -65,10 +65,10 @@ def path_of(adopted: socket.socket) -> Path:
         raise CannotCreateError("cannot adopt systemd's socket: it has no path in the file system")
     path = Path(name)
     try:
-        there = stat.S_ISSOCK(path.stat(follow_symlinks=False).st_mode)
+        is_socket = stat.S_ISSOCK(path.stat(follow_symlinks=False).st_mode)
     except OSError:
-        there = False
-    if not there:
+        is_socket = False
+    if not is_socket:
         cause = "its path is gone, so no client can connect (restart the socket unit)"
         raise CannotCreateError(f"cannot adopt systemd's socket {path}: {cause}")
     return path

@@ -101,10 +101,10 @@ def _name_holder(fd: int) -> None:
 
 def _same(fd: int, path: Path) -> bool:
     try:
-        there = path.stat(follow_symlinks=False)
+        status = path.stat(follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return os.path.samestat(os.fstat(fd), there)
+    return os.path.samestat(os.fstat(fd), status)
 
 
 def _holder(fd: int) -> str:

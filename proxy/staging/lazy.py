@@ -75,7 +75,7 @@ class LazyStaging:
         """Return how far the plan is applied."""
         state, options = self._executor.state, self._executor.options
         found, problems = counts(state), {} if self._made is None else self._made.problems()
-        there = {c.pod.key: c.pod.ref for c in state.containers.values()}
+        existing = {c.pod.key: c.pod.ref for c in state.containers.values()}
         return {
             "mode": state.mode.value,
             "paused": state.enforcement.paused,
@@ -90,7 +90,9 @@ class LazyStaging:
                 "inStep": found.moving,
             },
             "observedContainers": found.observed_containers,
-            "problems": [{"pod": there[key], "reason": why} for key, why in problems.items() if key in there],
+            "problems": [
+                {"pod": existing[key], "reason": why} for key, why in problems.items() if key in existing
+            ],
         }
 
     def close(self) -> None:

@@ -94,14 +94,14 @@ class StagedEnforcement:
         if not keys:
             return ()
         await executor.journal.flush()
-        there = self._containers(keys)
-        to_apply = [c for c in there if applies_to(executor.state, c.pod)]
+        existing = self._containers(keys)
+        to_apply = [c for c in existing if applies_to(executor.state, c.pod)]
         failed = await self._apply(to_apply)
         if failed:
             executor.store.handle(EnforcementStepFailed(frozenset(failed)))
         for key, why in failed.items():
             self._retries.failed(key, executor.clock())
-            self._not_applied.note(key, _ref(there, key), why)
+            self._not_applied.note(key, _ref(existing, key), why)
         applied = {c.pod.key for c in to_apply} - failed.keys()
         back = [c for c in self._containers(keys) if c.pod.key not in applied]
         left = await self._give_back(back)
@@ -125,8 +125,8 @@ class StagedEnforcement:
 
     def _containers(self, keys: Collection[str]) -> list[Container]:
         """Return the containers of some pods that have not exited."""
-        there = self._executor.state.containers.values()
-        return [c for c in there if c.pod.key in keys and c.phase is not Phase.EXITED]
+        existing = self._executor.state.containers.values()
+        return [c for c in existing if c.pod.key in keys and c.phase is not Phase.EXITED]
 
     def _forget(self) -> None:
         """Forget the failures of pods that are treated as their target says by now, or have gone."""
@@ -239,16 +239,16 @@ class StagedEnforcement:
         executor, progress = self._executor, telling.progress
         progress.left = {}
         state, manager = executor.state, executor.kubelet_cpus.manager
-        there = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
-        targets = [(c, target_of(c, state.node.machine, manager)) for c in there]
+        existing = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
+        targets = [(c, target_of(c, state.node.machine, manager)) for c in existing]
         pods = [pod for pod in state.pods.values() if pod.key in keys]
         given = await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
         progress.left |= given.errors
         progress.pending = [i for i in given.due if telling.is_due(i, given)]
         due = set(progress.pending)
         await telling.all(given, lambda: asyncio.sleep(0))
-        unsent = due - progress.reported.keys() | {c.id for c in there if telling.is_flying(c)}
-        return _left(there, progress.left, unsent)
+        unsent = due - progress.reported.keys() | {c.id for c in existing if telling.is_flying(c)}
+        return _left(existing, progress.left, unsent)
 
     # -- the end ------------------------------------------------------------------------------------------
 

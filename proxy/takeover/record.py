@@ -133,8 +133,8 @@ def settled(record: TakeoverRecord, text: str | None, now: float) -> tuple[Takeo
             undone,
             f"the takeover's step {pending.step} was interrupted before its write: it is undone, repeat it",
         )
-    words = "another program wrote kubelet's file while it was under way"
-    return undone, f"the takeover's step {pending.step} is undone: {words}; see topoproxy takeover status"
+    message = "another program wrote kubelet's file while it was under way"
+    return undone, f"the takeover's step {pending.step} is undone: {message}; see topoproxy takeover status"
 
 
 def completed(record: TakeoverRecord, now: float) -> TakeoverRecord:

@@ -223,8 +223,8 @@ def _may_write(scene: TakeoverInputs, what: str, *, force: bool) -> None:
 
 
 def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
-    words = "not in kubelet's file, which cannot express it (the container keeps its CPUs)"
-    return tuple(f"{words}: {each}" for each in left_out)
+    message = "not in kubelet's file, which cannot express it (the container keeps its CPUs)"
+    return tuple(f"{message}: {each}" for each in left_out)
 
 
 def settings(scene: TakeoverInputs, target: str) -> tuple[str, ...]:

@@ -165,5 +165,5 @@ class DeviceLocator:
         # A kernel without NUMA has no node directories: all there is, is node 0.
         if node in (self._sys.numbered("devices/system/node", "node") or [0]):
             return DeviceLocation(Mask((node,)), f"numa_node of {device}", function)
-        words = f"{device} has NUMA node {text[:20]!r}, which this machine does not have"
-        return DeviceLocation(None, words, function)
+        message = f"{device} has NUMA node {text[:20]!r}, which this machine does not have"
+        return DeviceLocation(None, message, function)

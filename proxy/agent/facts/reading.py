@@ -121,8 +121,8 @@ class WatchedFile:
 
     def _current(self) -> bool:
         """Return whether the copy is what the API server has; a Node object that is gone does not count."""
-        there = bool(self.watcher.values) or self._kind is not FactsKind.NODE
-        return self.watcher.present and self.watcher.is_open and there
+        is_known = bool(self.watcher.values) or self._kind is not FactsKind.NODE
+        return self.watcher.present and self.watcher.is_open and is_known
 
     async def _write(self) -> bool:
         """Write the file; returns whether that has succeeded."""

@@ -148,8 +148,8 @@ class RejectedPodEnding:
     async def _ask_again(self) -> None:
         """Read the page; where the daemon does not answer there is none: nothing is decided on old facts."""
         try:
-            asked = {"node": self._session.node}
-            self._page = read_node_page(await self._session.daemon.ask("/node", asked))
+            requested = {"node": self._session.node}
+            self._page = read_node_page(await self._session.daemon.ask("/node", requested))
         except TopoproxyError:  # the follower reports it
             self._page = None
 
@@ -264,8 +264,8 @@ class RejectedPodEnding:
         if not self._session.config.cluster.events:
             return
         namespace, _, name = end.rejection.pod.partition("/")
-        words = f"Rejected {end.rejection.count} times by topoproxy: {end.rejection.message}"
-        event = PodEvent(namespace, name, end.rejection.uid, "", _REASON[end.policy], words, warning=True)
+        message = f"Rejected {end.rejection.count} times by topoproxy: {end.rejection.message}"
+        event = PodEvent(namespace, name, end.rejection.uid, "", _REASON[end.policy], message, warning=True)
         at = self._time()
         value = event_object(event, self._session.node, at, at, 1)
         with contextlib.suppress(TopoproxyError):

@@ -97,10 +97,10 @@ def _is_mixed(memory: MemoryState, group: Mask) -> bool:
 
 def _with(memory: MemoryState, block: Block) -> MemoryState:
     # Where a node was taken out, the other nodes of its group carry what is held.
-    there = Mask(node for node in block.affinity if node in memory.nodes)
-    if not there:
+    existing = Mask(node for node in block.affinity if node in memory.nodes)
+    if not existing:
         return memory
-    return memory.charged(structs.replace(block, affinity=there), block.size)
+    return memory.charged(structs.replace(block, affinity=existing), block.size)
 
 
 def _recharged(memory: MemoryState) -> MemoryState:

@@ -109,15 +109,15 @@ class KernelCpuGroups:
     def _error(self, what: str, path: str, error: OSError) -> CgroupError:
         number = error.errno or 0
         if number == errno.ENOENT and self._files.is_group(path):
-            number, words = (
+            number, message = (
                 errno.EOPNOTSUPP,
                 "the cpu controller is not enabled here, or the kernel has no CFS bandwidth",
             )
         elif number == errno.EINVAL:
-            words = "an ancestor allows less, a group below has more, or it is less than a millisecond"
+            message = "an ancestor allows less, a group below has more, or it is less than a millisecond"
         else:
-            words = ""
-        cause = f"{words} ({errno.errorcode[number]})" if words else explain(number)
+            message = ""
+        cause = f"{message} ({errno.errorcode[number]})" if message else explain(number)
         return CgroupError(
             f"cannot {what} cgroup /{path}: {cause}", errno.ENOENT if number in GONE else number
         )

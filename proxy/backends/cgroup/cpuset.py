@@ -226,12 +226,12 @@ class KernelCgroups:
         except CgroupError as error:
             if error.errno != errno.EINVAL:
                 raise
-            there = value & self._get("", kind, kind.file)
-            if not there or there == value:
+            online = value & self._get("", kind, kind.file)
+            if not online or online == value:
                 raise
-            if held == there:
+            if held == online:
                 return False
-            value = there
+            value = online
             self._put_v1(path, kind, value, inner=inner)
         if inner and held and held <= value:
             nesting.follow(self._lists(kind), path, held, value)

@@ -179,6 +179,6 @@ _WORDS = {
 
 def explain(number: int) -> str:
     """Return the cause for an error number, with the kernel's own name for it."""
-    words = _WORDS.get(number)
+    message = _WORDS.get(number)
     name = errno.errorcode.get(number, str(number))
-    return f"{words} ({name})" if words else f"{os.strerror(number)} ({name})"
+    return f"{message} ({name})" if message else f"{os.strerror(number)} ({name})"

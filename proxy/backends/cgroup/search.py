@@ -36,9 +36,9 @@ class GroupFinder:
         if not _is_id(container_id):
             return None
         for path in group_names.candidates(parent, container_id):
-            there = self.group(path)
-            if there is not None:
-                return there
+            existing = self.group(path)
+            if existing is not None:
+                return existing
         known = self._found.get(container_id)
         if known is not None:
             if self._files.is_group(known):
@@ -52,9 +52,9 @@ class GroupFinder:
     def group(self, path: str) -> str | None:
         """Return a group by its name: where that says, or where names have been found to begin."""
         for top in self._tops:
-            there = f"{top}/{path}" if top else path
-            if self._files.is_group(there):
-                return there
+            candidate = f"{top}/{path}" if top else path
+            if self._files.is_group(candidate):
+                return candidate
         return None
 
     def learn(self, container_id: str, path: str, parent: str = "") -> None:

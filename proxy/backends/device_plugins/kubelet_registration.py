@@ -51,8 +51,8 @@ class KubeletRegistration:
         try:
             self._link(link, path)
         except OSError as error:
-            words = f"cannot make the link {link} to a device plug-in: {error.strerror or error}"
-            raise KubeletError(words) from error
+            message = f"cannot make the link {link} to a device plug-in: {error.strerror or error}"
+            raise KubeletError(message) from error
         self._channel.call("register a device plug-in", REGISTER, request, pb.Empty)
 
     def _link(self, link: Path, path: Path) -> None:

@@ -80,12 +80,12 @@ def read_options(content: bytes) -> tuple[bool, bool]:
 
 def preference_request(available: Collection[str], must_include: Collection[str], size: int) -> bytes:
     """Write a request for the preference of a plug-in."""
-    asked = pb.ContainerPreferredAllocationRequest(
+    requested = pb.ContainerPreferredAllocationRequest(
         available_deviceIDs=sorted(available),
         must_include_deviceIDs=sorted(must_include),
         allocation_size=size,
     )
-    return pb.PreferredAllocationRequest(container_requests=[asked]).SerializeToString()
+    return pb.PreferredAllocationRequest(container_requests=[requested]).SerializeToString()
 
 
 def read_preference(content: bytes, available: Collection[str], size: int) -> tuple[str, ...]:
@@ -110,8 +110,8 @@ def read_preference(content: bytes, available: Collection[str], size: int) -> tu
 
 def allocate_request(ids: Iterable[str]) -> bytes:
     """Write a request for what one container needs to use devices."""
-    asked = pb.ContainerAllocateRequest(devices_ids=ids)
-    return pb.AllocateRequest(container_requests=[asked]).SerializeToString()
+    requested = pb.ContainerAllocateRequest(devices_ids=ids)
+    return pb.AllocateRequest(container_requests=[requested]).SerializeToString()
 
 
 def pre_start_request(ids: Iterable[str]) -> bytes:

@@ -111,9 +111,9 @@ def _verify(written: str, policy: str, default: CpuSet, held: Held, version: int
     """Parse the text that was made: a text that does not read back as meant is never written."""
     found = read_cpu(written)
     cpus = held_cpus(found)
-    there = {uid: dict(names) for uid, names in held.items() if names}
+    expected = {uid: dict(names) for uid, names in held.items() if names}
     got = {uid: dict(names) for uid, names in cpus.held.items()}
-    if (found.policy, found.version, cpus.default, got) != (policy, version, default, there):
+    if (found.policy, found.version, cpus.default, got) != (policy, version, default, expected):
         raise CheckpointError(f"cannot write kubelet's {NAME}: it does not read back as it was meant")
 
 

@@ -92,8 +92,8 @@ class KubeletDevicesReader:
 
     def _unknown(self, resource: str, cause: object) -> DevicePluginError:
         self._telemetry.problem(PROBLEM, path=self._path, err=cause)
-        words = f"cannot take over {resource}: kubelet's record of its devices cannot be read: {cause}"
-        return DevicePluginError(resource, words)
+        message = f"cannot take over {resource}: kubelet's record of its devices cannot be read: {cause}"
+        return DevicePluginError(resource, message)
 
 
 def read_device_checkpoint(content: str) -> DeviceCheckpoint:

@@ -58,9 +58,9 @@ class OtherManagersReader:
             for container in pod.containers:
                 for claim in container.dynamic_resources:
                     for device in claim.claim_resources:
-                        words = (
+                        message = (
                             f"claim {claim.claim_namespace}/{claim.claim_name}, driver {device.driver_name}"
                         )
                         for name in device.cdi_devices:
-                            found.update((f.lower(), words) for f in self._functions(name.name))
+                            found.update((f.lower(), message) for f in self._functions(name.name))
         return found

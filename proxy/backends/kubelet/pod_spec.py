@@ -223,7 +223,7 @@ def _most(
 def _qos(containers: Sequence[ContainerResources], own: Amounts, own_limits: Amounts) -> KubeQos:
     """Find the QoS class by the rule that Kubernetes has for it."""
     holders = [(own, own_limits)] if own else [(c.requests, c.limits) for c in containers]
-    requests = _sums(asked for asked, _ in holders)
+    requests = _sums(requested for requested, _ in holders)
     limits = _sums(limit for _, limit in holders)
     if not requests and not limits:
         return KubeQos.BEST_EFFORT

@@ -170,10 +170,10 @@ class FileLedger:
             raise DamagedError(state.refused)
         if state.cut_bytes:
             os.ftruncate(self._fd, state.good_bytes)
-            words = (
+            message = (
                 f"its last {state.cut_bytes} bytes, no complete record, were cut off (a crash while writing)"
             )
-            notes.append(f"the ledger {self.path} was repaired: {words}")
+            notes.append(f"the ledger {self.path} was repaired: {message}")
         packed, rejected = fmt.pack(state.entries, SIZE_LIMIT)
         notes += [f"the ledger's record {fmt.shown(key)} is left out: {why}" for key, why in rejected.items()]
         self._entries = fmt.apply({}, packed)

@@ -86,8 +86,8 @@ class GrpcRuntime:
         if not container_id:
             return found
         if found.unread & {container_id, ""}:
-            words = f"cannot list container {container_id} at {self._path}: its entry cannot be decoded"
-            raise RuntimeCallError(words, GrpcStatus.INTERNAL)
+            message = f"cannot list container {container_id} at {self._path}: its entry cannot be decoded"
+            raise RuntimeCallError(message, GrpcStatus.INTERNAL)
         # The interface lets a runtime match by prefix; we mean this one.
         return Listed(item for item in found if item.id == container_id)
 
@@ -146,9 +146,9 @@ class GrpcRuntime:
         try:
             return answer.FromString(raw)
         except DecodeError as error:
-            words = f"cannot {what} at {self._path}: {error}"
-            self.unread(words)
-            raise RuntimeCallError(words, GrpcStatus.INTERNAL) from None
+            message = f"cannot {what} at {self._path}: {error}"
+            self.unread(message)
+            raise RuntimeCallError(message, GrpcStatus.INTERNAL) from None
 
     def _call(self, what: str, method: str, request: Message) -> bytes:
         """Make a call; gives the answer undecoded."""
@@ -176,5 +176,5 @@ class GrpcRuntime:
 
     def _error(self, what: str, error: Any) -> UnavailableError | RuntimeCallError:
         number, name = error.code().value[0], error.code().name
-        words = f"cannot {what} at {self._path}: {details_of(error)} ({name})"
-        return UnavailableError(words) if number in NO_ANSWER else RuntimeCallError(words, number)
+        message = f"cannot {what} at {self._path}: {details_of(error)} ({name})"
+        return UnavailableError(message) if number in NO_ANSWER else RuntimeCallError(message, number)

@@ -108,8 +108,8 @@ class ContainerdEvents:
 
     def _error(self, error: Any) -> UnavailableError | RuntimeCallError:
         number, name = error.code().value[0], error.code().name
-        words = f"cannot listen to events of {self._path}: {details_of(error)} ({name})"
-        return UnavailableError(words) if number in NO_ANSWER else RuntimeCallError(words, number)
+        message = f"cannot listen to events of {self._path}: {details_of(error)} ({name})"
+        return UnavailableError(message) if number in NO_ANSWER else RuntimeCallError(message, number)
 
     def close(self) -> None:
         """End the stream, from any thread."""

@@ -40,9 +40,9 @@ def entries_of(
     try:
         pieces = pb.ListEntries.FromString(raw).entries
     except DecodeError as error:
-        words = f"cannot read the runtime's list of {what} entries: {error}"
-        unread(words)
-        raise RuntimeCallError(words, GrpcStatus.INTERNAL) from None
+        message = f"cannot read the runtime's list of {what} entries: {error}"
+        unread(message)
+        raise RuntimeCallError(message, GrpcStatus.INTERNAL) from None
     found, lacking = list[_Entry](), set[str]()
     for piece in pieces:
         try:

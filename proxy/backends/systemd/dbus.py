@@ -190,11 +190,11 @@ def _body(asked: Message, answer: Message) -> tuple[Any, ...]:
         return tuple(answer.body)
     name = str(answer.header.fields.get(HeaderFields.error_name, ""))
     text = str(answer.body[0]) if answer.body else "no reason given"
-    words = f"cannot {asked.header.fields[HeaderFields.member]} at systemd: {text} ({name})"
+    message = f"cannot {asked.header.fields[HeaderFields.member]} at systemd: {text} ({name})"
     if name in _SILENT:
-        raise UnavailableError(words)
+        raise UnavailableError(message)
     number = errno.ENOENT if name in _NO_SUCH_UNIT else errno.EACCES if name in _DENIED else 0
-    raise CgroupError(words, number)
+    raise CgroupError(message, number)
 
 
 def _cause(error: Exception) -> str:

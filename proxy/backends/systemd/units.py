@@ -89,8 +89,8 @@ class SystemdUnits:
 
     def _property(self, unit: str, name: str) -> int:
         kind = "Slice" if unit.endswith(".slice") else "Scope"
-        asked = (f"{_NAME}.{kind}", name)
-        ((signature, value),) = self._call(object_path(unit), _PROPERTIES, "Get", "ss", asked)
+        argument = (f"{_NAME}.{kind}", name)
+        ((signature, value),) = self._call(object_path(unit), _PROPERTIES, "Get", "ss", argument)
         if signature != "ay":
             raise CgroupError(
                 f"cannot read {name} of {unit}: systemd answers with another type ({signature})"

@@ -69,7 +69,7 @@ async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearse
             if error is not None:
                 raise HookError(f"cannot configure hook {loaded.hook.source}: {error}")
         engine.use([loaded.hook for loaded in hooks])
-        asked = []
+        rows = []
         for event in events:
             before = _failures(engine)
             outcome = Outcome()
@@ -77,13 +77,13 @@ async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearse
                 answers = engine.ask(event)
                 outcome = answers.outcome or await answers.wait()
             failed = [one for one in engine.report() if _count(one) > before.get(one.name, 0)]
-            asked.append(AskedAbout(event, outcome, failed, handled(hooks, event)))
+            rows.append(AskedAbout(event, outcome, failed, handled(hooks, event)))
         for loaded in hooks:
             await engine.notify_one(loaded.hook, Shutdown("stop"))
         reports = engine.report()
     finally:
         engine.close()
-    return Rehearsed(asked, reports)
+    return Rehearsed(rows, reports)
 
 
 def _failures(engine: HookEngine) -> dict[str, int]:

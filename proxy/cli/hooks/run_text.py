@@ -16,8 +16,8 @@ from proxy.observe.json_access import one_line, table
 
 def run_data(done: Rehearsed) -> dict[str, Any]:
     """Return what hooks wanted as plain data."""
-    asked = [{"event": event_to(one.event), "outcome": outcome_to(one.outcome)} for one in done.asked]
-    return {"schema": schema_ids.HOOKS_RUN, "asked": asked, "hooks": hooks_page((), done.reports)}
+    requested = [{"event": event_to(one.event), "outcome": outcome_to(one.outcome)} for one in done.asked]
+    return {"schema": schema_ids.HOOKS_RUN, "asked": requested, "hooks": hooks_page((), done.reports)}
 
 
 def run_lines(done: Rehearsed) -> Iterator[str]:

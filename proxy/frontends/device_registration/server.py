@@ -160,15 +160,15 @@ class RegistrationServer:
 
     def _answer(self, content: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer a request, in a thread: nothing but an empty message, or a status."""
-        asked = _decoded(content)
-        resource = quoted(asked.resource_name) if asked is not None else ""
+        requested = _decoded(content)
+        resource = quoted(requested.resource_name) if requested is not None else ""
         try:
-            if asked is None:
+            if requested is None:
                 raise InputError("cannot read the registration: RegisterRequest expected")
-            if self._taken is not None and asked.resource_name not in self._taken.resources:
-                self._forward(self._taken.other, asked)
+            if self._taken is not None and requested.resource_name not in self._taken.resources:
+                self._forward(self._taken.other, requested)
             else:
-                self._wait(asked.resource_name, self._checked(asked), context)
+                self._wait(requested.resource_name, self._checked(requested), context)
         except (TopoproxyError, DevicePluginError) as error:
             self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="refused")
             self._telemetry.problem(REFUSED, path=self._directory, resource=resource, err=error)
@@ -212,8 +212,8 @@ class RegistrationServer:
             job.result(WAIT_S + STOP_S)
         except (TimeoutError, concurrent.futures.CancelledError):
             job.cancel()
-            words = f"cannot register {resource}: not done within {WAIT_S:g} s, or the plug-in has left"
-            raise DevicePluginError(resource, words) from None
+            message = f"cannot register {resource}: not done within {WAIT_S:g} s, or the plug-in has left"
+            raise DevicePluginError(resource, message) from None
 
 
 def _give_up(job: concurrent.futures.Future[None]) -> None:

@@ -177,8 +177,8 @@ class ContainerCall(ForeignCall):
 
     def pod_total(self) -> Request | None:
         """Read what the containers of the pod request together."""
-        asked = self.body.asked
-        return total_of(asked.pod_resources) if asked.HasField("pod_resources") else None
+        requested = self.body.asked
+        return total_of(requested.pod_resources) if requested.HasField("pod_resources") else None
 
     def devices(self) -> DeviceFacts:
         """Return no devices: the protocol does not carry them."""
@@ -199,8 +199,10 @@ class ContainerCall(ForeignCall):
 
     def resource_update(self) -> UpdateRequested:
         """Read an update."""
-        asked = self.body.resources
-        return UpdateRequested(self.target(), asked.cpuset_cpus, asked.cpuset_mems, asked.cpu_quota)
+        requested = self.body.resources
+        return UpdateRequested(
+            self.target(), requested.cpuset_cpus, requested.cpuset_mems, requested.cpu_quota
+        )
 
     def set_cgroup_parent(self, parent: str) -> None:
         """Name another cgroup of the pod."""

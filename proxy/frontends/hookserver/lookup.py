@@ -50,9 +50,9 @@ class RuntimeLookup:
         pauses = RetryDelays(RETRY)
         for last in range(TRIES - 1, -1, -1):
             listed = await self._start_update.lookups.run(executor.runtime.list_pods)
-            there = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
-            if there:
-                newest = max(there, key=lambda pod: pod.attempt)
+            existing = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
+            if existing:
+                newest = max(existing, key=lambda pod: pod.attempt)
                 self._pending.see_pod(newest)
                 return newest.id, newest.attempt
             if last:

@@ -42,9 +42,15 @@ class SandboxReply(Struct, frozen=True):
 
     def read(self, bounds: Bounds) -> Pod:
         """Read the pod, with what hooks have set; ``bounds`` as for ``HeldCall.sandbox``."""
-        asked, answer = self.asked, self.answer
-        total = asked.resources if asked.HasField("resources") else None
-        pod = asked.pod_meta, asked.pod_meta.attempt, answer.labels, answer.annotations, answer.cgroup_parent
+        requested, answer = self.asked, self.answer
+        total = requested.resources if requested.HasField("resources") else None
+        pod = (
+            requested.pod_meta,
+            requested.pod_meta.attempt,
+            answer.labels,
+            answer.annotations,
+            answer.cgroup_parent,
+        )
         return _pod("", *pod, bounds, total)
 
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
@@ -111,15 +117,15 @@ class ContainerReply(Struct, frozen=True):
         """Return the answer with what hooks want, as far as it has fields for that."""
         if not adjustment:
             return self
-        answer, asked = _copy(self.answer), _copy(self.resources)
+        answer, requested = _copy(self.answer), _copy(self.resources)
         _set(answer.container_annotations, adjustment.annotations)
         _set(answer.container_envs, adjustment.envs)
-        for resources in (asked, answer.container_resources):
+        for resources in (requested, answer.container_resources):
             _adjust(resources, adjustment)
         lost = [name for name in ("mounts", "devices", "labels") if _values(getattr(adjustment, name))]
         envs = _values(adjustment.envs)
         lost += (f"envs[{name}]" for name in envs if answer.container_envs.get(name) != envs[name])
-        return ContainerReply(self.asked, answer, asked, (*self.lost, *lost))
+        return ContainerReply(self.asked, answer, requested, (*self.lost, *lost))
 
     # -- what is decided ----------------------------------------------------------------------------------
 

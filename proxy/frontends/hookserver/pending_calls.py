@@ -116,9 +116,9 @@ class PendingCalls:
     def add_pod(self, uid: str, call: ForeignCall) -> None:
         """A sandbox is being created; those that its pod has now are others."""
         self.pods.add(uid, call)
-        there = self._executor.state.pods.items()
+        existing = self._executor.state.pods.items()
         self._older = {known: ids for known, ids in self._older.items() if known in self.pods}
-        self._older[uid] = frozenset(i for i, pod in there if pod.uid == uid)
+        self._older[uid] = frozenset(i for i, pod in existing if pod.uid == uid)
         self.wake()
 
     def wake(self) -> None:

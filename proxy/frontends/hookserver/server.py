@@ -137,11 +137,11 @@ class Server:
             raise
         except TimeoutError:
             executor.attention.set()
-            words = f"cannot answer {name}: it took longer than {limit:.3g} s"
+            message = f"cannot answer {name}: it took longer than {limit:.3g} s"
             executor.telemetry.problem(
                 "cannot answer a hook request in time", method=name, seconds=round(limit, 3)
             )
-            raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, words) from None
+            raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, message) from None
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
             executor.broken(error)
             executor.attention.set()

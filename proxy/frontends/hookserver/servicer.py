@@ -193,7 +193,7 @@ class Servicer:
         """Forward a create unchanged, unless its pod must not run unplaced."""
         executor = self._executor
         meta = asked.pod_meta
-        words = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"
+        message = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"
         executor.telemetry.problem(
             "cannot place a container",
             pod=f"{meta.namespace}/{meta.name}",
@@ -202,7 +202,7 @@ class Servicer:
         )
         executor.attention.set()
         if self.must_be_placed(asked):
-            raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, words)
+            raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, message)
         return container_echo(asked)
 
     def must_be_placed(self, asked: Container) -> bool:

@@ -166,8 +166,8 @@ class PodResourcesServer:
             if (pod.namespace, pod.name) == (asked.pod_namespace, asked.pod_name):
                 return pb.GetPodResourcesResponse(pod_resources=pod)
         # kubelet's words, and its code: an error of Go without a status is UNKNOWN.
-        words = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
-        raise ListerRefusedError(GrpcStatus.UNKNOWN, words)
+        message = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
+        raise ListerRefusedError(GrpcStatus.UNKNOWN, message)
 
     def _allocatable(self, _: pb.AllocatableResourcesRequest) -> pb.AllocatableResourcesResponse:
         return allocatable_answer(self._known(), self._kubelet.devices() if self._kubelet else None)
@@ -175,8 +175,8 @@ class PodResourcesServer:
     def _known(self) -> NodeState:
         state = self._state()
         if state is None:
-            words = "cannot list pods: the containers of the runtime are not known yet"
-            raise ListerRefusedError(GrpcStatus.UNAVAILABLE, words)
+            message = "cannot list pods: the containers of the runtime are not known yet"
+            raise ListerRefusedError(GrpcStatus.UNAVAILABLE, message)
         return state
 
 

@@ -92,8 +92,8 @@ def alone(path: Path) -> Candidate:
     name = path.name.removesuffix("json").rstrip(".") if server else path.name.removesuffix(".py")
     candidate = _look(path, name or path.name, Trust(), server=server)
     if candidate is None:
-        there = "it is not a file" if path.exists() else "there is no such file"
-        raise HookError(f"cannot read {'hook server' if server else 'hook'} {path}: {there}")
+        cause = "it is not a file" if path.exists() else "there is no such file"
+        raise HookError(f"cannot read {'hook server' if server else 'hook'} {path}: {cause}")
     return candidate
 
 
@@ -165,16 +165,16 @@ def _look(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | N
     except OSError:  # it has gone meanwhile
         return None
     try:
-        there = path.stat() if link else own
+        status = path.stat() if link else own
         lack = trust.directory(path.parent)
-        if stat.S_ISCHR(there.st_mode) and there.st_rdev == _NULL and link:
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL and link:
             return Candidate(name, path, server, null=True, lack=lack, signature=(path, link, lack))
-        if not stat.S_ISREG(there.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return None
         lack = lack or trust.file(path)
     except OSError as error:
         cause = f"it is a link to {link}, and nothing is there" if link else str(error.strerror or error)
         return Candidate(name, path, server, cause=cause, signature=(path, link, own.st_ino, cause))
-    seen = (there.st_dev, there.st_ino, there.st_mtime_ns, there.st_ctime_ns, there.st_size)
-    signature = (path, link, own.st_ino, *seen, there.st_mode, there.st_uid, lack)
+    seen = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+    signature = (path, link, own.st_ino, *seen, status.st_mode, status.st_uid, lack)
     return Candidate(name, path, server, lack=lack, signature=signature)

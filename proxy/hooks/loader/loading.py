@@ -195,10 +195,10 @@ def describe(error: BaseException, path: str) -> str:
 def _words(error: BaseException) -> str:
     name = type(error).__name__
     try:
-        words = str(error).strip()
+        message = str(error).strip()
     except BaseException:  # noqa: BLE001 - its own words are the hook's code, too
         return f"{name}, whose message cannot be read"
-    first = words.splitlines()[0][:_LONGEST].rstrip() if words else ""
+    first = message.splitlines()[0][:_LONGEST].rstrip() if message else ""
     return f"{name}: {first}" if first else name
 
 

@@ -153,8 +153,8 @@ def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
     if origin is typing.Literal:
         return _one_of(args)
     if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
-        words, one = _one_of(tuple(str(member) for member in kind))
-        return words, lambda value: kind(one(value))
+        message, one = _one_of(tuple(str(member) for member in kind))
+        return message, lambda value: kind(one(value))
     simple = _SIMPLE.get(kind)
     if simple is None:
         raise ValueError(f"is a {kind.__name__ if isinstance(kind, type) and not args else kind}")
@@ -162,7 +162,7 @@ def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
 
 
 def _one_of(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
-    words = ", ".join(str(value) for value in values)
+    message = ", ".join(str(value) for value in values)
 
     def read(value: Any) -> Any:
         for known in values:
@@ -170,9 +170,9 @@ def _one_of(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
                 return known
         texts = [known for known in values if isinstance(known, str)]
         hint = meant(value, texts) if isinstance(value, str) else ""
-        raise ValueError(f"must be one of {words}, not {_said(value)}{hint}")
+        raise ValueError(f"must be one of {message}, not {_said(value)}{hint}")
 
-    return f"one of {words}", read
+    return f"one of {message}", read
 
 
 def _said(value: Any) -> str:

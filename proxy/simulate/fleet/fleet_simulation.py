@@ -188,14 +188,14 @@ def simulate_fleet(
     size = fleet.size()
     times = list(settings.pattern.times(len(fleet.coming), _chance(settings)))
     most = max((max(len(numa.cpus) for numa in host.node.machine.nodes) for host in fleet.hosts), default=1)
-    asked = {cpus for pod in fleet.coming for cpus in pod.kind.sizes if cpus <= most}
+    requested = {cpus for pod in fleet.coming for cpus in pod.kind.sizes if cpus <= most}
     runs = []
     rejected: list[str] = []
     for scheduler_of in (_stock, _with_extender):
         hosts = [replace(host, free=dict(host.free)) for host in fleet.hosts]
         scheduler = scheduler_of(hosts, settings)
         every = max(1, len(fleet.coming) // SAMPLES)
-        run = FleetRun(scheduler.name, hosts, scheduler, sorted(asked)[-SIZES:], every)
+        run = FleetRun(scheduler.name, hosts, scheduler, sorted(requested)[-SIZES:], every)
         rejected = run.settle(fleet.running, fleet.shown)
         run.play(fleet.coming, times, step)
         runs.append(run)

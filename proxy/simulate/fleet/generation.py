@@ -112,11 +112,11 @@ def pods_of(mix: Mix, milli: int, chance: random.Random, before: int = 0) -> Ite
         before: How many pods there are already; numbers continue from there.
     """
     weights = list(itertools.accumulate(shape.share for shape in mix.shapes))
-    asked, most = 0, mix.count or MOST_PODS
+    requested, most = 0, mix.count or MOST_PODS
     for number in range(before + 1, before + most + 1):
         mould = chance.choices(mix.shapes, cum_weights=weights)[0].mould
-        asked += mould.needs.get(CPU, 0)
-        if not mix.count and asked > mix.fill * milli:
+        requested += mould.needs.get(CPU, 0)
+        if not mix.count and requested > mix.fill * milli:
             return
         yield mould.copy(f"{mould.spec.name}-{number}", number)
 

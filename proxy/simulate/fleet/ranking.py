@@ -99,9 +99,9 @@ class Ranking:
             return
         self._rank_of[at] = after
         if before is not None:
-            there = self._ranks[before]
-            del there[bisect.bisect_left(there, at)]
-            if not there:
+            existing = self._ranks[before]
+            del existing[bisect.bisect_left(existing, at)]
+            if not existing:
                 del self._ranks[before]
         if after is not None:
             bisect.insort(self._ranks.setdefault(after, []), at)
