@@ -180,7 +180,7 @@ class Pages:
                 "endpoint": str(config.runtime),
                 "connected": self._sync.connected,
                 "version": self._sync.runtime_version,
-                "reason": "" if self._sync.connected else self._sync.lack,
+                "reason": "" if self._sync.connected else self._sync.failure,
                 "events": self._executor.runtime_events.events_state.value,
                 "reconcile_s": self._executor.options.reconcile_period,
             }

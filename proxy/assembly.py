@@ -321,7 +321,9 @@ def options_of(config: Config) -> ExecutorOptions:
 
 def _devices(config: Config, context: NodeContext) -> Hardware:
     """Find out where devices are, by sysfs."""
-    return SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root, complain=context.telemetry.problem)
+    return SysfsDevices(
+        config.sysfs_root, procfs_root=config.procfs_root, report_problem=context.telemetry.problem
+    )
 
 
 def _machine_events(context: NodeContext) -> MachineEvents | None:

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 def kubelet_of(config: Config, context: NodeContext, files: AgentFiles | None) -> Kubelet | None:
     """Return the sources of what kubelet knows; None where none is configured."""
-    asked, complain = config.kubelet, context.telemetry.problem
+    asked, report_problem = config.kubelet, context.telemetry.problem
     client: Kubelet | None = None
     if asked.pods or asked.pods_api or asked.pod_resources:
         from proxy.backends.kubelet.client import KubeletClient
 
-        client = KubeletClient(_kubelet_settings(config), complain)
+        client = KubeletClient(_kubelet_settings(config), report_problem)
     if files is None:
         return client
     from proxy.backends.cluster.pod_facts import PodFactSources
 
-    return PodFactSources(files.pods, client, complain)
+    return PodFactSources(files.pods, client, report_problem)
 
 
 def kubelet_cpu_manager_of(config: Config, context: NodeContext) -> KubeletCpuManager:

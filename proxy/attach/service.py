@@ -41,7 +41,7 @@ class AttachNode:
         procfs: What stands for /proc.
         listen: The socket that kubelet is to use.
         ask: Queries the daemon: the route, and whether it is an action.
-        say: Takes messages.
+        report_progress: Takes messages.
         reached: Called after each step, with its name.
     """
 
@@ -51,7 +51,7 @@ class AttachNode:
     procfs: Path
     listen: Path
     ask: Callable[[str, bool], Mapping[str, object]]
-    say: Callable[[str], None]
+    report_progress: Callable[[str], None]
     reached: Callable[[str], None] = lambda step: None
 
     @property
@@ -87,7 +87,7 @@ def attach(node: AttachNode, timeout: float) -> str:
     old = journals.load(node.state)
     if old is not None and old.state != ATTACHED:
         _undo(node, old, timeout * UNDO_SHARE)
-        node.say("an attach that was cut off is undone")
+        node.report_progress("an attach that was cut off is undone")
         old = None
     found = node.files()
     changes = plan(found, node.root, node.ours)
@@ -266,10 +266,12 @@ def _place_again(node: AttachNode) -> None:
         if released:
             node.ask("/release/undo", True)
     except TopoproxyError as error:
-        node.say(f"the release of the last detach is not undone: {error}; later: topoproxy release --undo")
+        node.report_progress(
+            f"the release of the last detach is not undone: {error}; later: topoproxy release --undo"
+        )
         return
     if released:
-        node.say("containers are placed again: the release of the last detach is undone")
+        node.report_progress("containers are placed again: the release of the last detach is undone")
 
 
 def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> str:
@@ -341,7 +343,7 @@ def _release(node: AttachNode) -> None:
             time.sleep(LOOK_S)
             answer = node.ask("/release", False)
     except UnavailableError as error:
-        node.say(f"containers keep their cpusets: {error}; later: topoproxy release --offline")
+        node.report_progress(f"containers keep their cpusets: {error}; later: topoproxy release --offline")
         return
     if answer.get("stage") == "releasing":
         raise TopoproxyError(

@@ -111,7 +111,7 @@ def _hooks(config: Config) -> Iterator[str]:
     if found.candidates:
         yield f"hooks: {', '.join(found.candidates)} (topoproxy hooks list shows whether they are valid)"
     for candidate in found.candidates.values():
-        if why := candidate.lack or candidate.cause or _server_lack(candidate, config.hooks):
+        if why := candidate.distrust or candidate.cause or _server_distrust(candidate, config.hooks):
             yield f"note: hook {candidate.path} cannot be used: {why}"
     yield from (f"note: {sentence}" for sentence in found.strange)
     for name in config.hooks.settings if config.hooks.enabled else ():
@@ -122,14 +122,14 @@ def _hooks(config: Config) -> Iterator[str]:
                 yield f"note: hooks.settings.{name}: there is no such hook{meant(name, found.candidates)}"
 
 
-def _server_lack(candidate: Candidate, hooks: HooksConfig) -> str:
+def _server_distrust(candidate: Candidate, hooks: HooksConfig) -> str:
     """Return why the socket of a hook server is not trusted."""
     from proxy.hooks.loader.safe_read import read_settled
-    from proxy.hooks.remote.servers import socket_lack
+    from proxy.hooks.remote.servers import socket_distrust
 
     if not candidate.server or candidate.null:
         return ""
     try:
-        return socket_lack(candidate.path, read_settled(candidate.path, "hook server").data, hooks)
+        return socket_distrust(candidate.path, read_settled(candidate.path, "hook server").data, hooks)
     except HookError:  # topoproxy hooks list says what is wrong with the file
         return ""

@@ -96,7 +96,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
     places = places or NodePaths()
     machine, lack = _machine(config)
     found = survey(config.hooks)
-    hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.lack or c.cause)]
+    hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.distrust or c.cause)]
     return DoctorFacts(
         now=places.wall(),
         configuration=ConfigurationFacts(

@@ -271,9 +271,9 @@ class Adoption:
         if plan.problem and not isinstance(plan.problem, InputDefect):
             context.telemetry.problem(NOT_AS_ASKED, **subject(container), reason=plan.problem)
         placement, telemetry = container.placement, context.telemetry
-        say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
+        log = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
         cpus, why = context.state.wanted(container), placement.reasons[0]
         if applied:
-            say("adopted a container", **subject(container), cpus=cpus, reason=why)
+            log("adopted a container", **subject(container), cpus=cpus, reason=why)
         else:
-            say("would place a running container", **subject(container), cpus=cpus, reason=why)
+            log("would place a running container", **subject(container), cpus=cpus, reason=why)

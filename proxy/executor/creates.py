@@ -107,12 +107,12 @@ class Creates:
         placement, telemetry = container.placement, context.telemetry
         if placement.pool is not Pool.OWN and not telemetry.verbose:
             return
-        say = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
+        log = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
         cpus, mems, why = context.state.wanted(container), placement.mems, placement.reasons[0]
         if applied:
-            say("placed", **subject(container), cpus=cpus, mems=mems, reason=why)
+            log("placed", **subject(container), cpus=cpus, mems=mems, reason=why)
         else:
-            say("would place", **subject(container), cpus=cpus, mems=mems, reason=why, moves=len(plan.shrink))
+            log("would place", **subject(container), cpus=cpus, mems=mems, reason=why, moves=len(plan.shrink))
 
     def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
         """Report what was wrong with the request, here and in the record."""

@@ -41,9 +41,9 @@ def required_checks(context: NodeContext, sync: Reconciler) -> list[Check]:
     """Return the checks that decide whether the node is ready. They cost next to nothing."""
     stuck = context.health.stuck()
     state = "" if context.reconciled.is_set() else "the state has not been compared with the runtime yet"
-    if state and sync.connected and sync.lack:
-        state = f"{state}: {sync.lack}"
-    runtime = "" if sync.connected else sync.lack or "the runtime has not answered yet"
+    if state and sync.connected and sync.failure:
+        state = f"{state}: {sync.failure}"
+    runtime = "" if sync.connected else sync.failure or "the runtime has not answered yet"
     workers = "; ".join(f"the {name} worker has been at one job for {s:.0f} s" for name, s in stuck.items())
     return [Check("runtime", runtime, True), Check("state", state, True), Check("workers", workers, True)]
 

@@ -98,7 +98,7 @@ class Reconciler:
 
     Attributes:
         connected: The runtime answered the last query.
-        lack: Why the last pass failed at the runtime; empty where it did not.
+        failure: Why the last pass failed at the runtime; empty where it did not.
         runtime_version: Name and version of the runtime.
     """
 
@@ -126,7 +126,7 @@ class Reconciler:
         self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
         self._waits = False  # it was reported that the runtime cannot be reached
-        self.lack = ""
+        self.failure = ""
         self.runtime_version = ""
 
     async def run(self) -> None:
@@ -166,9 +166,9 @@ class Reconciler:
             if not self._waits:
                 context.telemetry.warning("cannot reach the runtime", err=error)
             self.connected, self._waits = False, True
-            self.lack = str(error)
+            self.failure = str(error)
         elif isinstance(error, RuntimeCallError):
-            self.lack = str(error)
+            self.failure = str(error)
             context.telemetry.problem("cannot reconcile with the runtime", err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
                 self._in_step()  # the runtime does not have a method that a pass needs: waiting is of no use
@@ -193,7 +193,7 @@ class Reconciler:
         await self._parts.kubelet_cpus.refresh(self._worker)
         await self._parts.node_policy.follow(self._worker)
         listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
-        self.connected, self._waits, self.lack = True, False, ""
+        self.connected, self._waits, self.failure = True, False, ""
         turns = TimeSlices()
         self._resolve(listing, began)
         await self._compare(listing, known, known_pods, began, asked, turns)

@@ -32,11 +32,11 @@ class Handover:
         self,
         engine: HandoverEngine,
         synchronize: Callable[[], Synchronize | None],
-        complain: Report,
+        report_problem: Report,
     ) -> None:
         self._engine = engine
         self._synchronize = synchronize
-        self._complain = complain
+        self._report_problem = report_problem
 
     async def introduce(self, new: Version) -> None:
         """Configure a hook, and send it the whole state, now or as soon as that is known.
@@ -55,7 +55,7 @@ class Handover:
             if event is None:
                 self._engine.expect(hook)  # the state may come before it is in use
             elif (error := await self._engine.notify_one(hook, event)) is not None:
-                self._complain(
+                self._report_problem(
                     "cannot send a hook the state of the node", hook=hook.name, path=hook.source, err=error
                 )
 
@@ -70,7 +70,7 @@ class Handover:
         try:
             error = await self._engine.notify_one(hook, Shutdown(reason))  # the engine forgets it, too
             if error is not None:
-                self._complain("cannot shut down a hook", hook=hook.name, path=hook.source, err=error)
+                self._report_problem("cannot shut down a hook", hook=hook.name, path=hook.source, err=error)
         finally:
             old.loaded.unload()
 
@@ -78,5 +78,5 @@ class Handover:
         try:
             return self._synchronize()
         except Exception as error:  # noqa: BLE001 - a hook without it is better than none
-            self._complain("cannot send hooks the state of the node", err=error)
+            self._report_problem("cannot send hooks the state of the node", err=error)
             return None

@@ -69,8 +69,8 @@ class HookRegistry:
         config: HooksConfig,
         engine: HandoverEngine,
         synchronize: Callable[[], Synchronize | None],
-        complain: Report,
-        say: Report = silent,
+        report_problem: Report,
+        report_success: Report = silent,
         clock: Callable[[], float] = time.monotonic,
         marks: Path | None = None,
     ) -> None:
@@ -80,20 +80,20 @@ class HookRegistry:
             config: The directories and settings.
             engine: The engine that calls hooks.
             synchronize: Returns the whole state, or None as long as that is not known.
-            complain: Takes a message about a failure.
-            say: Takes a message about a success.
+            report_problem: Takes a message about a failure.
+            report_success: Takes a message about a success.
             clock: Seconds.
             marks: Records which files are being loaded (``loader.crash_guard``); None: nowhere.
         """
         self._config = config
         self._engine = engine
-        self._complain = complain
-        self._say = say
+        self._report_problem = report_problem
+        self._report_success = report_success
         self._clock = clock
-        self._worker = Worker("hooks", lambda error: complain("cannot load hooks", err=error), _THREADS)
+        self._worker = Worker("hooks", lambda error: report_problem("cannot load hooks", err=error), _THREADS)
         self._trials = CrashMarks(marks)
-        self._maker = VersionBuilder(config, self._worker, complain, self._trials)
-        self._handover = Handover(engine, synchronize, complain)
+        self._maker = VersionBuilder(config, self._worker, report_problem, self._trials)
+        self._handover = Handover(engine, synchronize, report_problem)
         self._looking = asyncio.Lock()
         self._suspects = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -125,7 +125,7 @@ class HookRegistry:
             try:
                 await self._look()
             except Exception as error:  # noqa: BLE001 - hooks that are in use continue
-                self._complain("cannot look for hooks", err=error)
+                self._report_problem("cannot look for hooks", err=error)
             unsettled = any(known.unsettled is not None for known in self._known.values())
             # Not wait_for: in Python 3.11 it loses a cancellation that comes as the event is set.
             with contextlib.suppress(TimeoutError):
@@ -194,7 +194,7 @@ class HookRegistry:
     def _done(self, name: str, task: asyncio.Task[None]) -> None:
         self._busy.pop(name, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._complain("cannot use a hook", hook=name, err=error)
+            self._report_problem("cannot use a hook", hook=name, err=error)
         known = self._known.get(name)
         if known is None or known.unsettled is None:
             self._wake.set()  # it may have changed meanwhile
@@ -245,9 +245,9 @@ class HookRegistry:
         if new is not None:
             self._in_use[name] = new
             new.loaded.show_lines()
-            self._say("hook loaded", hook=name, path=new.loaded.hook.source)
+            self._report_success("hook loaded", hook=name, path=new.loaded.hook.source)
         elif old is not None:
-            self._say("hook unloaded", hook=name)
+            self._report_success("hook unloaded", hook=name)
         self._engine.use([self._in_use[name].loaded.hook for name in sorted(self._in_use)])
         if old is not None:
             await self._handover.shut(old, "removed" if new is None else "replaced")
@@ -274,12 +274,12 @@ class HookRegistry:
             self._worker.start(self._trials.end, known.candidate.name)
         if old is not None:
             known.state = State.OLD
-            self._complain(
+            self._report_problem(
                 "cannot load a hook: its last version stays in use", hook=known.candidate.name, err=error
             )
             return
         known.state = State.UNTRUSTED if isinstance(error, UntrustedError) else State.BROKEN
-        self._complain("cannot load a hook", hook=known.candidate.name, err=error)
+        self._report_problem("cannot load a hook", hook=known.candidate.name, err=error)
 
     def _entry(self, name: str, known: _Known) -> HookFileEntry:
         candidate, used = known.candidate, self._in_use.get(name)
@@ -315,4 +315,4 @@ class HookRegistry:
     def _report_once(self, message: str, hook: str | None, why: str) -> None:
         if why not in self._reported and len(self._reported) < 1000:
             self._reported.add(why)
-            self._complain(message, hook=hook, err=why)
+            self._report_problem(message, hook=hook, err=why)

@@ -29,13 +29,13 @@ NOT_RELEASED = "cannot undo the release: the node is not released"
 Page = dict[str, object]
 
 
-def release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
+def release(config: Config, limit: float, report_progress: Callable[[Page], None]) -> Page:
     """Restore everything.
 
     Args:
         config: The paths.
         limit: Seconds after which it ends, with what it has.
-        say: Takes progress messages.
+        report_progress: Takes progress messages.
 
     Returns:
         As ``/release`` of a daemon answers.
@@ -46,7 +46,7 @@ def release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
     if not _has_ledger(config):
         return {"stage": "", "nothing": f"there is nothing to release: {config.state_dir} has no ledger"}
     with _locked(config):
-        return asyncio.run(_release(config, limit, say))
+        return asyncio.run(_release(config, limit, report_progress))
 
 
 def undo(config: Config) -> Page:
@@ -94,7 +94,7 @@ def _locked(config: Config) -> Iterator[None]:
         lock.release()
 
 
-async def _release(config: Config, limit: float, say: Callable[[Page], None]) -> Page:
+async def _release(config: Config, limit: float, report_progress: Callable[[Page], None]) -> Page:
     machine = read_machine(config.sysfs_root, config.procfs_root)
     # Whatever the configuration has today: the ledger is of a time when containers were moved.
     config = dataclasses.replace(config, mode=Mode.ENFORCE, be_suppress=BeSuppressConfig())
@@ -116,7 +116,7 @@ async def _release(config: Config, limit: float, say: Callable[[Page], None]) ->
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 while going.stage != RELEASED:
-                    say(going.page())
+                    report_progress(going.page())
                     await asyncio.sleep(LOOK_S)
         return going.page()
     finally:

@@ -51,12 +51,12 @@ class CdiSpecs:
 
     Args:
         roots: The directories, a later one before an earlier one.
-        complain: Takes a message about an invalid file, once for each version of the file.
+        report_problem: Takes a message about an invalid file, once for each version of the file.
     """
 
-    def __init__(self, roots: Sequence[Path], complain: Report = silent) -> None:
+    def __init__(self, roots: Sequence[Path], report_problem: Report = silent) -> None:
         self._roots = tuple(roots)
-        self._complain = complain
+        self._report_problem = report_problem
         self._listing: dict[str, _Stamp] | None = None
         self._read: dict[str, tuple[_Stamp, _Devices]] = {}
         self._devices: dict[str, CdiDevice] = {}
@@ -96,7 +96,7 @@ class CdiSpecs:
 
     def _load(self, listing: dict[str, _Stamp]) -> None:
         if len(listing) >= _MOST_FILES and len(self._listing or ()) < _MOST_FILES:
-            self._complain("cannot read all CDI specs: there are too many", limit=_MOST_FILES - 1)
+            self._report_problem("cannot read all CDI specs: there are too many", limit=_MOST_FILES - 1)
         read: dict[str, tuple[_Stamp, _Devices]] = {}
         for path, stamp in listing.items():
             known = self._read.get(path)
@@ -116,7 +116,7 @@ class CdiSpecs:
             for name, paths in devices.items():
                 other = found.get(name)
                 if other is not None and other.spec:
-                    self._complain(
+                    self._report_problem(
                         "two CDI specs name the same device: it is ignored",
                         device=name,
                         path=path,
@@ -129,7 +129,7 @@ class CdiSpecs:
         try:
             return _devices(_content(path))
         except (OSError, ValueError, RecursionError) as error:
-            self._complain("cannot read a CDI spec", path=path, err=str(error))
+            self._report_problem("cannot read a CDI spec", path=path, err=str(error))
             return {}
 
 

@@ -55,7 +55,7 @@ class SysfsDevices:
         cdi_roots: Directories of CDI specs, a later one before an earlier one.
         procfs_root: The root of procfs, usually ``/proc``.
         stat: Returns the type of a file, as ``os.stat``.
-        complain: Takes a message about an invalid CDI spec, once for each version of a file.
+        report_problem: Takes a message about an invalid CDI spec, once for each version of a file.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class SysfsDevices:
         procfs_root: Path = Path("/proc"),
         *,
         stat: Callable[[str], os.stat_result] = os.stat,
-        complain: Report = silent,
+        report_problem: Report = silent,
     ) -> None:
         self._places = DeviceLocator(sysfs_root, procfs_root)
         self._dev = os.path.realpath(dev_root)
-        self._cdi = CdiSpecs(cdi_roots, complain)
+        self._cdi = CdiSpecs(cdi_roots, report_problem)
         self._stat = stat
 
     def near(self, given: DeviceRequest) -> tuple[LocatedDevice, ...]:

@@ -93,7 +93,7 @@ class SysfsTree:
             return None
         if _NUMBER.fullmatch(text):
             return int(text)
-        self._complain(path, f"{text[:40]!r} is not a number")
+        self._report_problem(path, f"{text[:40]!r} is not a number")
         return None
 
     def mask(self, path: str) -> int | None:
@@ -106,7 +106,7 @@ class SysfsTree:
                 self._masks[text] = parse_mask(text)
             return self._masks[text]
         except ValueError:
-            self._complain(path, f"{text[:40]!r} is not a bit mask")
+            self._report_problem(path, f"{text[:40]!r} is not a bit mask")
             return None
 
     def id_list(self, path: str) -> int | None:
@@ -119,7 +119,7 @@ class SysfsTree:
                 self._lists[text] = CpuSet.parse(text).bits
             return self._lists[text]
         except ValueError:
-            self._complain(path, f"{text[:40]!r} is not a list of ids")
+            self._report_problem(path, f"{text[:40]!r} is not a list of ids")
             return None
 
     def id_set(self, path: str) -> int | None:
@@ -148,5 +148,5 @@ class SysfsTree:
         ids = (int(tail) for tail in tails if _NUMBERED.fullmatch(tail) and str(int(tail)) == tail)
         return sorted(i for i in ids if i < CpuSet.LIMIT)
 
-    def _complain(self, path: str, what: str) -> None:
+    def _report_problem(self, path: str, what: str) -> None:
         self.problems.append(f"{path}: {what}")

@@ -44,7 +44,7 @@ def gather(
         except TopoproxyError as error:
             running, silent = {}, str(error)
     found = survey(config.hooks)
-    hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.lack or c.cause)]
+    hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.distrust or c.cause)]
     return UpgradeFacts(
         running, silent, interface(config), refused, _ledger(config), hooks, _units(directories)
     )

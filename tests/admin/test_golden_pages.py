@@ -145,7 +145,7 @@ def test_not_connected(node: GoldenNode, golden: Callable[..., None]) -> None:
     node.runtime.stop()
 
     async def day(daemon: Daemon) -> None:
-        await until(lambda: daemon.sync is not None and daemon.sync.lack)
+        await until(lambda: daemon.sync is not None and daemon.sync.failure)
 
     golden("not-connected", day, reconciled=False)
 

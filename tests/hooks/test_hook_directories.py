@@ -86,8 +86,8 @@ def test_files_in_a_directory_that_others_can_write_mask_nothing(dirs: HookDirec
     dirs.etc.chmod(0o777)
     found = dirs.look()
     assert dirs.taken() == {"10-a": "usr", "20-b": "etc"}
-    assert found.candidates["10-a"].lack == ""
-    assert f"the directory {dirs.etc} can be written" in found.candidates["20-b"].lack
+    assert found.candidates["10-a"].distrust == ""
+    assert f"the directory {dirs.etc} can be written" in found.candidates["20-b"].distrust
     assert [(c.path, by) for c, by in found.masked] == [(dirs.etc / "10-a.py", dirs.usr / "10-a.py")]
 
 

@@ -41,17 +41,17 @@ class ClusterPods(FactsFile[PodIndex]):
 class PodFactSources:
     """Implements ``proxy.executor.ports.Kubelet``: from the agent's file first; safe for threads."""
 
-    def __init__(self, pods: ClusterPods, kubelet: Kubelet | None, complain: Report) -> None:
+    def __init__(self, pods: ClusterPods, kubelet: Kubelet | None, report_problem: Report) -> None:
         """Take the sources.
 
         Args:
             pods: What the agent has read.
             kubelet: What else can be queried; None for nothing.
-            complain: Takes a message why a fact is not available.
+            report_problem: Takes a message why a fact is not available.
         """
         self._pods = pods
         self._kubelet = kubelet
-        self._complain = complain
+        self._report_problem = report_problem
 
     @property
     def knows_pods(self) -> bool:
@@ -84,7 +84,9 @@ class PodFactSources:
         try:
             return replace(pod_spec(item, f"{namespace}/{name}", listed=True).ask, uid=uid)
         except InputError as error:
-            self._complain("cannot use a fact of the cluster", pod=f"{namespace}/{name}", reason=str(error))
+            self._report_problem(
+                "cannot use a fact of the cluster", pod=f"{namespace}/{name}", reason=str(error)
+            )
             return None
 
     def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:

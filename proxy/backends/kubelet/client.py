@@ -45,17 +45,17 @@ class KubeletClient:
     def __init__(
         self,
         settings: KubeletSettings,
-        complain: Report,
+        report_problem: Report,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the sources; nothing is opened before the first request.
 
         Args:
             settings: Where and how.
-            complain: Takes a message why a fact is not available.
+            report_problem: Takes a message why a fact is not available.
             clock: Monotonic seconds.
         """
-        self._complaints = SourceErrorLog(complain)
+        self._errors = SourceErrorLog(report_problem)
         self._clock = clock
         self._hung = RetryTimes[str](settings.rests)
         self._no_api_until = _NEVER
@@ -136,14 +136,14 @@ class KubeletClient:
                 self._hung.failed(source, self._clock())
             else:
                 self._hung.succeeded(source)
-            self._complaints.add(source, str(error))
+            self._errors.add(source, str(error))
         except TopoproxyError as error:
-            self._complaints.add(source, str(error))
+            self._errors.add(source, str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node: it asks for less
-            self._complaints.add(source, f"cannot query {source}: {type(error).__name__}: {error}")
+            self._errors.add(source, f"cannot query {source}: {type(error).__name__}: {error}")
         else:
             self._hung.succeeded(source)
-            self._complaints.clear(source)
+            self._errors.clear(source)
             return answer
         return None
 
@@ -151,9 +151,9 @@ class KubeletClient:
 class SourceErrorLog:
     """Reports each cause once until its source works again."""
 
-    def __init__(self, complain: Report) -> None:
+    def __init__(self, report_problem: Report) -> None:
         """Take the function that reports."""
-        self._complain = complain
+        self._report_problem = report_problem
         self._lock = threading.Lock()
         self._reported: dict[str, set[str]] = {}
 
@@ -166,7 +166,7 @@ class SourceErrorLog:
             if len(reported) >= _MOST_CAUSES:  # causes that name pods would fill the memory
                 reported.clear()
             reported.add(cause)
-        self._complain("cannot use a source of kubelet", source=source, reason=cause)
+        self._report_problem("cannot use a source of kubelet", source=source, reason=cause)
 
     def clear(self, source: str) -> None:
         """Record that a source works."""

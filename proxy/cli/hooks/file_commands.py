@@ -155,7 +155,7 @@ def _warn(link: Path) -> None:
     """Say so if the daemon will not run what was enabled."""
     from proxy.hooks.loader.directories import alone
 
-    if lack := alone(link).lack:
+    if lack := alone(link).distrust:
         click.echo(f"note: the daemon will not run it: {lack}", err=True)
 
 

@@ -77,17 +77,17 @@ def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Load
         HookError: It cannot be used.
     """
     path, what = candidate.path, "hook server" if candidate.server else "hook"
-    if trusted and candidate.lack:
-        raise UntrustedError(f"cannot trust {what} {path}: {candidate.lack}")
+    if trusted and candidate.distrust:
+        raise UntrustedError(f"cannot trust {what} {path}: {candidate.distrust}")
     if candidate.null:
         return None
     if candidate.cause:
         raise HookError(f"cannot read {what} {path}: {candidate.cause}")
     data = read_settled(path, what, trusted=trusted).data
     if candidate.server:
-        from proxy.hooks.remote.servers import OurselvesError, server_of, socket_lack
+        from proxy.hooks.remote.servers import OurselvesError, server_of, socket_distrust
 
-        if trusted and (lack := socket_lack(path, data, config)):
+        if trusted and (lack := socket_distrust(path, data, config)):
             raise UntrustedError(f"cannot trust hook server {path}: {lack}")
 
         try:

@@ -95,14 +95,14 @@ class HookEngine:
 
     def __init__(
         self,
-        complain: Report,
+        report_problem: Report,
         updated: Callable[[Mapping[str, Update], Mapping[str, str]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make an engine without hooks; no thread is started before there are some.
 
         Args:
-            complain: Reports a failure of a hook as a sentence with its name.
+            report_problem: Reports a failure of a hook as a sentence with its name.
             updated: Takes updates of containers from hooks that received a notification: runtime's id to
                 update, and field to hook.
             clock: Monotonic seconds.
@@ -110,7 +110,7 @@ class HookEngine:
         self.points = frozenset()
         self._clock = clock
         self._updated = updated
-        self._failures = FailureLog(complain, clock)
+        self._failures = FailureLog(report_problem, clock)
         self._logs = HookLogHandler()
         self._context = DispatchContext(clock, self._failures.note)
         self._hooks: tuple[Hook, ...] = ()
@@ -151,7 +151,9 @@ class HookEngine:
     def _notifier(self, hook: Hook) -> HookNotifier:
         notifier = self._notifiers.get(hook)
         if notifier is None:
-            slots = HookSlots(hook, lambda text: self._context.post(self._failures.complain, hook.name, text))
+            slots = HookSlots(
+                hook, lambda text: self._context.post(self._failures.report_problem, hook.name, text)
+            )
             notifier = self._notifiers[hook] = HookNotifier(self._context, slots, self._updated)
             self._logs.add_hooks((hook,))
             if hook not in self._hooks:

@@ -149,9 +149,9 @@ class FailureLog:
         """Report a failure."""
         if failure.trace:
             log.debug("hook failed", hook=hook.name, error=failure.text, trace=failure.trace)
-        self.complain(hook.name, failure.text)
+        self.report_problem(hook.name, failure.text)
 
-    def complain(self, hook: str, text: str) -> None:
+    def report_problem(self, hook: str, text: str) -> None:
         """Report a message about a hook."""
         now = self._clock()
         since, count = self._recent.get(hook, (now, 0))

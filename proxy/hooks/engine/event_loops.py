@@ -22,10 +22,10 @@ _END_S = 1.0
 class LoopThread:
     """One loop in a thread."""
 
-    __slots__ = ("_complain", "_gone", "_loop", "ended", "gone", "has_returned", "ident", "lost")
+    __slots__ = ("_gone", "_loop", "_report_problem", "ended", "gone", "has_returned", "ident", "lost")
 
-    def __init__(self, name: str, complain: Callable[[str], None], gone: Callable[[], None]) -> None:
-        self._complain = complain
+    def __init__(self, name: str, report_problem: Callable[[str], None], gone: Callable[[], None]) -> None:
+        self._report_problem = report_problem
         self._gone = gone
         self.has_returned = False
         self.gone = False
@@ -50,7 +50,7 @@ class LoopThread:
             except BaseException as error:  # noqa: BLE001 - a task raises SystemExit, or is overdue
                 forks.leave()
                 if not isinstance(error, OverdueError):
-                    self._complain(f"a task of it has ended with {type(error).__name__}")
+                    self._report_problem(f"a task of it has ended with {type(error).__name__}")
         self.has_returned = True
         try:
             self._clear(loop)
@@ -74,7 +74,7 @@ class LoopThread:
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         what = type(error).__name__ if error is not None else str(context.get("message"))[:100]
-        self._complain(f"a task of it has failed: {what}")
+        self._report_problem(f"a task of it has failed: {what}")
 
     def start(
         self,

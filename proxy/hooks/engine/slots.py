@@ -55,17 +55,26 @@ class HookSlots:
     """One hook and its slots; its methods may be called from any thread."""
 
     __slots__ = (
-        "_complain", "_inside", "_lock", "_loop_thread", "_overdue_calls", "_queue", "breaker", "coroutines",
-        "hook", "interrupted", "stats",
+        "_inside",
+        "_lock",
+        "_loop_thread",
+        "_overdue_calls",
+        "_queue",
+        "_report_problem",
+        "breaker",
+        "coroutines",
+        "hook",
+        "interrupted",
+        "stats",
     )  # fmt: skip
 
-    def __init__(self, hook: Hook, complain: Callable[[str], None]) -> None:
+    def __init__(self, hook: Hook, report_problem: Callable[[str], None]) -> None:
         self.hook = hook
         self.stats = HookStats()
         self.breaker = Breaker()
         self.interrupted = 0
         self.coroutines = frozenset(name for name, handler in hook.handlers.items() if _is_async(handler))
-        self._complain = complain
+        self._report_problem = report_problem
         self._lock = threading.Lock()
         self._inside = 0
         self._queue: deque[Waiter] = deque()
@@ -205,7 +214,7 @@ class HookSlots:
         """Return the loop of the hook's coroutines; the first call creates it."""
         with self._lock:
             if self._loop_thread is None or self._loop_thread.lost or self._loop_thread.ended:
-                self._loop_thread = LoopThread(self.hook.name, self._complain, self._on_loop_thread_end)
+                self._loop_thread = LoopThread(self.hook.name, self._report_problem, self._on_loop_thread_end)
             return self._loop_thread
 
     def _on_loop_thread_end(self) -> None:

@@ -32,7 +32,7 @@ class Candidate:
         path: Where it is.
         server: It names a server; else it is Python.
         null: It is a link to /dev/null.
-        lack: What is to do before it can be trusted; empty if nothing.
+        distrust: Why it cannot be trusted, and the remedy; empty if it can.
         cause: Why it cannot be examined; empty if it can.
         signature: Differs as soon as anything else may be in it.
     """
@@ -41,7 +41,7 @@ class Candidate:
     path: Path
     server: bool = False
     null: bool = False
-    lack: str = ""
+    distrust: str = ""
     cause: str = ""
     signature: tuple[object, ...] = ()
 
@@ -107,7 +107,7 @@ def _put(found: Survey, candidate: Candidate) -> None:
     if taken is None:
         found.candidates[candidate.name] = candidate
         return
-    if taken.lack and not candidate.lack:
+    if taken.distrust and not candidate.distrust:
         taken, candidate = candidate, taken
         found.candidates[taken.name] = taken
     found.masked.append((candidate, taken.path))
@@ -166,15 +166,17 @@ def _look(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | N
         return None
     try:
         status = path.stat() if link else own
-        lack = trust.directory(path.parent)
+        distrust = trust.directory(path.parent)
         if stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL and link:
-            return Candidate(name, path, server, null=True, lack=lack, signature=(path, link, lack))
+            return Candidate(
+                name, path, server, null=True, distrust=distrust, signature=(path, link, distrust)
+            )
         if not stat.S_ISREG(status.st_mode):
             return None
-        lack = lack or trust.file(path)
+        distrust = distrust or trust.file(path)
     except OSError as error:
         cause = f"it is a link to {link}, and nothing is there" if link else str(error.strerror or error)
         return Candidate(name, path, server, cause=cause, signature=(path, link, own.st_ino, cause))
     seen = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
-    signature = (path, link, own.st_ino, *seen, status.st_mode, status.st_uid, lack)
-    return Candidate(name, path, server, lack=lack, signature=signature)
+    signature = (path, link, own.st_ino, *seen, status.st_mode, status.st_uid, distrust)
+    return Candidate(name, path, server, distrust=distrust, signature=signature)

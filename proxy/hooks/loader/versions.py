@@ -40,11 +40,13 @@ class VersionBuilder:
         config: What is configured for hooks.
     """
 
-    def __init__(self, config: HooksConfig, worker: Worker, complain: Report, trials: CrashMarks) -> None:
+    def __init__(
+        self, config: HooksConfig, worker: Worker, report_problem: Report, trials: CrashMarks
+    ) -> None:
         self.config = config
         self._trials = trials
         self._worker = worker
-        self._complain = complain
+        self._report_problem = report_problem
 
     async def make(self, name: str, candidate: Candidate, old: Version | None) -> Version | None:
         """Read and load a file.
@@ -62,8 +64,8 @@ class VersionBuilder:
             HookError: It cannot be used.
         """
         path, what = candidate.path, "hook server" if candidate.server else "hook"
-        if candidate.lack:
-            raise UntrustedError(f"cannot trust {what} {path}: {candidate.lack}")
+        if candidate.distrust:
+            raise UntrustedError(f"cannot trust {what} {path}: {candidate.distrust}")
         if candidate.null:
             return None
         if candidate.cause:
@@ -92,7 +94,7 @@ class VersionBuilder:
 
         def report(message: str, /, **keys: object) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(partial(self._complain, message, **keys))
+                loop.call_soon_threadsafe(partial(self._report_problem, message, **keys))
 
         try:
             return server_of(name, path, data, self.config, report)

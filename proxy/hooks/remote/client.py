@@ -88,7 +88,7 @@ class Client:
     def _check(self, method: str) -> None:
         """Refuse to ask a process that is not trusted."""
         try:
-            lack = self._peer.lack(self._timeout)
+            lack = self._peer.distrust_reason(self._timeout)
         except OSError as error:
             cause = f"no process answers there ({error.strerror or error})"
             raise HookError(f"cannot call {method} at {self.path}: {cause}") from None

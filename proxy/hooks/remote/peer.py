@@ -36,7 +36,7 @@ class Peer:
     """The socket of a hook server, as it was when it was last found good; several threads may use it."""
 
     def __init__(self, path: Path, users: Collection[int] = ()) -> None:
-        """Store the socket; ``lack`` checks it.
+        """Store the socket; ``distrust_reason`` checks it.
 
         Args:
             path: Of the socket.
@@ -46,7 +46,7 @@ class Peer:
         self._users = frozenset(users)
         self._good: _Seen | None = None
 
-    def lack(self, timeout: float) -> str:
+    def distrust_reason(self, timeout: float) -> str:
         """Return why the process that answers there is not trusted; empty if it is.
 
         Args:

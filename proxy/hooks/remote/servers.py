@@ -96,7 +96,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
     )
 
 
-def socket_lack(path: Path, data: bytes, config: HooksConfig) -> str:
+def socket_distrust(path: Path, data: bytes, config: HooksConfig) -> str:
     """Return why the socket that a server's file names is not trusted, as far as it shows now; for commands.
 
     Returns:
@@ -106,7 +106,7 @@ def socket_lack(path: Path, data: bytes, config: HooksConfig) -> str:
 
     try:
         endpoint = _endpoint(_read(data), config, path)
-        lack = Peer(endpoint, config.server_users).lack(config.timeout)
+        lack = Peer(endpoint, config.server_users).distrust_reason(config.timeout)
     except (_FlawError, OurselvesError, OSError):
         return ""
     return lack and f"{endpoint}: {lack}"

@@ -44,7 +44,7 @@ class Clock:
 
 
 class Asking:
-    """Makes clients, and hears what they complain about."""
+    """Makes clients, and hears what they report_problem about."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -305,15 +305,15 @@ def test_a_closed_client_answers_nothing(asking: Asking, tmp_path: Path) -> None
 
 def test_causes_do_not_fill_the_memory() -> None:
     heard: list[str] = []
-    complaints = SourceErrorLog(reasons(heard))
+    errors = SourceErrorLog(reasons(heard))
     for i in range(1000):
-        complaints.add("list", f"cause {i}")
+        errors.add("list", f"cause {i}")
     assert len(heard) == 1000
-    complaints.add("list", "cause 999")
-    complaints.add("list", "cause 0")  # forgotten by now
+    errors.add("list", "cause 999")
+    errors.add("list", "cause 0")  # forgotten by now
     assert len(heard) == 1001
-    complaints.clear("other")
-    complaints.add("list", "cause 0")
+    errors.clear("other")
+    errors.add("list", "cause 0")
     assert len(heard) == 1001
 
 

@@ -104,16 +104,16 @@ def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
     slots = HookSlots(of(raised), print)
     for number in range(errors.MOST + 5):
         people.note(slots.hook, HookFailure("error", f"no {number}"))
-    people.complain("other", "mine")
+    people.report_problem("other", "mine")
     assert len(said) == errors.MOST + 1
     now[0] = errors.EACH_S
     people.note(slots.hook, HookFailure("error", "again"))
     assert said[-2:] == ["failures of a hook were not reported hook=10-x count=5", "hook 10-x: again"]
     for number in range(errors.MOST):
-        people.complain("10-x", f"no {number}")
+        people.report_problem("10-x", f"no {number}")
     assert said[-1] == f"hook 10-x: no {errors.MOST - 2}"
     now[0] *= 2
-    people.complain("10-x", "still")
+    people.report_problem("10-x", "still")
     assert said[-2:] == ["failures of a hook were not reported hook=10-x count=1", "hook 10-x: still"]
 
 

@@ -107,8 +107,8 @@ def test_users_that_the_configuration_names_are_asked(
     path = tmp_path / "theirs/hook.sock"
     listen(path, owner=OTHER)
     words = f"the directory {path.parent} is owned by user {OTHER}: chown root {path.parent}"
-    assert Peer(path).lack(1) == Peer(path, [OTHER + 1]).lack(1) == words
-    assert Peer(path, [OTHER]).lack(1) == ""
+    assert Peer(path).distrust_reason(1) == Peer(path, [OTHER + 1]).distrust_reason(1) == words
+    assert Peer(path, [OTHER]).distrust_reason(1) == ""
 
 
 def test_a_socket_in_a_directory_that_others_can_write_is_not_asked(server: HookServer) -> None:
@@ -153,12 +153,12 @@ def test_a_socket_that_is_known_is_not_connected_to_again(
     server: HookServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = Peer(server.path)
-    assert peer.lack(1) == ""
+    assert peer.distrust_reason(1) == ""
     monkeypatch.setattr("proxy.hooks.remote.peer._listener", lambda *_: pytest.fail("another connection"))
-    assert peer.lack(1) == ""
+    assert peer.distrust_reason(1) == ""
     os.chmod(server.path, 0o600)  # anything that changes it is looked at
     with pytest.raises(pytest.fail.Exception, match="another connection"):
-        peer.lack(1)
+        peer.distrust_reason(1)
 
 
 def test_a_file_that_is_not_a_socket_is_not_called(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_full_queue_ends_in_time(tmp_path: Path) -> None:
         waiting.connect(str(path))
         begun = time.monotonic()
         with pytest.raises(TimeoutError, match="its queue has been full for 0"):
-            Peer(path).lack(0.3)
+            Peer(path).distrust_reason(0.3)
         assert 0.2 < time.monotonic() - begun < 5
 
 
