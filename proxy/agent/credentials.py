@@ -1,4 +1,4 @@
-"""Where the agent's credentials are: a kubeconfig, or the service account token that the pod was given.
+"""Find the agent's credentials: a kubeconfig, or the service account token of the pod.
 
 The token of a pod is bound to it and expires; kubelet writes a new one into the same file before that. The
 client reads the file again when the API server answers 401. A kubeconfig is read again then, too, by a new

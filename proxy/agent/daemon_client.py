@@ -1,4 +1,4 @@
-"""The agent's questions to the daemon: its admin socket, on the event loop."""
+"""Query the daemon at its admin socket, on the event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DaemonClient:
             route: What to request, as ``/status``.
             params: Parameters of the question.
             timeout: Seconds for the whole exchange.
-            act: It is no question, something is to be done (POST).
+            act: The request changes something (POST).
 
         Raises:
             UnavailableError: The daemon does not answer, or with an error.

@@ -1,4 +1,4 @@
-"""Keeps what topoproxy writes into the status of the Node object: its condition, and amounts of devices."""
+"""Write the condition and the amounts of devices of topoproxy into the status of the Node object."""
 
 from __future__ import annotations
 

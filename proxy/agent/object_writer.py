@@ -1,4 +1,4 @@
-"""Keeps objects at the API server as they are wanted: each change soon, and all of a node one write a second.
+"""Write wanted objects to the API server: each change soon, but at most one write a second for the node.
 
 Theory of operation. For each object the writer holds what is wanted and what was written last. Where the two
 differ, and the last write was a second ago, it writes; changes meanwhile replace what is wanted, so a burst

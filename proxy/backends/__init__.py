@@ -1,1 +1,1 @@
-"""What performs effects and reads facts: cgroups, the runtime, systemd, kubelet, the ledger."""
+"""Adapters that perform effects and read facts: cgroups, the runtime, systemd, kubelet, the ledger."""

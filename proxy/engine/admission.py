@@ -1,4 +1,4 @@
-"""What a pod may claim: its namespace, class and annotation, checked against the admission rules of the node.
+"""Check the claim of a pod (its namespace, class and annotation) against the admission rules of the node.
 
 Labels and annotations are written by the author of the pod. Koordinator's node agent follows them as they are
 (koordinator a7a1b76, pkg/koordlet/runtimehooks/hooks/cpuset takes the CPUs of ``resource-status`` first);

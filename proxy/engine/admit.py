@@ -1,4 +1,4 @@
-"""Deciding a RunPodSandbox: under scope ``pod`` one decision for all containers of the pod.
+"""Decide a RunPodSandbox: under scope ``pod`` one decision for all containers of the pod.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_pod.go ``Admit``. The providers are queried
 for the pod as a whole, one hint is merged from their answers, and every provider allocates for the containers

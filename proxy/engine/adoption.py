@@ -1,4 +1,4 @@
-"""Adopting a container that exists already: created without topoproxy, or before it started.
+"""Adopt a container that exists already: created without topoproxy, or before it started.
 
 Nothing moves that need not: a container that may own CPUs owns those that it runs on, if they are as many as
 it requests and belong to no other owner. A container that cannot be adopted so runs on a pool, and the plan

@@ -1,4 +1,4 @@
-"""The ends of calls in flight, and what they change: rules of ``proxy.engine.handle``.
+"""Handle the ends of calls in flight: rules of ``proxy.engine.handle``.
 
 What the runtime would use if it started or updated a container now is what the last update has brought
 (``RuntimeKnowledge.saved``), as long as calls for the container do not overlap. A container that is created

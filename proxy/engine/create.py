@@ -1,4 +1,4 @@
-"""Deciding a CreateContainer: request and node state in, plan out.
+"""Decide a CreateContainer: request and node state in, plan out.
 
 The order is: claim (what the pod's class and request entitle it to), CPUs (named by a scheduler or kubelet,
 or chosen by the topology manager), verdict (no other container owns them, the shared pool keeps at least one

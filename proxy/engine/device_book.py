@@ -1,4 +1,4 @@
-"""Which container holds which devices: the books of the state, and their records in the ledger.
+"""Account which container holds which devices, in the state and in the ledger.
 
 Devices are held by pod and container name, so that a container which starts again, and an init container's
 successors, find them. They are kept until the pod has no sandbox any more. What is held without an answer of
@@ -122,13 +122,13 @@ def salvaged(record: Mapping[str, Any]) -> tuple[PodDevices, bool]:
 
 
 def restored(devices: DeviceState, pods: Mapping[str, PodDevices], resources: tuple[str, ...]) -> DeviceState:
-    """Return the books as an earlier run of the daemon left them.
+    """Return the device state as an earlier run of the daemon left it.
 
     What was reserved without an answer is free: its container was never created. A resource that was
     registered has no devices until its plug-in reports them.
 
     Args:
-        devices: The books of this run.
+        devices: The device state of this run.
         pods: By key of the pod, what its containers hold.
         resources: The resources that were registered.
     """

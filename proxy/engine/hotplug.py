@@ -1,4 +1,4 @@
-"""What follows from CPUs and memory nodes that come or go while containers run.
+"""Compute the consequences of CPUs and memory nodes that come or go while containers run.
 
 The pools and the owners are computed again on the new machine (``NodeState.on``). What a container has less,
 or other, than it was promised is its hardware loss: reported when it begins, changes and ends.
@@ -53,7 +53,7 @@ class HardwareLoss(Struct, frozen=True):
     """What a container has less, or other, than it was promised.
 
     Attributes:
-        away: CPUs of its own that are offline.
+        away: Its exclusive CPUs that are offline.
         instead: CPUs that it has in their place.
         cpus: What it runs on.
         nodes: Memory nodes of its own that are gone.

@@ -110,7 +110,7 @@ class InflightCalls(Struct, frozen=True):
             confined ^= {container_id}
         return InflightCalls(self.calls.put(container_id, calls), confined)
 
-    # -- questions ----------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------
 
     def of(self, container_id: str) -> tuple[InflightCall, ...]:
         """Return the calls in flight for a container."""

@@ -1,4 +1,4 @@
-"""What must be true of a node at all times, checked on a state. Used by tests, status and the demo."""
+"""Check the invariants of a node's state. Used by tests, status and the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPUs that kubelet's CPU manager assigned and that its containers cannot have.
+"""Find CPUs that kubelet's CPU manager assigned and that its containers cannot have.
 
 CPUs that had an owner here first stay with it. kubelet does not know that, and may have assigned them all the
 same. Two containers cannot have them, so both are named.

@@ -1,4 +1,4 @@
-"""What happens to a container: created, failed, lost, started, ended, removed.
+"""Handle the lifecycle of a container: created, failed, lost, started, ended, removed.
 
 Rules of ``proxy.engine.handle``: each takes a state and an event, and returns the state after it and what is
 to be done. Records come first, then the pools, then the news for observers.

@@ -1,4 +1,4 @@
-"""The likely writer of a cpuset that another program has changed.
+"""Infer the likely writer of a cpuset that another program has changed.
 
 The kernel does not report which process writes (fanotify would, for CAP_SYS_ADMIN, which a writer of cpusets
 should not have). So the writer is inferred from what was going on and from the value:

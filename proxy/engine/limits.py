@@ -1,4 +1,4 @@
-"""How many CPUs may be owned: the floor of the shared pool, and limits by pod, by namespace and by node.
+"""Check how many CPUs may be owned: the floor of the shared pool, and limits by pod, namespace and node.
 
 A placement is checked against the limits as two states, the one before and the one with it. Only CPUs that it
 takes in addition count: an owner keeps what it has, and a running owner is never evicted. CPUs to which an

@@ -1,4 +1,4 @@
-"""Memory nodes of a container: named by its request, counted, those of its CPUs, or all."""
+"""Choose the memory nodes of a container: named by its request, counted, those of its CPUs, or all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a running owner can be moved to other CPUs of its own, and why not.
+"""Check whether a running owner can be moved to other CPUs of its own.
 
 Theory. A move changes which CPUs an owner has, and nothing else: as many as before, on the NUMA nodes where
 its memory may be. Whatever else was decided for it must hold afterwards, too. So an owner stays where it is

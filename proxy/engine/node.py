@@ -1,4 +1,4 @@
-"""The machine and its rules: what no decision changes.
+"""The machine and the rules of a node, which no decision changes.
 
 When CPUs come or go, or other rules are prescribed, there is another ``Node``.
 """
@@ -85,7 +85,7 @@ class Node:
         providers: The providers with nothing granted, in the order in which they are queried.
         serves_all: Whether some provider has to be queried for every container.
         serves_guaranteed: Whether some provider has to be queried for every container of a Guaranteed pod.
-        accounts: Whether some provider keeps books over the life of containers.
+        accounts: Whether some provider keeps account of running containers.
         shareable: CPUs that pools may use.
         cpu: Machine, options and reserve as the CPU manager reads them.
         memory: The memory of the nodes with nothing granted; None where it is not counted.

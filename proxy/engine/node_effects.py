@@ -1,4 +1,4 @@
-"""What follows from an event of the node, as values: the output of ``proxy.engine.handle``.
+"""The effects of an event of the node, as values: the output of ``proxy.engine.handle``.
 
 ``NodeStore`` performs them at once, in the order in which they are given. Those whose names begin with
 ``Notify`` go to the observers, with their fields as arguments.

@@ -1,4 +1,4 @@
-"""What happens to a node, as values: the input of ``proxy.engine.handle``.
+"""The events of a node, as values: the input of ``proxy.engine.handle``.
 
 Times are by a clock that never jumps, in seconds.
 """

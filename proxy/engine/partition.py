@@ -1,4 +1,4 @@
-"""Partitions of cgroup v2: which owners of CPUs get one, and what is known of them.
+"""Decide which owners of CPUs get a partition of cgroup v2, and record the partitions.
 
 Theory of operation. A partition is an addition: the cpusets hold without it, and whatever goes wrong with it
 costs the partition only. A container gets one that runs, owns CPUs and has them in effect, and whose CPUs no

@@ -1,4 +1,4 @@
-"""What applying the plan to all pods would change on the node, container by container.
+"""Compute what applying the plan to all pods would change on the node, container by container.
 
 The plan is compared with what the kernel has, not with what was written. A container to which the plan is
 applied, and that differs all the same, has drifted.

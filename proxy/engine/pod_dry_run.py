@@ -1,4 +1,4 @@
-"""A pod's whole life on a node: the events that follow from the requests of kubelet, one after the other.
+"""Run a pod on a node without side effects: the events that follow from kubelet's requests, in their order.
 
 kubelet creates the sandbox, then each ordinary init container, which has ended when the next one is
 created, then what stays. These events go through ``proxy.engine.handle``, as on a node. A pod of which

@@ -1,4 +1,4 @@
-"""CFS quotas of owners of CPUs: whether one is off, and what is restored afterwards.
+"""Decide which CFS quotas of owners of CPUs are off, and what is restored afterwards.
 
 Whether a quota is off follows from the state alone, by Koordinator's rule for owners (``pools.quota``). How
 many containers a pod runs at the same time is known where kubelet reported the pod; else those count that
@@ -234,7 +234,7 @@ def _restoration(known: RemovedQuotas, state: NodeState, later: frozenset[str]) 
     return known.forget(gone), (RestoreQuotas(tuple(send), write),)
 
 
-# -- questions ----------------------------------------------------------------------------------------------
+# -- queries ------------------------------------------------------------------------------------------------
 
 
 def removable(state: NodeState, off: Iterable[Container]) -> dict[str, QuotaPlace]:

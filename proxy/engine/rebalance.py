@@ -1,4 +1,4 @@
-"""Which containers have to move from one state to the next, because a pool changed."""
+"""Find the containers that have to move from one state to the next because a pool changed."""
 
 from __future__ import annotations
 

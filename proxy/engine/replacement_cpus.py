@@ -1,4 +1,4 @@
-"""Owners with offline CPUs, and the CPUs that replace those meanwhile.
+"""Choose CPUs that replace the offline CPUs of owners.
 
 An owner keeps what it was given: a CPU that went offline comes back, and belongs to it again. Until then it
 has the CPUs that are left, and as many free CPUs as are missing, if there are any:

@@ -1,4 +1,4 @@
-"""Which running containers the runtime is to be sent their CPUs for, so that its own saved state agrees."""
+"""Decide which running containers' CPUs are sent to the runtime, so that its own saved state agrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a refused request was short of: how much one NUMA node, or the machine, has too little of.
+"""Compute what a refused request was short of on one NUMA node, or on the machine.
 
 Where the NUMA nodes were the reason, only single ones are considered, as operators think in them, and only
 those that could hold the request if they were empty. Of these the one with the smallest shortfall is

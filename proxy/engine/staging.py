@@ -1,4 +1,4 @@
-"""How a change of mode or selection reaches running pods: a few at a time.
+"""Apply a change of mode or selection to running pods, a few at a time.
 
 Theory of operation. Mode and selection (``proxy.model.pod_selection``) define what each pod should become,
 its *target*: ``enforce`` applies the plan to the pods that are selected, ``observe`` to none. Where mode or

@@ -1,4 +1,4 @@
-"""What has to be done before a created container may start.
+"""Decide what has to be done before a created container may start.
 
 The runtime makes the container's cgroup at the start, from the cpuset that it has saved last. So it has to
 have saved the CPUs that are right now, and where these are the container's own, other containers have to have

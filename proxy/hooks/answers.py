@@ -17,7 +17,7 @@ from proxy.model.idset import CpuSet, Mask
 
 
 class Presence(enum.Enum):
-    """In place of a value where there is none."""
+    """A marker in place of a value: nothing is set, or the field is cleared."""
 
     LEAVE = "leave"
     CLEAR = "clear"

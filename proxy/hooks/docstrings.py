@@ -2,7 +2,7 @@
 
 A docstring is prose, then a section ``Attributes:`` with one entry for one or several fields
 (``cpu_period, cpu_quota: Microseconds; ...``), then perhaps more prose. A field that no entry names is an
-error: a page that is made from this can lack nothing.
+error: so the generated page is complete.
 """
 
 from __future__ import annotations

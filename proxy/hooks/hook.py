@@ -33,7 +33,7 @@ class Hook:
         name: The file's name without its ending: ``10-quota``, ``koordlet``. Hooks are called in this order.
         source: Where it came from, for people: a path, or a path and a socket.
         handlers: Point to what answers. A handler is called in a thread, or awaited on the hooks' own loop if
-            it is a coroutine function. It answers an ``Answer``, or anything, if it lies.
+            it is a coroutine function. It should answer an ``Answer``; any other value is rejected.
         policy: What happens to a call when it fails.
         timeout: Seconds for one answer.
         remote: It is a server: a traceback does not help, and exceptions are its gRPC errors.
@@ -97,4 +97,4 @@ class HookCaller(Protocol):
         """Ask all hooks of an event's point. Its ``outcome`` is there at once where all were quick."""
 
     def notify(self, event: Point) -> None:
-        """Send an event to all hooks of its point in the background; their updates are applied, too."""
+        """Send an event to all hooks of its point in the background, and apply their updates."""

@@ -62,7 +62,7 @@ class _Known:
 
 
 class HookRegistry:
-    """Keeps the engine's hooks to what is in the directories; all methods on the event loop."""
+    """Keeps the engine's hooks in step with the directories; all methods on the event loop."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class HookRegistry:
         self._wake.set()
 
     async def run(self) -> None:
-        """Look again and again, until it is cancelled."""
+        """Scan periodically until cancelled."""
         while True:
             try:
                 await self._look()
@@ -152,7 +152,7 @@ class HookRegistry:
             await asyncio.sleep(SOON_S)
 
     async def close(self) -> None:
-        """Shut all hooks down and look no more."""
+        """Shut all hooks down and stop scanning."""
         if self._busy:
             _, late = await asyncio.wait(set(self._busy.values()), timeout=END_S)
             for task in late:
@@ -253,7 +253,7 @@ class HookRegistry:
             await self._handover.shut(old, "removed" if new is None else "replaced")
 
     def _postpone(self, known: _Known, before: _Known | None, error: Unsettled) -> None:
-        """Look at a file again that is being written."""
+        """Retry a file later that is being written."""
         now = self._clock()
         known.unsettled = now if before is None or before.unsettled is None else before.unsettled
         if now - known.unsettled > PATIENCE_S:
@@ -262,7 +262,7 @@ class HookRegistry:
             self._report_once("cannot load a hook", known.candidate.name, known.error)
 
     def _put_off(self, known: _Known, before: _Known | None) -> None:
-        """Try a file again that may be right by then."""
+        """Retry a file later that may be valid by then."""
         same = before is not None and before.candidate.signature == known.candidate.signature
         known.failures = 1 + (before.failures if before is not None and same else 0)
         known.again = self._clock() + AGAIN.delay(known.failures)

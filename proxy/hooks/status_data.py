@@ -21,11 +21,11 @@ _SAID: Final = tuple(
 
 
 def hooks_page(entries: Iterable[HookFileEntry], reports: Iterable[HookReport]) -> list[dict[str, Any]]:
-    """Put together what is known of each hook.
+    """Combine the state of each hook file with its statistics.
 
     Args:
         entries: The state of each file, in the order in which hooks are called.
-        reports: How those do that are in use.
+        reports: The statistics of the hooks that are in use.
 
     Returns:
         For each file ``name``, ``state``, ``path``, ``kind`` (``file`` or ``server``), ``broken``, ``error``;

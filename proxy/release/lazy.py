@@ -72,11 +72,11 @@ class LazyRelease:
         return doing is None or not doing.known.written
 
     def routes(self) -> Mapping[str, Route]:
-        """Return what the admin socket answers."""
+        """Return the handlers of read requests of the admin socket."""
         return {"/release": self.answer}
 
     def actions(self) -> Mapping[str, Route]:
-        """Return what the admin socket does."""
+        """Return the handlers of requests of the admin socket that change something."""
         return {"/release/start": self._start, "/release/undo": self._undo}
 
     def answer(self) -> dict[str, object]:

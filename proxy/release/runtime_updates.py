@@ -1,4 +1,4 @@
-"""The slow part of a release: having the runtime save each container's target.
+"""Send each container's target to the runtime: the slow part of a release.
 
 A container whose target is saved already is skipped: the saved value is known for those that were placed or
 updated since the start, and read for the others. A container with a call at the runtime waits for the next
@@ -26,7 +26,7 @@ class Progress:
 
     Attributes:
         reported: Containers that were updated at the runtime, and with what.
-        left: What could not be done in the last sweep, by container, group or part, in words.
+        left: What could not be restored in the last sweep, by container, group or part, with the reason.
         sweeps: How often all containers were checked.
         pending: Ids that the last sweep found and that are not updated yet.
     """

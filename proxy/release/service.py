@@ -1,4 +1,4 @@
-"""The release in the daemon: one way out, in steps that survive a crash.
+"""Release the node in the daemon, in steps that survive a crash.
 
 Order. The executor pauses (from then on no call is held and no container is moved, also by queued work:
 ``NodeMode.RELEASING``); the record goes into the ledger; CFS quotas and BE (best effort) suppression are
@@ -47,7 +47,7 @@ def enter(executor: NodeExecutor, mode: NodeMode) -> None:
 
 
 class Release:
-    """Gives everything back, and stays out of the way until it is undone.
+    """Restores every container, and keeps calls unchanged until it is undone.
 
     Attributes:
         since: When that began, seconds since the epoch.
@@ -86,7 +86,7 @@ class Release:
     def recover(self, record: Mapping[str, object]) -> None:
         """Continue a release of the last daemon; before the executor adopts any container."""
         stage, since = record.get("stage"), record.get("since")
-        # A record that cannot be read is one of a release: no container is moved on a guess.
+        # A record that cannot be read counts as one of a release: no container is moved by mistake.
         enter(self._executor, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
         self.since = float(since) if isinstance(since, int | float) else self._executor.wall()
         self._executor.telemetry.warning(
@@ -193,7 +193,7 @@ class Release:
         return False
 
     async def sweep(self, pace: Callable[[], Awaitable[None]]) -> bool:
-        """Check all containers once, and do what is left to do.
+        """Check all containers once, and restore those that differ.
 
         Args:
             pace: Waits between two updates of the runtime.

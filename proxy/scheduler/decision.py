@@ -1,4 +1,4 @@
-"""Deciding for one node: would it admit the pod, and where would it put it.
+"""Decide for one node whether it would admit a pod, and where it would place it.
 
 Theory. The engine that runs on the nodes decides here too (``proxy.engine.pod_dry_run``): the node as its
 object shows it becomes a state of the engine, in which everything that is not free is held; the pods that

@@ -1,4 +1,4 @@
-"""A node as its objects describe it: what the engine that decides for it is made from.
+"""Read a node from its objects, as input for the engine that decides for it.
 
 Three objects describe a node, and any may be missing: Volcano's Numatopology (CPUs by id, which are free,
 which pods hold them), a NodeResourceTopology of NFD or of Koordinator (amounts by NUMA node, policy and
@@ -49,11 +49,11 @@ _KEPT = 1
 
 
 class UnknownNodeError(ValueError):
-    """The objects do not say enough of a node to decide for it; the text is the reason."""
+    """The objects do not describe a node well enough for a decision; the text is the reason."""
 
 
 class SchedulableNode(Struct, frozen=True):
-    """A node for which can be decided.
+    """A node on which pods can be scheduled.
 
     Attributes:
         name: Of the Node object.
@@ -86,7 +86,7 @@ def join_facts(
     numa: NumatopologyFacts | None,
     zones: ResourceTopologyFacts | None,
 ) -> SchedulableNode:
-    """Join what the objects of a node say.
+    """Combine the objects of a node.
 
     Args:
         name: Of the node.
@@ -95,7 +95,7 @@ def join_facts(
         zones: Its NodeResourceTopology.
 
     Raises:
-        UnknownNodeError: They say too little, or contradict each other.
+        UnknownNodeError: They are incomplete, or contradict each other.
     """
     if numa is None and zones is None:
         raise UnknownNodeError("it has neither a Numatopology nor a NodeResourceTopology")

@@ -1,4 +1,4 @@
-"""All nodes, and what is known of them in the form in which many pods can be decided quickly.
+"""All nodes in a form that allows quick decisions about many pods.
 
 Theory. Deciding for one node takes the engine about a millisecond, and a pod has thousands of candidates. But
 nodes are alike: two nodes with the same hardware and policies, as many free CPUs, whole and broken cores and

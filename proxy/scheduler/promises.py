@@ -1,4 +1,4 @@
-"""The pods that nodes were promised to, and which of them their nodes do not show yet.
+"""Track binds whose pods the objects of their nodes do not show yet.
 
 Theory. Between the bind of a pod and the moment at which the object of its node counts the pod's CPUs, the
 object is stale, and a second pod could be given the same CPUs. So each bind is a promise, and each pod that
@@ -32,7 +32,7 @@ LOST_S = 60.0
 
 
 class Promise(Struct, frozen=True):
-    """A pod that a node was promised to.
+    """A promise of a node to a pod.
 
     Attributes:
         node: The node.

@@ -68,10 +68,10 @@ class Result:
 
 
 class Cluster:
-    """Machines that pods come to. Changes as they come; ``hosts`` shows it."""
+    """A set of machines that places arriving pods; ``hosts`` holds the result."""
 
     def __init__(self, hosts: Sequence[Host], *, fill: bool, retry: bool) -> None:
-        """Take some machines.
+        """Prepare a simulation on some machines.
 
         Args:
             hosts: The machines, names unique.

@@ -1,4 +1,4 @@
-"""Two simulations of the same pods on the same machines, side by side."""
+"""Compare two simulations of the same pods on the same machines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A pod of which something else became.
+    """A pod with different results in the two simulations.
 
     Attributes:
         one, other: The results.
-        one_word, other_word: The same, short: equal for pods that fared alike.
+        one_word, other_word: The results in short form: equal for pods with equal differences.
         one_text, other_text: The same in full.
         changes: Which of ``fate``, ``reason`` and ``together`` differ.
     """
@@ -42,7 +42,7 @@ class Difference:
 def differences(
     one: Rehearsal, one_found: Findings, other: Rehearsal, other_found: Findings
 ) -> list[Difference]:
-    """Find the pods of which something else became; another machine alone is nothing else."""
+    """Find the pods with different results; another machine alone is not a difference."""
     found: list[Difference] = []
     pairs = zip(one.results, one_found.lies, other.results, other_found.lies, strict=True)
     for a, a_lies, b, b_lies in pairs:
@@ -103,7 +103,7 @@ def _kinds(changed: Sequence[Difference]) -> list[str]:
 
 
 def differences_data(changed: Sequence[Difference]) -> list[Data]:
-    """Return the pods of which something else became, as plain data."""
+    """Return the pods with different results, as plain data."""
     return [
         {
             "pod": each.one.guest.ref,

@@ -1,4 +1,4 @@
-"""Pods from users' manifests: Pods, lists of them, and the templates of workloads.
+"""Read pods from users' manifests: Pods, lists of them, and the templates of workloads.
 
 Pods of a live cluster are taken as they are: one that has ended holds nothing and is left out, one that was
 bound to a machine (``nodeName``) requests that machine. A workload stands for the pods that it would make.
@@ -35,7 +35,7 @@ _NOT_PLAYED = ("affinity", "topologySpreadConstraints")
 
 @dataclass(slots=True)
 class Pods:
-    """What was read.
+    """The pods of manifests.
 
     Attributes:
         guests: The pods, in the order of files and documents.
@@ -102,7 +102,7 @@ def pods_of(
 
 
 class _ManifestReader:
-    """Makes guests of documents."""
+    """Converts documents to pods."""
 
     def __init__(self, machines: Sequence[str], replicas: int, others: Sequence[str], *, bound: bool) -> None:
         self.pods = Pods()

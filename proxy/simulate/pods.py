@@ -17,7 +17,7 @@ SOURCE = "the pod's manifest"
 
 @dataclass(frozen=True, slots=True)
 class Mould:
-    """What all copies of a pod have in common.
+    """The template of a pod: what all copies have in common.
 
     Attributes:
         spec: The pod.
@@ -51,7 +51,7 @@ class Mould:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A pod that looks for a machine.
+    """A pod that is to be placed on a machine.
 
     Attributes:
         arrival: The pod as it is given to its machine's engine; the sandbox id is unique among all guests.
@@ -80,7 +80,7 @@ class Guest:
 
 
 def mould_of(spec: PodSpec, host: str = "", where: str = "") -> Mould:
-    """Work out what a pod asks of a scheduler and of its machine."""
+    """Compute what a pod requests from a scheduler and from its machine."""
     requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.ask.containers)
     total = sandbox_total(spec.ask, spec.own_limits)
     return Mould(spec, needs_of(spec), total, requests, host, where)

@@ -24,7 +24,7 @@ from proxy.model.workload import Container, Phase, Pool
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """Where a container lies.
+    """The NUMA nodes that a container has been given something on.
 
     Attributes:
         nodes: NUMA nodes that it was given something on.
@@ -42,7 +42,7 @@ class Lie:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is left of a machine to be owned, in CPUs.
+    """The free CPUs of a machine that can still be owned.
 
     Attributes:
         cpus: All CPUs that could still be given to a container alone.
@@ -88,13 +88,13 @@ def whole_cores(node: Node, cpus: CpuSet) -> CpuSet:
 
 
 class Judge:
-    """Finds where containers are; remembers its results for equal requests."""
+    """Measures on which NUMA nodes containers are; caches results for equal requests."""
 
     def __init__(self) -> None:
         self._least: dict[object, int] = {}
 
     def lie(self, node: Node, container: Container) -> Lie | None:
-        """Return where a container lies; None where it was given nothing that lies anywhere."""
+        """Return the NUMA nodes of a container; None where nothing that it was given is on a NUMA node."""
         placement = container.placement
         bits = 0
         wants: list[tuple[str, int]] = []
@@ -124,7 +124,7 @@ class Judge:
 
 
 def lies_of(judge: Judge, node: Node, containers: Iterable[Container]) -> list[Lie]:
-    """Return where the containers lie that stay and were given something."""
+    """Return the NUMA nodes of the containers that stay and were given something."""
     lies = (judge.lie(node, c) for c in containers if c.phase is not Phase.EXITED)
     return [lie for lie in lies if lie is not None]
 
@@ -138,7 +138,7 @@ def _touched(bits: int, near: Iterable[Mask]) -> int:
 
 
 def _lots(node: Node, resource: str) -> tuple[tuple[int, int], ...]:
-    """Return what of a resource lies at which nodes when the machine is empty."""
+    """Return the amounts of a resource by NUMA node on the empty machine."""
     machine = node.machine
     if resource == "cpu":
         return tuple((1 << n.id, len(n.cpus - node.reserved)) for n in machine.nodes)

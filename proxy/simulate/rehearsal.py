@@ -20,7 +20,7 @@ Plugins = Mapping[str, Mapping[str, RegisteredDevice]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a rehearsal is played with, besides the configuration.
+    """The settings of a rehearsal besides the configuration.
 
     Attributes:
         plugins: Devices of every machine, by resource and id.
@@ -74,13 +74,13 @@ def rehearse(
     rules: Rules,
     step: Callable[[], object] = lambda: None,
 ) -> Rehearsal:
-    """Let pods come to machines.
+    """Place pods on machines one after the other.
 
     Args:
         config: What is in effect on every machine.
         hosts: The machines under it, empty; they are changed.
         guests: The pods, in their order.
-        rules: How it is played.
+        rules: The settings of the rehearsal.
         step: Called after each pod.
     """
     cluster = Cluster(hosts, fill=rules.fill, retry=rules.retry)

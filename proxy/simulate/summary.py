@@ -56,7 +56,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found out about a rehearsal.
+    """The measurements of a rehearsal.
 
     Attributes:
         lies: Where the containers of each pod lie that were given something, in the order of the results.

@@ -73,7 +73,7 @@ def numbers(reported: Summary) -> list[tuple[str, int, str]]:
 
 
 def short_text(what: str) -> str:
-    """Return what is short, from the name that a summary has for it."""
+    """Return the missing resource, from its name in the summary."""
     return "no machine of that name" if what == NO_SUCH_MACHINE else f"too little {what}"
 
 

@@ -75,7 +75,7 @@ class CpuManagerFile:
 
 @dataclass(frozen=True, slots=True)
 class TakeoverInputs:
-    """Everything that the rules of a takeover depend on, at one moment.
+    """All inputs of the rules of a takeover, at one moment.
 
     Attributes:
         directory: Where kubelet's file is.
@@ -116,7 +116,7 @@ class TakeoverInputs:
         return {(each.uid, each.name): each for each in self.owning}
 
     def ref(self, uid: str, name: str) -> str:
-        """Name a container of kubelet's file as people do; its uid where the pod is not there."""
+        """Return the name of a container of kubelet's file; with the uid where the pod is unknown."""
         return f"{self.pods.get(uid) or f'pod {uid}'}/{name}"
 
 

@@ -1,4 +1,4 @@
-"""kubelet's file as it would be if kubelet knew what is in effect.
+"""Write kubelet's state file with the CPUs that are in effect.
 
 Theory. The file of policy ``none`` contains no container. That of ``static`` has, for each container with
 exclusive CPUs, the CPUs that it has (by our account), and what kubelet holds for containers that are not
@@ -42,7 +42,7 @@ def truth(record: TakeoverRecord, scene: TakeoverInputs, target: str) -> Kubelet
 
     Args:
         record: How far the takeover has come.
-        scene: What is there.
+        scene: The inputs of the takeover.
         target: ``none`` or ``static``.
 
     Raises:
@@ -77,7 +77,7 @@ def _ours(scene: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, list[str]]:
 
 
 def _keep_theirs(scene: TakeoverInputs, held: Entries, reserved: CpuSet) -> None:
-    """Add what kubelet holds for containers that are not here, where it meets no other pod's."""
+    """Add what kubelet holds for unknown containers, where it does not overlap with CPUs of other pods."""
     owned: dict[str, CpuSet] = {}
     taken = CpuSet()
     for each in scene.owning:

@@ -57,11 +57,11 @@ class LazyTakeover:
         return self._made
 
     def routes(self) -> Mapping[str, Route]:
-        """Return what the admin socket answers."""
+        """Return the handlers of read requests of the admin socket."""
         return {"/takeover": self._page}
 
     def actions(self) -> Mapping[str, Route]:
-        """Return what the admin socket does."""
+        """Return the handlers of requests of the admin socket that change something."""
         return {f"/takeover/{step}": self._action(step) for step in STEPS}
 
     def _action(self, step: str) -> Route:

@@ -35,10 +35,10 @@ class StepRefusedError(TopoproxyError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step came to.
+    """The result of a step.
 
     Attributes:
-        record: The record from here on; with a write under way, that write is to be made.
+        record: The record after the step; if it has a pending write, that write is to be made.
         reported: What happened, one sentence each.
     """
 

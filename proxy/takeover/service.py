@@ -53,7 +53,7 @@ class TakeoverPaths:
 
 
 class Takeover:
-    """Takes the steps for the commands, and keeps the executor's rules in line."""
+    """Takes the steps for the commands, and keeps the executor's rules consistent with the record."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Takeover:
         }
 
     def _follow(self) -> None:
-        """Bring the node's rules in line with the record."""
+        """Apply the record to the node's rules."""
         executor, record = self._executor, self.record
         static = self._static or record.ours
         if executor.state.node.static != static:
@@ -222,10 +222,10 @@ def _not_done(step: str, error: Exception, hints: Iterable[str] = ()) -> dict[st
 def _decision(
     step: str, params: Mapping[str, str]
 ) -> Callable[[TakeoverRecord, TakeoverInputs, float], StepOutcome]:
-    """Turn the words of a command into a decision that waits for record and scene.
+    """Parse the parameters of a command into a decision that takes the record and the inputs.
 
     Raises:
-        InputError: They are wrong.
+        InputError: A parameter is wrong.
     """
     flags = {"with-running", "force"}
     known = {"start": set[str](), "finish": flags | {"kubelet-policy"}, "revert": {"force"}}[step]

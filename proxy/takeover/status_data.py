@@ -34,7 +34,7 @@ STEPS = {
 
 
 def plan_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object]:
-    """Return what was found and what each step would do."""
+    """Return the findings, and what each step would do."""
     against = conflicts(scene) if record.stage is TakeoverStage.NONE else ()
     ahead = {
         TakeoverStage.NONE: ("start", "finish", "revert"),
@@ -119,7 +119,7 @@ def allocations(record: TakeoverRecord, scene: TakeoverInputs) -> list[dict[str,
 
 
 def notes(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
-    """Return what is no obstacle, and good to know."""
+    """Return notes for the operator that do not prevent a step."""
     problems = list(scene.manager.problems)
     if record.ours and scene.configured != "static":
         problems.append(
@@ -152,12 +152,12 @@ def notes(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
 
 
 def after_revert(scene: TakeoverInputs) -> list[str]:
-    """Return what remains to be done when the takeover has been reverted."""
+    """Return the remaining steps after the takeover has been reverted."""
     return [] if scene.running else [*settings(scene, "static"), "systemctl start kubelet"]
 
 
 def next_steps(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
-    """Return what remains to be done."""
+    """Return the remaining steps."""
     if record.stage is TakeoverStage.NONE:
         return ["topoproxy takeover start"] if not conflicts(scene) else ["remove the blockers"]
     if record.stage is TakeoverStage.STARTED:

@@ -43,7 +43,7 @@ def status_text(answer: object) -> str:
 
 
 def done_text(answer: object) -> str:
-    """Write what a step came to."""
+    """Write the result of a step."""
     data = as_map(answer)
     reported = [f"{one_line(words)}" for words in as_list(data.get("messages"))]
     return "\n".join([*reported, *_list("What remains to be done", data.get("next"), ordered=True)]) + "\n"

@@ -91,7 +91,7 @@ class Writer:
         return message
 
     def take(self, outcome: StepOutcome) -> StepOutcome:
-        """Make what a step came to so.
+        """Carry out the result of a step: write the record and kubelet's file.
 
         Raises:
             StepRefusedError: kubelet's file did not stay as it was written.

@@ -1,4 +1,4 @@
-"""The part of the agent that has the daemon follow the TopoproxyConfig that applies on its node.
+"""Apply the TopoproxyConfig that selects this node: leave it for the daemon, and report the result.
 
 The settings are tried before they are written: with the node's own file, by the rules of that file. Then they
 are left for the daemon, which reloads. Where that is refused (the machine cannot meet them, or running
@@ -39,7 +39,7 @@ SPREAD_S = 5.0
 RECHECK_S = 60.0
 """Seconds after which the rules of the node's own file are tried again: the operator may have changed it."""
 TOO_MANY = "Too many"
-"""Words of the API server about a list that has no room."""
+"""A part of the API server's message about a full list."""
 _LONGEST = 500
 """Characters of a reason."""
 

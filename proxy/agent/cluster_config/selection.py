@@ -1,4 +1,4 @@
-"""Which TopoproxyConfig applies on a node: values, and a pure choice.
+"""Choose the TopoproxyConfig that applies on a node.
 
 Of the objects whose selector matches the labels of the Node object, the one with the highest priority
 applies; of equal ones the one whose name sorts first. Two objects are never merged: one object says all that
@@ -43,7 +43,7 @@ class ConfigObject(Struct, frozen=True):
 
 
 class ConfigAnswer(Struct, frozen=True):
-    """What a node says of an object.
+    """The answer of a node to an object.
 
     Attributes:
         name, generation: Of the object.
@@ -61,7 +61,7 @@ def config_object(item: Mapping[str, Any]) -> ConfigObject:
     """Read a TopoproxyConfig.
 
     Raises:
-        ValueError: It makes no sense.
+        ValueError: A field is invalid.
     """
     metadata, spec = item["metadata"], item.get("spec") or {}
     status = item.get("status") or {}

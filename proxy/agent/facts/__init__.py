@@ -1,1 +1,1 @@
-"""What the daemon is to know from the API server: read by watches, left in files."""
+"""Read facts for the daemon from the API server with watches, and leave them in files."""

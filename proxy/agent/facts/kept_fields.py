@@ -1,4 +1,4 @@
-"""The fields of objects that the daemon reads; all others are dropped before anything is kept or written.
+"""Keep the fields of objects that the daemon reads; all others are dropped before anything is stored.
 
 An annotation may have 256 KiB, and a Pod object has ten times what is used of it. So only what has a reader
 is kept: memory, files and the daemon's reading stay small whatever others write at their objects.

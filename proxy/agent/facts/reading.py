@@ -1,4 +1,4 @@
-"""The part of the agent that reads the Node object, labels of namespaces and this node's pods for the daemon.
+"""Read the Node object, labels of namespaces and this node's pods for the daemon.
 
 Theory. Three watches keep three small copies. When one changes, its file is replaced as a whole; changes that
 come together are one write. While a watch is open and nothing changes, only the file's modification time is

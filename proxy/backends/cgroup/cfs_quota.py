@@ -133,7 +133,7 @@ def _is_pods(name: str) -> bool:
 
 
 def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups:
-    """Find the hierarchy with the cpu controller.
+    """Find the hierarchy of the cpu controller.
 
     Args:
         root: The root of ``proxy.backends.cgroup.cpuset.open_cgroups``: usually ``/sys/fs/cgroup``; a v1

@@ -1,8 +1,8 @@
-"""CPU time of the node and its pods, from the kernel's counters.
+"""Read the CPU time of the node and its pods from the kernel's counters.
 
 Theory. The kernel adds up the time of every group: ``cpuacct.usage`` on v1 (nanoseconds), ``usage_usec`` in
 ``cpu.stat`` on v2, where it is there without any controller. A group's figure holds that of all groups that
-ever below it, so a pod's group includes containers that have ended. The node's own figure is the
+were ever below it, so a pod's group includes containers that have ended. The node's own figure is the
 first line of ``/proc/stat``: what is neither idle, nor waiting for a disk, nor stolen by a hypervisor; it
 counts interrupts, which no group does.
 

@@ -1,4 +1,4 @@
-"""Tasks that the kernel has moved out of a group because its last CPU, or its last memory node, went (v1).
+"""Bring back tasks that the kernel has moved out of a group that lost its last CPU or memory node (v1).
 
 A v1 group whose list becomes empty cannot hold tasks: the kernel moves them to the nearest ancestor that can,
 and does not move them back. There they run on all that their pod's or their class's group has. They can still
@@ -27,7 +27,7 @@ _DENIED = "cannot move process {pid} back into cgroup /{path}: the kernel wants 
 
 
 class KernelDisplaced:
-    """Brings tasks back; implements ``proxy.executor.ports.Displaced``."""
+    """Moves tasks back into their groups; implements ``proxy.executor.ports.Displaced``."""
 
     def __init__(self, root: Path, procfs: Path) -> None:
         """Take a hierarchy.

@@ -1,4 +1,4 @@
-"""Lists of groups above containers on cgroup v2, written as given.
+"""Write the CPU lists of groups above containers on cgroup v2, as given.
 
 A list that lies outside of its parent's has no effect, and groups below need not fit: so nothing but the one
 file is touched. A group with processes in it or below it cannot be without a list again (ENOSPC).

@@ -1,7 +1,7 @@
 """The file operations on the cpuset tree, and messages for their errors.
 
 The rules of finding, writing and widening are the same on the kernel's tree and on a directory that imitates
-it; they see the world through ``Files`` only. Paths are relative to the hierarchy's root, ``""`` is the root;
+it; they access files through ``Files`` only. Paths are relative to the hierarchy's root, ``""`` is the root;
 every method raises OSError as the kernel would.
 
 The path may be something other than a kernel file, such as a FIFO, whose ``open`` waits for the

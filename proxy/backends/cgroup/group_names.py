@@ -1,4 +1,4 @@
-"""The path of a container's cgroup, from the names that runtimes give.
+"""Compute the path of a container's cgroup from the names that runtimes use.
 
 Theory. Two things decide the place: the parent that kubelet sends with the pod and the runtime's cgroup
 driver.

@@ -1,8 +1,8 @@
 """Find the hierarchy of a controller: at its usual place, else where the kernel reports that it is mounted.
 
 The usual places are directories below ``cgroupRoot``; they need no reading of mounts, and they also make a
-plain directory a tree to try things on. Only where nothing is there, and ``cgroupRoot`` is the machine's own
-(its usual path, or one with a cgroup mount in it), the mount table is read: a v1 cpuset mounted elsewhere
+plain directory usable as a tree for trials. Only where nothing is there, and ``cgroupRoot`` is the machine's
+own (its usual path, or one with a cgroup mount in it), the mount table is read: a v1 cpuset mounted elsewhere
 next to v2 at ``/sys/fs/cgroup``, other names of joined controllers, a v2 side under another name than
 ``unified``.
 """

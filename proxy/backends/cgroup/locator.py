@@ -1,4 +1,4 @@
-"""A container's group from the runtime's own answer, where it cannot be found by its name.
+"""Find a container's group by the runtime's own answer, where it cannot be found by its name.
 
 The verbose status holds the ``cgroupsPath`` of the OCI spec, and the pid of the container's first process.
 The path is a name like any other, so it is tried first. The pid leads to ``/proc/PID/cgroup``, which is

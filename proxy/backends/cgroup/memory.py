@@ -1,4 +1,4 @@
-"""The location of a container's memory: bytes by NUMA node, from the memory and hugetlb controllers.
+"""Read where a container's memory is: bytes by NUMA node, from the memory and hugetlb controllers.
 
 Theory (Linux cgroup-v1/memory.rst, cgroup-v2.rst, hugetlb.rst; what moves was measured on kernel 6.1).
 

@@ -1,4 +1,4 @@
-"""Mount points of the cgroup hierarchies, and the group of a process, from the kernel's tables.
+"""Find mount points of cgroup hierarchies, and the group of a process, in the kernel's tables.
 
 Theory (cgroups(7), cgroup_namespaces(7), proc_pid_mountinfo(5)). ``/proc/self/mountinfo`` has a line for each
 mount: a v1 hierarchy is of type ``cgroup`` and names its controllers among its super options, v2 is of type

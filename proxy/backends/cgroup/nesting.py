@@ -1,4 +1,4 @@
-"""Groups above and below the one that is written: on cgroup v1 each must lie within its parent.
+"""Adjust groups above and below the one that is written: on cgroup v1 each must lie within its parent.
 
 Theory. The kernel refuses a list that one of the group's children does not fit into (EBUSY), and one that
 does not fit into the parent's (EACCES); so sets grow from the top and shrink from the bottom. On v2 nothing
@@ -70,7 +70,8 @@ def narrow(lists: NestedLists, path: str, value: IdSet, refusal: CgroupError) ->
         lists: Where.
         path: The group.
         value: The ids that it should hold.
-        refusal: The kernel's answer to the write; raised again where no group below prevents the write.
+        refusal: The error with which the kernel refused the write; raised again where no group below prevents
+            the write.
     """
     work = _Narrowing(lists)
     try:

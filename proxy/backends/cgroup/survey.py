@@ -89,7 +89,7 @@ def _walk(groups: KernelCgroups) -> Iterator[str]:
 
 
 class GroupOwners:
-    """Knows the pods and containers of a node by their ids."""
+    """Finds the pod and the container that a group belongs to."""
 
     def __init__(self, containers: Mapping[str, str], pods: Mapping[str, str]) -> None:
         """Take the names.

@@ -3,7 +3,7 @@
 Theory (Linux Documentation/admin-guide/cgroup-v2.rst, "CPU Interface Files"). v2 has one file where v1 has
 two (``cpu.max`` is quota and period), and microseconds where v1 has nanoseconds.
 
-All functions take text as the kernel gives it and raise CgroupError for what it never gives.
+All functions take the text of a kernel file and raise CgroupError for text that the kernel never writes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the cluster agent has read from the API server, in files: the daemon never waits for it."""
+"""Read the cluster agent's files with objects of the API server: the daemon never waits for the server."""

@@ -1,4 +1,4 @@
-"""One file of the cluster agent, read when it has changed.
+"""Read one file of the cluster agent when it has changed.
 
 A file that cannot be used changes nothing: the last contents that could be used stay in effect, and their age
 is known. A file that goes away does not mean that there are no objects.
@@ -38,7 +38,8 @@ class FactsFile(Generic[T]):
         Args:
             directory: Where the agent writes.
             kind: Which of its files.
-            convert: From the objects to what is used; raises ValueError for what it cannot use.
+            convert: Converts the objects to the value that is used; raises ValueError for objects it cannot
+                use.
             wall: Seconds since the epoch, as the file system has them.
         """
         self.path = directory / kind.file_name
@@ -56,7 +57,7 @@ class FactsFile(Generic[T]):
 
     @property
     def source(self) -> str:
-        """Where it is, for people."""
+        """The path of the file, for messages."""
         return str(self.path)
 
     @property

@@ -1,4 +1,4 @@
-"""Requests of this node's pods, as the cluster agent has read them, in front of those that kubelet reports.
+"""Find the requests of this node's pods: first in the cluster agent's file, then at kubelet.
 
 Theory. kubelet calls the runtime some time after the API server has bound a pod to the node, and the agent
 sees the binding when kubelet does. So the facts of a pod are mostly in the agent's file before its sandbox is

@@ -1,1 +1,1 @@
-"""Device plug-ins: programs that report devices and say what a container needs to use them."""
+"""Connections to device plug-ins, which report devices and what a container needs to use them."""

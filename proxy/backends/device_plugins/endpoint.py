@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class EndpointState(StrEnum):
-    """What can be expected of a plug-in; see the theory above."""
+    """The state of a plug-in; see the theory above."""
 
     CONNECTING = "connecting"
     SERVING = "serving"
@@ -68,7 +68,7 @@ class PluginEndpoint:
     Attributes:
         resource: What it has registered.
         path: Its socket.
-        state: What can be expected of it.
+        state: Its state.
         reason: Why it does not serve; empty where it does.
         devices: Its newest list; None before the first.
         has_preferences: Whether it answers GetPreferredAllocation.
@@ -112,7 +112,7 @@ class PluginEndpoint:
         self._preferences = RetryTimes[str](PREFER)
         self._tasks: list[asyncio.Task[None]] = []
 
-    # -- its life -----------------------------------------------------------------------------------------
+    # -- its connection -----------------------------------------------------------------------------------
 
     async def connect(self) -> None:
         """Ask the plug-in for its options.

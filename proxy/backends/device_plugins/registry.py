@@ -64,7 +64,7 @@ class ManagedResource:
     withdrawal: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
-        """End all that is under way."""
+        """Cancel the task and the timer of the plug-in."""
         self.endpoint.close()
         self.task.cancel()
         if self.withdrawal is not None:
@@ -81,7 +81,7 @@ class RegisterPause:
 
 
 class DevicePluginRegistry:
-    """Knows the plug-ins and reports their devices; for the event loop."""
+    """Manages the registered plug-ins and reports their devices; for the event loop."""
 
     def __init__(self, context: NodeContext, timeout_s: float, grace_s: float = GRACE_S) -> None:
         """Begin without plug-ins, on the running event loop.

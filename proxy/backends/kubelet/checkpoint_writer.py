@@ -148,7 +148,7 @@ def read_text(directory: Path) -> str | None:
 
 
 def write_text(directory: Path, text: str) -> None:
-    """Put a text into the place of kubelet's file, at once or not at all; mode 0600, the owner stays.
+    """Replace kubelet's file by a text, atomically; mode 0600, the owner stays.
 
     Raises:
         CannotCreateError, PermissionDeniedError: It cannot be written; the old file is as it was.
@@ -157,13 +157,13 @@ def write_text(directory: Path, text: str) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what a write that was cut off has left next to the file."""
+    """Remove temporary files of interrupted writes."""
     with contextlib.suppress(OSError):
         (directory / _BESIDE).unlink()
 
 
 def replace(path: Path, text: str, draft: Path) -> None:
-    """Replace a file by way of a draft next to it; see ``write_text``."""
+    """Replace a file by renaming a draft next to it; see ``write_text``."""
     try:
         write_file(path, text.encode(), draft=draft, keep_owner=True)
     except OSError as error:

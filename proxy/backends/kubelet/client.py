@@ -1,4 +1,4 @@
-"""Facts that kubelet has and the CRI does not carry: a pod's requests, and its devices.
+"""Query kubelet for facts that the CRI does not carry: a pod's requests, and its devices.
 
 Kubelet is queried while one of its own calls waits, so nothing here fails: a fact that is not available is
 None, and each cause is reported once, and again only after that source worked in between.

@@ -1,4 +1,4 @@
-"""The state of kubelet's CPU manager, from its settings and its state file.
+"""Derive the state of kubelet's CPU manager from its settings and its state file.
 
 Three sources, the best first. ``/configz`` is what kubelet runs with. Its configuration file is what it would
 run with if flags and drop-in files do not override it. Its state file names the policy that last wrote it,
@@ -56,7 +56,7 @@ class KubeletSettingsReport(Struct, frozen=True):
 def put_together(
     reported: KubeletSettingsReport, seen: StateFileContents, path: str, topology: Callable[[], CpuTopology]
 ) -> CpuManager:
-    """Make the state of kubelet's CPU manager.
+    """Return the state of kubelet's CPU manager.
 
     Args:
         reported: Its settings.

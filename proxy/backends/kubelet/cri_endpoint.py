@@ -1,4 +1,4 @@
-"""Where kubelet is configured to find its container runtime.
+"""Find the files that configure kubelet's container runtime endpoint.
 
 Theory. kubelet's flag ``--container-runtime-endpoint`` wins over ``containerRuntimeEndpoint`` of the drop-ins
 in ``--config-dir``, of which the last one wins, and these over the configuration file (kubernetes v1.36

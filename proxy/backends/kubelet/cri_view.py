@@ -1,4 +1,4 @@
-"""The part of a pod that kubelet sends over the CRI: what is left of requests, limits and QoS class.
+"""Convert a pod to what kubelet sends over the CRI: the rest of requests, limits and QoS class.
 
 Theory (kubernetes v1.36 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, calculateLinuxResources;
 pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). Requests do not go over the wire; CPU shares stand for

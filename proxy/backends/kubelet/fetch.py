@@ -39,12 +39,12 @@ _WHO = "; name the file of a valid token or certificate"
 
 
 class _Page(Struct, frozen=True):
-    """Something that kubelet's server shows.
+    """A page of kubelet's server.
 
     Attributes:
         what: What it is, for messages.
         path: Where it is if the address has no path.
-        right: What the API server must allow us.
+        right: The resource on which the API server must permit ``get``.
     """
 
     what: str
@@ -185,14 +185,14 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _security(settings: KubeletSettings) -> ssl.SSLContext:
-    memory_trim.allow_tls()  # the daemon bars it, to save memory where it is not needed
+    memory_trim.allow_tls()  # the daemon forbids its import, to save memory where it is not needed
     import ssl
 
     try:
         context = ssl.create_default_context(cafile=settings.ca_file or None)
     except OSError as error:
         raise ValueError(f"cannot use the certificates of {settings.ca_file}: {error}") from None
-    # Kubelet's certificates are made for Go's rules: newer Pythons require more, older ones a root.
+    # Kubelet's certificates follow Go's rules: newer versions of Python require more, older ones a root.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if settings.insecure:

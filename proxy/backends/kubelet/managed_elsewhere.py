@@ -1,4 +1,4 @@
-"""What kubelet's device manager and DRA drivers have, by kubelet's pod-resources API.
+"""Read which devices kubelet's device manager and DRA drivers have, from kubelet's pod-resources API.
 
 ``GetAllocatableResources`` lists the resources of kubelet's device plug-ins with their healthy devices; a
 plug-in that has ended has none (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go,

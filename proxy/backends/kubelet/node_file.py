@@ -1,4 +1,4 @@
-"""The Node object in a file, written by a bootstrap script or by a program that watches the API server.
+"""Read the Node object from a file of a bootstrap script or of a program that watches the API server.
 
 Theory. The writer may be in the middle of a write when the file is read, and may be gone tomorrow. So an
 unreadable file is read again a few times at short intervals; if it is still unreadable, the last good content
@@ -42,7 +42,7 @@ class NodeFile:
 
     @property
     def source(self) -> str:
-        """Where it is, for people."""
+        """The path of the file, for messages."""
         return str(self._path)
 
     @property

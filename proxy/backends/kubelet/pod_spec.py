@@ -43,7 +43,7 @@ Amounts = Mapping[str, int]
 
 
 class PodSpec(Struct, frozen=True):
-    """What a Pod object says, as far as placement looks at it.
+    """The fields of a Pod object that matter for placement.
 
     Attributes:
         uid: ``metadata.uid``; empty where the object has none (a manifest).
@@ -86,7 +86,7 @@ def pod_spec(raw: object, where: str = "", *, listed: bool = False) -> PodSpec:
 
 
 def _called(raw: object) -> str:
-    """Return the name of what may be a pod, for a message."""
+    """Return a name for an object that may be a pod, for a message."""
     metadata = raw.get("metadata") if isinstance(raw, Mapping) else None
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     return pod_fields.shown(name).strip("'") if isinstance(name, str) else ""

@@ -1,4 +1,4 @@
-"""Finding a pod in kubelet's list of pods.
+"""Find a pod in kubelet's list of pods.
 
 Theory. Kubelet knows a pod before it calls the runtime for it, so a list that was requested after a call
 arrived contains the call's pod, if kubelet knows it at all. One request at a time is made, and it serves all

@@ -1,4 +1,4 @@
-"""Where k3s and RKE2 name the endpoint of the kubelet that they start.
+"""Find the files in which k3s and RKE2 name the endpoint of the kubelet that they start.
 
 Theory (docs.k3s.io and docs.rke2.io, Configuration Options). Both read ``config.yaml``, then
 ``config.yaml.d/*.yaml`` by name. Of several files that have a key the last one counts, and a key that ends in

@@ -41,21 +41,21 @@ class KubeletSettings(Struct, frozen=True):
 
     @property
     def rests(self) -> Backoff:
-        """How long a source is left alone that has hung twice in a row, or more often.
+        """How long a source is not queried after it has hung twice in a row, or more often.
 
-        Each pod waits for kubelet's answer, for its whole time where kubelet hangs. What is not known then is
-        done without, so it is better not to wait for it again and again.
+        Each pod waits for kubelet's answer, and for the whole timeout where kubelet hangs. A pod is placed
+        without facts that are unknown then, so it is better not to wait again for each pod.
         """
         rest = min(LONGEST_REST_S, self.timeout * REST)
         return Backoff(rest, rest, tolerated=1)
 
 
 class KubeletError(TopoproxyError):
-    """Kubelet cannot be queried, or its answer is of no use.
+    """Kubelet cannot be queried, or its answer cannot be used.
 
     Attributes:
         code: The gRPC status code; 0 where there is none.
-        details: The words of the peer, empty where there are none.
+        details: The message of the peer; empty where there is none.
     """
 
     exit_code: ClassVar[int] = 69

@@ -1,7 +1,7 @@
-"""kubelet's pod-resources answers for many readers: what one is answered serves others for a moment.
+"""Share kubelet's pod-resources answers: one answer serves other readers for a short time.
 
 kubelet answers 100 requests a second, from all clients together, and the decisions about containers need some
-of them. So agents that ask us often must not use that up: each list is requested at most ten times a second.
+of them. So agents that query often must not exhaust that: each list is requested at most ten times a second.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ RECENT_NS = 100_000_000
 
 
 class StateFileContents(Struct, frozen=True):
-    """What a state file says.
+    """The contents of a state file.
 
     Attributes:
-        checkpoint: What was last read well; None where nothing is known.
+        checkpoint: The last valid content; None where nothing is known.
         problem: Why it cannot be read now; empty where it can.
     """
 

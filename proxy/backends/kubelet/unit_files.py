@@ -1,4 +1,4 @@
-"""The command line that systemd gives to kubelet, by its unit, drop-ins and environment files.
+"""Read the command line that systemd gives to kubelet from its unit, drop-ins and environment files.
 
 Theory (systemd.unit(5), systemd.exec(5)). Of several unit files of one name, the one in the first directory
 counts; drop-ins of all directories are read in the order of their names. ``ExecStart=``, ``Environment=`` and
@@ -54,7 +54,7 @@ class Span(Struct, frozen=True):
 
 
 class UnitCommand(Struct, frozen=True):
-    """What a unit starts.
+    """The command that a unit starts.
 
     Attributes:
         exec_start: The command as the unit has it.

@@ -6,8 +6,8 @@ Theory. The file is a journal of lines, each
 
 where the JSON is ``{"n": 7, "set": {"key": {...}, "gone": null}}``. One line is one atomic batch: it is
 appended in one write, and it counts only if its newline is there, its checksum is right and its number
-follows the last one. Line 0 is the header, ``{"n": 0, "format": 1, "machine": "..."}``. State is what the
-lines say one after the other; a compacted file says it in one line.
+follows the last one. Line 0 is the header, ``{"n": 0, "format": 1, "machine": "..."}``. The state is the
+result of all lines in their order; a compacted file has it in one line.
 
 What can be wrong, and what it means:
 
@@ -18,7 +18,7 @@ What can be wrong, and what it means:
 
 Content never makes a batch fail. A lone surrogate, which UTF-8 cannot carry, is stored as the six characters
 of its escape, as text: every reader of this format accepts that. A record that JSON cannot express at all, or
-that is too long, is left out alone, and an older record under its key goes with it: a missing record is
+that is too long, is left out alone, and an older record under its key is deleted, too: a missing record is
 rebuilt from the runtime, an outdated one would be believed.
 """
 

@@ -3,8 +3,8 @@
 What it survives. A batch is one append of one line, so a crash of the process at any instruction leaves all
 of it or none (what the kernel has taken, a later process reads). By default nothing is synced: after a loss
 of power no container is left whose placement would matter, and the node starts again from what the runtime
-says; ``sync=True`` syncs each batch, at 0.2 ms and more. Compaction writes the whole state next to the file,
-syncs it and renames it over the file, so that at each moment one complete file has the name.
+reports; ``sync=True`` syncs each batch, at 0.2 ms and more. Compaction writes the whole state next to the
+file, syncs it and renames it over the file, so that at each moment one complete file has the name.
 
 One process writes at a time; the daemon's lock ensures that.
 """
@@ -100,7 +100,7 @@ class FileLedger:
             self._lock.release()
 
     def _mend(self) -> None:
-        """Bring the file to what we wrote: cut off the rest of a failed write, replace a removed file."""
+        """Restore the file: cut off the rest of a failed write, replace a removed file."""
         now = os.fstat(self._fd)
         if now.st_nlink == 0 or now.st_size < self._size:
             self._compact()
@@ -127,7 +127,7 @@ class FileLedger:
             self._compact_at = 2 * self._size  # not with each write
 
     def _compact(self) -> None:
-        """Replace the file by a short one that says the same."""
+        """Replace the file by a short one with the same state."""
         text = fmt.header(self._machine)
         if self._entries:
             text += fmt.batch(1, self._entries)
@@ -151,7 +151,7 @@ class FileLedger:
         """
         notes: list[str] = []
         with contextlib.suppress(FileNotFoundError):
-            self.path.with_name(f"{NAME}.new").unlink()  # a compaction that did not come to its end
+            self.path.with_name(f"{NAME}.new").unlink()  # a compaction that was interrupted
         try:
             found = os.lstat(self.path)
         except FileNotFoundError:
@@ -193,5 +193,5 @@ def _read_all(fd: int) -> bytes:
 
 
 def cannot(what: str, path: Path, error: OSError) -> CannotCreateError:
-    """Return what could not be done to the ledger, and why."""
+    """Return an error that says what could not be done to the ledger, and why."""
     return CannotCreateError(f"cannot {what} the ledger {path}: {error.strerror or error}")

@@ -17,7 +17,7 @@ def open_ledger(
 ) -> tuple[FileLedger, list[str]]:
     """Open the ledger of a state directory, or begin one.
 
-    A file that is not ours to use (damaged in the middle, of an unknown format, from another machine, no
+    A file that cannot be used (damaged in the middle, of an unknown format, from another machine, not a
     regular file) is renamed to ``ledger.jsonl.bad-<time>`` and kept, and an empty ledger begins.
 
     Args:

@@ -1,1 +1,1 @@
-"""The container runtime as we call it: its CRI client, its lists, and its events."""
+"""A client of the container runtime: its CRI, its lists, and its events."""

@@ -1,4 +1,4 @@
-"""Our own calls to the container runtime, over our own gRPC channel.
+"""Call the container runtime over a gRPC channel of our own.
 
 Nothing here is in the path of a client's request. Importing grpc takes longer than everything else at start,
 so it is imported with the first call. A runtime that does not know ``runtime.v1`` is queried by
@@ -141,7 +141,7 @@ class GrpcRuntime:
         self._channel.close()
 
     def _ask(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Make a call whose answer counts as a whole."""
+        """Make a call whose answer is valid only as a whole."""
         raw = self._call(what, method, request)
         try:
             return answer.FromString(raw)

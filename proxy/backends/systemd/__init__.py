@@ -1,1 +1,1 @@
-"""systemd as we call it: D-Bus, and the properties of units."""
+"""A client of systemd: D-Bus, and the properties of units."""

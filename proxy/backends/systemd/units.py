@@ -1,4 +1,4 @@
-"""systemd's units: the CPUs and memory nodes of a scope, and daemon-reload notifications.
+"""Read and set the CPUs and memory nodes of systemd units, and receive daemon-reload notifications.
 
 Theory. On cgroup v2 systemd writes ``cpuset.cpus`` and ``cpuset.mems`` of a unit from its properties
 ``AllowedCPUs`` and ``AllowedMemoryNodes`` whenever it has reason to: a daemon-reload, or any change of any
@@ -126,7 +126,7 @@ class SystemdUnits:
             self._thread.start()
 
     def _stay(self, on_event: Callable[[UnitNews], None]) -> None:
-        """Be connected for ever; runs in the thread."""
+        """Stay connected until ``close``; runs in the thread."""
         pauses = RetryDelays(_PAUSES)
         while not self._closing.is_set():
             lasted = 0.0

@@ -1,1 +1,1 @@
-"""The wire: sockets around the relay, interceptors, views over CRI messages."""
+"""The CRI front end: sockets around the relay, interceptors, and views of CRI messages."""

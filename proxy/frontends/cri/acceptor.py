@@ -1,8 +1,8 @@
-"""The socket side of the proxy: accepting, dialling the runtime, draining.
+"""Accept clients, connect each to the runtime, and drain connections at the end.
 
 For each connection that is accepted one is made to the runtime, before the first byte of the client is read:
 until then the kernel's socket buffer holds what the client sends. If the runtime cannot be reached the
-accepted connection is closed at once, which a client takes as it would take the runtime's own absence. What
+accepted connection is closed at once, which looks to a client as if the runtime itself were absent. What
 happens between the two is in ``link``.
 """
 
@@ -59,8 +59,8 @@ class Acceptor:
             upstream_path: The runtime's unix socket.
             interceptor: Decides on intercepted calls.
             methods: Full paths of the intercepted methods.
-            report: Called where something went wrong with one connection.
-            fault: Takes an exception that has ended a connection.
+            report: Called when one connection has failed.
+            fault: Called with an exception that has ended a connection.
         """
         self._upstream = upstream_path
         self._report = report
@@ -105,7 +105,7 @@ class Acceptor:
         asyncio.get_running_loop().add_reader(self._fd, self._accept)
 
     async def drain(self, limit_s: float) -> None:
-        """Stop accepting, let what is under way end, then close.
+        """Stop accepting, let calls in flight end, then close.
 
         A GOAWAY makes clients continue on another connection. A connection closes when nothing is
         open on it, and all close after ``limit_s`` seconds, which calls that are held then see as a lost
@@ -161,7 +161,7 @@ class Acceptor:
             link.lost()
 
     def _swollen(self) -> None:
-        """A connection has more to write than its peer reads: end the worst one where all have too much."""
+        """End the connection with the most unread bytes if all connections together exceed the limit."""
         if sum(link.unread for link in self._links) > UNREAD_BYTES:
             worst = max(self._links, key=_unread)
             asyncio.get_running_loop().call_soon(worst.cut, "its peer does not read, and too many bytes wait")

@@ -1,6 +1,6 @@
-"""An intercepted call: a CRI message in, a decision written into it.
+"""An intercepted call: its CRI message is read, and the decision is written into it.
 
-It is what the code that decides sees of the CRI (``proxy.calls.held_call.HeldCall``).
+The code that decides knows the CRI only through it (``proxy.calls.held_call.HeldCall``).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class InterceptedCall:
         path: The full path, ``/runtime.v1.RuntimeService/CreateContainer``, perhaps without its first slash.
         method: The part behind the last slash.
         body: The request message as the client sent it, or as it has been changed.
-        state: Free for the interceptor.
-        done: The call is over.
+        state: For the interceptor's own use.
+        done: The call has ended.
     """
 
     __slots__ = (
@@ -157,10 +157,10 @@ class InterceptedCall:
 
 
 class Interceptor(Protocol):
-    """Decides on intercepted calls. What it raises is logged and lets the call pass unchanged."""
+    """Decides on intercepted calls. An exception that it raises is logged, and the call passes unchanged."""
 
     def request(self, call: InterceptedCall) -> None:
-        """A call waits for ``release`` or ``refuse``, now or later."""
+        """Handle a call, which waits for ``release`` or ``refuse``."""
 
     def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
         """A request is not one plain message; gives a refusal or None, see ``Handler.anomaly``."""

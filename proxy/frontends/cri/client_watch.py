@@ -1,4 +1,4 @@
-"""Notices that no client is connected although pods run: kubelet then uses another endpoint.
+"""Detect that no client is connected although pods run: kubelet then uses another endpoint.
 
 Such a node looks installed and is half managed: pods are found when the state is compared with the runtime,
 and get their CPUs late; what only a CreateContainer decides is never decided.
@@ -37,7 +37,7 @@ class ClientWatch:
         """Report nothing yet.
 
         Args:
-            front: Has the clients.
+            front: Accepts the clients.
             telemetry: Where to report.
             pods: Returns how many pods are known.
             others: Returns the files that lead kubelet elsewhere, with the endpoint; may block.

@@ -1,4 +1,4 @@
-"""From CRI messages to our values."""
+"""Convert CRI messages to values of the model."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class CriCreateRequest:
         return _pod_total(self._sandbox())
 
     def devices(self) -> DeviceFacts:
-        """Read which devices the container gets."""
+        """Read the devices that the request gives to the container."""
         return given_of(self._message.config)
 
     def _sandbox(self) -> pb.SandboxFacts:

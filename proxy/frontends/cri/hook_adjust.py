@@ -1,4 +1,4 @@
-"""Changing a request to what hooks want, and nothing else of it.
+"""Apply the adjustment of hooks to a request, and change nothing else in it.
 
 Theory. What a suffix can say is appended (``suffix``). What it cannot say is to take a key out of a map, and
 to replace or take out an entry of a list: a variable, a mount, a device. Whether there is such an entry is

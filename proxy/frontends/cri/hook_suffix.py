@@ -1,4 +1,4 @@
-"""What is appended to a request so that it says what hooks want.
+"""Encode what is appended to a request to apply the adjustment of hooks.
 
 As in ``proxy.frontends.cri.rewrite``: in a message that occurs twice the later scalar wins, also one that is
 0 or empty on purpose; so does the later entry of a map; and lists grow. So a suffix can set every scalar, set

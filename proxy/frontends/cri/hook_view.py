@@ -1,4 +1,4 @@
-"""CRI messages as hooks see them, and what hooks want written into them; only where there are hooks."""
+"""Show CRI messages to hooks, and write their adjustments into them; imported only where there are hooks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class NewContainer(ContainerFacts):
 
     @classmethod
     def of(cls, body: bytes) -> NewContainer:
-        """Make it from a CreateContainerRequest that is not read yet."""
+        """Create it from a CreateContainerRequest that is read later."""
         new = object.__new__(cls)
         object.__setattr__(new, "_body", body)
         return new

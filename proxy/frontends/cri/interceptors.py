@@ -1,4 +1,4 @@
-"""The CRI's side of deciding: which methods are intercepted, answers, and requests that cannot be read.
+"""Define which CRI methods are intercepted, and handle their answers and unreadable requests.
 
 A request that is not one plain gRPC message is counted and reported, and the node is compared with the
 runtime soon after. No client of the CRI sends one. A create that the runtime might execute without a decision

@@ -1,4 +1,4 @@
-"""One client connection, its connection to the runtime, and the session between them.
+"""Relay one client connection to its connection to the runtime, through a session.
 
 Theory of operation. Two pipes feed one sans-IO session. What a read makes leave goes out in one
 write for each side before the loop turns. Back-pressure: when one side's write buffer is above the high-water
@@ -39,7 +39,7 @@ SERVER_OWN_WATER = HELD_BYTES + OWN_WATER
 
 
 def _nothing(*_: object, **keys: object) -> None:
-    """Hear of nothing."""
+    """Ignore a notification."""
 
 
 class CallTimes:
@@ -58,12 +58,12 @@ class CallTimes:
 
 
 class RelayContext(Struct, frozen=True):
-    """What all links stand on.
+    """The shared parts of all links.
 
     Attributes:
         interceptor: What decides.
         intercepts: Says which paths are intercepted.
-        gone: Called once for each link, when it is over.
+        gone: Called once for each link, when it has ended.
         report: Called where a peer misbehaves, and for a fault of the interceptor.
         fault: Takes an exception that has ended a link.
         swollen: Called when a link has much to write that a peer does not read.
@@ -86,7 +86,7 @@ class Link:
 
     Attributes:
         client, server: The two ends.
-        closed: The link is over.
+        closed: The link has ended.
         last: When its last call came, on the monotonic clock; None before the first one.
     """
 
@@ -99,7 +99,7 @@ class Link:
         """Begin a relay.
 
         Args:
-            ground: What all links stand on.
+            ground: The shared parts of all links.
         """
         self._session = Session(self, ground.intercepts, ground.budget)
         self._ground = ground
@@ -165,7 +165,7 @@ class Link:
         self._send()
 
     def lost(self) -> None:
-        """One side is gone, or nothing good can come any more: end everything."""
+        """Handle that one side is gone, or the session has failed: end everything."""
         if self.closed or self._ending:
             return
         self._ending = True
@@ -207,7 +207,7 @@ class Link:
             self._report(error)
 
     def _report(self, error: Exception) -> None:
-        # A report that fails, too, is not worth the others.
+        # A report that fails must not end the other links.
         with contextlib.suppress(Exception):
             self._say("ended a connection because of an internal error", err=error)
             self._ground.fault(error)
@@ -226,7 +226,7 @@ class Link:
         return self.client.waiting + self.server.waiting
 
     def flush(self) -> None:
-        """Send what the session has ready, unless a read is being handled, which ends with this anyway."""
+        """Send the bytes that the session has ready, unless a read is being handled, which ends with this."""
         try:
             self._send()
         except Exception as error:  # noqa: BLE001  as in ``received``
@@ -236,7 +236,7 @@ class Link:
         if self._busy or self.closed:
             return
         session = self._session
-        # A side that is not attached yet gets what is ready for it when it is: some runtimes speak first.
+        # A side that is not attached yet gets its bytes when it is: some runtimes send first.
         if self.server.attached and (chunks := session.to_server()):
             self.server.write(chunks)
         if self.client.attached and (chunks := session.to_client()):
@@ -248,7 +248,7 @@ class Link:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no call is in flight."""
         return not self._session.open_streams and not self.client.waiting
 
     @property

@@ -1,4 +1,4 @@
-"""One end of a link: a socket that the loop watches, read and written without anything between.
+"""One end of a link: a socket that the loop watches, read and written without asyncio's transports.
 
 asyncio's transports do the same and more, and the calls between (event, transport, protocol, transport) are
 paid twice by every small call that passes. This is the part of them that a link needs: read when there is
@@ -43,11 +43,11 @@ _OTHER, _OWN = 1, 2  # why nothing is read: the other end's buffer is full, this
 
 
 def _nothing(*_: object) -> None:
-    """What a closed pipe calls."""
+    """Do nothing: the callback of a closed pipe."""
 
 
 class PipeCallbacks(Struct, frozen=True):
-    """What a pipe reports besides what it reads.
+    """The notifications of a pipe besides received bytes.
 
     Attributes:
         failed: An unforeseen exception; must end the pipe.
@@ -93,7 +93,7 @@ class Pipe:
             got: Takes what was read.
             ended: The peer sends no more; this end stays open for writing until it is closed.
             lost: The socket is broken.
-            faults: What else may happen.
+            faults: The other notifications.
             own_water: When this many bytes wait to be written, nothing more is read here.
         """
         self._got = got
@@ -291,7 +291,7 @@ class Pipe:
             self._watch()
         with contextlib.suppress(OSError):
             self._socket.close()
-        # What refers to a link refers to this: without the knot it goes now, not at some collection.
+        # The link and this refer to each other: breaking the cycle frees both now, without a collection.
         self._got = self._ended = self._lost = _nothing
         self._faults = _NONE
         del self.other

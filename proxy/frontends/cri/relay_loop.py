@@ -1,4 +1,4 @@
-"""An event loop that calls a link's sockets right where the kernel reports them.
+"""An event loop that handles a link's sockets as soon as the kernel reports them.
 
 asyncio makes a handle of each event, queues it and runs it in a turn of its own. A small call has two events,
 and with what is done between them the queue costs as much as relaying the bytes. Here the functions of the
@@ -53,7 +53,7 @@ class _RelaySelector(selectors.BaseSelector):
     def watch(self, fd: int, readable: _Called | None, writable: _Called | None) -> None:
         """See ``RelayLoop.watch``."""
         events = (EPOLLIN if readable is not None else 0) | (EPOLLOUT if writable is not None else 0)
-        if not events:  # the kernel would report an error or the end even so, again and again
+        if not events:  # the kernel would report an error or the end nevertheless, repeatedly
             if self.called.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
         elif fd in self.called:

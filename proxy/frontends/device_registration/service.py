@@ -1,4 +1,4 @@
-"""Device plug-ins as the daemon starts and stops them: registrations, and what they lead to."""
+"""The service for device plug-ins: it serves registrations, and is started and stopped by the daemon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CANNOT_SERVE: Final = "cannot serve registrations of device plug-ins"
 
 
 class Registrations(Protocol):
-    """What takes registrations."""
+    """A receiver of registrations."""
 
     async def register(self, resource: str, path: Path) -> None:
         """Make a plug-in the one of a resource.

@@ -1,1 +1,1 @@
-"""Between the calls of all front ends and hooks; nothing of it is imported on a node without hooks."""
+"""Connects the calls of all front ends to hooks; not imported on a node without hooks."""

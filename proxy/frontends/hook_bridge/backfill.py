@@ -1,4 +1,4 @@
-"""Looking up what hooks see of pods and containers that came before there were hooks, or without a call.
+"""Look up facts for hooks about pods and containers that are older than the hooks or came without a call.
 
 A worker reads it from the runtime's lists. Where the runtime does not answer, it is queried again; until
 then hooks see such pods and containers without labels and annotations, and are notified of all that exists
@@ -26,7 +26,7 @@ RETRY: Final = Backoff(1.0, 30.0)
 
 
 class Backfill:
-    """Looks up what hooks lack, and has them notified."""
+    """Looks up missing facts, and notifies hooks."""
 
     def __init__(self, executor: NodeContext, asking: HookCaller) -> None:
         """Prepare; ``following`` is set before anything is looked up.
@@ -73,17 +73,17 @@ class Backfill:
             self._executor.broken(error)
 
     def later(self) -> None:
-        """Look it up in a moment, and until it works."""
+        """Look up the facts soon, and repeat until that succeeds."""
         if not self._learning:
             self._learning = True
             self._executor.spawn(self._go_on())
 
     def resumed(self) -> None:
-        """The node is ours again: hooks have missed what happened meanwhile."""
+        """Handle the end of a release: hooks have missed the events during it."""
         self._executor.spawn(self._notify_of_all())
 
     async def when_reconciled(self) -> None:
-        """The runtime comes late, and hooks are in use that were not notified of what exists."""
+        """Handle a late first reconcile: hooks are in use that were not notified of existing containers."""
         await self._executor.reconciled.wait()
         await self._notify_of_all()
 

@@ -1,7 +1,7 @@
-"""Calling hooks for held calls, and doing what they answer.
+"""Call hooks for held calls, and apply their answers.
 
-What hooks want is done between a decision and its barrier: the CPUs of a create are taken already, and no
-container has moved yet. So a refusal costs the others nothing, and what a hook names can only be less than
+Answers of hooks are applied between a decision and its barrier: the CPUs of a create are taken already, and
+no container has moved yet. So a refusal costs the others nothing, and what a hook names can only be less than
 what was decided (``proxy.engine.narrowing``). Hooks' fields are written first, then the engine's own: which
 CPUs and memory nodes a request names is always its last word.
 
@@ -49,7 +49,7 @@ STARTABLE = (Phase.CREATED, Phase.STARTING)
 
 
 class HookBridge:
-    """Has hooks called; implements ``proxy.calls.hook_gateway.HookGateway``."""
+    """Calls hooks; implements ``proxy.calls.hook_gateway.HookGateway``."""
 
     active = True
 
@@ -109,7 +109,7 @@ class HookBridge:
                 go(call, hooked)
 
         def over() -> None:
-            self._executor.lifecycle.failed(container.id)  # it never left for the runtime
+            self._executor.lifecycle.failed(container.id)  # it was never forwarded to the runtime
 
         self._dispatcher.ask(call, event, decided, over)
 

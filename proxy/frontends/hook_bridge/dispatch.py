@@ -1,4 +1,4 @@
-"""Calling hooks for one held call, and doing what they answer: what all calls have in common."""
+"""Call hooks for one held call, and apply their answers: the part that all calls have in common."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _REJECTIONS = ("RunPodSandbox", "CreateContainer")
 """Methods whose rejections are reported as those of their pod or container."""
 
 Decided = Callable[[Outcome], None]
-"""Goes on with a call when the hooks have answered."""
+"""Continues with a call when the hooks have answered."""
 LookUp = Callable[[str], Awaitable[object]]
 
 
 class HookDispatcher:
-    """Takes a call through the hooks."""
+    """Passes a call to the hooks and applies their answers."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class HookDispatcher:
         return False
 
     def relays(self, call: HeldCall) -> bool:
-        """Let a call go where the node was released meanwhile: nothing is decided here any more."""
+        """Forward a call if the node was released meanwhile: then nothing is decided here any more."""
         if not self.executor.store.mode.is_leaving:
             return False
         call.release()

@@ -1,4 +1,4 @@
-"""The facts that hooks are called with, from messages, from what is remembered, and from the state.
+"""Build the facts for hooks from messages, from remembered objects, and from the state.
 
 Nothing here is decoded that no hook looks at, but for what must be a plain value at once: image and resources
 of a container that exists. Everything is made on the event loop and may be read from any thread.

@@ -105,7 +105,7 @@ class LifecycleEvents(Observer):
         return not self.memory.knows(target) or self.memory.pod(container.pod.sandbox_id) is None
 
     def find_pod(self, sandbox_id: str) -> Pod | None:
-        """Return a sandbox that is there, one that has been stopped, too."""
+        """Return an existing sandbox, also one that has been stopped."""
         return self._executor.state.pods.get(sandbox_id) or self.stopped.get(sandbox_id)
 
     def pod(self, pod: Pod) -> PodFacts:

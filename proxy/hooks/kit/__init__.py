@@ -1,1 +1,1 @@
-"""Code that several shipped hooks share (each hook is one file); other hooks may use it too."""
+"""Shared code of the shipped hooks (each hook is one file); other hooks may use it too."""

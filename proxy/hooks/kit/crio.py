@@ -14,7 +14,7 @@ _GOVERNOR = re.compile(r"[a-z][a-z_]{0,30}")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a pod wishes for its containers that own CPUs.
+    """The settings that a pod requests for its containers that own CPUs.
 
     Attributes:
         quota_off: No CFS quota.

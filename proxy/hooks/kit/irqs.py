@@ -100,7 +100,7 @@ class Irqs:
         return wishes
 
     def _take_over(self, files: frozenset[Path]) -> None:
-        """Find interrupts that have come with the narrowed default: theirs is the default as it was."""
+        """Find interrupts that started with the narrowed default: their own value is the original default."""
         own = _parsed(self._default, self._knobs.own(self._default))
         now = _parsed(self._default, _text(self._default))
         if self._seen is not None and own != now:
@@ -159,7 +159,7 @@ def _parsed(file: Path, text: str | None) -> CpuSet:
 
 
 def _judged(held: SettingsHold) -> MovedIrqs:
-    """Count; what refuses all writes is a fault, what refuses single ones is the kernel's way.
+    """Count written and refused files; single refusals are normal, a refusal of all is an error.
 
     Raises:
         HookError: The files cannot be written.

@@ -57,7 +57,7 @@ class KernelSettings:
     """Files that are set for a while. Calls from several threads wait for each other.
 
     Args:
-        state: Where is remembered what the files held; its directory is made.
+        state: The file that stores the own values; its directory is made.
         put: Writes a file.
     """
 
@@ -70,7 +70,7 @@ class KernelSettings:
         self._saved = dict(self._known)
 
     def own(self, path: Path) -> str | None:
-        """Return what a file holds without us; None where it cannot be read."""
+        """Return the own value of a file; None where it cannot be read."""
         with self._lock:
             return self._own(path)[0]
 
@@ -82,10 +82,10 @@ class KernelSettings:
                 self._known[str(path)] = (own, now)
 
     def hold(self, wishes: Mapping[Path, str]) -> SettingsHold:
-        """Return files these values, and back their own to all others that have been set before.
+        """Write these values, and restore the own values of all other files that were set before.
 
         Raises:
-            OSError: What the files held cannot be remembered; none of them has been written.
+            OSError: The previous values cannot be stored; no file has been written.
         """
         with self._lock:
             plan = self._plan(wishes)
@@ -128,7 +128,7 @@ class KernelSettings:
         return plan
 
     def _learn(self, plan: Mapping[Path, str], refused: Mapping[Path, OSError]) -> None:
-        """Remember what the kernel made of what was written, and forget what holds its own value again."""
+        """Store the values that the kernel now has, and forget files that have their own value again."""
         for path, value in plan.items():
             own, before, _ = self._known[str(path)]
             now = before
@@ -149,7 +149,7 @@ class KernelSettings:
 
 
 def _load(state: Path) -> dict[str, tuple[str, ...]]:
-    """Read what is remembered; nothing where there is nothing sound."""
+    """Read the stored values; empty where there are no valid ones."""
     try:
         with state.open("rb") as stream:
             data = json.loads(stream.read(SIZE_LIMIT))

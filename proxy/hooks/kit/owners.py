@@ -40,7 +40,7 @@ class Owners(Generic[Wish]):
         self._lock = threading.Lock()
 
     def hear(self, event: Point) -> None:
-        """Take in what an event says."""
+        """Process an event."""
         with self._lock:
             match event:
                 case Synchronize():

@@ -23,7 +23,7 @@ class Power:
 
     Args:
         sysfs: Where the kernel describes the hardware: ``/sys``.
-        state: Where is remembered what the files held.
+        state: The file that stores the own values.
         put: Writes a file of the kernel.
     """
 
@@ -32,7 +32,7 @@ class Power:
         self._knobs = KernelSettings(state, put)
 
     def hold(self, owners: Iterable[tuple[CpuSet, Wish]]) -> None:
-        """Set what owners wish for their CPUs, and give all other CPUs back what they had.
+        """Apply the settings of owners to their CPUs, and restore those of all other CPUs.
 
         Raises:
             HookError: Some files could not be written; all others have been.

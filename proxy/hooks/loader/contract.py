@@ -30,7 +30,7 @@ _NEAR_EVENT: Final = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a file offers.
+    """The definitions of a hook file.
 
     Attributes:
         handlers: Point to function.
@@ -106,7 +106,7 @@ def _handler(name: str, value: Any) -> Callable[..., Any]:
         raise HookError(
             f"{name}{inspect.signature(value)} cannot be called with one argument, the event"
         ) from None
-    except ValueError:  # written in C, and nothing is known of it
+    except ValueError:  # written in C: its signature is unknown
         pass
     if not inspect.iscoroutinefunction(value) and inspect.iscoroutinefunction(type(value).__call__):
         return value.__call__  # type: ignore[no-any-return]  # an object whose call is a coroutine function
@@ -168,13 +168,13 @@ _NAMES: Final = frozenset(
 
 
 def check_purity(source: bytes) -> None:
-    """See whether a file can be called on the loop.
+    """Check whether the functions of a file may be called on the loop.
 
     Args:
         source: Its text, which has been run.
 
     Raises:
-        HookError: What it has that a pure file has not; the cause alone.
+        HookError: It contains what a pure file must not contain; the cause alone.
     """
     for node in ast.walk(ast.parse(source)):
         what = _FORBIDDEN.get(type(node)) or _other(node)

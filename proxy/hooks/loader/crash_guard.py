@@ -21,11 +21,11 @@ DEATHS: Final = 2
 
 
 class DeadlyError(HookError):
-    """The daemon has not survived a file."""
+    """The daemon has crashed while a file was brought into use."""
 
 
 class CrashMarks:
-    """Marks in a directory; what it cannot write it goes without. Its methods block."""
+    """Marks in a directory; a mark that cannot be written is skipped. Its methods block."""
 
     def __init__(self, directory: Path | None) -> None:
         """Nothing is written yet.

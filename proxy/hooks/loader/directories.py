@@ -48,12 +48,12 @@ class Candidate:
 
 @dataclass(slots=True)
 class Survey:
-    """What one look has found.
+    """The result of one scan.
 
     Attributes:
         candidates: By name, in order.
         masked: Files that do not count, and the one that is taken instead.
-        strange: Sentences about what does not count, and was perhaps meant to.
+        strange: Sentences about ignored files that were perhaps meant as hooks.
         unreadable: Directories of which nothing is known now.
     """
 
@@ -64,7 +64,7 @@ class Survey:
 
 
 def survey(config: HooksConfig) -> Survey:
-    """Look at the three directories; each may be absent."""
+    """Scan the three directories; each may be absent."""
     found, trust = Survey(), Trust()
     if not config.enabled:
         return found
@@ -79,10 +79,10 @@ def survey(config: HooksConfig) -> Survey:
 
 
 def alone(path: Path) -> Candidate:
-    """Look at one file, wherever it is, as if it were in a directory of hooks; for commands.
+    """Examine one file as if it were in a directory of hooks; for commands.
 
     Raises:
-        HookError: By its name or its type it would be left alone there.
+        HookError: It would be ignored there because of its name or type.
     """
     server = path.name.endswith("json")
     if not server and not _HOOK.fullmatch(path.name):

@@ -61,7 +61,7 @@ class Loaded:
             linecache.cache[self.hook.source] = (len(self.source), None, lines, self.hook.source)
 
     def unload(self) -> None:
-        """Forget the module; what of it still runs continues."""
+        """Remove the module; code of it that still runs continues."""
         if self.module is not None:
             sys.modules.pop(self.module.__name__, None)
 

@@ -9,7 +9,7 @@ Its fields are keys of ``hooks.settings.NAME.config``; a field without a default
     Literal[...], an enum.StrEnum     one of these
     X | None                          as X; None only by default
 
-``__post_init__`` may look at the whole and raise ValueError.
+``__post_init__`` may check all fields together and raise ValueError.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _one_of(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
 
 
 def _said(value: Any) -> str:
-    """Return what a value is."""
+    """Describe a value for a message."""
     for kind, words in _SAID:
         if isinstance(value, kind):
             return words if isinstance(value, (Mapping, list, tuple)) else f"{words} ({str(value)[:40]!r})"

@@ -34,7 +34,7 @@ class Version:
 
 
 class VersionBuilder:
-    """Makes versions; what blocks is done by the worker, and what a hook does by a thread for each.
+    """Loads versions of hook files; the worker does blocking reads, and each file runs in its own thread.
 
     Attributes:
         config: What is configured for hooks.

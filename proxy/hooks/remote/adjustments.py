@@ -37,7 +37,7 @@ _S = TypeVar("_S", CpuSet, Mask)
 
 @dataclass(frozen=True, slots=True)
 class ServerClaims:
-    """What a server wants.
+    """The changes that a server requests.
 
     Attributes:
         adjustment: As the engine takes it.

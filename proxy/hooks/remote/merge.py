@@ -42,7 +42,7 @@ def merge_answer(sent: Request, answer: Response) -> Request:
         answer: What it says.
 
     Raises:
-        HookError: The answer is not one to such a question.
+        HookError: The answer is not of the type that answers the request.
     """
     match sent, answer:
         case pb.PodSandboxHookRequest(), pb.PodSandboxHookResponse():

@@ -1,4 +1,4 @@
-"""The process at a hook server's socket: only one of a trusted user is called.
+"""Check the process at a hook server's socket: only one of a trusted user is called.
 
 A hook server sees every pod, and its answers change containers. Two things identify the process that answers:
 the directories on the path of the socket, which decide which users can put a socket there, and the

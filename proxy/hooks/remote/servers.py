@@ -30,11 +30,11 @@ NEVER_ASKED: Final = frozenset({"PreRemoveRunPodSandbox"})
 
 
 class OurselvesError(HookError):
-    """The server is this daemon: the file is there for other clients of this directory."""
+    """The server is this daemon: the file is meant for other clients of this directory."""
 
 
 class _FlawError(Exception):
-    """What is wrong with a file."""
+    """A file of a hook server is invalid; the text says why."""
 
 
 def _log(message: str, /, **keys: object) -> None:

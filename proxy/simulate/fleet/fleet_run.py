@@ -25,7 +25,7 @@ from proxy.simulate.hosts import Host
 
 
 class FleetScheduler(Protocol):
-    """What chooses nodes."""
+    """A scheduler that chooses nodes."""
 
     def choose(self, pod: FleetPod) -> int:
         """Return the position of the node for a pod; -1 where none will do."""

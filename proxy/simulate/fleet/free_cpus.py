@@ -11,12 +11,12 @@ class FreeCpus:
     """CPUs that could still be given to one container alone, by node and NUMA node."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
-        """Count those of some nodes."""
+        """Count the free CPUs of some nodes."""
         self._numa = {id(host.node): [numa.cpus.bits for numa in host.node.machine.nodes] for host in hosts}
         self._free: list[list[int]] = [self._counts(host) for host in hosts]
 
     def update(self, at: int, host: Host) -> None:
-        """Count those of a node again."""
+        """Count the free CPUs of a node again."""
         self._free[at] = self._counts(host)
 
     def total(self) -> int:

@@ -1,6 +1,6 @@
 """A cpuset hierarchy in an ordinary directory, with the kernel's rules.
 
-For the demo, for tests, and for trying the daemon without touching the node: the files are real files, so a
+For the demo, for tests, and for trying the daemon without changing the node: the files are real files, so a
 person can look at them, and what the kernel refuses is refused with the kernel's error number (the contract
 test runs the same cases on both). The description of the imagined machine lies in the directory
 (``directory-tree.json``), so several processes can open one tree; a file lock orders their writes. The rules

@@ -177,7 +177,7 @@ class FakeCgroupFiles:
             raise OSError(errno.EACCES, "the parent holds less")
 
     def _spread(self, path: str, name: str) -> None:
-        """Work out the effective value of a group and of everything below it."""
+        """Compute the effective value of a group and of everything below it."""
         self._work_out(path, name, self._table(name))
 
     def _work_out(self, path: str, name: str, table: partitions.Table) -> None:

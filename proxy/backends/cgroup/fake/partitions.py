@@ -35,7 +35,7 @@ VALID, INVALID, STUCK, LOST = "valid", "invalid", "stuck", "lost"
 
 
 class PartitionEntry(Struct, frozen=True):
-    """A group that is no member."""
+    """A group that is a partition root, valid or not."""
 
     kind: str
     cpus: str
@@ -44,7 +44,7 @@ class PartitionEntry(Struct, frozen=True):
 
     @property
     def withheld(self) -> CpuSet:
-        """The CPUs that no group outside has."""
+        """The CPUs that no group outside of the partition can use."""
         return CpuSet() if self.state == INVALID else CpuSet.parse(self.cpus)
 
     @property
@@ -72,7 +72,7 @@ class FakePartitionFiles(Protocol):
 
 
 def load(root: Path) -> Table:
-    """Return the groups that are no members."""
+    """Return the groups that are not members."""
     try:
         return {
             path: PartitionEntry(**entry) for path, entry in json.loads((root / TABLE).read_text()).items()
@@ -82,7 +82,7 @@ def load(root: Path) -> Table:
 
 
 def save(root: Path, table: Table) -> None:
-    """Keep them."""
+    """Store the groups that are not members."""
     text = json.dumps({path: asdict(entry) for path, entry in table.items()})
     write_file(root / TABLE, text.encode(), mode=0o644, sync=False)
 
@@ -95,7 +95,7 @@ def furniture(path: str, *, exclusive: bool) -> dict[str, str]:
 
 
 def effective(path: str, own: CpuSet, above: CpuSet, online: CpuSet, table: Table) -> CpuSet:
-    """Return what tasks of a group get."""
+    """Return the CPUs that tasks of a group get."""
     inside = CpuSet()
     for other, each in table.items():
         if other.startswith(f"{path}/") or not path:
@@ -126,7 +126,7 @@ def set_exclusive(tree: FakePartitionFiles, path: str, value: CpuSet, table: Tab
 
 
 def listed(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> Table:
-    """Return them after a group's list was written."""
+    """Return the groups that are not members after a group's list was written."""
     after = dict(table)
     for sibling in _siblings(tree, path):
         entry = after.get(sibling)
@@ -141,7 +141,7 @@ def listed(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> 
 
 
 def set_partition(tree: FakePartitionFiles, path: str, word: str, table: Table) -> Table:
-    """Return them after a group was made a partition or a member.
+    """Return the groups that are not members after a group was made a partition or a member.
 
     Raises:
         OSError: EINVAL: no such word.

@@ -1,4 +1,4 @@
-"""What belongs to one runtime: how it names cgroups, its monitors, its faults. Values and pure functions.
+"""The differences between runtimes: names of cgroups, monitors, faults. Values and pure functions.
 
 The others take it from here: ``backends/cgroup/group_names`` imports the names, and the executor is given
 ``QUIRKS`` by the composition root. All runtimes are known at once, as a node may change its runtime, and a

@@ -13,7 +13,7 @@ start. So the group of a container is there, and its cpuset is written, before t
 runtimes do both for the start.
 
 **Hidden creates** (CRI-O 1.34, internal/resourcestore). When the client of a CreateContainer has gone, CRI-O
-finishes the create and keeps the container back: no list shows it. The next request for the same pod, name
+finishes the create and hides the container: no list shows it. The next request for the same pod, name
 and attempt is answered with this container, which has the CPUs of the first request.
 ``engine/runtime_knowledge`` remembers such creates, for any runtime.
 """
