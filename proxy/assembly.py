@@ -204,12 +204,12 @@ def _partitions(
     config: Config, cgroups: Cgroups, entries: Collection[str]
 ) -> tuple[KernelPartitions | None, str]:
     """Connect partitions of owned CPUs, or end those of an earlier run; returns them with their kind."""
-    asked = "" if config.apply.partitions is OwnerPartitions.NONE else config.apply.partitions.value
-    if not asked and not any(key.startswith("x/") for key in entries):
+    requested = "" if config.apply.partitions is OwnerPartitions.NONE else config.apply.partitions.value
+    if not requested and not any(key.startswith("x/") for key in entries):
         return None, ""
     from proxy.backends.cgroup.partitions import open_partitions
 
-    return open_partitions(cgroups), asked
+    return open_partitions(cgroups), requested
 
 
 def _places(
@@ -269,8 +269,10 @@ def suppression_settings(config: Config) -> SuppressionSettings:
     """Return the settings of BE suppression."""
     from proxy.engine.suppression import SuppressionSettings
 
-    asked = config.be_suppress
-    return SuppressionSettings(asked.mode, asked.threshold, asked.min_percent or None, asked.period)
+    settings = config.be_suppress
+    return SuppressionSettings(
+        settings.mode, settings.threshold, settings.min_percent or None, settings.period
+    )
 
 
 def usage_of(config: Config) -> UsageSource | None:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 def kubelet_of(config: Config, context: NodeContext, files: AgentFiles | None) -> Kubelet | None:
     """Return the sources of what kubelet knows; None where none is configured."""
-    asked, report_problem = config.kubelet, context.telemetry.problem
+    settings, report_problem = config.kubelet, context.telemetry.problem
     client: Kubelet | None = None
-    if asked.pods or asked.pods_api or asked.pod_resources:
+    if settings.pods or settings.pods_api or settings.pod_resources:
         from proxy.backends.kubelet.client import KubeletClient
 
         client = KubeletClient(_kubelet_settings(config), report_problem)
@@ -42,11 +42,11 @@ def kubelet_of(config: Config, context: NodeContext, files: AgentFiles | None) -
 
 def kubelet_cpu_manager_of(config: Config, context: NodeContext) -> KubeletCpuManager:
     """Find out what kubelet's CPU manager does."""
-    asked = config.kubelet
+    settings = config.kubelet
     return KubeletCpuManagerReader(
         _kubelet_settings(config),
-        str(asked.state_dir),
-        str(asked.config_file or ""),
+        str(settings.state_dir),
+        str(settings.config_file or ""),
         lambda: context.state.node.topology,
     )
 
@@ -118,16 +118,16 @@ def _other_managers(
 
 def _kubelet_settings(config: Config) -> KubeletSettings:
     """Return how kubelet is queried."""
-    asked = config.kubelet
+    settings = config.kubelet
     return KubeletSettings(
-        pods_url=asked.pods,
-        pods_api=str(asked.pods_api or ""),
-        pod_resources=str(asked.pod_resources or ""),
-        token_file=str(asked.token_file or ""),
-        ca_file=str(asked.ca_file or ""),
-        cert_file=str(asked.cert_file or ""),
-        key_file=str(asked.key_file or ""),
-        insecure=asked.insecure_skip_verify,
-        timeout=asked.timeout,
-        configz=asked.configz,
+        pods_url=settings.pods,
+        pods_api=str(settings.pods_api or ""),
+        pod_resources=str(settings.pod_resources or ""),
+        token_file=str(settings.token_file or ""),
+        ca_file=str(settings.ca_file or ""),
+        cert_file=str(settings.cert_file or ""),
+        key_file=str(settings.key_file or ""),
+        insecure=settings.insecure_skip_verify,
+        timeout=settings.timeout,
+        configz=settings.configz,
     )

@@ -115,12 +115,12 @@ class ContainerCalls:
             self._update_now(call)
 
     def _update_now(self, call: HeldCall) -> None:
-        asked = call.resource_update()
-        is_known = asked.container_id in self.executor.state.containers
-        if is_known and not self._is_wary(asked.container_id):
-            self._go_update(call, asked, None)
+        requested = call.resource_update()
+        is_known = requested.container_id in self.executor.state.containers
+        if is_known and not self._is_wary(requested.container_id):
+            self._go_update(call, requested, None)
         else:
-            self._hold(call, self._update_later(call, asked))
+            self._hold(call, self._update_later(call, requested))
 
     async def _update_later(self, call: HeldCall, asked: UpdateRequested) -> None:
         containers, fencing, container_id = (

@@ -48,24 +48,24 @@ class CreateCalls:
         self._unreported = UnreportedPods(executor)
 
     def _create(self, call: HeldCall) -> None:
-        asked, executor = call.create_request(), self.executor
+        requested, executor = call.create_request(), self.executor
         store = executor.store
-        pod = store.state.pods.get(asked.sandbox_id)
+        pod = store.state.pods.get(requested.sandbox_id)
         if pod is None or not (pod.cgroup_parent or pod.cgroup_changed_by_hook):
-            pod = self._described(asked, pod)
+            pod = self._described(requested, pod)
         elif pod.cpuset is not None and not pod.cpuset_chosen_locally:
-            pod = self._renewed(pod, asked)
+            pod = self._renewed(pod, requested)
         if pod.cgroup_changed_by_hook:
             call.set_cgroup_parent(pod.cgroup_parent)
         state, fact_lookup = store.state, executor.fact_lookup
-        given = asked.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
+        given = requested.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
         asks = fact_lookup.pod_matters(state, pod) or (
             given is not NO_DEVICES and fact_lookup.knows_devices(given)
         )
-        if asks or holders(state, pod) or executor.kubelet_cpus.matters(pod, asked.resources):
-            self._hold(call, self._find_out(call, pod, asked, given))
+        if asks or holders(state, pod) or executor.kubelet_cpus.matters(pod, requested.resources):
+            self._hold(call, self._find_out(call, pod, requested, given))
         else:
-            self._decide(call, pod, asked)
+            self._decide(call, pod, requested)
 
     def _described(self, asked: CreateRequest, known: Pod | None) -> Pod:
         """Return the pod as the request describes it; it was not known, or not known well."""
@@ -102,8 +102,8 @@ class CreateCalls:
                 executor.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
             if self._unreported.includes(pod, asked.name) and executor.options.refuse_on_error:
                 if not call.done:
-                    words = "kubelet has not given its pod, and it may ask for devices"
-                    call.refuse(GrpcStatus.UNAVAILABLE, f"cannot place {pod.ref}/{asked.name}: {words}")
+                    message = "kubelet has not given its pod, and it may ask for devices"
+                    call.refuse(GrpcStatus.UNAVAILABLE, f"cannot place {pod.ref}/{asked.name}: {message}")
                 return
         if given is not NO_DEVICES and executor.fact_lookup.knows_devices(given):
             asked.resources = await executor.fact_lookup.devices(pod, asked.name, given, asked.resources)

@@ -109,8 +109,8 @@ def requested_cpus(pod: Pod, request: Request) -> int:
         request: What is known where neither does.
     """
     if pod.asks is not None:
-        asked = peak_request(pod.asks.containers, lambda ask: {CPU: ask.requests.get(CPU, 0)}).get(CPU, 0)
-        return (asked if pod.asks.own is None else pod.asks.own.get(CPU, asked)) // MILLI
+        requested = peak_request(pod.asks.containers, lambda ask: {CPU: ask.requests.get(CPU, 0)}).get(CPU, 0)
+        return (requested if pod.asks.own is None else pod.asks.own.get(CPU, requested)) // MILLI
     total = pod.total or request
     if total.cpu_shares >= MOST_SHARES:  # the kernel takes no more shares: beyond them the limit counts
         limit = total.cpu_quota // (total.cpu_period or _PERIOD_US)
@@ -155,19 +155,19 @@ def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSe
     named = pod.cpuset or CpuSet()
     kept = (node.reserved | node.reservation | node.system) & named
     if kept and not named <= had:
-        words = f"its resource-status annotation names {cpus(kept)}, which this node reserves"
-        return Breach(AdmissionRule.RESERVED_CPUS, words)
+        message = f"its resource-status annotation names {cpus(kept)}, which this node reserves"
+        return Breach(AdmissionRule.RESERVED_CPUS, message)
     known = pod.total or request
     if known is None and pod.asks is None:
         return None
     known = known or Request()
     may = requested_cpus(pod, known)
     if len(named) > may:
-        words = (
+        message = (
             f"its resource-status annotation names {counted(len(named), 'CPU')}, and its containers request"
             f" {counted(may, 'whole CPU')} together (admission.resourceStatus is bounded)"
         )
-        return Breach(AdmissionRule.REQUEST, words)
+        return Breach(AdmissionRule.REQUEST, message)
     problem = ownership_problem(pod, known) if pod.qos in STRICT else ""
     return Breach(AdmissionRule.WHOLE_CPUS, problem) if problem else None
 

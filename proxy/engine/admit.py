@@ -221,8 +221,8 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     after = _with_devices(state.with_pod(promised), pod, decision)
     what = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
     if not after.pools.shared - after.aside():
-        words = f"cannot {what}: the shared pool would be left empty"
-        verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words)
+        message = f"cannot {what}: the shared pool would be left empty"
+        verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
         return _refuse(state, request, structs.replace(decision, verdict=verdict), context)
     breach = exceeded_limit(state, after, promised, "", decision.cpus)
     if breach is not None:

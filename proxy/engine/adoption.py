@@ -70,11 +70,11 @@ def adopt(
     # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
     live = phase is not Phase.CREATED
     mems = named_memory_nodes(state, request)
-    asked = structs.replace(request, cpuset_mems=str(mems)) if live else request
+    requested = structs.replace(request, cpuset_mems=str(mems)) if live else request
     has = parse_cpus(request.cpuset_cpus) if live else None
     # What a plug-in has never allocated cannot be given to a container that exists.
     held = structs.replace(state, devices=structs.replace(state.devices, registered={}))
-    plan = place(held, pod, name, attempt, asked, container_id, state.node.machine.present, has)
+    plan = place(held, pod, name, attempt, requested, container_id, state.node.machine.present, has)
     plan = structs.replace(plan, state=structs.replace(plan.state, devices=state.devices))
     if plan.container is None:
         limit, problem = plan.limit, plan.problem or plan.verdict.operator_message

@@ -152,10 +152,10 @@ def stray_listed(state: NodeState, event: StrayListed) -> Handled:
     call = state.inflight.current(event.call)
     if call is None or call.stray_since is None:
         return state, ()  # it is over, or another comparison ends it just now
-    phase, asked = event.phase, event.asked
-    if call.seen is None and asked >= call.stray_since:
+    phase, requested_at = event.phase, event.asked
+    if call.seen is None and requested_at >= call.stray_since:
         call = replace(call, seen=event.now)
-    is_late = call.seen is not None and asked - call.seen >= STRAY_GRACE_S and not event.held
+    is_late = call.seen is not None and requested_at - call.seen >= STRAY_GRACE_S and not event.held
     end: Phase = Phase.CREATED
     if phase is Phase.EXITED or (call.is_start and phase is Phase.RUNNING):
         end = phase

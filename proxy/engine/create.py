@@ -264,8 +264,8 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
         again = claimed
         if pinned:
             count = len(claimed.cpus or ())
-            words = f"other CPUs than kubelet's CPU manager named ({breach.rule}): {breach.words}"
-            problem = InputDefect(words, DefectKind.ADMISSION)
+            message = f"other CPUs than kubelet's CPU manager named ({breach.rule}): {breach.words}"
+            problem = InputDefect(message, DefectKind.ADMISSION)
             again = structs.replace(claimed, cpus=None, count=count, problem=problem)
         try:
             other = draft.of(draft.find(again, floor_cpus(draft.state, pod)))
@@ -348,8 +348,8 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
     claimed = with_burst_limit(state, pod, request, claimed)
     nowhere = unmet_limit(state, claimed)
     if nowhere and pod.qos in STRICT:
-        words = f"cannot place {ref}: {nowhere.partition(':')[0]}"
-        raise PlacementRefusedError(Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", words))
+        message = f"cannot place {ref}: {nowhere.partition(':')[0]}"
+        raise PlacementRefusedError(Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message))
     try:
         context = _context(draft, claimed, avoid)
     except AllocationRefusedError as conflict:
@@ -383,7 +383,7 @@ def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> Adm
     if not is_asked and not asks_for_devices(state, pod, name):
         return None
     asks = pod_requests(pod, name, request, wanted, state.devices)
-    asked = ProviderRequest(
+    provider_request = ProviderRequest(
         pod,
         asks,
         name,
@@ -393,7 +393,7 @@ def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> Adm
         avoid=avoid or CpuSet(),
         preferred=draft.preferred,
     )
-    return build_context(state, asked)
+    return build_context(state, provider_request)
 
 
 def _decide(context: AdmissionContext) -> tuple[TopologyDecision, InputDefect | None]:

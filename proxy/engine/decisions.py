@@ -215,11 +215,11 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     new = plan.container
     if new is None or new.placement.pool is not Pool.OWN or new.placement.exclusive & reason.cpus:
         return None
-    words = f"not on CPUs {listed(reason.cpus)}, which could not be freed: {reason.message}"
-    placement = structs.replace(new.placement, reasons=(*new.placement.reasons, words))
+    message = f"not on CPUs {listed(reason.cpus)}, which could not be freed: {reason.message}"
+    placement = structs.replace(new.placement, reasons=(*new.placement.reasons, message))
     new = structs.replace(new, placement=placement)
     why = plan.explanation
     if why is not None:
-        why = structs.replace(why, reasons=(*why.reasons, words))
+        why = structs.replace(why, reasons=(*why.reasons, message))
     after = plan.state.with_kubelet_cpus(state.kubelet).changed(put=(new,))
     return structs.replace(plan, state=after, container=new, explanation=why)

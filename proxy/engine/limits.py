@@ -126,8 +126,8 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
     ):
         if most is not None and (owned := count(after)) > most and owned > count(before):
             verb = "would own" if claimant != "pods of this node" else "together would own"
-            words = f"{claimant} {verb} {counted(owned, 'CPU')}, and may own {most} (admission.{key})"
-            return Breach(rule, words)
+            message = f"{claimant} {verb} {counted(owned, 'CPU')}, and may own {most} (admission.{key})"
+            return Breach(rule, message)
     return None
 
 

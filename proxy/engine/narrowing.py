@@ -76,13 +76,13 @@ def narrowed(
     if limits.mems is not None:
         there = state.node.machine.memory_nodes
         promised = Mask.from_bits(union(block.affinity.bits for block in placement.blocks))
-        words = (
+        message = (
             f"cannot bind {container.ref} to memory of {named(limits.mems)}{_BY}{limits.mems_by or limits.by}"
         )
         if not limits.mems or not limits.mems <= there:
-            problems.append(f"{words}: there is memory on {named(there)} only")
+            problems.append(f"{message}: there is memory on {named(there)} only")
         elif not promised <= limits.mems:
-            problems.append(f"{words}: it was promised memory of {named(promised)}")
+            problems.append(f"{message}: it was promised memory of {named(promised)}")
         else:
             reasons = _without(placement.reasons, _MEMORY)
             why = f"{_MEMORY}{named(limits.mems)}{_BY}{limits.mems_by or limits.by}"

@@ -88,8 +88,8 @@ def _applicable(
         if not _shared_pool_empty(state.under(new.on(rules))):
             found = new
             continue
-        words = f"cannot {what.format(getattr(policy, main).value)}: they would leave the shared pool empty"
-        value = _keep_previous(getattr(before, main), words)
+        message = f"cannot {what.format(getattr(policy, main).value)}: they would leave the shared pool empty"
+        value = _keep_previous(getattr(before, main), message)
         found, kept = structs.replace(found, **{main: value}), [*kept, value.problem]
     return found, kept
 

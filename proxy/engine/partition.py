@@ -227,8 +227,8 @@ def _compared(known: PartitionFacts, state: NodeState, lost: Mapping[str, Partit
 
 
 def _lost_words(found: PartitionState) -> str:
-    words = f"{found.kind}{'' if found.valid else ' invalid'}".removeprefix("member invalid") or MEMBER
-    return f"the kernel turned it into {words}{f' ({found.reason})' if found.reason else ''}"
+    message = f"{found.kind}{'' if found.valid else ' invalid'}".removeprefix("member invalid") or MEMBER
+    return f"the kernel turned it into {message}{f' ({found.reason})' if found.reason else ''}"
 
 
 def _due(known: PartitionFacts, state: NodeState, later: frozenset[str]) -> PartitionStep:

@@ -109,8 +109,8 @@ def _grant_others(
     if not node.serves(pod) and not asks_for_devices(state, pod, name):
         return None
     asks = pod_requests(pod, name, request, 0, state.devices)
-    asked = ProviderRequest(pod, asks, name, request, exclusive=False, preferred=preferred)
-    context = build_context(state, asked)
+    provider_request = ProviderRequest(pod, asks, name, request, exclusive=False, preferred=preferred)
+    context = build_context(state, provider_request)
     homes = node.machine.nodes_of(cpus) & node.machine.memory_nodes
     near = allocate(context, TopologyHint(homes or None, preferred=False))
     return near if near.verdict.admitted else allocate(context, TopologyHint(None, preferred=False))

@@ -206,11 +206,11 @@ def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas
 
     Another container of the pod may have come since the request was forwarded: then it is restored at once.
     """
-    asked, known = container.request.cpu_quota, state.facts.quotas
-    if asked <= 0 or not writes_quotas(state) or not applies_to(state, container.pod):
+    requested, known = container.request.cpu_quota, state.facts.quotas
+    if requested <= 0 or not writes_quotas(state) or not applies_to(state, container.pod):
         return known
     if container.placement.cfs_quota_off or is_off(state, container):
-        return known.keep({CONTAINER + container.id: QuotaRecord(asked)})
+        return known.keep({CONTAINER + container.id: QuotaRecord(requested)})
     return known
 
 

@@ -119,15 +119,15 @@ def apply_policy(
         A decision that grants nothing yet; its hint is ``ANYWHERE`` where the policy merges nothing.
     """
     # A provider without hints is left out of the record, and the merge has the same result without it.
-    asked = [(provider, hints) for provider, hints in answers if hints]
+    with_hints = [(provider, hints) for provider, hints in answers if hints]
     node, policy = context.node, context.policy or context.node.policy
     if policy is TopologyPolicy.NONE:
         return TopologyDecision(Verdict(), ANYWHERE)
-    if asked and context.wished is not None:
-        asked.append(("volcano", {"nodes": (context.wished,)}))
-    decision = decide(policy, [hints for _, hints in asked], node.nodes, node.distances)
-    recorded = tuple(record for provider, hints in asked for record in record_answer(provider, hints))
-    merge = record_merge(decision, scope) if asked else None
+    if with_hints and context.wished is not None:
+        with_hints.append(("volcano", {"nodes": (context.wished,)}))
+    decision = decide(policy, [hints for _, hints in with_hints], node.nodes, node.distances)
+    recorded = tuple(record for provider, hints in with_hints for record in record_answer(provider, hints))
+    merge = record_merge(decision, scope) if with_hints else None
     return TopologyDecision(decision.verdict, decision.hint, answers=recorded, merge=merge)
 
 

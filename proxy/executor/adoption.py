@@ -142,8 +142,8 @@ class Adoption:
         if found:
             await self._kubelet_cpus.look()
         for some in by_pod(found):
-            asked = [*(c.id for c in some), *self._ended_siblings(some, listing)]
-            details = await worker.run(self._details, asked)
+            container_ids = [*(c.id for c in some), *self._ended_siblings(some, listing)]
+            details = await worker.run(self._details, container_ids)
             totals = self._totals(some, listing, details)
             turns = TimeSlices()
             for seen in some:

@@ -259,8 +259,8 @@ def _defects(data: Mapping[str, Any]) -> list[InputDefect]:
 
 def _not_here(ids: IdSet, *, decisive: bool) -> InputDefect:
     """Return the defect of ids named by a scheduler that are not on the machine."""
-    words = f"a scheduler named {listed(ids)} ({ids.NOUN}), not on this machine"
-    return InputDefect(words, DefectKind.CPU_LIST, decisive=decisive)
+    message = f"a scheduler named {listed(ids)} ({ids.NOUN}), not on this machine"
+    return InputDefect(message, DefectKind.CPU_LIST, decisive=decisive)
 
 
 def _total(data: Mapping[str, Any]) -> Request:

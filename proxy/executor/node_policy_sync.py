@@ -170,8 +170,8 @@ class NodePolicySync:
         reserved, kept = policy.reserved, self._context.state.facts.kubelet_reserved
         if kept <= reserved.value:
             return policy
-        words = f"{reserved.source}, and the takeover from kubelet"
-        return structs.replace(policy, reserved=PolicyValue(reserved.value | kept, words, reserved.problem))
+        message = f"{reserved.source}, and the takeover from kubelet"
+        return structs.replace(policy, reserved=PolicyValue(reserved.value | kept, message, reserved.problem))
 
     def _unread(self) -> list[str]:
         """Return what of the Node object could not be read."""

@@ -183,7 +183,7 @@ class Reconciler:
             RuntimeCallError: The runtime answered with an error.
         """
         context = self._context
-        began, asked = context.state.runtime.changes.number, context.clock()
+        began, requested_at = context.state.runtime.changes.number, context.clock()
         known = set(context.state.containers)
         known_pods = set(context.state.pods)
         if not self.connected:
@@ -196,7 +196,7 @@ class Reconciler:
         self.connected, self._waits, self.failure = True, False, ""
         turns = TimeSlices()
         self._resolve(listing, began)
-        await self._compare(listing, known, known_pods, began, asked, turns)
+        await self._compare(listing, known, known_pods, began, requested_at, turns)
         await turns.turn()
         new = [c for c in listing.containers.values() if c.id not in context.state.containers]
         ours = {

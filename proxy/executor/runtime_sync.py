@@ -71,25 +71,25 @@ class Settler:
             context.to_settle.clear()
 
     async def _settle(self, container_id: str) -> bool:
-        context, asked = self._context, False
+        context, queried = self._context, False
         step = settle_step(context.state, container_id)
         if step in (SettleStep.LEARN, SettleStep.SEND) and self._backs_off(container_id):
             return False
         if step is SettleStep.LEARN:
-            asked = await self._learn(container_id)
+            queried = await self._learn(container_id)
             step = settle_step(context.state, container_id)  # what is still unknown is sent
         if step is SettleStep.AWAIT:
             context.store.handle(ResendWanted(container_id))
         if step in (SettleStep.AWAIT, SettleStep.NOTHING):
-            return asked
+            return queried
         is_unsent = container_id in context.state.facts.quotas.unsent
         if not is_unsent and self._unit_properties.is_instead(context.state.containers[container_id]):
-            return asked
+            return queried
         fence = await self._unit_properties.fencing.fitting(container_id)
         container = context.state.containers.get(container_id)
         if container is None or container.phase is not Phase.RUNNING:
             await self._unit_properties.fencing.drop(fence)
-            return asked
+            return queried
         want, quota = context.state.wanted(container), self._quotas.carried(container)
         flight = context.calls.depart(container_id, want)
         self._unit_properties.fencing.bind(flight, fence)

@@ -108,9 +108,12 @@ class InterceptedCall:
     def resource_update(self) -> UpdateRequested:
         """Read an UpdateContainerResources."""
         facts = pb.UpdateContainerResourcesFacts.FromString(self.body)
-        asked = facts.linux
+        requested = facts.linux
         return UpdateRequested(
-            text(facts.container_id), text(asked.cpuset_cpus), text(asked.cpuset_mems), asked.cpu_quota
+            text(facts.container_id),
+            text(requested.cpuset_cpus),
+            text(requested.cpuset_mems),
+            requested.cpu_quota,
         )
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:

@@ -131,8 +131,8 @@ def _read(body: bytes) -> ContainerFacts:
         config = pb.ContainerConfig()
     meta = config.metadata
     identity = "", meta.name, meta.attempt, "creating"
-    unread, asked = PackedMessage(pb.ContainerConfig, b"", config), resources_of(config.linux.resources)
-    return unread_container_facts(identity, image_of(config.image), unread, asked)
+    unread, requested = PackedMessage(pb.ContainerConfig, b"", config), resources_of(config.linux.resources)
+    return unread_container_facts(identity, image_of(config.image), unread, requested)
 
 
 def _remembered(body: bytes) -> RememberedContainer:
@@ -143,8 +143,8 @@ def _remembered(body: bytes) -> RememberedContainer:
         return RememberedContainer("", b"", NOT_SAID, whole=False)  # a runtime that reads more than we do
     if len(raw) > CONTAINER_BYTES:
         raw = packed(config)
-    asked = merged(NOT_SAID, resources_of(config.linux.resources))  # a plain copy
-    return RememberedContainer(image_of(config.image), raw, asked, whole=True)
+    requested = merged(NOT_SAID, resources_of(config.linux.resources))  # a plain copy
+    return RememberedContainer(image_of(config.image), raw, requested, whole=True)
 
 
 def _annotations(request: pb.UpdateContainerResourcesRequest) -> dict[str, str]:

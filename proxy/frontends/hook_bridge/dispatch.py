@@ -177,9 +177,11 @@ class HookDispatcher:
         try:
             return outcome, call.seen_by_hooks().adjusted(outcome.adjustment)
         except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and reported
-            words = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
-            self.executor.telemetry.problem("cannot apply what hooks request", method=call.method, err=words)
-            return (Outcome(refusal=words) if outcome.firm else AS_IT_IS), call.body
+            message = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
+            self.executor.telemetry.problem(
+                "cannot apply what hooks request", method=call.method, err=message
+            )
+            return (Outcome(refusal=message) if outcome.firm else AS_IT_IS), call.body
 
     def narrow(self, container_id: str, outcome: Outcome, offered: CpuSet) -> None:
         """Narrow a container as hooks want it; ``offered`` is what they had to choose from."""

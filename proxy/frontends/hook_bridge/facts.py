@@ -79,11 +79,13 @@ def existing_facts(container: Container, known: RememberedContainer | None) -> C
     """
     container_id = "" if container.phase is Phase.CREATING else container.id
     identity = container_id, container.name, container.attempt, container.phase.value
-    asked = recorded(container.request)
+    requested = recorded(container.request)
     if known is None:
-        return ContainerFacts(*identity, resources=asked)
-    asked = known.asked if known.whole else merged(asked, known.asked)
-    return unread_container_facts(identity, known.image, PackedMessage(pb.ContainerConfig, known.raw), asked)
+        return ContainerFacts(*identity, resources=requested)
+    requested = known.asked if known.whole else merged(requested, known.asked)
+    return unread_container_facts(
+        identity, known.image, PackedMessage(pb.ContainerConfig, known.raw), requested
+    )
 
 
 def unread_container_facts(
