@@ -40,8 +40,7 @@ LIMITS = {
     "proxy.telemetry.problems.Problems._known": 100,
     "proxy.telemetry.problems.Problem.keys": 800,  # of all problems together
     "proxy.executor.bad_input.BadInput._seen": 4096,
-    "proxy.executor.change_sequence.ChangeSequence._left": 2048,
-    "proxy.executor.retries.Retries._open": 256,
+    "proxy.engine.runtime_knowledge.RuntimeKnowledge.failed": 256,
     "proxy.telemetry.throttle.Throttle._windows": 512,
     "proxy.backends.cgroup.search.GroupFinder._found": 1024,
     "proxy.frontends.cri.rewrite._create_suffixes": 256,

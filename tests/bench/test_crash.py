@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
+import re
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -32,6 +35,16 @@ def test_busy_with_a_runtime_that_fails() -> None:
     assert done.wrong == []
     assert sum(done.calls.values()) >= 2000 - churn.HANDS
     assert max(done.ledger) < churn.LEDGER_KB * 1024
+
+
+def test_what_may_grow_exists() -> None:
+    """A limit of something that was renamed would no longer be applied."""
+    import churn
+
+    for name in churn.LIMITS:
+        owner_name, _, attribute = name.rpartition(".")
+        owner = pkgutil.resolve_name(owner_name)
+        assert re.search(rf"\b{attribute}\b", inspect.getsource(owner)), name
 
 
 def test_a_kubelet_that_reconciles() -> None:
