@@ -347,7 +347,7 @@ def _kubelet_devices(socket: Path | None) -> KubeletDevices:
     from proxy.observe.device_assignments import KubeletDevices
 
     if socket is None:
-        return KubeletDevices(asked=False)
+        return KubeletDevices(is_queried=False)
     from proxy.backends.kubelet.channel import UnixChannel
     from proxy.backends.kubelet.pod_resources import PodResources
     from proxy.backends.kubelet.shared_pod_resources import CALL_S
@@ -355,8 +355,8 @@ def _kubelet_devices(socket: Path | None) -> KubeletDevices:
     channel = UnixChannel(str(socket), CALL_S)
     lists = PodResources(channel, time.monotonic)
     try:
-        return KubeletDevices(asked=True, pods=lists.pods(), allocatable=lists.devices())
+        return KubeletDevices(is_queried=True, pods=lists.pods(), allocatable=lists.devices())
     except TopoproxyError as error:
-        return KubeletDevices(asked=True, problem=str(error))
+        return KubeletDevices(is_queried=True, problem=str(error))
     finally:
         channel.close()

@@ -90,7 +90,7 @@ def executor_of(
         reread: Whether the machine is read again periodically; one from a description never changes.
         telemetry: Where to log, count and report problems.
     """
-    groups, lack = _cpu_groups(config, cgroups)
+    groups, problem = _cpu_groups(config, cgroups)
     node = node_rules_of(config, machine, quotas=groups is not None)
     if not node.admission.owners.selector.all and (files := _cluster_files(config)) is not None:
         node = node.knowing(files.namespaces.read())  # owners that are adopted must not lose their claims
@@ -100,9 +100,9 @@ def executor_of(
     def ports(context: NodeContext) -> Ports:
         runtime.unread = context.unreadable
         runtime.timeout = lambda: context.options.call_timeout
-        if lack and config.koordinator.keep_quota is not KeepQuota.ALWAYS:
+        if problem and config.koordinator.keep_quota is not KeepQuota.ALWAYS:
             context.telemetry.problem(
-                "cannot remove the CFS quotas of containers with exclusive CPUs", err=lack
+                "cannot remove the CFS quotas of containers with exclusive CPUs", err=problem
             )
         return _ports(config, context, _root_of(config, cgroups), groups, entries, reread=reread)
 
@@ -330,9 +330,9 @@ def _devices(config: Config, context: NodeContext) -> Hardware:
 
 def _machine_events(context: NodeContext) -> MachineEvents | None:
     """Have the kernel report CPUs and memory that come or go, where it can."""
-    events, lack = listen()
-    if lack:
-        context.telemetry.problem(NO_UEVENTS, err=lack)
+    events, problem = listen()
+    if problem:
+        context.telemetry.problem(NO_UEVENTS, err=problem)
     return events
 
 

@@ -1,10 +1,10 @@
-"""Whether only root can have written a file, and whether others can read it.
+"""Checks whether only root can have written a file, and whether others can read it.
 
 A configuration decides what the daemon does, and a hook runs with all that the daemon may do. A user with
 write access to a file decides what it says; a user with write access to a directory decides which file is
-there. So both count, and so does each directory above, up to the root, also of each link on the way. A
-directory above may be writable for all users where it is sticky, as ``/tmp`` is: they cannot rename what is
-root's in it.
+there. So both count, and so does each directory above, up to the root, including those of each link on the
+path. A directory above may be writable for all users where it is sticky, as ``/tmp`` is: they cannot rename
+files of root in it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _LINKS = 40
-"""As many links in a row as the kernel follows."""
+"""The number of links in a row that the kernel follows."""
 
 
 class Trust:
-    """What has been found of directories, for as long as one look at them takes."""
+    """Checks files and directories; keeps what it found of directories for the duration of one check."""
 
     def __init__(self, owners: Collection[int] = ()) -> None:
-        """Begin a look.
+        """Begin with nothing checked.
 
         Args:
             owners: Users that are trusted besides root and the user of this process.
@@ -30,8 +30,8 @@ class Trust:
         self._owners = frozenset((0, os.geteuid(), *owners))
         self._directories: dict[tuple[str, bool], str] = {}
 
-    def directory(self, directory: Path, *, sticky: bool = False) -> str:
-        """Describe in a sentence what is to do before files in a directory can be trusted; empty if nothing.
+    def directory_problem(self, directory: Path, *, sticky: bool = False) -> str:
+        """Return what must be done before files in a directory can be trusted; empty if nothing.
 
         Args:
             directory: The directory.
@@ -41,42 +41,42 @@ class Trust:
             OSError: It cannot be examined.
         """
         real = os.path.realpath(directory)
-        lack = self._one(real, inner=not sticky)
-        while not lack and real != "/":
+        problem = self._one(real, inner=not sticky)
+        while not problem and real != "/":
             real = os.path.dirname(real)  # noqa: PTH120 - twice a second, for every directory
-            lack = self._one(real, inner=False)
-        return lack
+            problem = self._one(real, inner=False)
+        return problem
 
-    def way(self, path: Path, *, sticky: bool = False) -> str:
-        """As ``directory``, of the directories of a file and of each link on the way to it."""
+    def path_problem(self, path: Path, *, sticky: bool = False) -> str:
+        """Return the same for the directories of a file and of each link on its path."""
         for step in steps(path):
-            if lack := self.directory(step.parent, sticky=sticky):
-                return lack
+            if problem := self.directory_problem(step.parent, sticky=sticky):
+                return problem
         return ""
 
-    def file(self, path: Path) -> str:
-        """Describe in a sentence what is to do before a file can be trusted; empty if nothing.
+    def file_problem(self, path: Path) -> str:
+        """Return what must be done before a file can be trusted; empty if nothing.
 
         Raises:
             OSError: It cannot be examined; FileNotFoundError for a link to nothing.
         """
-        if lack := self.way(path):
-            return lack
+        if problem := self.path_problem(path):
+            return problem
         *_, last = steps(path)
-        return self.regular(last, os.lstat(last))
+        return self.regular_file_problem(last, os.lstat(last))
 
-    def regular(self, path: Path, found: os.stat_result) -> str:
-        """As ``file``, of the file alone, by its stat."""
+    def regular_file_problem(self, path: Path, found: os.stat_result) -> str:
+        """Return the same for the file alone, from its stat."""
         if not stat.S_ISREG(found.st_mode):
             return f"{path} is not a regular file"
-        return self.written(path, found)
+        return self.writer_problem(path, found)
 
-    def written(self, path: Path, found: os.stat_result) -> str:
-        """As ``regular``, of anything that can be read."""
-        return self.owned(path, found) or _writable(str(path), str(path), found)
+    def writer_problem(self, path: Path, found: os.stat_result) -> str:
+        """Return the same for anything that can be read, such as a pipe."""
+        return self.owner_problem(path, found) or _writable(str(path), str(path), found)
 
-    def owned(self, path: Path, found: os.stat_result) -> str:
-        """Return what is to do about the owner of a file; empty if nothing."""
+    def owner_problem(self, path: Path, found: os.stat_result) -> str:
+        """Return what must be done about the owner of a file; empty if nothing."""
         return self._owner(str(path), str(path), found)
 
     def _owner(self, what: str, path: str, found: os.stat_result) -> str:
@@ -113,7 +113,7 @@ def steps(path: Path) -> Iterator[Path]:
 
 
 def readable(path: Path, found: os.stat_result) -> str:
-    """Return what is to do before a file is secret; empty if nothing. The group of root counts as root."""
+    """Return what must be done before a file is secret; empty if nothing. Group root counts as root."""
     group = bool(found.st_mode & stat.S_IRGRP) and found.st_gid != 0
     others = bool(found.st_mode & stat.S_IROTH)
     return _open_to(f"{path} can be read by", "r", str(path), found, group, others)

@@ -1,4 +1,4 @@
-"""The client of the admin socket for commands: plain sockets, no event loop."""
+"""The client of the admin socket, for commands: it uses blocking sockets, without an event loop."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def ask(
         path: The admin socket.
         route: What to request, as ``/status``.
         timeout: Seconds for the whole exchange.
-        params: Parameters of the question, encoded here.
-        act: It is no question, something is to be done (POST).
+        params: Query parameters; they are encoded here.
+        act: Whether this requests an action (POST); otherwise it only reads (GET).
 
     Returns:
         The decoded JSON, or the text where the answer is text.
@@ -37,7 +37,7 @@ def ask(
     Raises:
         UnavailableError: The daemon does not answer, or with an error.
         InputError: The daemon does not take the request.
-        PermissionDeniedError: The socket, or what is to be done, is not for this user.
+        PermissionDeniedError: This user may not use the socket, or may not request the action.
     """
     request = request_bytes(route, params, act=act)
     try:
@@ -52,7 +52,7 @@ def ask(
 
 
 def unanswered(path: Path, error: OSError) -> TopoproxyError:
-    """Return the error for a socket that cannot be used, with its cause in words."""
+    """Return the error for a socket that cannot be used, with its cause."""
     if isinstance(error, PermissionError):
         return PermissionDeniedError(f"cannot query the daemon at {path}: {error.strerror} (it answers root)")
     cause = error.strerror or str(error)
@@ -77,22 +77,22 @@ def read_answer(path: Path, route: str, data: bytes) -> object:
             f"cannot query the daemon at {path}: what answers there is not an admin socket"
         )
     if words[1] in (b"400", b"414"):
-        raise InputError(f"cannot query the daemon at {path} for {route}: {_said(body)}")
+        raise InputError(f"cannot query the daemon at {path} for {route}: {_error_text(body)}")
     if words[1] == b"403":
-        raise PermissionDeniedError(f"cannot query the daemon at {path} for {route}: {_said(body)}")
+        raise PermissionDeniedError(f"cannot query the daemon at {path} for {route}: {_error_text(body)}")
     if words[1] != b"200":
-        raise UnavailableError(f"cannot query the daemon at {path} for {route}: {_said(body)}")
+        raise UnavailableError(f"cannot query the daemon at {path} for {route}: {_error_text(body)}")
     if b"content-type: application/json" not in head.lower():
         return body.decode(errors="replace")
     try:
         return json.loads(body)
     except ValueError as error:
         raise UnavailableError(
-            f"cannot query the daemon at {path}: the answer is cut off or no JSON"
+            f"cannot query the daemon at {path}: the answer is cut off or is not JSON"
         ) from error
 
 
-def _said(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     return body[:500].decode(errors="replace").strip()
 
 

@@ -66,7 +66,7 @@ class AdminServer:
             routes: Path of the URL to a function that gives the answer: a text, or what JSON can hold. It is
                 called on the event loop and must not block; it may be a coroutine function. One that takes
                 an argument gets the URL's parameters, decoded; an InputError that it raises goes to the
-                client as status 400. ``/healthz`` and ``/livez`` are there by default and say that the loop
+                client as status 400. ``/healthz`` and ``/livez`` always exist and report that the loop
                 turns.
             actions: The same for POST. One that has begun continues to its end when its client leaves.
             patient: Routes that may take as long as an action, because they ask others.
@@ -195,7 +195,7 @@ class AdminServer:
 
 
 def _may_act(writer: asyncio.StreamWriter) -> bool:
-    """Return whether a client is root or our own user, by the kernel's word."""
+    """Return whether a client is root or our own user, according to the kernel."""
     peer = writer.get_extra_info("socket")
     size = struct.calcsize("3i")
     uid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
@@ -219,7 +219,8 @@ def parse_params(query: str) -> dict[str, str]:
     """Read the parameters of a URL, percent-decoded.
 
     Raises:
-        InputError: They are not ``name=value`` joined by ``&``, too many, no UTF-8, or one is there twice.
+        InputError: They are not ``name=value`` joined by ``&``, are too many, are not UTF-8, or contain one
+            twice.
     """
     try:
         fields = parse_qsl(

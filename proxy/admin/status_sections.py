@@ -33,27 +33,27 @@ def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
         width: Columns of the terminal; long lines are cut at it.
     """
     by = {one_line(writer): n for writer, n in as_map(data.get("by")).items() if isinstance(n, int) and n > 0}
-    wars = [as_map(entry) for entry in as_list(data.get("writeConflicts"))]
-    if not by and not wars:
+    conflicts = [as_map(entry) for entry in as_list(data.get("writeConflicts"))]
+    if not by and not conflicts:
         return
     count = ", ".join(f"{writer} {n}" for writer, n in sorted(by.items(), key=lambda one: (-one[1], one[0])))
     yield ""
     yield cut(f"Cpusets changed by others, repaired (by probable writer): {count or '-'}", width)
-    if lack := one_line(data.get("not_watched")):
-        yield cut(f"  Some writes are noticed late: {lack}", width)
-    if wars:
+    if reason := one_line(data.get("not_watched")):
+        yield cut(f"  Some writes are noticed late: {reason}", width)
+    if conflicts:
         rows = [("CHANGED AGAIN AND AGAIN", "BY", "FOUND", "DESIRED", "TIMES", "FOR", "NEXT REPAIR IN")]
         rows += [
             (
-                one_line(war.get("container")) or one_line(war.get("id"))[:13],
-                one_line(war.get("by")),
-                one_line(war.get("found")) or "-",
-                one_line(war.get("cpus")) or "-",
-                one_line(war.get("times")),
-                _drift_seconds(war.get("seconds")),
-                _drift_seconds(war.get("next_s")),
+                one_line(conflict.get("container")) or one_line(conflict.get("id"))[:13],
+                one_line(conflict.get("by")),
+                one_line(conflict.get("found")) or "-",
+                one_line(conflict.get("cpus")) or "-",
+                one_line(conflict.get("times")),
+                _drift_seconds(conflict.get("seconds")),
+                _drift_seconds(conflict.get("next_s")),
             )
-            for war in wars
+            for conflict in conflicts
         ]
         yield from (cut(f"  {line}", width) for line in table(rows))
 
@@ -213,13 +213,13 @@ def partitions(data: Mapping[str, object]) -> Iterable[str]:
         data: What the status has under ``partitions``.
     """
     entries = [as_map(entry) for entry in as_list(data.get("containers"))]
-    requested, lack = one_line(data.get("asked")), one_line(data.get("lack"))
+    requested, reason = one_line(data.get("asked")), one_line(data.get("lack"))
     if not requested and not any(entry.get("state") not in (None, "member") for entry in entries):
         return
     yield ""
-    yield f"Partitions of owned CPUs ({requested or 'none'}){f': there are none, {lack}' if lack else ''}"
+    yield f"Partitions of owned CPUs ({requested or 'none'}){f': there are none, {reason}' if reason else ''}"
     rows = [[one_line(entry.get(key)) for key in ("ref", "cpus", "state", "reason")] for entry in entries]
-    if rows and not lack:
+    if rows and not reason:
         yield from table(rows)
     isolated = one_line(data.get("isolated"))
     if isolated:

@@ -1,1 +1,1 @@
-"""Pointing kubelet at topoproxy and back, with a journal of every change."""
+"""Makes kubelet use topoproxy as its runtime endpoint and undoes it, with a journal of every change."""

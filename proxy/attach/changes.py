@@ -1,4 +1,4 @@
-"""The files that an attach changes: pure functions from what was found to their new content.
+"""Computes the new content of the files that an attach changes; these are pure functions.
 
 A file of the operator's or kubelet's (below ``/etc``, ``/run``, ``/var``) is changed in place. The unit files
 of a package are not: a drop-in repeats the one setting of the unit with the new endpoint.
@@ -108,7 +108,7 @@ def replaced(value: Span, root: Path, new: str) -> FileChange:
 
 
 def _checked(value: Span, root: Path, ours: str) -> FileChange:
-    """Change a configuration file, and see that it says the same but for the endpoint."""
+    """Change a configuration file, and check that nothing but the endpoint differs."""
     change = replaced(value, root, ours)
     _check(change, ours)
     return change

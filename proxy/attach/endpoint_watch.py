@@ -62,7 +62,7 @@ class EndpointWatch:
     """
 
     def __init__(self, telemetry: Telemetry, look: Callable[[], AttachedKubelet | None]) -> None:
-        """Know nothing yet.
+        """Prepare the watch; nothing is read yet.
 
         Args:
             telemetry: Where to report.

@@ -1,4 +1,4 @@
-"""The journal of an attach: what each changed file was, durably, before it is changed.
+"""The journal of an attach: it keeps, durably, what each file contained before it was changed.
 
 It is a directory of plain files, so that a shell script can undo the attach without anything else:
 
@@ -98,7 +98,7 @@ def _entry(entry: Path) -> FileChange:
     if (entry / "sums").read_text().split() != [_sum(before), _sum(after)]:
         raise ValueError(f"the copies of {path} are damaged")
     if not path.startswith("/") or ".." in Path(path).parts:
-        raise ValueError(f"{path!r} is no absolute path")
+        raise ValueError(f"{path!r} is not an absolute path")
     return FileChange(Path(path), before, after)
 
 
@@ -209,7 +209,7 @@ def mark(state: Path, word: str) -> None:
 
 
 def remove(state: Path) -> None:
-    """Remove the journal: from its ``complete`` on it counts no more."""
+    """Remove the journal; without its file ``complete`` it is ignored."""
     for name in (f"{NAME}.new", f"{NAME}.old", NAME):
         directory = state / name
         if directory.exists():
@@ -258,7 +258,7 @@ def _now(change: FileChange, root: Path) -> bytes | None:
 
 
 def restore(state: Path, journal: AttachJournal, root: Path) -> None:
-    """Put every file back as it was; in one that another program changed only the endpoint goes back.
+    """Put every file back as it was; in a file that another program changed, restore only the endpoint.
 
     Raises:
         CannotCreateError: A file cannot be written.

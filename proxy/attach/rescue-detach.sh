@@ -56,7 +56,7 @@ for entry in "$journal"/[0-9]*; do
     path=$(cat "$entry/path")
     case $path in
         /*) ;;
-        *) fail "cannot read the journal in $journal: $path is no absolute path; $hand" ;;
+        *) fail "cannot read the journal in $journal: $path is not an absolute path; $hand" ;;
     esac
     before='' after=''
     read -r before after <"$entry/sums" || fail "cannot read $entry/sums; $hand"

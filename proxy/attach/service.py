@@ -1,4 +1,4 @@
-"""Attaching kubelet to topoproxy and detaching it.
+"""Attaches kubelet to topoproxy and detaches it.
 
 The order of an attach: journal -> topoproxy runs and reaches the runtime of kubelet -> files -> restart of
 kubelet -> its calls arrive -> the journal says so. What fails before the end is undone, from the journal;
@@ -260,7 +260,7 @@ def _undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None
 
 
 def _place_again(node: AttachNode) -> None:
-    """After a detach the daemon only relays; an attach takes over again."""
+    """Undo the release of the last detach, after which the daemon only relays."""
     try:
         released = node.ask("/release", False).get("stage") in ("releasing", "released")
         if released:
@@ -335,7 +335,7 @@ def strays_of(node: AttachNode, journal: AttachJournal) -> list[FileChange]:
 
 
 def _release(node: AttachNode) -> None:
-    """Let the daemon give containers back; without a daemon they keep what they have."""
+    """Have the daemon release the containers; without a daemon they keep their cpusets."""
     try:
         answer = node.ask("/release/start", True)
         end = time.monotonic() + RELEASE_S

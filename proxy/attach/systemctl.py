@@ -1,4 +1,4 @@
-"""Calls of ``systemctl``: every node with systemd has the command, and it needs no connection to D-Bus."""
+"""Runs ``systemctl``: every node with systemd has the command, and it needs no connection to D-Bus."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def enabled_state(unit: str) -> str:
 
 
 def unit_state(unit: str) -> dict[str, str]:
-    """Return the properties of a unit that say how it is; empty where they cannot be read."""
+    """Return the properties that describe the state of a unit; empty where they cannot be read."""
     try:
         text = systemctl(["show", unit, "-p", ",".join(SHOWN)], 10)
     except TopoproxyError:

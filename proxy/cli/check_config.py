@@ -96,8 +96,8 @@ def _files(file: Path | None, config: Config) -> Iterator[str]:
     from proxy.config.files import exposed
     from proxy.config.load import untrusted
 
-    if lack := untrusted(file):
-        yield f"note: serve refuses this file as it is: {lack}"
+    if reason := untrusted(file):
+        yield f"note: serve refuses this file as it is: {reason}"
     yield from (f"note: {sentence}" for sentence in (*exposed(config), *ineffective(config)))
 
 

@@ -35,16 +35,16 @@ def exposed(config: Config) -> list[str]:
     for files, hidden in ((secret, True), (public, False)):
         for name, path in files.items():
             if path is not None:
-                for lack in _lacks(trust, path, secret=hidden):
-                    found.setdefault(name, f"{name}: {lack}")
+                for problem in _problems(trust, path, secret=hidden):
+                    found.setdefault(name, f"{name}: {problem}")
     return [*([config.cluster_fault] if config.cluster_fault else []), *found.values()]
 
 
-def _lacks(trust: Trust, path: Path, *, secret: bool) -> Iterator[str]:
+def _problems(trust: Trust, path: Path, *, secret: bool) -> Iterator[str]:
     try:
         status = path.stat()
-        lacks = [readable(path, status)] if secret else []
-        lacks += [trust.way(path, sticky=True), trust.written(path, status)]
+        problems = [readable(path, status)] if secret else []
+        problems += [trust.path_problem(path, sticky=True), trust.writer_problem(path, status)]
     except OSError:
         return
-    yield from filter(None, lacks)
+    yield from filter(None, problems)

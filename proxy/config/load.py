@@ -117,8 +117,8 @@ class _MissingFileError(ConfigError):
 def _text(file: Path, trusted: bool) -> str:
     try:
         with file.open("rb") as stream:
-            if trusted and (lack := _untrusted(file, stream.fileno())):
-                raise ConfigError(f"cannot trust the configuration {file}: {lack}")
+            if trusted and (problem := _untrusted(file, stream.fileno())):
+                raise ConfigError(f"cannot trust the configuration {file}: {problem}")
             data = stream.read(SIZE_LIMIT + 1)
     except FileNotFoundError:
         raise _MissingFileError(f"cannot read the configuration {file}: there is no such file") from None
@@ -140,8 +140,8 @@ def untrusted(path: Path | None = None, default: Path = DEFAULT_FILE) -> str:
     for each in (file, *listed(file)):
         try:
             with each.open("rb") as stream:
-                if lack := _untrusted(each, stream.fileno()):
-                    return lack
+                if problem := _untrusted(each, stream.fileno()):
+                    return problem
         except OSError:
             continue
     return ""
@@ -150,7 +150,7 @@ def untrusted(path: Path | None = None, default: Path = DEFAULT_FILE) -> str:
 def _untrusted(file: Path, descriptor: int) -> str:
     """Look at the directories on the way, and at what was opened at the end of it."""
     trust = Trust()
-    return trust.way(file, sticky=True) or trust.written(file, os.fstat(descriptor))
+    return trust.path_problem(file, sticky=True) or trust.writer_problem(file, os.fstat(descriptor))
 
 
 def parse(text: str, source: str) -> Config:

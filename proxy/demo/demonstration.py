@@ -56,7 +56,7 @@ def play(screen: Screen, options: DemoOptions) -> bool:
     Raises:
         TopoproxyError: The stage cannot be set up.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     with _terminable(), _directory(screen, options.keep) as directory, _stage(directory, options) as stage:
         _welcome(screen, stage)
         show = Performance(stage, screen, options.pause)
@@ -72,7 +72,7 @@ def play(screen: Screen, options: DemoOptions) -> bool:
         screen.title(0, "That was it")
         screen.paragraph(
             f"{len(steps)} steps, {show.checks} claims compared with the cgroup files and found true, "
-            f"{time.monotonic() - begun:.0f} s."
+            f"{time.monotonic() - started:.0f} s."
         )
         _what_next(screen)
     return True

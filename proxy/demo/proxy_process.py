@@ -55,7 +55,7 @@ class ProxyProcess:
         Raises:
             UnavailableError: It ended, or gave no answer in time; the end of its log is in the message.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - no part of it is input
                 [sys.executable, "-m", "proxy", "serve", "--config", str(self._config)],
@@ -65,9 +65,9 @@ class ProxyProcess:
                 start_new_session=True,  # Ctrl-C is for the demonstration, which then cleans up
                 env={key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"},
             )
-        while time.monotonic() < begun + seconds and self._process.poll() is None:
+        while time.monotonic() < started + seconds and self._process.poll() is None:
             if self._answers():
-                return time.monotonic() - begun
+                return time.monotonic() - started
             time.sleep(0.02)
         self.kill()
         lines = self.log.read_text(errors="replace").splitlines()[-3:]

@@ -1,7 +1,8 @@
-"""When a certificate expires: the one field of X.509 that is read here (RFC 5280 section 4.1).
+"""Reads when a certificate expires: no other field of X.509 is needed (RFC 5280 section 4.1).
 
-Certificate and TBSCertificate are DER sequences; of the second's members, ``validity`` follows the optional
-version (tag ``[0]``), the serial number, the signature's algorithm and the issuer.
+Certificate and TBSCertificate are sequences in DER (distinguished encoding rules); of the second's members,
+``validity`` follows the optional version (tag ``[0]``), the serial number, the signature's algorithm and the
+issuer.
 """
 
 from __future__ import annotations

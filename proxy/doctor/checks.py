@@ -1,4 +1,4 @@
-"""The checks of ``topoproxy doctor``: pure functions from what was read to findings.
+"""The checks of ``topoproxy doctor``: pure functions from the facts of a node to findings.
 
 Each check has an id that stays. One that cannot be made on this node (kubelet has no files here, the daemon
 does not answer) is skipped and says why. A warning does not make the node broken: it works, and should be
@@ -333,13 +333,13 @@ def _ledger(facts: DoctorFacts) -> Outcome:
 
 
 def _socket_modes(facts: DoctorFacts) -> Outcome:
-    lacks = [each.lack for each in facts.sockets if each.lack]
+    problems = [each.problem for each in facts.sockets if each.problem]
     if not facts.sockets:
         return SKIP, "the daemon has no sockets: it does not run", ""
-    if lacks:
+    if problems:
         return (
             FAIL,
-            "; ".join(lacks),
+            "; ".join(problems),
             "access to these sockets is control over the node: let only root use them",
         )
     return OK, "other users can neither use nor replace the daemon's sockets", ""

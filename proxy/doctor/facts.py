@@ -1,4 +1,4 @@
-"""What was read of a node for its checks. What could not be read has its reason, or is None."""
+"""The facts about a node that the checks use. What could not be read has a reason, or is None."""
 
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ class SocketFacts(Struct, frozen=True):
 
     Attributes:
         path: Where it is.
-        lack: Why other users could use or replace it; empty if they cannot.
+        problem: Why other users could use or replace it; empty if they cannot.
     """
 
     path: str
-    lack: str = ""
+    problem: str = ""
 
 
 class CertificateFacts(Struct, frozen=True):

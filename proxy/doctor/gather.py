@@ -1,6 +1,6 @@
-"""Reading a node for ``topoproxy doctor``. Nothing is written, and each wait has a bound.
+"""Reads the facts about a node for ``topoproxy doctor``. Nothing is written, and each wait has a bound.
 
-Everything is read by itself: one source that cannot be read leaves the others as they are.
+Each source is read separately: one that cannot be read does not affect the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from proxy.permissions import Trust
 from proxy.topology.reader import read_machine
 
 RUNTIME_S = 2.0
-"""Deadline of each question to the runtime."""
+"""Deadline of each request to the runtime."""
 WRITERS = frozenset(
     {"koord-runtime-p", "koordlet", "cri-resmgr", "cri-resource-ma", "titus-isolate", "cpuset-manager"}
 )
@@ -94,7 +94,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
         places: Other paths that are read.
     """
     places = places or NodePaths()
-    machine, lack = _machine(config)
+    machine, problem = _machine(config)
     found = survey(config.hooks)
     hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.distrust or c.cause)]
     return DoctorFacts(
@@ -107,7 +107,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
             str(config.listen),
             str(config.runtime),
         ),
-        machine=lack,
+        machine=problem,
         cgroups=_cgroups(config),
         runtime=_runtime(config, places),
         kubelet=_kubelet(config),
@@ -250,7 +250,7 @@ def _state(config: Config, machine: Machine | None) -> StateFacts:
         disk = os.statvfs(existing)
         names = sorted(each.name for each in directory.iterdir()) if existing == directory else []
     except OSError as error:
-        return StateFacts(str(directory), f"cannot look at {directory}: {error.strerror}")
+        return StateFacts(str(directory), f"cannot examine {directory}: {error.strerror}")
     return StateFacts(
         str(directory),
         free_bytes=disk.f_bavail * disk.f_frsize,
@@ -277,13 +277,13 @@ def _sockets(config: Config) -> Iterator[SocketFacts]:
     for path in (config.listen, config.admin_path):
         try:
             status = path.stat()
-            lack = trust.way(path, sticky=True) or trust.owned(path, status)
+            problem = trust.path_problem(path, sticky=True) or trust.owner_problem(path, status)
         except OSError:
             continue  # the daemon does not run
-        if not lack and status.st_mode & stat.S_IWOTH:  # its group is that of the runtime's socket
-            lack = f"others can write to {path}: chmod o-w {path}"
+        if not problem and status.st_mode & stat.S_IWOTH:  # its group is that of the runtime's socket
+            problem = f"others can write to {path}: chmod o-w {path}"
         if stat.S_ISSOCK(status.st_mode):
-            yield SocketFacts(str(path), lack)
+            yield SocketFacts(str(path), problem)
 
 
 def _certificates(config: Config) -> Iterator[CertificateFacts]:

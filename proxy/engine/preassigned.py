@@ -166,10 +166,10 @@ def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict
         name_others = state.node.admission.name_others
         cpus = claimed.cpus or CpuSet()
         what = f"give CPUs {listed(cpus)} to {ref}"
-        lack = Shortfall(CPU, None, len(cpus), len(cpus - conflict.clash), named=conflict.clash)
+        shortfall = Shortfall(CPU, None, len(cpus), len(cpus - conflict.clash), named=conflict.clash)
         raise PlacementRefusedError(
             conflict.verdict(what, name_others=name_others),
-            shortfalls=(with_holders(state, lack, pod),) if conflict.clash else (),
+            shortfalls=(with_holders(state, shortfall, pod),) if conflict.clash else (),
         )
     words = conflict.words
     fault = InputDefect(words, DefectKind.OVERLAP)

@@ -40,7 +40,7 @@ def shortfall(state: NodeState, context: AdmissionContext, reason: str) -> tuple
     """
     request, provider = context.request, _cpu_provider(context)
     if reason == TOPOLOGY_AFFINITY and (found := _on_one_node(context)):
-        return tuple(with_holders(state, lack, request.pod) for lack in found)
+        return tuple(with_holders(state, shortfall, request.pod) for shortfall in found)
     if reason not in (TOPOLOGY_AFFINITY, UNEXPECTED) or provider is None:
         return ()
     return on_machine(state, request.pod, provider.wanted(request), provider.free(request))
@@ -57,8 +57,8 @@ def on_machine(state: NodeState, pod: Pod, wanted: int, free: CpuSet | None = No
     """
     ownable, most = ownable_cpus(state.node), state.node.most_ownable
     count = len(spare_shared_cpus(state, pod) & ownable if free is None else free)
-    lack = Shortfall(CPU, None, wanted, count, len(ownable) - most, most)
-    return (with_holders(state, lack, pod),) if wanted and lack.missing else ()
+    shortfall = Shortfall(CPU, None, wanted, count, len(ownable) - most, most)
+    return (with_holders(state, shortfall, pod),) if wanted and shortfall.missing else ()
 
 
 def ownable_cpus(node: Node) -> CpuSet:
@@ -66,14 +66,16 @@ def ownable_cpus(node: Node) -> CpuSet:
     return node.machine.online - node.cpu.reserved
 
 
-def with_holders(state: NodeState, lack: Shortfall, pod: Pod) -> Shortfall:
+def with_holders(state: NodeState, shortfall: Shortfall, pod: Pod) -> Shortfall:
     """Return a shortfall of CPUs with the containers and pods that have them."""
-    if lack.resource != CPU:
-        return lack
+    if shortfall.resource != CPU:
+        return shortfall
     machine = state.node.machine
-    cpus = lack.named or (machine.online if lack.nodes is None else machine.cpus_of(lack.nodes))
+    cpus = shortfall.named or (
+        machine.online if shortfall.nodes is None else machine.cpus_of(shortfall.nodes)
+    )
     holders = holders_of(state, cpus, pod.key)
-    return structs.replace(lack, holders=holders[:HOLDERS], more_holders=max(0, len(holders) - HOLDERS))
+    return structs.replace(shortfall, holders=holders[:HOLDERS], more_holders=max(0, len(holders) - HOLDERS))
 
 
 def _on_one_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
@@ -85,7 +87,7 @@ def _on_one_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
     for node in context.node.nodes:
         missing = _on_node(context, node)
         if missing:
-            cpus = sum(lack.missing for lack in missing if lack.resource == CPU)
+            cpus = sum(shortfall.missing for shortfall in missing if shortfall.resource == CPU)
             found.append((len(missing), cpus, node, tuple(missing)))
     if not found and (context.policy or context.node.policy) is TopologyPolicy.SINGLE_NUMA_NODE:
         return _beyond_each_node(context)
@@ -122,9 +124,9 @@ def _on_node(context: AdmissionContext, node: int) -> list[Shortfall] | None:
     return sorted(found, key=_reading_order)
 
 
-def _reading_order(lack: Shortfall) -> int:
+def _reading_order(shortfall: Shortfall) -> int:
     """Sort CPUs before memory, and memory before resources that are counted."""
-    return 0 if lack.resource == CPU else 1 if in_bytes(lack.resource) else 2
+    return 0 if shortfall.resource == CPU else 1 if in_bytes(shortfall.resource) else 2
 
 
 def holders_of(state: NodeState, cpus: CpuSet, but: str = "") -> tuple[CpuHolder, ...]:

@@ -66,7 +66,7 @@ class NodePolicySync:
         self._namespaces = namespaces
         self._labels: Mapping[str, Mapping[str, str]] | None = None
         self._reading = asyncio.Lock()
-        self._open_lack = ""
+        self._open_problem = ""
         self._open = set[str]()
         context.learn(policy=read_node_policy(configured, configured.machine, None, None))
 
@@ -153,18 +153,18 @@ class NodePolicySync:
     def _report(self, done: AppliedPolicy) -> None:
         """Report what is wrong, and end the problems of earlier passes that are over."""
         telemetry = self._context.telemetry
-        lack = self._without_labels(done.state.node)
-        if self._open_lack not in ("", lack):
-            telemetry.resolved(NO_LABELS, reason=self._open_lack)
-        if lack:
-            telemetry.problem(NO_LABELS, reason=lack)
+        problem = self._without_labels(done.state.node)
+        if self._open_problem not in ("", problem):
+            telemetry.resolved(NO_LABELS, reason=self._open_problem)
+        if problem:
+            telemetry.problem(NO_LABELS, reason=problem)
         settings = [*self._unread(), *(value.problem for value in done.policy.named().values())]
         found = {words for words in settings if words}
         for words in sorted(self._open - found):
             telemetry.resolved(CANNOT_FOLLOW, reason=words)
         for words in (*sorted(found), *done.notes):
             telemetry.problem(CANNOT_FOLLOW, reason=words)
-        self._open_lack, self._open = lack, found
+        self._open_problem, self._open = problem, found
 
     def _with_kept(self, policy: NodePolicy) -> NodePolicy:
         reserved, kept = policy.reserved, self._context.state.facts.kubelet_reserved

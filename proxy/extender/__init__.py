@@ -1,1 +1,1 @@
-"""``topoproxy scheduler-extender``: what kube-scheduler asks, answered from what the API server shows."""
+"""``topoproxy scheduler-extender``: answers kube-scheduler's requests from the objects of the API server."""

@@ -1,4 +1,4 @@
-"""The table of nodes, kept current by watches of the API server.
+"""Keeps the table of nodes current by watches of the API server.
 
 Four collections are followed: bound pods that have not ended, nodes, Numatopologies and
 NodeResourceTopologies. Each object is reduced to what decisions read when it arrives. A node is joined again
@@ -43,7 +43,7 @@ class BoundPod(Struct, frozen=True):
 
 
 class Unreadable(Struct, frozen=True):
-    """An object that does not hold what it should."""
+    """An object with malformed content."""
 
     reason: str
 
@@ -116,7 +116,7 @@ class ClusterView:
             self.topologies = self._objects(topology_path(str(versions[0])), read_resource_topology)
 
     async def _freeze(self) -> None:
-        """Take what has been listed out of the garbage collection: a pass over it would delay an answer."""
+        """Exempt what has been listed from garbage collection: a pass over it would delay an answer."""
         for watcher in self._watchers():
             await watcher.listed.wait()
         gc.collect()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for kube-scheduler, kubelet's probes and Prometheus: small, with connections that stay open.
+"""A small HTTP/1.1 server for kube-scheduler, kubelet's probes and Prometheus, with persistent connections.
 
 Go's client keeps connections open and sends one request at a time on each. A connection whose answer is an
 error of ours (503 and above) is closed after it, so that the next request may reach another replica.

@@ -80,7 +80,7 @@ class Lease:
                 self._telemetry.resolved("cannot renew the lease")
 
     async def release(self) -> None:
-        """Give the lease up, so that another replica need not wait."""
+        """Release the lease, so that another replica does not have to wait."""
         if self._until:
             given = {"holderIdentity": "", "leaseDurationSeconds": 1}
             with contextlib.suppress(TopoproxyError, TimeoutError):

@@ -1,4 +1,4 @@
-"""The extender as a process: its parts, its signals, its log."""
+"""Runs the extender as a process: assembles its parts, handles signals, sets up its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of a scheduler extender (k8s.io/kube-scheduler v0.36 extender/v1 types.go).
+"""Answers the verbs of a scheduler extender (k8s.io/kube-scheduler v0.36 extender/v1 types.go).
 
 kube-scheduler sends the pod and the names of the nodes that its own plugins have left (``nodeCacheCapable``).
 
@@ -10,7 +10,7 @@ kube-scheduler sends the pod and the names of the nodes that its own plugins hav
 - *preempt* names victims that make room on one NUMA node.
 
 What cannot be decided is answered with an error, and kube-scheduler tries the pod again.
-Where the answer to a bind is lost, the promise stays until it is known what became of the pod: the watch
+Where the answer to a bind is lost, the promise stays until the fate of the pod is known: the watch
 shows it as bound, or it is read as not bound once the request can have no effect any more.
 """
 
@@ -58,9 +58,9 @@ MOST_WAITING = 500
 OPEN_PAGES = ("/healthz", "/livez", "/readyz", "/metrics")
 UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
 """Reasons that the end of no pod removes."""
-Asked = dict[str, msgspec.Raw]
+ExtenderArgs = dict[str, msgspec.Raw]
 """The fields of a request."""
-_REQUEST = msgspec.json.Decoder(Asked)
+_REQUEST = msgspec.json.Decoder(ExtenderArgs)
 _NAMES = msgspec.json.Decoder(list[str])
 _SCALE = 10
 """kube-scheduler's scores of extenders end at 10, ours at 100."""
@@ -139,9 +139,9 @@ class ExtenderService:
 
     # -- verbs --------------------------------------------------------------------------------------------
 
-    async def _filter(self, asked: Asked) -> HttpAnswer:
-        demand = self._demand(asked)
-        found = self._table.filter(demand, _names(asked))
+    async def _filter(self, args: ExtenderArgs) -> HttpAnswer:
+        demand = self._demand(args)
+        found = self._table.filter(demand, _names(args))
         if found.fits:
             self._waiting.pop(demand.key, None)
         else:
@@ -152,28 +152,28 @@ class ExtenderService:
             reason = words.partition(":")[0]
             kind = "FailedAndUnresolvableNodes" if reason in UNRESOLVABLE else "FailedNodes"
             failed[kind][name] = reason
-        if not found.fits and (words := self._undecided(_names(asked), failed["FailedNodes"])):
+        if not found.fits and (words := self._undecided(_names(args), failed["FailedNodes"])):
             # No event follows when that ends; after an error kube-scheduler asks again by itself.
             return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {words}"})
         return HttpAnswer({"NodeNames": found.fits, **failed, "Error": ""})
 
-    async def _prioritize(self, asked: Asked) -> HttpAnswer:
-        names = _names(asked)
-        scores = self._table.scores(self._demand(asked), names, self._strategy)
+    async def _prioritize(self, args: ExtenderArgs) -> HttpAnswer:
+        names = _names(args)
+        scores = self._table.scores(self._demand(args), names, self._strategy)
         if len(set(scores)) < 2:
             return HttpAnswer([])  # only differences count, and a thousand equal scores take a millisecond
         return HttpAnswer(
             [{"Host": name, "Score": score // _SCALE} for name, score in zip(names, scores, strict=True)]
         )
 
-    async def _bind(self, asked: Asked) -> HttpAnswer:
+    async def _bind(self, args: ExtenderArgs) -> HttpAnswer:
         async with self._binding:
             self._check()
-            return await self._bind_one(asked)
+            return await self._bind_one(args)
 
-    async def _bind_one(self, asked: Asked) -> HttpAnswer:
-        namespace, name = _text(asked, "PodNamespace"), _text(asked, "PodName")
-        uid, node = _text(asked, "PodUID"), _text(asked, "Node")
+    async def _bind_one(self, args: ExtenderArgs) -> HttpAnswer:
+        namespace, name = _text(args, "PodNamespace"), _text(args, "PodName")
+        uid, node = _text(args, "PodUID"), _text(args, "Node")
         demand = self._demands.get(uid) or await self._read_pod(namespace, name, uid)
         verdict = self._table.place(node, demand)
         if not verdict.fits:
@@ -191,9 +191,9 @@ class ExtenderService:
             self._demands.pop(uid, None)
         return HttpAnswer({"Error": problem})
 
-    async def _preempt(self, asked: Asked) -> HttpAnswer:
-        demand = self._demand(asked)
-        proposed = _value(asked, "NodeNameToMetaVictims")
+    async def _preempt(self, args: ExtenderArgs) -> HttpAnswer:
+        demand = self._demand(args)
+        proposed = _value(args, "NodeNameToMetaVictims")
         if not isinstance(proposed, dict):
             raise InputError(
                 "cannot preempt: NodeNameToMetaVictims is missing (nodeCacheCapable must be set)"
@@ -238,12 +238,12 @@ class ExtenderService:
             return "a node still shows CPUs of a pod that has ended"
         return ""
 
-    def _demand(self, asked: Asked) -> PodDemand:
+    def _demand(self, args: ExtenderArgs) -> PodDemand:
         # kube-scheduler sends the same bytes with filter and prioritize.
-        sent = bytes(asked.get("Pod", b"null"))
+        sent = bytes(args.get("Pod", b"null"))
         demand = self._read.get(sent)
         if demand is None:
-            pod = _value(asked, "Pod")
+            pod = _value(args, "Pod")
             if not isinstance(pod, dict):
                 raise InputError("cannot read the request: Pod is missing")
             demand = self._read[sent] = read_demand(pod)
@@ -376,7 +376,7 @@ class ExtenderService:
         return HttpAnswer({"waiting": [each.ref for each in self._waiting.values()], "moves": found})
 
 
-def _decoded(body: bytes) -> Asked:
+def _decoded(body: bytes) -> ExtenderArgs:
     try:
         return _REQUEST.decode(body)
     except msgspec.ValidationError as error:
@@ -385,24 +385,24 @@ def _decoded(body: bytes) -> Asked:
         raise InputError(f"cannot read the request: {error}") from error
 
 
-def _value(asked: Asked, name: str) -> Any:
+def _value(args: ExtenderArgs, name: str) -> Any:
     """Return the value of a field; None where there is none."""
     try:
-        return msgspec.json.decode(asked.get(name, b"null"))
+        return msgspec.json.decode(args.get(name, b"null"))
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"cannot read the request: {name}: {error}") from error
 
 
-def _names(asked: Asked) -> list[str]:
+def _names(args: ExtenderArgs) -> list[str]:
     try:
-        return _NAMES.decode(asked.get("NodeNames", b"null"))
+        return _NAMES.decode(args.get("NodeNames", b"null"))
     except msgspec.DecodeError as error:
         message = "NodeNames is missing (nodeCacheCapable must be set)"
         raise InputError(f"cannot read the request: {message}") from error
 
 
-def _text(asked: Asked, name: str) -> str:
-    value = _value(asked, name)
+def _text(args: ExtenderArgs, name: str) -> str:
+    value = _value(args, name)
     if not isinstance(value, str) or not value:
         raise InputError(f"cannot read the request: {name} is missing")
     return value

@@ -111,7 +111,7 @@ class ContainerFacts:
         phase: ``creating``, ``created``, ``starting``, ``running`` or ``exited``.
         image: As the request names it; empty where it is not known any more.
         labels, annotations: Of the container.
-        envs: Its environment, in order. Bytes that are no UTF-8 are lone surrogates (``surrogateescape``).
+        envs: Its environment, in order. Bytes that are not UTF-8 are lone surrogates (``surrogateescape``).
         command, args: What it runs; empty for the image's own.
         mounts, devices, cdi_devices: What it has been given.
         resources: What the client requests. Of a container that exists, all that was ever requested.

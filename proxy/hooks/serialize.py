@@ -55,8 +55,8 @@ def event_from(data: object) -> Point:
     if not isinstance(name, str) or name not in POINTS:
         close = difflib.get_close_matches(name, POINTS, n=1) if isinstance(name, str) else ()
         meant = f"did you mean {close[0]}?" if close else "topoproxy hooks points lists them"
-        lack = "it is missing" if name is None else f"there is no hook point {_shown(name)}"
-        raise _bad("point", f"{lack}; {meant}")
+        problem = "it is missing" if name is None else f"there is no hook point {_shown(name)}"
+        raise _bad("point", f"{problem}; {meant}")
     rest = {key: value for key, value in given.items() if key != "point"}
     event: Point = _record(POINTS[name], rest, "")
     return read_only(event)

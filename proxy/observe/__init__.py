@@ -1,1 +1,1 @@
-"""What leaves the node: decisions in sentences and as data."""
+"""What the daemon reports: decisions as sentences and as data, metrics, and the node's description."""

@@ -1,4 +1,4 @@
-"""A refusal: what stood against it, and what would help."""
+"""Explains a refused request: what prevented it, and what would have let it in."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ _ANYWHERE = (
 
 
 def against(record: Explanation) -> tuple[str, ...]:
-    """Return what stood against a preferred result; empty where nothing did or nothing is known of it.
+    """Return what prevented a preferred result; empty where nothing did, or where it is not known.
 
-    What the record blames comes first; else it is read from what the providers answer.
+    The causes in the record come first; without any they are derived from the providers' answers.
     """
     merge = record.merge
     if merge is None or merge.best.preferred or merge.policy == TopologyPolicy.NONE:
@@ -100,7 +100,7 @@ def against(record: Explanation) -> tuple[str, ...]:
 
 def help_for(record: Explanation) -> tuple[str, ...]:
     """Return what would have let a refused request in."""
-    least = _least(record.shortfalls)
+    least = _smallest(record.shortfalls)
     exact = _fitting(least, aligned=record.verdict.reason == TOPOLOGY_AFFINITY)
     reason = record.verdict.reason
     texts = [exact, _holding(least), _BY_REASON.get(reason, "")]
@@ -118,7 +118,7 @@ def help_for(record: Explanation) -> tuple[str, ...]:
 
 
 def name(answer: ProviderAnswer) -> str:
-    """Name the resource that a provider spoke of; the provider where there is none."""
+    """Return the resource of a provider's answer; the provider's name where there is none."""
     return clean(answer.resource or answer.provider)
 
 
@@ -144,15 +144,15 @@ def _places(answer: ProviderAnswer) -> str:
     return few([node_set(mask) for mask in masks], 4)
 
 
-def _least(shortfalls: tuple[Shortfall, ...]) -> list[Shortfall]:
-    """Return the shortfalls of the nodes that were short of least."""
+def _smallest(shortfalls: tuple[Shortfall, ...]) -> list[Shortfall]:
+    """Return the smallest shortfalls, with their nodes."""
     grouped: dict[Mask | None, list[Shortfall]] = {}
-    for lack in shortfalls:
-        if lack.missing:
-            grouped.setdefault(lack.nodes, []).append(lack)
+    for shortfall in shortfalls:
+        if shortfall.missing:
+            grouped.setdefault(shortfall.nodes, []).append(shortfall)
 
     def gap(group: list[Shortfall]) -> tuple[int, float]:
-        return len(group), max(lack.missing / max(lack.wanted, 1) for lack in group)
+        return len(group), max(shortfall.missing / max(shortfall.wanted, 1) for shortfall in group)
 
     return min(grouped.values(), key=gap, default=[])
 
@@ -172,11 +172,11 @@ def _fitting(missing: list[Shortfall], *, aligned: bool) -> str:
         return f"Ask for at most {counted(first.most, 'CPU')}: {where} more that can be owned"
     holder = "the machine" if first.nodes is None else nodes(first.nodes)
     known = "; ".join(
-        f"of {_figure(lack, lack.wanted)} requested, {_figure(lack, lack.free)} were free"
-        f"{f', and {lack.kept} must stay in the shared pool' if lack.kept else ''}"
-        for lack in missing
+        f"of {_amount(shortfall, shortfall.wanted)} requested, {_amount(shortfall, shortfall.free)} were free"
+        f"{f', and {shortfall.kept} must stay in the shared pool' if shortfall.kept else ''}"
+        for shortfall in missing
     )
-    more = both([_more(lack) for lack in missing])
+    more = both([_more(shortfall) for shortfall in missing])
     if aligned and first.most is not None:
         return f"It needs at least {more} ({known})"
     return f"It would fit if {holder} had {more} ({known})"
@@ -184,24 +184,24 @@ def _fitting(missing: list[Shortfall], *, aligned: bool) -> str:
 
 def _holding(missing: list[Shortfall]) -> str:
     """Name the containers that have the CPUs."""
-    lack = next((lack for lack in missing if lack.holders), None)
-    if lack is None or (lack.most is not None and lack.wanted > lack.most):
+    shortfall = next((shortfall for shortfall in missing if shortfall.holders), None)
+    if shortfall is None or (shortfall.most is not None and shortfall.wanted > shortfall.most):
         return ""
-    named = [f"{clean(holder.ref)} ({cpus(holder.cpus)})" for holder in lack.holders]
-    where = "" if lack.nodes is None else f" of {nodes(lack.nodes)}"
-    rest = [f"{lack.more_holders} more"] if lack.more_holders else []
-    what = "They" if lack.named else f"CPUs{where}"
+    named = [f"{clean(holder.ref)} ({cpus(holder.cpus)})" for holder in shortfall.holders]
+    where = "" if shortfall.nodes is None else f" of {nodes(shortfall.nodes)}"
+    rest = [f"{shortfall.more_holders} more"] if shortfall.more_holders else []
+    what = "They" if shortfall.named else f"CPUs{where}"
     return f"{what} are owned by {both([*named, *rest])}"
 
 
-def _figure(lack: Shortfall, number: int) -> str:
-    return size(number) if in_bytes(lack.resource) else str(number)
+def _amount(shortfall: Shortfall, number: int) -> str:
+    return size(number) if in_bytes(shortfall.resource) else str(number)
 
 
-def _more(lack: Shortfall) -> str:
-    if lack.resource == "cpu":
-        return counted(lack.missing, "more free CPU")
-    return f"{_figure(lack, lack.missing)} more of {clean(lack.resource)}"
+def _more(shortfall: Shortfall) -> str:
+    if shortfall.resource == "cpu":
+        return counted(shortfall.missing, "more free CPU")
+    return f"{_amount(shortfall, shortfall.missing)} more of {clean(shortfall.resource)}"
 
 
 def _smaller(record: Explanation) -> str:

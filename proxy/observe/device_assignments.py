@@ -1,10 +1,10 @@
-"""Which container has which device, as far as the daemon can know: the page for ``topoproxy devices``.
+"""Reports which container has which device, as far as the daemon knows: the page for ``topoproxy devices``.
 
-Four sources. kubelet's pod-resources API lists all devices of its plugins that can be assigned (healthy
-ones), and all containers with their devices and claims. The state has the devices of plug-ins that registered
-with topoproxy, and their containers. The requests of containers name device files and CDI
-devices; they are queried where that can change a decision, so these are only some. The history has the same
-for containers of the past.
+There are four sources. kubelet's pod-resources API lists all devices of its plugins that can be assigned
+(healthy ones), and all containers with their devices and claims. The state has the devices of plug-ins that
+registered with topoproxy, and their containers. The requests of containers name device files and CDI devices;
+they are queried where that can change a decision, so these are only some. The history has the same for
+containers of the past.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class KubeletDevices:
     """kubelet's answers.
 
     Attributes:
-        asked: Whether kubelet is queried at all.
+        is_queried: Whether kubelet is queried at all.
         problem: Why there is no answer; empty where there is one.
         pods: kubelet's list of pods; None where there is no answer.
         allocatable: What kubelet can assign; None where there is no answer.
@@ -34,12 +34,12 @@ class KubeletDevices:
     def __init__(
         self,
         *,
-        asked: bool,
+        is_queried: bool,
         problem: str = "",
         pods: pb.ListPodResourcesResponse | None = None,
         allocatable: pb.AllocatableResourcesResponse | None = None,
     ) -> None:
-        self.asked, self.problem, self.pods, self.allocatable = asked, problem, pods, allocatable
+        self.is_queried, self.problem, self.pods, self.allocatable = is_queried, problem, pods, allocatable
 
 
 def assignments_page(
@@ -58,7 +58,7 @@ def assignments_page(
     """
     return {
         "schema": DEVICE_ASSIGNMENTS,
-        "kubelet": {"asked": kubelet.asked, "problem": kubelet.problem},
+        "kubelet": {"asked": kubelet.is_queried, "problem": kubelet.problem},
         "allocatable": list(_devices(kubelet.allocatable.devices)) if kubelet.allocatable else [],
         "assigned": list(_assigned(kubelet.pods)) if kubelet.pods else [],
         "claims": list(_claims(kubelet.pods)) if kubelet.pods else [],
@@ -80,7 +80,7 @@ def _containers(pods: pb.ListPodResourcesResponse) -> Iterator[tuple[str, pb.Con
 
 
 def _devices(groups: Iterable[pb.ContainerDevices]) -> Iterator[dict[str, object]]:
-    """Give each device once: kubelet lists one that is near to several NUMA nodes several times."""
+    """Yield each device once: kubelet lists one that is near to several NUMA nodes several times."""
     found: dict[tuple[str, str], set[int]] = {}
     for group in groups:
         nodes = {node.ID for node in group.topology.nodes if node.ID >= 0}

@@ -1,4 +1,4 @@
-"""What the cluster is to count of the devices that topoproxy assigns: capacity and allocatable by resource.
+"""Counts the devices that topoproxy assigns for the cluster: capacity and allocatable by resource.
 
 Two objects carry it. ``Node.status`` has one number for the node, which the scheduler counts pods against;
 the zones of a NodeResourceTopology have one for each NUMA node.
@@ -115,7 +115,7 @@ def node_status_patch(
 
 
 def _equals(amount: str | None, count: int) -> bool:
-    """Return whether an amount at the API server is a count, in whatever form it is written there."""
+    """Return whether an amount at the API server is a count, in any notation of a quantity."""
     try:
         return amount is not None and parse_quantity(amount, milli=True) == 1000 * count
     except ValueError:

@@ -1,4 +1,4 @@
-"""The devices of a machine with what is known of each: sysfs, CDI specs and the daemon's answer together.
+"""Lists the devices of a machine by combining sysfs, CDI (container device interface) specs and the daemon.
 
 Names lead from one source to another, and each step is a fact: a CDI spec names device files, which sysfs
 leads to PCI functions; plugins of network cards use PCI addresses as ids; NVIDIA's driver lists the UUIDs
@@ -28,7 +28,7 @@ Locate = Callable[[str], DeviceLocation]
 
 
 class DeviceEntry:
-    """What is known of one device; it is filled source by source."""
+    """The facts about one device; each source adds to them."""
 
     def __init__(self, name: str, functions: Sequence[PciFunction] = ()) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class DeviceEntry:
         self.is_referred_to = False
 
     def place(self, nodes: Mask | None, source: str) -> None:
-        """Note where it is, unless that is known already."""
+        """Record its location, unless that is known already."""
         if self.nodes is None and (nodes or not self.source):
             self.nodes, self.source = nodes, source
 

@@ -1,4 +1,4 @@
-"""What the daemon answers to ``/explain``: decisions that history remembers, as plain data."""
+"""Answers ``/explain``: returns the decisions in the history as plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def history_page(
         history: What is remembered.
         params: ``query``: what is meant (``History.find`` says what it may be); ``limit``: how many of the
             newest records, or pods, to give.
-        now: Says what holds for a container that exists beyond a decision about it; empty for nothing.
+        now: Returns the current facts about a container that still exists; empty where it does not.
 
     Returns:
         ``records``, the newest last: those that the query found, none without a query. ``pods``, the newest

@@ -1,4 +1,4 @@
-"""A decision as plain data that JSON can hold, and back. The names of the fields are in docs/explain.md.
+"""Converts a decision to plain data for JSON, and back. The names of the fields are in docs/explain.md.
 
 CPUs are Linux lists (``"0-3,8"``), NUMA nodes are lists of ids (null where any will do). Writing gives every
 field, whatever its value. Reading takes what an older or newer version has written: what is missing has its
@@ -105,17 +105,17 @@ def _hint(hint: TopologyHint | None) -> Data | None:
     return None if hint is None else {"nodes": _ids(hint.affinity), "preferred": hint.preferred}
 
 
-def _shortfall(lack: Shortfall) -> Data:
+def _shortfall(shortfall: Shortfall) -> Data:
     return {
-        "resource": lack.resource,
-        "nodes": _ids(lack.nodes),
-        "wanted": lack.wanted,
-        "free": lack.free,
-        "kept": lack.kept,
-        "most": lack.most,
-        "named": str(lack.named),
-        "holders": [{"ref": holder.ref, "cpus": str(holder.cpus)} for holder in lack.holders],
-        "more_holders": lack.more_holders,
+        "resource": shortfall.resource,
+        "nodes": _ids(shortfall.nodes),
+        "wanted": shortfall.wanted,
+        "free": shortfall.free,
+        "kept": shortfall.kept,
+        "most": shortfall.most,
+        "named": str(shortfall.named),
+        "holders": [{"ref": holder.ref, "cpus": str(holder.cpus)} for holder in shortfall.holders],
+        "more_holders": shortfall.more_holders,
     }
 
 
@@ -171,7 +171,7 @@ class _FieldReader:
         return value
 
     def either(self, name: str, former: str) -> str:
-        """Return the key that is there: the name, or the former one of an older version."""
+        """Return the key that exists: the name, or the former name of an older version."""
         return former if name not in self._data and former in self._data else name
 
     def text(self, name: str) -> str:

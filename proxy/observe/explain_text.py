@@ -1,4 +1,4 @@
-"""The daemon's answer to ``/explain`` as a page for people.
+"""Renders the daemon's answer to ``/explain`` as text for the terminal.
 
 The answer may come from an older or a newer daemon, so what is not as expected is refused with its name or
 left out.
@@ -24,7 +24,7 @@ class ExplainedDecision(Struct, frozen=True):
 
     Attributes:
         data: The daemon's answer.
-        decision: What it says.
+        decision: The decision in it.
     """
 
     data: Mapping[str, object]
@@ -35,7 +35,7 @@ def read_records(answer: object) -> list[ExplainedDecision]:
     """Return the records of an answer, oldest first.
 
     Raises:
-        InputError: It is no answer of a daemon.
+        InputError: It is not an answer of a daemon.
     """
     data = answer if isinstance(answer, Mapping) else {}
     records = data.get("records")

@@ -1,4 +1,4 @@
-"""Reading an answer of which any part may be missing or of another kind, and showing it in columns.
+"""Reads JSON in which any part may be missing or of another type, and formats it in columns.
 
 Pages are written by commands from what a daemon answered, which may be of an older or a newer version; and
 much of it was written by pods and by others' files.

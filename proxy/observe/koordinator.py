@@ -1,13 +1,13 @@
-"""The node's picture for schedulers: a NodeResourceTopology as Koordinator's agent keeps it.
+"""Builds the node's NodeResourceTopology object for schedulers, as Koordinator's agent keeps it.
 
 Theory (Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). The object is
-called as the node, and says in annotations what the type has no fields for: where each CPU is, what the
+named like the node, and has annotations for what the type has no fields for: where each CPU is, what the
 shared pools are, which CPUs kubelet gave away, what is kept back. Keys and JSON are those that Koordinator's
 scheduler reads. Here it is made as data; the publisher compares key by key and writes what changed.
 
 A scheduler counts only CPUs of ``pod-cpu-allocs`` that are marked as kubelet's, besides those of annotations
 that it wrote itself. CPUs that were chosen on the node are in no annotation of a pod; so they are listed
-there too, under the same mark, for else they would be given away a second time.
+there too, under the same mark; otherwise a scheduler would assign them a second time.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class NodeFacts(Struct, frozen=True):
     basic: Mapping[str, object] = field(default_factory=dict)
 
 
-def picture(locations: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str]:
-    """Draw up the annotations of a node, as JSON by key; what is wrong with its own counts as not set.
+def topology_annotations(locations: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str]:
+    """Return the annotations of a node, as JSON by key; malformed ones of the Node object count as not set.
 
     Args:
         locations: Its online CPUs.
@@ -123,7 +123,7 @@ def picture(locations: Iterable[CpuLocation], facts: NodeFacts) -> dict[str, str
 
 
 def zones(machine: Machine, facts: NodeFacts) -> tuple[Zone, ...]:
-    """Draw up the zones of a node."""
+    """Return the zones of a node."""
     whole = zones_of(machine, locations_of(machine))
     if facts.labels.get(NUMA_RESERVATION) != "true":
         return whole
@@ -131,11 +131,11 @@ def zones(machine: Machine, facts: NodeFacts) -> tuple[Zone, ...]:
 
 
 def node_resource_topology(machine: Machine, facts: NodeFacts) -> dict[str, object]:
-    """Draw up the whole object of a node, ready for JSON."""
+    """Return the whole object of a node, ready for JSON."""
     metadata: dict[str, object] = {
         "name": facts.name,
         "labels": {MANAGED_BY: MANAGER, **_copied(facts.labels)},
-        "annotations": picture(locations_of(machine), facts),
+        "annotations": topology_annotations(locations_of(machine), facts),
     }
     if facts.uid:
         owner: dict[str, object] = {"apiVersion": "v1", "kind": "Node", "name": facts.name, "uid": facts.uid}

@@ -1,8 +1,8 @@
-"""What kubelet does with CPUs, as Koordinator's node object reports it.
+"""Describes what kubelet does with CPUs, as Koordinator's node object reports it.
 
 See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calGuaranteedCpu.
 
-Three things. Which CPUs kubelet's static policy gave to pods that nothing else manages: those of its
+There are three parts. Which CPUs kubelet's static policy gave to pods that nothing else manages: those of its
 checkpoint, but for pods of class LS or BE and pods that a scheduler gave CPUs to. Which CPUs it keeps back:
 those that are configured, else as many as its reserves come to, chosen as kubelet chooses them. And how the
 policy and scope of its topology manager are called in the object.
@@ -59,7 +59,7 @@ class PodRow(Struct, frozen=True):
 
 
 class Alloc(Struct, frozen=True):
-    """CPUs that a pod has without a scheduler's doing.
+    """CPUs that a pod has although no scheduler assigned them.
 
     Attributes:
         namespace, name: Empty where only the uid is known.
@@ -79,7 +79,7 @@ class Alloc(Struct, frozen=True):
 
 
 def kubelet_allocs(checkpoint: Checkpoint | None, pods: Iterable[PodRow]) -> tuple[Alloc, ...]:
-    """Read out of a checkpoint what kubelet gave to pods of its own, by uid.
+    """Return the CPUs that kubelet assigned to pods of its own, by uid, from its checkpoint.
 
     An invalid set is skipped: an error in a file of kubelet must not hide the rest of the file.
     """
@@ -135,7 +135,7 @@ def topology_of(locations: Iterable[CpuLocation]) -> CpuTopology:
 
 
 def topology_policy(policy: str, scope: str) -> str:
-    """Name policy and scope of a topology manager as the object does; ``None`` for whatever is none."""
+    """Return the object's name for a topology manager's policy and scope; ``None`` without an equivalent."""
     if policy not in _POLICIES or scope not in _SCOPES:
         return "None"
     return _POLICIES[policy] + _SCOPES[scope]

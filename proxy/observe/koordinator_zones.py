@@ -1,4 +1,4 @@
-"""The zones of a node's topology object: what each NUMA node has.
+"""Computes the zones of a node's topology object: what each NUMA node has.
 
 See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calTopologyZoneList.
 

@@ -1,4 +1,4 @@
-"""``/metrics``: Prometheus' text format (version 0.0.4).
+"""Answers ``/metrics`` in Prometheus' text format (version 0.0.4).
 
 Counters and histograms come from the registry of telemetry, which begins with the process. Gauges are read
 off the page that ``topoproxy status`` shows, so both always say the same; so are the figures of each hook,
@@ -132,7 +132,7 @@ def _held(
     *,
     applied: bool,
 ) -> Iterator[str]:
-    """Write the gauges of owners, their CPUs and containers, of those to which the plan is applied or not."""
+    """Write the gauges of owners, their CPUs and containers, for those to which the plan is (not) applied."""
     count, owned, containers = gauges
     some = [each for each in owners if each.get("applied", True) is applied]
     yield family(count, [({}, len(some))])

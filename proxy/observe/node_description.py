@@ -1,4 +1,4 @@
-"""What the cluster agent publishes about the node, as plain data: the answer of ``GET /node``.
+"""Describes the node for the cluster agent, as plain data: the answer to ``GET /node``.
 
 The agent makes objects for schedulers from it (``proxy.agent.objects``). It holds what is in effect, and
 nothing that is only desired: the CPUs of containers to which the plan is not applied are left out, and a node

@@ -1,7 +1,7 @@
-"""What the node's picture for Koordinator's scheduler is drawn from: the state of the running daemon.
+"""Collects from the daemon's state what the node's object for Koordinator's scheduler is built from.
 
 What is in effect is reported in the Node object's terms, whatever its source: reservation, CPUs of class
-SYSTEM, bind policy and strategy. What a Node object has besides passes as it is: amounts of a reservation
+SYSTEM, bind policy and strategy. The Node object's other settings pass unchanged: amounts of a reservation
 and what a scheduler is to do with it, amplification ratios, whether NUMA nodes keep kubelet's reserve. What
 kubelet's CPU manager holds for containers that are not here yet is apart from what containers own.
 
@@ -103,7 +103,7 @@ def _by_pod(*allocs: Alloc) -> tuple[Alloc, ...]:
 
 
 def _coming(state: NodeState) -> list[Alloc]:
-    """Return what kubelet gave to containers that are not here: they may come at any moment."""
+    """Return what kubelet assigned to containers that do not exist yet: they may be created at any moment."""
     known = {pod.uid: pod for pod in state.pods.values()}
     here = {container.owner for container in state.containers.values() if container.owns_cpus}
     found: list[Alloc] = []

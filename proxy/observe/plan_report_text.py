@@ -1,4 +1,4 @@
-"""The answer to ``/observe/report`` as a page for people.
+"""Renders the answer to ``/observe/report`` as text for the terminal.
 
 The answer may come from an older or a newer daemon, so every part may be missing or be something else than
 expected; then it is left out.

@@ -1,8 +1,8 @@
-"""A decision in plain English, the answer to "why these CPUs?" and "why was it refused?".
+"""Writes a decision in plain English: the answer to "why these CPUs?" and "why was it refused?".
 
 The order is that of the decision: what was requested and from where each fact is known, what each provider
 could offer, what the policy chose and what decided, what the allocators took, where that left the container,
-what had to move, the verdict. The answer itself is the first line. Where nothing was weighed, two or three
+what had to move, the verdict. The answer itself is the first line. Where there was no choice, two or three
 lines are all there is. A refusal begins with its reason and ends with what would help.
 
 What was not applied (the pod was only observed) is written as what would be. What was applied is in the past
@@ -24,7 +24,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import TopologyPolicy
 from proxy.observe.advice import against, help_for, name
-from proxy.observe.value_text import begun, both, clean, cpus, few, nodes, sentence, sentences
+from proxy.observe.value_text import both, capitalized, clean, cpus, few, nodes, sentence, sentences
 
 MOVED_SHOWN = 10
 CLASS = "QoS class"
@@ -115,7 +115,7 @@ def _was(record: Explanation) -> str:
 
 
 def _observed(record: Explanation) -> tuple[str, ...]:
-    """Say that nothing was done, where the pod was only observed."""
+    """Return that nothing was done, where the pod was only observed."""
     return () if record.applied else ("The pod is only observed: nothing was changed.",)
 
 
@@ -229,7 +229,7 @@ def _placed(record: Explanation) -> tuple[str, ...]:
 
 def _why(record: Explanation) -> tuple[str, ...]:
     by = "" if record.applied else "by the plan: "
-    return sentences(begun(f"{by}{clean(reason)}") for reason in record.reasons)
+    return sentences(capitalized(f"{by}{clean(reason)}") for reason in record.reasons)
 
 
 def _moves(record: Explanation) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Words for values: ids, amounts, lists, and texts of others made fit for a sentence.
+"""Formats values for sentences: ids, amounts, lists, and texts from other programs.
 
 What is shown was partly written by pods, plugins and the runtime, and any terminal must be able to show it:
 so it is brought to one line of printable ASCII.
@@ -25,8 +25,8 @@ def sentence(text: str) -> str:
     return f"{body}." if body else ""
 
 
-def begun(text: str) -> str:
-    """Let a text begin like a sentence, unless its first word is a name (``kubelet``, ``cpu:``)."""
+def capitalized(text: str) -> str:
+    """Return a text with a capital letter, unless its first word is a name (``kubelet``, ``cpu:``)."""
     first = text.split(" ", 1)[0]
     plain = first.isalpha() and first.islower() and first not in ("kubelet", "cpu")
     return text[:1].upper() + text[1:] if plain else text

@@ -1,4 +1,4 @@
-"""The kinds of metrics: what a declaration consists of."""
+"""The types of metric declarations: counter, gauge and histogram."""
 
 from __future__ import annotations
 

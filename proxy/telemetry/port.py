@@ -44,7 +44,7 @@ class Sink(Protocol):
             level: debug, info, warning or error.
             message: A constant text.
             keys: What varies.
-            above: How many callers stand between this call and the one that has something to say.
+            above: How many callers are between this call and the one that reports.
         """
 
     def enabled(self, level: str) -> bool:
@@ -106,7 +106,7 @@ class Telemetry:
         self.registry.observe(metric, seconds, labels)
 
     def value(self, metric: Counter, /, **labels: Unpack[Labels]) -> int:
-        """Return what a counter is at."""
+        """Return the value of a counter."""
         return self.registry.value(metric, labels)
 
     # -- log ----------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Telemetry:
         self._sink.write("info", message, plain(keys), 1)
 
     def listen(self, listener: Listener) -> None:
-        """Have a listener called with each warning and each problem, also those that are not logged.
+        """Register a listener for each warning and each problem, also for those that are not logged.
 
         Args:
             listener: Called from any thread.

@@ -1,4 +1,4 @@
-"""What went wrong, kept for the operator: each problem once, with how often and when. Bounded.
+"""Keeps problems for the operator: each once, with how often it occurred and when. The list is bounded.
 
 A problem is its message and its keys. The cause (``err``) is not part of that: a problem that comes again
 with another cause is the same problem with a newer cause.

@@ -56,16 +56,16 @@ class Registry:
             row[-1] += seconds
 
     def value(self, metric: Counter, labels: Mapping[str, object]) -> int:
-        """Return what a counter is at; 0 where nothing was counted."""
+        """Return the value of a counter; 0 where nothing was counted."""
         return self._counts.get(metric, {}).get(_key(metric, labels), 0)
 
     def values(self, metric: Counter) -> dict[tuple[str, ...], int]:
-        """Return what a counter is at, by the values of its labels."""
+        """Return the values of a counter, by the values of its labels."""
         with self._lock:
             return dict(self._counts.get(metric, {}))
 
     def page(self) -> dict[str, int]:
-        """Return all that was counted by key of the status; what was renamed under both keys."""
+        """Return all counters by their keys in the status; a renamed counter is under both keys."""
         with self._lock:
             known = {metric: dict(values) for metric, values in self._counts.items()}
         page: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A message and its keys as text: ``cannot write the cpuset pod=ns/web container=main err="no space"``.
+"""A message and its keys as text, such as ``cannot write the cpuset pod=ns/web err="no space"``.
 
 A message is a constant; what varies is a value of a key, is quoted where it is not one plain word, and is
 never used as a format.
@@ -33,7 +33,7 @@ def _value(value: object) -> Plain:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception in words: ours have a sentence, of others the type is part of it."""
+    """Return the text of an exception; for one that is not ours, the type is part of it."""
     return str(error) if isinstance(error, TopoproxyError) else f"{type(error).__name__}: {error}"
 
 

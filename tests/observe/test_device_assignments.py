@@ -19,7 +19,7 @@ from tests.testkit.answers import check
 
 MACHINE = described(2, 1, 4, 2)
 POD = Pod("s", "u", "shop", "db")
-NOT_ASKED = KubeletDevices(asked=False)
+NOT_ASKED = KubeletDevices(is_queried=False)
 
 
 def group(resource: str, *ids: str, nodes: tuple[int, ...] | None = None) -> pb.ContainerDevices:
@@ -36,7 +36,7 @@ def test_a_device_in_several_groups_is_one_and_a_node_below_zero_is_none() -> No
         group("x/b", "1", nodes=(-1,)),
     ]
     allocatable = pb.AllocatableResourcesResponse(devices=listed)
-    page = assignments_page(KubeletDevices(asked=True, allocatable=allocatable), None, ())
+    page = assignments_page(KubeletDevices(is_queried=True, allocatable=allocatable), None, ())
     check(page)
     assert page["allocatable"] == [
         {"resource": "x/a", "id": "1", "numa": [0, 1]},

@@ -14,7 +14,7 @@ from proxy.observe.koordinator import (
     POD_ALLOCS,
     NodeFacts,
     node_resource_topology,
-    picture,
+    topology_annotations,
     zones,
 )
 from proxy.observe.koordinator_kubelet import Alloc, KubeletFacts, PodRow
@@ -44,7 +44,7 @@ def read(drawn: dict[str, str]) -> NodeRule:
 
 
 def test_an_empty_node() -> None:
-    reported = {key: json.loads(text) for key, text in picture(LOCATIONS, NodeFacts()).items()}
+    reported = {key: json.loads(text) for key, text in topology_annotations(LOCATIONS, NodeFacts()).items()}
     pools = [{"socket": 0, "node": 0, "cpuset": "0-1,4-5"}, {"socket": 1, "node": 1, "cpuset": "2-3,6-7"}]
     assert reported[SHARED_POOLS] == reported[BE_POOLS] == pools
     assert reported[CPU_TOPOLOGY]["detail"][6] == {"id": 6, "core": 2, "socket": 1, "node": 1}
@@ -66,7 +66,7 @@ def test_all_containers_with_cpus() -> None:
         chosen=(Alloc("c", CpuSet([2]), "n", "c"), Alloc("d", CpuSet([3]), hard=False)),
         basic={"vendorID": "GenuineIntel"},
     )
-    drawn = picture(LOCATIONS, facts)
+    drawn = topology_annotations(LOCATIONS, facts)
     rule = read(drawn)
     assert (union(rule.shared), union(rule.be)) == (CpuSet([6]), CpuSet([1, 3, 6]))
     assert [alloc["uid"] for alloc in json.loads(drawn[POD_ALLOCS])] == ["c", "d", "k"]
@@ -75,7 +75,7 @@ def test_all_containers_with_cpus() -> None:
 
 
 def test_an_old_file_of_kubelet_holds_nothing() -> None:
-    drawn = picture(LOCATIONS, NodeFacts(kubelet=KubeletFacts("none", checkpoint=STATE)))
+    drawn = topology_annotations(LOCATIONS, NodeFacts(kubelet=KubeletFacts("none", checkpoint=STATE)))
     assert json.loads(drawn[POD_ALLOCS]) is None
     assert 7 in union(read(drawn).shared)
 
@@ -86,7 +86,7 @@ def test_what_is_wrong_with_the_node_object_has_no_effect() -> None:
         annotations={RESERVATION: "x", SYSTEM_QOS: '{"cpuset": "x"}'},
         kubelet=KubeletFacts("static"),
     )
-    drawn = picture(LOCATIONS, facts)
+    drawn = topology_annotations(LOCATIONS, facts)
     assert json.loads(drawn[SHARED_POOLS])[1]["cpuset"] == "2-3,6-7", "a list that is none has no effect"
 
 
@@ -104,7 +104,7 @@ def test_what_a_reader_makes_of_the_annotations(
         kubelet=KubeletFacts("static", reserved_cpus=CpuSet([0]), checkpoint=STATE),
         pods=tuple(owner(str(i), qos, str(CpuSet.from_bits(bits))) for i, (qos, bits) in enumerate(pods)),
     )
-    rule = read(picture(LOCATIONS, facts))
+    rule = read(topology_annotations(LOCATIONS, facts))
     owned = {
         hard: set().union(*(CpuSet.from_bits(bits) for qos, bits in pods if not hard or qos is QosClass.LSE))
         for hard in (False, True)

@@ -100,8 +100,8 @@ def _choose(
         if merged.preferred and not wider.preferred:
             raise MemoryRefused("failed to find the extended preferred hint")
         if wider.affinity != mask:
-            lack = "serves a group" if in_group else "too little free memory there"
-            reasons.append(f"{lack}; enough on {nodes(wider.affinity)}")
+            reason = "serves a group" if in_group else "too little free memory there"
+            reasons.append(f"{reason}; enough on {nodes(wider.affinity)}")
         mask = wider.affinity
     if violates_groups(state, mask):
         raise MemoryRefused("preferred hint violates NUMA node allocation")

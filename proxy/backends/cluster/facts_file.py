@@ -90,8 +90,8 @@ class FactsFile(Generic[T]):
 
     def _read_again(self) -> None:
         """Read the file, and use it if it can be used; else ignore it until it has changed."""
-        if lack := Trust().file(self.path):
-            raise ValueError(lack)
+        if problem := Trust().file_problem(self.path):
+            raise ValueError(problem)
         data, self._seen = read_small(str(self.path), LARGEST)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if digest != self._digest:

@@ -69,7 +69,7 @@ class PodList:
 
         Raises:
             KubeletError: The list cannot be read.
-            InputError: The list holds the pod, but it is no valid one.
+            InputError: The list holds the pod, but it is malformed.
         """
         came = self._clock()
         with self._lock:

@@ -35,7 +35,7 @@ class PodsApi:
 
         Raises:
             KubeletError: Kubelet does not serve the API, or does not answer; ``code`` says which.
-            InputError: The pod is no valid one.
+            InputError: The pod is malformed.
         """
         from proxy.api.kubelet import pods_pb2 as pb
 

@@ -135,9 +135,9 @@ class SystemdUnits:
             except TopoproxyError as error:
                 self._why = str(error)
             else:
-                begun = time.monotonic()
+                started = time.monotonic()
                 self._listen(connection, on_event)
-                lasted = time.monotonic() - begun
+                lasted = time.monotonic() - started
             self._closing.wait(pauses.next(lasted))
 
     def _dial(self) -> Connection:

@@ -155,8 +155,8 @@ def _warn(link: Path) -> None:
     """Say so if the daemon will not run what was enabled."""
     from proxy.hooks.loader.directories import alone
 
-    if lack := alone(link).distrust:
-        click.echo(f"note: the daemon will not run it: {lack}", err=True)
+    if reason := alone(link).distrust:
+        click.echo(f"note: the daemon will not run it: {reason}", err=True)
 
 
 def _files(directory: Path) -> dict[str, Path]:

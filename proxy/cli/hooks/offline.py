@@ -87,8 +87,8 @@ def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Load
     if candidate.server:
         from proxy.hooks.remote.servers import OurselvesError, server_of, socket_distrust
 
-        if trusted and (lack := socket_distrust(path, data, config)):
-            raise UntrustedError(f"cannot trust hook server {path}: {lack}")
+        if trusted and (reason := socket_distrust(path, data, config)):
+            raise UntrustedError(f"cannot trust hook server {path}: {reason}")
 
         try:
             return Loaded(server_of(candidate.name, path, data, config))

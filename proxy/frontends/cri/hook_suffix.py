@@ -77,7 +77,7 @@ def lists(
 
 
 def env_bytes(value: str) -> bytes:
-    """Encode the value of a variable; bytes that are no UTF-8 come back from their surrogates."""
+    """Encode the value of a variable; bytes that are not UTF-8 come back from their surrogates."""
     return value.encode("utf-8", "surrogateescape")
 
 

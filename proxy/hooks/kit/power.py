@@ -38,28 +38,28 @@ class Power:
             HookError: Some files could not be written; all others have been.
         """
         wishes: dict[Path, str] = {}
-        lacks: list[str] = []
+        failures: list[str] = []
         for cpus, wish in owners:
             for cpu in cpus:
-                self._of_cpu(self._cpus / f"cpu{cpu}", wish, wishes, lacks)
+                self._of_cpu(self._cpus / f"cpu{cpu}", wish, wishes, failures)
         try:
             held = self._knobs.hold(wishes)
         except OSError as error:
             raise HookError(f"cannot remember how CPUs sleep: {error}") from error
         for file, refusal in held.refused.items():
             more = f"; {READ_ONLY}" if refusal.errno in UNWRITABLE else ""
-            lacks.append(f"cannot write {file}: {refusal.strerror}{more}")
-        if lacks:
-            raise HookError(lacks[0])
+            failures.append(f"cannot write {file}: {refusal.strerror}{more}")
+        if failures:
+            raise HookError(failures[0])
 
     @staticmethod
-    def _of_cpu(directory: Path, wish: Wish, wishes: dict[Path, str], lacks: list[str]) -> None:
+    def _of_cpu(directory: Path, wish: Wish, wishes: dict[Path, str], failures: list[str]) -> None:
         latency = directory / "power/pm_qos_resume_latency_us"
         if wish.latency:
             if latency.exists():
                 wishes[latency] = wish.latency
             else:
-                lacks.append(f"cannot limit the idle states of CPUs: there is no {latency}")
+                failures.append(f"cannot limit the idle states of CPUs: there is no {latency}")
         if wish.governor:
             try:
                 offered = (directory / "cpufreq/scaling_available_governors").read_text().split()
@@ -69,4 +69,4 @@ class Power:
                 wishes[directory / "cpufreq/scaling_governor"] = wish.governor
             else:
                 has = " ".join(offered) or "none"
-                lacks.append(f"cannot set the governor {wish.governor}: {directory.name} has {has}")
+                failures.append(f"cannot set the governor {wish.governor}: {directory.name} has {has}")

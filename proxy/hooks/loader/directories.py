@@ -166,14 +166,14 @@ def _look(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | N
         return None
     try:
         status = path.stat() if link else own
-        distrust = trust.directory(path.parent)
+        distrust = trust.directory_problem(path.parent)
         if stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL and link:
             return Candidate(
                 name, path, server, null=True, distrust=distrust, signature=(path, link, distrust)
             )
         if not stat.S_ISREG(status.st_mode):
             return None
-        distrust = distrust or trust.file(path)
+        distrust = distrust or trust.file_problem(path)
     except OSError as error:
         cause = f"it is a link to {link}, and nothing is there" if link else str(error.strerror or error)
         return Candidate(name, path, server, cause=cause, signature=(path, link, own.st_ino, cause))

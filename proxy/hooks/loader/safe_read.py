@@ -92,8 +92,8 @@ def read_settled(path: Path, what: str = "hook", *, trusted: bool = True, patien
 
 
 def _checked(path: Path, what: str) -> Path:
-    if lack := Trust().file(path):
-        raise UntrustedError(f"cannot trust {what} {path}: {lack}")
+    if problem := Trust().file_problem(path):
+        raise UntrustedError(f"cannot trust {what} {path}: {problem}")
     *_, last = steps(path)
     return last
 
@@ -109,8 +109,8 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
     before = os.fstat(descriptor)
     if not stat.S_ISREG(before.st_mode):
         raise HookError(f"cannot read {what} {path}: it is not a regular file")
-    if trusted and (lack := Trust().regular(path, before)):
-        raise UntrustedError(f"cannot trust {what} {path}: {lack}")
+    if trusted and (problem := Trust().regular_file_problem(path, before)):
+        raise UntrustedError(f"cannot trust {what} {path}: {problem}")
     if before.st_size > LIMIT:
         raise HookError(f"cannot read {what} {path}: it is larger than {LIMIT} bytes")
     age = time.time() - before.st_ctime

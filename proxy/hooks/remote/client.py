@@ -88,12 +88,12 @@ class Client:
     def _check(self, method: str) -> None:
         """Refuse to ask a process that is not trusted."""
         try:
-            lack = self._peer.distrust_reason(self._timeout)
+            problem = self._peer.distrust_reason(self._timeout)
         except OSError as error:
             cause = f"no process answers there ({error.strerror or error})"
             raise HookError(f"cannot call {method} at {self.path}: {cause}") from None
-        if lack:
-            raise HookError(f"cannot call {method} at {self.path}: {lack}")
+        if problem:
+            raise HookError(f"cannot call {method} at {self.path}: {problem}")
 
     def _open(self) -> grpc.Channel:
         if self._closed:

@@ -62,8 +62,8 @@ class Peer:
         trust = Trust(self._users)
         if not stat.S_ISSOCK(found.st_mode):
             return "it is not a socket"
-        if lack := trust.way(self._path):
-            return lack
+        if problem := trust.path_problem(self._path):
+            return problem
         trusted = {0, os.geteuid(), *self._users}
         if found.st_uid not in trusted:
             return f"the socket is owned by user {found.st_uid}, {_ALLOW}"

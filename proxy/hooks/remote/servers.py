@@ -106,10 +106,10 @@ def socket_distrust(path: Path, data: bytes, config: HooksConfig) -> str:
 
     try:
         endpoint = _endpoint(_read(data), config, path)
-        lack = Peer(endpoint, config.server_users).distrust_reason(config.timeout)
+        problem = Peer(endpoint, config.server_users).distrust_reason(config.timeout)
     except (_FlawError, OurselvesError, OSError):
         return ""
-    return lack and f"{endpoint}: {lack}"
+    return problem and f"{endpoint}: {problem}"
 
 
 def _read(data: bytes) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The node's picture: pools, what kubelet has, what is kept back, and zones."""
+"""The node's annotations: pools, what kubelet has, what is kept back, and zones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu
 from proxy.engine.node_policy import node_reservation
 from proxy.model.quantity import parse_quantity
-from proxy.observe.koordinator import CPU_TOPOLOGY, POD_ALLOCS, NodeFacts, picture
+from proxy.observe.koordinator import CPU_TOPOLOGY, POD_ALLOCS, NodeFacts, topology_annotations
 from proxy.observe.koordinator_kubelet import (
     KubeletFacts,
     PodRow,
@@ -124,7 +124,7 @@ def _pools(case: Case) -> Outcome:
     )
     annotations = case.optional("node_annotations", dict, {})
     facts = NodeFacts(annotations=annotations, kubelet=kubelet, pods=_rows(case))
-    reported = picture([CpuLocation(*row) for row in case.value("processors", list)], facts)
+    reported = topology_annotations([CpuLocation(*row) for row in case.value("processors", list)], facts)
     got = {
         "expected_ls_pools": json.loads(reported[SHARED_POOLS]),
         "expected_allocs": json.loads(reported[POD_ALLOCS]),
