@@ -1,4 +1,4 @@
-"""The program ``topoproxy``: a command line, and for ``serve`` the socket and the daemon after it.
+"""The program ``topoproxy``: runs the command line, and for ``serve`` opens the socket and starts the daemon.
 
 The two are kept apart so that the daemon's process can forget the command line: see ``proxy.memory_trim``.
 """

@@ -1,4 +1,4 @@
-"""From configuration to executor: what the daemon puts together before anything runs.
+"""Makes the executor and its parts from the configuration, before anything runs.
 
 The daemon imports this module after its socket is there, so what every node needs is imported at the top.
 What only some nodes use (partitions, BE suppression, a Node object, asking kubelet for pods) is imported

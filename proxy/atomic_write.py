@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a reader, and a crash at any moment, finds the old text or the new.
+"""Replaces files as a whole: a reader finds the old text or the new, also after a crash at any moment.
 
 The text goes into a draft next to the file, the draft is synced and takes the file's name, and the directory
 is synced. A file system that cannot sync a directory is no error.

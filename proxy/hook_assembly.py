@@ -1,4 +1,4 @@
-"""The engine of hooks, the registry of their files and the hook bridge, put together.
+"""Makes the hook engine, the registry of hook files and the hook bridge, and connects them.
 
 Only nodes with hooks import this module; see ``proxy.hooks_setup``.
 """

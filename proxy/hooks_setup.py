@@ -1,4 +1,4 @@
-"""Hooks put together, where there are any.
+"""Makes the parts for hooks, where there are any.
 
 Most nodes have none, and on those nothing of ``proxy.hooks`` is in memory: a look at three directories, a few
 times a second and in a thread, is all there is. As soon as there is a file that may be a hook, the engine,

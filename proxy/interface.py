@@ -1,4 +1,4 @@
-"""What others rely on, as data: the admin page ``/interface``, which ``topoproxy upgrade --check`` reads."""
+"""Lists the public interfaces as data: the page ``/interface``, which ``topoproxy upgrade --check`` reads."""
 
 from __future__ import annotations
 

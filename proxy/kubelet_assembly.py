@@ -1,4 +1,4 @@
-"""From configuration to what a node has to do with kubelet: asking it, and serving parts of it in its place.
+"""Makes the parts that query kubelet, or that serve parts of its API in its place, from the configuration.
 
 As in ``proxy.assembly``, what only some nodes use is imported where it is called for.
 """

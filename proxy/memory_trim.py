@@ -1,4 +1,4 @@
-"""Keeping the daemon small.
+"""Keeps the memory of the daemon small.
 
 A node daemon lives as long as the node, so what is needed only to start it must not stay: ``ssl`` and
 ``_hashlib``, which asyncio and hashlib load although nothing here speaks TLS, click and yaml, once the

@@ -1,4 +1,4 @@
-"""The daemon as a process: its signals, its log, and the exit code that it ends with."""
+"""Runs the daemon as a process: handles signals, sets up the log, and returns the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon's process does for itself while it runs: signs of life to systemd, and staying small."""
+"""Maintains the daemon's process while it runs: notifies systemd's watchdog, and keeps memory small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file per command, thin.
+"""The commands of ``topoproxy``, one file each.
 
 A module of a command imports at its top what its options and its help need, and in its functions what only a
 run needs. So ``--help`` takes as long as ``topoproxy version`` (70 ms of CPU time); with all imports at the

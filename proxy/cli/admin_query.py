@@ -1,4 +1,4 @@
-"""Asking the daemon, the same way in every command that does."""
+"""Queries the daemon's admin socket for commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy agent``: the process between the daemon's admin socket and the API server."""
+"""``topoproxy agent``: runs the process between the daemon's admin socket and the API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy attach``: kubelet uses topoproxy, or everything is as before."""
+"""``topoproxy attach``: makes kubelet use topoproxy; a failure restores the previous state."""
 
 from __future__ import annotations
 

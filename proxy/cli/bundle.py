@@ -1,4 +1,4 @@
-"""``topoproxy bundle``: what a bug report needs, redacted, in one file."""
+"""``topoproxy bundle``: collects what a bug report needs, redacted, in one file."""
 
 from __future__ import annotations
 

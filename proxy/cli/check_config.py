@@ -1,4 +1,4 @@
-"""``topoproxy check-config``: is the configuration good, and what is in effect."""
+"""``topoproxy check-config``: checks the configuration and shows what is in effect."""
 
 from __future__ import annotations
 

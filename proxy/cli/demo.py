@@ -1,4 +1,4 @@
-"""``topoproxy demo``: a demonstration of the main job."""
+"""``topoproxy demo``: runs a demonstration of exclusive CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy detach``: kubelet uses the runtime itself, and every file is as before the attach."""
+"""``topoproxy detach``: restores the files that the attach changed, so kubelet uses the runtime."""
 
 from __future__ import annotations
 

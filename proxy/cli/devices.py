@@ -1,4 +1,4 @@
-"""``topoproxy devices``: the devices of the machine, and which container has them."""
+"""``topoproxy devices``: lists the devices of the machine, and which container has each."""
 
 from __future__ import annotations
 

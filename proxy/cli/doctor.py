@@ -1,4 +1,4 @@
-"""``topoproxy doctor``: what keeps this node from working as it should."""
+"""``topoproxy doctor``: checks the node, and shows what keeps it from working as it should."""
 
 from __future__ import annotations
 

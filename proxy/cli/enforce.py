@@ -1,4 +1,4 @@
-"""``topoproxy enforce``: show how far the plan is applied to the pods of the node; pause and resume it."""
+"""``topoproxy enforce``: shows how far the plan is applied to the pods of the node; pauses and resumes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy explain``: ask the running daemon why a container is where it is, or why it was refused."""
+"""``topoproxy explain``: shows why a container is where it is, or why it was refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy observe``: what enforcing would change."""
+"""``topoproxy observe``: shows what enforcing would change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy release``: every container gets what it would have without topoproxy."""
+"""``topoproxy release``: restores the settings that each container would have without topoproxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy reload``: have the running daemon read its configuration again."""
+"""``topoproxy reload``: makes the running daemon read its configuration again."""
 
 from __future__ import annotations
 

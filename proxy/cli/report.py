@@ -1,4 +1,4 @@
-"""``topoproxy report``: the node's description for schedulers."""
+"""``topoproxy report``: prints the node's description for schedulers."""
 
 from __future__ import annotations
 

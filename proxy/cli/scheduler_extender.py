@@ -1,4 +1,4 @@
-"""``topoproxy scheduler-extender``: what kube-scheduler asks before it binds a pod."""
+"""``topoproxy scheduler-extender``: runs the extender that kube-scheduler calls before it binds a pod."""
 
 from __future__ import annotations
 

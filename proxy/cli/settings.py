@@ -1,4 +1,4 @@
-"""Options that replace settings of the file, the same ones for every command that reads it."""
+"""Command-line options that replace settings of the file, for every command that reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy simulate``: what would be placed where, without a node."""
+"""``topoproxy simulate``: shows where pods would be placed, without a node."""
 
 from __future__ import annotations
 

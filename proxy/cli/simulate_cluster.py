@@ -1,4 +1,4 @@
-"""``topoproxy simulate --cluster``: kube-scheduler alone and with the scheduler extender, on a fleet."""
+"""``topoproxy simulate --cluster``: compares kube-scheduler with and without the extender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``topoproxy simulate`` does: machines and pods from files, trial placements, and the output."""
+"""Implements ``topoproxy simulate``: reads machines and pods, makes trial placements, writes the output."""
 
 from __future__ import annotations
 

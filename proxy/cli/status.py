@@ -1,4 +1,4 @@
-"""``topoproxy status``: ask the running daemon."""
+"""``topoproxy status``: shows the status of the running daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy takeover``: taking a node over from kubelet's static CPU manager, step by step."""
+"""``topoproxy takeover``: takes a node over from kubelet's static CPU manager, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy topology``: the machine as a picture or as JSON."""
+"""``topoproxy topology``: shows the machine as a picture or as JSON."""
 
 from __future__ import annotations
 

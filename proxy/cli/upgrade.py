@@ -1,4 +1,4 @@
-"""``topoproxy upgrade``: what another version would change on this node, and replacing the running one."""
+"""``topoproxy upgrade``: shows what another version would change here, and replaces the running one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy version``."""
+"""``topoproxy version``: prints the version."""
 
 from __future__ import annotations
 

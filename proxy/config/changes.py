@@ -1,4 +1,4 @@
-"""The difference between two configurations, key by key: what can change in a running daemon and what not."""
+"""Compares two configurations key by key, and says which keys can change in a running daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From YAML text or command-line words to a ``Config``, with every fault named by file, line and key.
+"""Reads a ``Config`` from YAML text and command-line options; errors name the file, the line and the key.
 
 The file is composed into nodes and not constructed into objects: nodes still
 know their line, repeated keys, and the text as it was written.

@@ -1,4 +1,4 @@
-"""Where a configuration came from, so that it can be read again: the file, and words of the command line."""
+"""The sources of a configuration, so that it can be read again: the file and the command-line options."""
 
 from __future__ import annotations
 

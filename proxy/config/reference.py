@@ -1,4 +1,4 @@
-"""``docs/configuration.md`` and the JSON Schema of the file, made from the dataclasses that read it.
+"""Generates ``docs/configuration.md`` and the JSON Schema of the file from the dataclasses that read it.
 
 ``python -m proxy.config.reference`` prints the page.
 """

@@ -1,4 +1,4 @@
-"""The configuration as a user reads it: commented YAML, or a mapping for JSON."""
+"""Formats the configuration for users: as commented YAML, or as a mapping for JSON."""
 
 from __future__ import annotations
 

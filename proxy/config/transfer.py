@@ -1,4 +1,4 @@
-"""A configuration as plain data, from one process to another.
+"""Converts a configuration to plain data and back, to pass it from one process to another.
 
 Texts are what the file would say, so the process that receives them reads each value by the same rules, and
 needs no YAML for it.

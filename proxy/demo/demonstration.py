@@ -1,4 +1,4 @@
-"""The whole demonstration: set up the stage, describe it, perform, sum up."""
+"""Runs the whole demonstration: sets up the environment, describes it, runs the steps, prints a summary."""
 
 from __future__ import annotations
 

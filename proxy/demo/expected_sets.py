@@ -1,4 +1,4 @@
-"""What the kernel's files must contain, computed apart from the proxy, from the rules alone.
+"""Computes what the kernel's files must contain, from the rules alone and without the proxy's code.
 
 LSE and LSR (Koordinator's latency-sensitive exclusive and reserved) and Guaranteed whole-CPU containers own
 their CPUs. The shared pool is every CPU without an owner; the BE (best effort) pool is every CPU that neither

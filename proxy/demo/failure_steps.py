@@ -7,9 +7,9 @@ import time
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import DemoPod
+from proxy.demo.scenario_cpus import ScenarioCpus
 from proxy.demo.snapshot import DemoError
 from proxy.demo.step_runner import DemoStep, Performance, reported
-from proxy.demo.story_cpus import StoryCpus
 from proxy.model.errors import RuntimeCallError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
@@ -20,7 +20,7 @@ from proxy.model.workload import KubeQos
 class FailureSteps:
     """Steps of the story, for one performance."""
 
-    def __init__(self, show: Performance, parts: StoryCpus) -> None:
+    def __init__(self, show: Performance, parts: ScenarioCpus) -> None:
         self._show = show
         self._stage = show.stage
         self._parts = parts

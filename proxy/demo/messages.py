@@ -1,4 +1,4 @@
-"""Records as CRI messages."""
+"""Converts records to CRI (container runtime interface) messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step as a picture: CPUs from left to right, containers from top to bottom.
+"""Draws a step: CPUs from left to right, containers from top to bottom.
 
 Each socket is a block of columns, each core a group of CPUs. The first rows show the owner of a CPU, before
 the step and after it; then every container has a row that shows its cgroup file: the CPUs that it has, those

@@ -1,4 +1,4 @@
-"""What runc does to the cpuset tree, in the order in which runc does it.
+"""Changes the cpuset tree as runc does, in the same order.
 
 The order matters to other writers of the tree (observed with containerd 1.6 and runc 1.1):
 

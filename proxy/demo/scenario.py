@@ -1,4 +1,4 @@
-"""The story of the demonstration: pods start, CPUs change owners, things go wrong, CPUs are returned.
+"""The scenario of the demonstration: pods start, CPUs change owners, things go wrong, CPUs are returned.
 
 On a machine with few CPUs (the containerd stage may be a small one) it has one owner at a time. Every step
 ends by comparing the cgroup files with the rules; a difference raises.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from proxy.demo.client import DemoPod
 from proxy.demo.failure_steps import FailureSteps
+from proxy.demo.scenario_cpus import ScenarioCpus
 from proxy.demo.snapshot import DemoError
 from proxy.demo.step_runner import DemoStep, Performance, reported
-from proxy.demo.story_cpus import StoryCpus
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import cpus as named
 from proxy.model.workload import KubeQos
@@ -22,7 +22,7 @@ class Scenario:
     def __init__(self, show: Performance) -> None:
         self._show = show
         self._stage = show.stage
-        self._parts = StoryCpus.of(show.stage.machine)
+        self._parts = ScenarioCpus.of(show.stage.machine)
 
     def steps(self) -> list[DemoStep]:
         """Return the steps in their order."""

@@ -1,4 +1,4 @@
-"""Performing one step: look, act, look again, compare, show."""
+"""Runs one step: takes a snapshot, acts, takes another one, compares and shows them."""
 
 from __future__ import annotations
 

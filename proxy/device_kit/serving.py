@@ -1,4 +1,4 @@
-"""Running device plug-ins: their sockets, their registration, and the calls of ``devices`` on a timer."""
+"""Runs device plug-ins: their sockets, their registration, and the calls of ``devices`` on a timer."""
 
 from __future__ import annotations
 

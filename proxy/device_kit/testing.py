@@ -1,4 +1,4 @@
-"""Tests of device plug-ins: a stand-in for the device manager that plug-ins register with.
+"""For tests of device plug-ins: a stand-in for the device manager that plug-ins register with.
 
 No node, no root and no kubelet is needed. A whole test::
 

@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again. Pure: times come from the caller.
+"""Computes how long to wait before a retry. Pure: times come from the caller.
 
 ``Backoff`` is the rule: a first delay, then each twice as long, up to the longest. ``RetryDelays`` follows a
 rule through one sequence of attempts, in a loop. ``RetryTimes`` keeps a sequence for each of many keys, with

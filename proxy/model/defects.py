@@ -1,4 +1,4 @@
-"""What is wrong with something that a user, a scheduler or an operator wrote."""
+"""Defects: what is wrong with input from a user, a scheduler or an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our errors. Every message reads ``cannot <do what> <to what>: <cause>``."""
+"""The exceptions of topoproxy. Every message reads ``cannot <do what> <to what>: <cause>``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a container is where it is: the record that every decision leaves.
+"""The record of a decision: why a container was placed where it is, or refused.
 
 A record holds values only, small enough to keep some hundreds of them: long lists of hints are counted, and
 a few are kept. Sentences are made from it on demand, not when it is written.

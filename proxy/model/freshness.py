@@ -1,4 +1,4 @@
-"""How old a reading of the kernel may be."""
+"""Limits on the age of what was read from the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon does with the node: one value instead of switches that must agree."""
+"""The mode of the daemon: one value instead of several switches that must agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input in a message: escaped, so that it can be printed and encoded, and cut, so that it stays a message.
+"""Quotes input in messages: escapes it, so that it can be printed and encoded, and limits its length.
 
 Names, labels and annotations of pods, and strings of the runtime, may hold line breaks, escape sequences of
 terminals, characters that reverse the direction of writing, and halves of surrogate pairs, which cannot be

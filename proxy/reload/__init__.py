@@ -1,1 +1,1 @@
-"""Changing the configuration of a running daemon."""
+"""Changes the configuration of a running daemon."""

@@ -1,4 +1,4 @@
-"""Reading the configuration again, in a process of its own (``proxy.config.child``)."""
+"""Reads the configuration again, in a separate process (``proxy.config.child``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reloading the configuration of a running daemon.
+"""Reloads the configuration of a running daemon.
 
 Theory of operation. A reload has three parts:
 

@@ -1,4 +1,4 @@
-"""One instance at a time: a lock file that its holder's death releases.
+"""Ensures one instance at a time: with a lock file that the death of its holder releases.
 
 The lock is flock(2) on an open file, so the kernel drops it with the process,
 however that ends. The file itself stays: to remove it would let a second

@@ -1,4 +1,4 @@
-"""Where a gRPC server listens: a path that no other user can open, at any time.
+"""Creates the path where a gRPC server listens: no other user can open it at any time.
 
 The gRPC library binds a path by itself, with the mode that the process's umask gives, and replaces whatever
 is there. So it binds in a directory that only we can access, and the socket is moved to its path when it has

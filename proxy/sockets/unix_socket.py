@@ -1,4 +1,4 @@
-"""The listening socket: which process may have it, and how it comes to be there.
+"""Opens the listening socket, and decides whether this process may take its path.
 
 Rules, in the order in which they are applied:
 

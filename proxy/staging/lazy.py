@@ -1,4 +1,4 @@
-"""Staged enforcement in a daemon: what commands ask, and the steps, loaded when there is one to make."""
+"""Staged enforcement in a daemon: its status; the steps are imported when the first one is due."""
 
 from __future__ import annotations
 

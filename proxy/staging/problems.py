@@ -1,4 +1,4 @@
-"""What cannot be done for running pods at the moment: reported for each pod until it is over."""
+"""Reports what cannot be done for running pods at the moment, for each pod until it is over."""
 
 from __future__ import annotations
 

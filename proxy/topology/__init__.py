@@ -1,4 +1,4 @@
-"""sysfs to ``Machine``, and to pictures and JSON: the only reader of sysfs, from a given root.
+"""Reads a ``Machine`` from sysfs, and shows it as a picture or JSON; nothing else reads sysfs.
 
 Import from the modules: the daemon needs the reader alone.
 """

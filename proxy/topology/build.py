@@ -1,4 +1,4 @@
-"""A regular machine from a few numbers, for trials and tests."""
+"""Builds a regular machine from a few numbers, for simulations and tests."""
 
 from __future__ import annotations
 

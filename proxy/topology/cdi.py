@@ -1,4 +1,4 @@
-"""CDI specs: from a device's name to its device files.
+"""Finds the device files of a CDI (container device interface) device from the CDI specs.
 
 A vendor's tool, a device plugin or a DRA driver writes spec files (JSON or YAML) into ``/etc/cdi`` (static)
 or ``/var/run/cdi`` (generated while the node runs). A spec has a kind, ``vendor.com/class``, and devices with

@@ -1,4 +1,4 @@
-"""Machines from a description instead of sysfs: from JSON, or from a few numbers.
+"""Reads machines from a description instead of sysfs: from JSON, or from a few numbers.
 
 The JSON is that of ``machine_to_json``; by hand, ``cpu_rows`` and ``numa.nodes`` are enough. Everything that
 follows from the rows (groups, counts, CPU lists) is worked out again, and where the description says it too

@@ -1,4 +1,4 @@
-"""Which host paths may be a device with a location.
+"""Decides which host paths may be a device with a location.
 
 Most containers are given files below ``/dev`` or ``/sys`` that have no location: ``/dev/null``, ``/dev/shm``,
 the control node of a driver (``/dev/nvidiactl``), the cgroup tree. They are recognized here by name, without

@@ -1,4 +1,4 @@
-"""The location of a device according to sysfs.
+"""Finds the location of a device in sysfs.
 
 A device file has two numbers, and ``/sys/dev/char/MAJ:MIN`` (or ``block``) is a link to its directory below
 ``/sys/devices``. Such a directory lies in that of the device that carries it, up to the PCI function, which

@@ -1,4 +1,4 @@
-"""The NUMA nodes that the devices of a container are near to.
+"""Finds the NUMA nodes that the devices of a container are near to.
 
 In a create request devices are paths of the host and CDI names. A path is a device file, or a directory,
 which means all device files in it; a CDI name means the device files that its spec lists. ``device_location``

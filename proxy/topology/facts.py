@@ -1,4 +1,4 @@
-"""``Machine`` to JSON, with the field names of the machine facts (schema ``machine-facts/1``).
+"""Converts a ``Machine`` to JSON with the field names of the machine facts (schema ``machine-facts/1``).
 
 Sets are Linux lists, groups are named by their lowest online CPU, sizes are bytes. A value that the kernel
 did not report is null, although ``Machine`` has a workable default for it (one package, node 0): the JSON is

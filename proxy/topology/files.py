@@ -1,4 +1,4 @@
-"""Reading a sysfs tree, file by file.
+"""Reads a sysfs tree, file by file.
 
 sysfs is a moving thing: a CPU that goes offline takes its files with it, old kernels have fewer files, and
 what a file says can be nonsense in a container or a virtual machine. So every read here answers with a

@@ -1,4 +1,4 @@
-"""From the group that every CPU reports to groups that partition the CPUs.
+"""Derives groups that partition the CPUs from the group that each CPU reports.
 
 The kernel reports a level (core, package, last-level cache ...) as one set per CPU: the CPUs that share it
 with this CPU. On a live kernel those sets agree: all members of a set report that same set, and the sets are

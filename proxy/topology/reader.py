@@ -1,4 +1,4 @@
-"""sysfs to ``Machine``.
+"""Reads a ``Machine`` from sysfs.
 
 The order matters: first the online CPUs, since every other set is cut down to them; then the levels, the
 caches (which need the cores), the nodes. CPUs can come and go meanwhile, and a CPU that went away in the

@@ -1,4 +1,4 @@
-"""``Machine`` to a sysfs tree in a directory: something for ``--sysfs-root`` to read.
+"""Writes a ``Machine`` as a sysfs tree into a directory, for ``--sysfs-root``.
 
 It contains what the reader reads, in current file names, as masks and as lists. What the kernel did not
 report about the machine (packages, node directories, the list of present CPUs) is left out again, so that a

@@ -1,4 +1,4 @@
-"""Reading a small YAML file of another program, long after the start of the process.
+"""Reads a small YAML file of another program with little memory, long after the start of the process.
 
 ``yaml.load`` has two faults for that. Its C loader recurses on the C stack, so a file of nothing but brackets
 ends the process. And the daemon unloads ``yaml`` once it has its configuration (``memory_trim``); when it is

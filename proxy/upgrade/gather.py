@@ -1,4 +1,4 @@
-"""Reading a node for ``topoproxy upgrade --check``. Nothing is written."""
+"""Reads the facts of a node for ``topoproxy upgrade --check``. Nothing is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacing the running daemon by a process of the installed version (``proxy.succession``)."""
+"""Replaces the running daemon by a process of the installed version (``proxy.succession``)."""
 
 from __future__ import annotations
 

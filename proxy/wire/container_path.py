@@ -1,4 +1,4 @@
-"""Paths in a container, as the runtimes spell them."""
+"""Normalizes paths in a container as the runtimes do."""
 
 from __future__ import annotations
 

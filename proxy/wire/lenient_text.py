@@ -1,4 +1,4 @@
-r"""Text out of bytes that may not be UTF-8.
+r"""Converts bytes that may not be UTF-8 to text.
 
 protobuf says that a string is UTF-8, and the runtimes' Go code does not check it. Bytes that are not UTF-8
 become ``\xff`` and the like: texts that differ stay different, which U+FFFD would not give, and

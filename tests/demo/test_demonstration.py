@@ -18,9 +18,9 @@ from proxy.demo.demonstration import DemoOptions, play
 from proxy.demo.environment import DemoEnvironment, standin_stage
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.scenario import Scenario
+from proxy.demo.scenario_cpus import ScenarioCpus
 from proxy.demo.snapshot import DemoError
 from proxy.demo.step_runner import Performance
-from proxy.demo.story_cpus import StoryCpus
 from proxy.demo.terminal import Screen
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.topology.build import described
@@ -145,7 +145,7 @@ def test_troubles_are_noticed_without_the_proxy(cgroups, runtime, client):
 
 
 def test_the_parts_of_machines():
-    big = StoryCpus.of(described(2, 1, 4, 2, sibling_offset=False))
+    big = ScenarioCpus.of(described(2, 1, 4, 2, sibling_offset=False))
     assert (str(big.lse), str(big.lsr), str(big.failed), big.count, big.big) == (
         "2-3",
         "4-5",
@@ -153,10 +153,10 @@ def test_the_parts_of_machines():
         4,
         True,
     )
-    small = StoryCpus.of(described(1, 1, 2, 1))
+    small = ScenarioCpus.of(described(1, 1, 2, 1))
     assert (str(small.lse), small.count, small.big, str(small.absent)) == ("1", 1, False, "2-3")
     with pytest.raises(DemoError, match="at least two CPUs"):
-        StoryCpus.of(described(1, 1, 1, 1))
+        ScenarioCpus.of(described(1, 1, 1, 1))
 
 
 def test_what_is_missing_is_reported(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Hooks called by the real engine, without a daemon."""
+"""Calls hooks with the real engine, without a daemon."""
 
 from __future__ import annotations
 

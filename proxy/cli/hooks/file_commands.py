@@ -1,4 +1,4 @@
-"""``topoproxy hooks enable``, ``disable``, ``new`` and ``registration``: files that are put into place."""
+"""``topoproxy hooks enable``, ``disable``, ``new`` and ``registration``: write or link hook files."""
 
 from __future__ import annotations
 

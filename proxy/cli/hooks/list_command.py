@@ -1,4 +1,4 @@
-"""``topoproxy hooks list`` and ``validate``: what hooks there are, and what is wrong with them."""
+"""``topoproxy hooks list`` and ``validate``: list hooks, and show what is wrong with them."""
 
 from __future__ import annotations
 

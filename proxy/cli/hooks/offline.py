@@ -1,4 +1,4 @@
-"""The state of the hook directories, determined without a daemon."""
+"""Determines the state of the hook directories without a daemon."""
 
 from __future__ import annotations
 

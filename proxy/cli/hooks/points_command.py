@@ -1,4 +1,4 @@
-"""``topoproxy hooks points``: the reference of hook points, in the terminal."""
+"""``topoproxy hooks points``: shows the reference of hook points in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of hook points as lines and as plain data."""
+"""Formats the reference of hook points as lines and as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topoproxy hooks run``: events for a rehearsal, from files or examples, and what hooks make of them."""
+"""``topoproxy hooks run``: calls hooks with events from files or examples, and shows their results."""
 
 from __future__ import annotations
 

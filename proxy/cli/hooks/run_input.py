@@ -1,4 +1,4 @@
-"""What ``topoproxy hooks run`` is given: hook files with their settings, and events."""
+"""Reads the input of ``topoproxy hooks run``: hook files with their settings, and events."""
 
 from __future__ import annotations
 

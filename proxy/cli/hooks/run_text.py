@@ -1,4 +1,4 @@
-"""What hooks wanted in ``topoproxy hooks run``, as lines and as plain data."""
+"""Formats the results of ``topoproxy hooks run`` as lines and as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPUs of the demonstration's story."""
+"""The CPUs that the scenario of the demonstration uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BIG = 4
 
 
 @dataclass(frozen=True, slots=True)
-class StoryCpus:
+class ScenarioCpus:
     """Which CPUs the story is about.
 
     Attributes:
@@ -33,7 +33,7 @@ class StoryCpus:
     absent: CpuSet
 
     @classmethod
-    def of(cls, machine: Machine) -> StoryCpus:
+    def of(cls, machine: Machine) -> ScenarioCpus:
         """Choose them for a machine.
 
         Raises:
