@@ -310,7 +310,7 @@ class Daemon:
 
         directory = self.config.state_dir
         # A node without a proxy is worse than one that rebuilds its state at each start.
-        lost = "placements are not kept (a restart asks the runtime)"
+        lost = "placements are not kept (a restart queries the runtime)"
         try:
             self._state_lock = self._lock_state()
         except CannotCreateError as error:

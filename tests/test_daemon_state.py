@@ -119,7 +119,7 @@ def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bo
         await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert owned(daemon) == {"2-3"}
         assert any(
-            what.endswith('placements are not kept (a restart asks the runtime)"')
+            what.endswith('placements are not kept (a restart queries the runtime)"')
             for what in reported(daemon)
         )
 

@@ -140,7 +140,7 @@ def _config(config: Mapping[str, object]) -> str:
     if reload.get("result") == "refused":
         at = reload.get("at")
         ago = f" {length(max(0.0, time.time() - at))} ago" if isinstance(at, int | float) else ""
-        words.append(f"RELOAD REFUSED{ago}: what was in effect before stays")
+        words.append(f"RELOAD REFUSED{ago}: the previous configuration stays in effect")
     if restart:
         keys = ", ".join(one_line(row.get("key")) for row in restart)
         words.append(f"takes effect at the next restart: {keys}")

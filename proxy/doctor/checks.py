@@ -189,7 +189,7 @@ def _attach_journal(facts: DoctorFacts) -> Outcome:
     if not found.directory:
         return OK, "kubelet is not attached by topoproxy attach: there is no journal", ""
     if found.unfinished:
-        message = f"the journal in {found.directory} is of an attach that was cut off, or is at work now"
+        message = f"the journal in {found.directory} is of an attach that was cut off, or that is running now"
         return FAIL, message, "topoproxy attach undoes it and attaches again; topoproxy detach undoes it"
     if found.foreign:
         message = f"another program changed {', '.join(found.foreign)} since topoproxy attach"
@@ -307,7 +307,7 @@ def _disk(facts: DoctorFacts) -> Outcome:
     if state.problem or state.read_only:
         return FAIL, state.problem or f"the file system of {state.directory} is read-only", advice
     if state.free_bytes is None:
-        return SKIP, f"the room on the disk of {state.directory} is not known", ""
+        return SKIP, f"the free space for {state.directory} is not known", ""
     message = f"{state.free_bytes >> 20} MiB are free for {state.directory}"
     if state.free_bytes < LITTLE_ROOM:
         return (FAIL if state.free_bytes < ROOM else WARN), message, advice
@@ -320,7 +320,7 @@ def _ledger(facts: DoctorFacts) -> Outcome:
         return (
             FAIL,
             f"the ledger in {state.directory} would not be used: {state.ledger}",
-            "the next start keeps it under another name and asks the runtime instead",
+            "the next start keeps it under another name and queries the runtime instead",
         )
     if state.set_aside:
         message = f"{counted(len(state.set_aside), 'ledger')} set aside in {state.directory}"

@@ -53,6 +53,7 @@ from proxy.model.explanation import Explanation, Shortfall
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
+from proxy.model.phrases import cpus as named_cpus
 from proxy.model.phrases import listed
 from proxy.model.phrases import nodes as named
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
@@ -275,7 +276,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
             pass  # then the rule is the reason
     if rejects_claims(node) and not pinned:
         # kubelet would create a container that its CPU manager has admitted and pinned again and again.
-        what = f"give CPUs {found.placement.exclusive} to {pod.ref}/{draft.name}"
+        what = f"give {named_cpus(found.placement.exclusive)} to {pod.ref}/{draft.name}"
         verdict = rejection_verdict(breach, what)
         missing = (
             on_machine(draft.state, pod, len(found.placement.exclusive)) if verdict.reason in FLOORS else ()
@@ -293,7 +294,7 @@ def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
 
 
 def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
-    message = f"cannot give CPUs {listed(cpus)} to {ref}: the shared pool would be left empty"
+    message = f"cannot give {named_cpus(cpus)} to {ref}: the shared pool would be left empty"
     return Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
 
 

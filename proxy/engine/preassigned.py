@@ -19,7 +19,8 @@ from proxy.model.grants import Grants
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
-from proxy.model.phrases import listed
+from proxy.model.phrases import cpus as named_cpus
+from proxy.model.phrases import cpus_are
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.pools.claims import STRICT, Claim, pool_of
 
@@ -124,7 +125,7 @@ def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Cpu
         named = sorted(holder.ref for holder in holders)
         if len(named) > MAX_NAMED_HOLDERS:
             named[MAX_NAMED_HOLDERS:] = [f"{len(named) - MAX_NAMED_HOLDERS} more"]
-        taken = f"CPUs {listed(clash)} are owned by"
+        taken = f"{cpus_are(clash)} owned by"
         whose = "another pod" if len(holders) == 1 else "other pods"
         return CpuConflict(
             "CPUsInUse", f"{taken} {', '.join(named)} already", f"{taken} {whose} already", clash
@@ -165,7 +166,7 @@ def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict
     if pod.qos in STRICT:
         name_others = state.node.admission.name_others
         cpus = claimed.cpus or CpuSet()
-        what = f"give CPUs {listed(cpus)} to {ref}"
+        what = f"give {named_cpus(cpus)} to {ref}"
         shortfall = Shortfall(CPU, None, len(cpus), len(cpus - conflict.clash), named=conflict.clash)
         raise PlacementRefusedError(
             conflict.verdict(what, name_others=name_others),

@@ -26,6 +26,11 @@ def cpus(taken: CpuSet) -> str:
     return f"CPU{'' if len(taken) == 1 else 's'} {listed(taken)}"
 
 
+def cpus_are(taken: CpuSet) -> str:
+    """Begin a sentence about CPUs: ``CPU 6 is``, ``CPUs 0-15 are``."""
+    return f"{cpus(taken)} {'is' if len(taken) == 1 else 'are'}"
+
+
 def nodes(mask: Mask) -> str:
     """Name nodes: ``NUMA node 2``, ``NUMA nodes 0-1``."""
     return f"NUMA node{'' if len(mask) == 1 else 's'} {listed(mask)}"

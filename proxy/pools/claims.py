@@ -28,7 +28,8 @@ from msgspec import Struct
 
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.phrases import listed
+from proxy.model.phrases import cpus as named_cpus
+from proxy.model.phrases import cpus_are, listed
 from proxy.model.phrases import nodes as named_nodes
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.decision_table import DecisionRow, row_of
@@ -103,7 +104,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         if not missing:
             return _named(pod, pod.cpuset)
         problem = InputDefect(
-            f"resource-status names CPUs {listed(pod.cpuset)}, but {listed(missing)} not online here",
+            f"resource-status names {named_cpus(pod.cpuset)}, but {cpus_are(missing)} not online here",
             DefectKind.CPU_LIST,
         )
     if problem and pod.qos in STRICT:
@@ -112,8 +113,9 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
     row = row_of(pod.qos, pod.kube_qos, named=named, bound=bool(pod.nodes) and not problem)
     pool, why = _pool(DecisionRow.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)
     if row is DecisionRow.NAMED and pod.cpuset:
-        cpus = listed(pod.cpuset)
-        why = f"BE pod: its resource-status annotation names CPUs {cpus}, which the BE pool limits"
+        why = (
+            f"BE pod: its resource-status annotation names {named_cpus(pod.cpuset)}, which the BE pool limits"
+        )
         return Claim(Pool.BE, why, within=pod.cpuset)
     if row in (DecisionRow.BE_ON_NODES, DecisionRow.SHARED_ON_NODES) and pod.nodes:
         why = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
@@ -131,7 +133,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
 
 def _named(pod: Pod, cpus: CpuSet) -> Claim:
     """Return the claim of a pod whose CPUs are decided."""
-    why = f"{_class(pod)} pod: its resource-status annotation names CPUs {listed(cpus)}"
+    why = f"{_class(pod)} pod: its resource-status annotation names {named_cpus(cpus)}"
     if pod.cpuset_chosen_locally:
         why = f"{_class(pod)} pod: CPUs {listed(cpus)} were chosen for it when its sandbox was made"
     return Claim(Pool.OWN, why, cpus=cpus, per_pod=True, hard=pod.qos is QosClass.LSE)
@@ -162,7 +164,7 @@ def _own(request: Request, online: CpuSet, count: int, *, static: bool, hard: bo
     if len(named) == count and named <= online:
         return Claim(
             Pool.OWN,
-            f"kubelet's CPU manager pinned the container to CPUs {listed(named)}",
+            f"kubelet's CPU manager pinned the container to {named_cpus(named)}",
             cpus=named,
             hard=hard,
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
+from proxy.model.phrases import cpus as named_cpus
 from proxy.takeover.inputs import STRICT, OwningContainer, TakeoverInputs
 from proxy.takeover.kubelet_state import truth
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
@@ -89,7 +90,7 @@ def _sets(scene: TakeoverInputs) -> Iterator[str]:
         if uid not in scene.elsewhere:
             for each in scene.owning:
                 if each.uid != uid and each.cpus & cpus:
-                    yield f"CPUs {each.cpus & cpus} that kubelet gave to {ref} are owned by {each.ref}"
+                    yield f"{each.ref} owns {named_cpus(each.cpus & cpus)} that kubelet gave to {ref}"
         everything |= cpus
     if scene.shareable <= everything:
         yield "kubelet has assigned all CPUs: the shared pool would be empty"

@@ -7,6 +7,7 @@ waits up to two minutes.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -14,6 +15,8 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     import grpc
 
+_UNCONNECTED = re.compile(r"failed to connect to all addresses; last error: .* error: ([^:]+)")
+"""What grpc reports of a socket where nothing answers, with the kernel's words at its end."""
 ONE_THREAD = ("SingleThreadedUnaryStream", 1)
 """Option for streams: the caller's thread reads; where grpc does not know it, one more does."""
 
@@ -76,4 +79,6 @@ class GrpcChannel:
 
 def details_of(error: Any) -> str:
     """Return the details of a gRPC error in one line: those of runc come with line ends."""
-    return " ".join((error.details() or "no reason given").split())
+    words = " ".join((error.details() or "no reason given").split())
+    found = _UNCONNECTED.match(words)
+    return found[1] if found else words

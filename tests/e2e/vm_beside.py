@@ -94,8 +94,8 @@ def main() -> None:
 
     add_lse(bed, "clash", str(one.cpus)[:1])
     # What a pod's user can read does not name the pods of others; the daemon's log does.
-    wait("a refusal", lambda: "are owned by another pod already" in LOG.read_text(), LONG_S)
-    assert "are owned by default/one-bed/main already" in DAEMON_LOG.read_text()
+    wait("a refusal", lambda: "is owned by another pod already" in LOG.read_text(), LONG_S)
+    assert "is owned by default/one-bed/main already" in DAEMON_LOG.read_text()
     (MANIFESTS / "clash.yaml").unlink()
     step(f"an LSE pod that names CPU {str(one.cpus)[:1]} of one is refused")
 

@@ -174,9 +174,7 @@ def test_a_set_aside_is_exclusive_and_pools_use_it_meanwhile() -> None:
     assert refused.pod == pod("c")
     lse = Pod("s-l", "l", "ns", "l", 0, QosClass.LSE, cpuset=CpuSet([0]))
     clash = place(state, lse, "c", 0, Request(), "t")
-    assert (
-        clash.verdict.message == "cannot give CPUs 0 to ns/l/c: CPUs 0 are owned by ns/a (set aside) already"
-    )
+    assert clash.verdict.message == "cannot give CPU 0 to ns/l/c: CPU 0 is owned by ns/a (set aside) already"
     assert admit(state.without_pod("s-a"), pod("c"), whole(6)).verdict.admitted
 
 

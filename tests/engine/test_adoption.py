@@ -79,10 +79,10 @@ def test_a_claim_that_would_be_refused_shares_and_is_reported() -> None:
     plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="40"), "c", 0, runs_on(""), Phase.RUNNING)
     assert plan.container is not None
     assert (plan.verdict.admitted, plan.container.placement.pool) == (True, Pool.SHARED)
-    assert plan.problem == "resource-status names CPUs 40, but 40 not online here"
+    assert plan.problem == "resource-status names CPU 40, but CPU 40 is not online here"
     state = place(empty(), pod("one", QosClass.LSE, cpus="4"), "c", 0, runs_on(""), "x").state
     plan = adopt(state, "id", pod("lse", QosClass.LSE, cpus="4"), "c", 0, runs_on("4"), Phase.RUNNING)
-    assert plan.problem == "cannot give CPUs 4 to ns/lse/c: CPUs 4 are owned by ns/one already"
+    assert plan.problem == "cannot give CPU 4 to ns/lse/c: CPU 4 is owned by ns/one already"
 
 
 def test_annotated_pods_get_their_cpus_back_and_move_others() -> None:

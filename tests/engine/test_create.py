@@ -162,7 +162,7 @@ def test_cpus_are_not_given_twice() -> None:
     state = settled((pod("one", QosClass.LSR, cpus="2-4"), SMALL))
     clash = put(state, pod("two", QosClass.LSE, cpus="4-5"))
     assert clash.verdict.code == 9
-    assert "4 are owned by ns/one already" in clash.verdict.message
+    assert "CPU 4 is owned by ns/one already" in clash.verdict.message
     ls = put(state, pod("ls", QosClass.LS, cpus="4"))
     assert ls.container.placement.pool is Pool.SHARED
     assert "owned by ns/one" in ls.problem

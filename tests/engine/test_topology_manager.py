@@ -299,7 +299,7 @@ def test_a_container_without_named_cpus_still_gets_counted_memory() -> None:
     assert plan.container.placement.pool is Pool.SHARED
     assert plan.container.placement.mems == Mask([0])
     assert plan.container.placement.blocks
-    assert "CPUs 0 are owned by ns/x already" in plan.problem
+    assert "CPU 0 is owned by ns/x already" in plan.problem
 
 
 def test_refusals_are_kubelets() -> None:

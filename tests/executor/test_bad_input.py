@@ -50,13 +50,13 @@ def test_each_kind_is_counted_reported_and_explained_once_a_pod(live) -> None:
             call = await w.begin(await w.pod(uid, "LSR", "", "3-4"))
             assert call.refused is not None
         assert counted(w) == {"qos-class": 1, "overlap": 1}
-        assert len(reported(w, "CPUs 3 are owned by ns/first")) == 1
-        assert "CPUs 3 are owned by ns/first" in reasons(w, "ns/clash")
+        assert len(reported(w, "CPU 3 is owned by ns/first")) == 1
+        assert "CPU 3 is owned by ns/first" in reasons(w, "ns/clash")
 
         soft = await w.begin(await w.pod("soft", "LS", "", "3"))
         assert soft.refused is None
         assert counted(w)["overlap"] == 2
-        assert "are owned by ns/first" in reasons(w, "ns/soft")
+        assert "CPU 3 is owned by ns/first" in reasons(w, "ns/soft")
 
         call = await w.begin(await w.pod("far", "LS", "", "99"))
         assert call.refused is None

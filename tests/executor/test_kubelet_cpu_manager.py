@@ -144,7 +144,7 @@ def test_a_pinned_set_is_reserved_from_the_file_to_the_create(node, kubelet, our
         # No comparison in between: the owner's own create has to look.
         refused = await w.begin(await w.pod("lsr", "LSR", "burstable", "2-3"))
         assert refused.refused is not None
-        assert "CPUs 2 are owned by g/c (by kubelet's CPU manager) already" in refused.refused[1]
+        assert "CPU 2 is owned by g/c (by kubelet's CPU manager) already" in refused.refused[1]
         await w.until(lambda: w.on(ls) == "0-1,3-9,11-15")
         lse = await w.run(await w.pod("lse", "LSE", "", "4-5"), **WHOLE)
         if ours:

@@ -28,7 +28,7 @@ def test_cpus_that_may_come_may_be_named() -> None:
     pod = pod_facts("s", "u", "n", "p", 0, {}, {RESOURCE_STATUS: '{"cpuset":"3,7"}'}, "", MACHINE.bounds)
     assert pod.cpuset == CpuSet([3, 7])
     found = claim(pod, Request(), MACHINE.online, static=True)
-    assert found.problem == "resource-status names CPUs 3,7, but 7 not online here"
+    assert found.problem == "resource-status names CPUs 3,7, but CPU 7 is not online here"
     assert found.problem.kind is DefectKind.CPU_LIST  # type: ignore[attr-defined]  # it is a fault
 
 

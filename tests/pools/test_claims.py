@@ -81,7 +81,7 @@ def test_the_pool_of_each_class(the_pod: Pod, static: bool, pool: Pool, hard: bo
 def test_a_bad_annotation_refuses_pods_that_want_exclusive_cpus(qos: QosClass, bad: dict[str, str]) -> None:
     made = claim(pod(qos, **bad), WHOLE_TWO, ONLINE, static=True)
     assert made.fatal
-    assert bad.get("problem", "8-9 not online") in made.problem
+    assert bad.get("problem", "8-9 are not online") in made.problem
 
 
 def test_a_bad_annotation_leaves_the_others_in_their_pool() -> None:
@@ -100,7 +100,7 @@ def test_a_pod_that_names_missing_cpus_is_not_given_others_silently() -> None:
     for static in (False, True):
         wish = claim(pod(cpus="7-8"), WHOLE_TWO, ONLINE, static=static)
         assert (wish.pool, wish.cpus, wish.count) == (Pool.SHARED, None, 0)
-        assert "8 not online" in wish.problem
+        assert "8 is not online" in wish.problem
 
 
 @pytest.mark.parametrize("cpus", ["", "2-3"])

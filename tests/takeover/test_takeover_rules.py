@@ -74,7 +74,7 @@ def sets(text: str) -> dict[str, dict[str, str]]:
         ({"shareable": CpuSet([2, 3, 4])}, "the shared pool would be empty"),
         (
             {"owning": (OwningContainer("c", "z", "ns/c/z", CpuSet([3, 6])),)},
-            "CPUs 3 that kubelet gave to ns/a/x are owned by ns/c/z",
+            "ns/c/z owns CPU 3 that kubelet gave to ns/a/x",
         ),
         (
             {"file": odd_file(entries={"a": {"x": "2-3"}, "b": {"y": "3-4"}})},
