@@ -207,7 +207,7 @@ def in_the_end(scene):
 def in_a_report_of_what_the_peer_did(scene):
 
     def say(message, **keys):
-        if "cannot go on" in message:
+        if "cannot continue" in message:
             fails()
         scene.lines.append(message)
 
