@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import structs
 
 from proxy.calls.held_call import NO_DEVICES, CallContext, CreateRequest, HeldCall, Hold, send
@@ -24,6 +26,7 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PlanDecided
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.start import is_below_class
+from proxy.engine.state import NodeState
 from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.device_ports import DevicePluginError
 from proxy.executor.exited_siblings import holders, see_ended
@@ -149,7 +152,7 @@ class CreateCalls:
         if type(answer) is AllocateFirst:
             self._hold(call, self._allocate(call, container))
         elif "pre_create_container" in self.hooked.points and type(answer) is not ForwardUnchanged:
-            self.hooked.create(call, container, self._resume)
+            self.hooked.create(call, container, partial(self._resume_decided, self.executor.state, answer))
         else:
             self._go_create(call, container, answer)
 
@@ -183,6 +186,15 @@ class CreateCalls:
             executor.telemetry.count(metrics.CREATES_REFUSED)
             executor.rejections.rejected(container.pod, container.name, verdict)
         send(call, answer)
+
+    def _resume_decided(
+        self, decided_in: NodeState, answer: CallAnswer, call: HeldCall, container: Container
+    ) -> None:
+        """Go on with a create after hooks have answered; while the state is the same, so is the answer."""
+        if self.executor.state is decided_in:
+            self._go_create(call, container, answer)
+        else:
+            self._resume(call, container)
 
     def _resume(self, call: HeldCall, container: Container) -> None:
         """Go on with a create after hooks have answered."""

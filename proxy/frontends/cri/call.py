@@ -6,6 +6,7 @@ The code that decides knows the CRI only through it (``proxy.calls.held_call.Hel
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from google.protobuf.message import DecodeError
@@ -25,6 +26,13 @@ from proxy.wire.lenient_text import text
 if TYPE_CHECKING:
     from proxy.frontends.cri.hook_view import CriHookView
     from proxy.frontends.cri.link import Link
+
+
+@cache  # the import statement takes longer than making a view
+def _hook_view() -> type[CriHookView]:
+    from proxy.frontends.cri.hook_view import CriHookView  # in memory only where there are hooks
+
+    return CriHookView
 
 
 class InterceptedCall:
@@ -133,9 +141,7 @@ class InterceptedCall:
 
     def seen_by_hooks(self) -> CriHookView:
         """Return the message as hooks see it."""
-        from proxy.frontends.cri.hook_view import CriHookView  # in memory only where there are hooks
-
-        return CriHookView(self.method, self.body)
+        return _hook_view()(self.method, self.body)
 
     # -- rewriting ----------------------------------------------------------------------------------------
 

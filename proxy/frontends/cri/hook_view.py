@@ -54,8 +54,7 @@ class CriHookView:
 
     def pod(self, pod: Pod) -> PodFacts:
         """Read the pod of a CreateContainer."""
-        pieces = pb.CreateContainerFacts.FromString(self._body).sandbox_config
-        return unread_pod_facts(pod, PackedMessage(pb.PodSandboxConfig, b"".join(pieces)))
+        return unread_pod_facts(pod, PackedMessage(pb.PodSandboxConfig, partial(_sandbox_config, self._body)))
 
     def container(self) -> ContainerFacts:
         """Read the container of a CreateContainer. What cannot be read is empty: the runtime refuses it."""
@@ -120,6 +119,10 @@ class NewContainer(ContainerFacts):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return ContainerFacts, tuple(getattr(self, each) for each in _FIELDS)
+
+
+def _sandbox_config(body: bytes) -> bytes:
+    return b"".join(pb.CreateContainerPieces.FromString(body).sandbox_config)
 
 
 def _read(body: bytes) -> ContainerFacts:

@@ -6,6 +6,7 @@ the first of them is accessed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -28,13 +29,13 @@ class PackedMessage(Generic[_M]):
 
     __slots__ = ("_found", "_kind", "_raw")
 
-    def __init__(self, kind: type[_M], raw: bytes, message: _M | None = None) -> None:
+    def __init__(self, kind: type[_M], raw: bytes | Callable[[], bytes], message: _M | None = None) -> None:
         """Hold a message.
 
         Args:
             kind: Its class.
-            raw: Its bytes. If they are none of its kind it counts as empty: the runtime refuses such a
-                request.
+            raw: Its bytes, or a function that takes them out of a larger message. If they are none of its
+                kind it counts as empty: the runtime refuses such a request.
             message: The message itself, where it has been decoded; then the bytes do not count.
         """
         self._kind = kind
@@ -51,7 +52,8 @@ class PackedMessage(Generic[_M]):
         found = self._found
         if found is None:
             try:
-                found = read(self._kind, self._raw)
+                raw = self._raw
+                found = read(self._kind, raw if isinstance(raw, bytes) else raw())
             except TooManyFieldsError as error:
                 raise HookError(f"cannot read a {self._kind.DESCRIPTOR.name}: {error}") from None
             except DecodeError:

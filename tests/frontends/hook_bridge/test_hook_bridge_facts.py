@@ -10,6 +10,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.frontends.cri.hook_view import CriHookView
 from proxy.frontends.cri.rewrite import create_suffix
 from proxy.frontends.hook_bridge.facts import (
     decision_of,
@@ -88,6 +89,16 @@ def own(text: str, **more: object) -> Placement:
 
 
 # -- pods and containers of requests ------------------------------------------------------------------------
+
+
+def test_the_pod_of_a_create_is_read_from_all_pieces_of_its_configuration():
+    more = pb.CreateContainerRequest(sandbox_config=pb.PodSandboxConfig(labels={"tier": "front"}))
+    body = pb.CreateContainerRequest(pod_sandbox_id="s1", sandbox_config=CONFIG).SerializeToString()
+    pod = CriHookView("CreateContainer", body + more.SerializeToString()).pod(POD)
+    assert (pod.name, pod.labels) == ("web", {"app": "web", "tier": "front"})
+    assert pod.annotations == {"note": "x"}
+    odd = pb.CreateContainerPieces(sandbox_config=[b"\xff\xff"]).SerializeToString()
+    assert CriHookView("CreateContainer", odd).pod(POD).labels == {}
 
 
 def test_a_pods_facts_do_not_depend_on_their_source() -> None:
