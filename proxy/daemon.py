@@ -45,6 +45,7 @@ from proxy.takeover.lazy import LazyTakeover
 if TYPE_CHECKING:
     from proxy.calls.call_flow import CallFlow
     from proxy.executor.be.suppression import Suppression
+    from proxy.executor.former_calls import RelayedCall
     from proxy.executor.kernel_ports import Cgroups
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.ports import Ledger
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.hooks_setup import DaemonHooks
     from proxy.model.machine import Machine
+    from proxy.succession.predecessor import Predecessor
+    from proxy.succession.successor import Successor
     from proxy.telemetry.port import Telemetry
 
 NO_ROOM = (errno.EROFS, *FULL)
@@ -128,7 +131,7 @@ class Daemon:
         self._device_plugins: DevicePluginService | None = None
         self.reload: Reload | None = None
         self._reload_wanted = asyncio.Event()
-        self._former_calls = True
+        self._predecessor: Predecessor | None = None
         self.replacement = DaemonReplacement()
 
     @property
@@ -152,7 +155,7 @@ class Daemon:
 
     async def _start(self) -> None:
         early, self._early = self._early or open_socket(self.config, self._machine), None
-        self._former_calls = early.predecessor is None or not early.predecessor.was_quiet
+        self._predecessor = early.predecessor
         machine, self._listener = early.machine, early.listener
         self._config = config = early.config
         self._telemetry = telemetry = logs.telemetry()
@@ -193,7 +196,7 @@ class Daemon:
             reread=self._machine is None,
             telemetry=telemetry,
         )
-        executor.start_update.former_calls = self._former_calls
+        self._expect_former_calls(executor)
         for note in notes:
             telemetry.problem("notice at start-up", reason=note)
         self._takeover = LazyTakeover(config, executor, self._ledger)
@@ -223,6 +226,15 @@ class Daemon:
         return Acceptor(
             str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=executor.broken
         )
+
+    def _expect_former_calls(self, executor: NodeExecutor) -> None:
+        """Have the executor know the calls that the replaced daemon still relays, and how they end."""
+        predecessor, former = self._predecessor, executor.start_update.former_calls
+        if predecessor is not None:
+            former.possible = not predecessor.was_quiet
+            former.expect(predecessor.relayed)
+            if predecessor.relayed:
+                predecessor.follow(former.over, former.all_over)
 
     async def _serve_pod_resources(self) -> None:
         """Serve the pod-resources API; what it needs is imported in a thread, and only here."""
@@ -425,16 +437,25 @@ class Daemon:
         await self._front.retire(GOAWAY_S)
         await wait_quiet(self._front.is_placing, self.config.drain_timeout)
         quiet = await wait_quiet(self._is_busy, GOAWAY_S)
-        if self._flow is not None:
-            self._flow.hand_over(self._front.refuse_held)
+        relayed = self._relayed(successor)
         for task in self._tasks:
             task.cancel()
         self._listener.hand_over()
         await self._undo(handing_over=True)
         self._notifier.main_process(successor.pid)
-        await asyncio.to_thread(successor.take_over, quiet=quiet)
+        await asyncio.to_thread(successor.take_over, quiet=quiet, calls=relayed)
+        successor.follow()
         if self._telemetry is not None:
             self._telemetry.event("replaced", pid=successor.pid, seconds=f"{clock() - began:.3f}")
+
+    def _relayed(self, successor: Successor) -> list[RelayedCall]:
+        """Decide nothing any more; return the calls whose ends the successor has to know."""
+        if self._flow is None or self._front is None or self._start_update is None:
+            return []
+        former = self._start_update.former_calls
+        former.report(successor.over)
+        relayed = self._flow.hand_over(self._front.refuse_held, self._front.calls, successor.over)
+        return [*relayed, *former.relayed]
 
     def _is_busy(self) -> bool:
         """Return whether a call that decides where containers are is open, of a client or of ours."""
@@ -442,9 +463,13 @@ class Daemon:
         return self._front.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
 
     async def finish_calls(self) -> None:
-        """Relay the calls that are still in flight here to their end."""
+        """Relay the calls that are still in flight here to their end, and what is reported of older ones."""
         if self._front is not None:
-            await self._front.drain(REPLACED_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPLACED_S + DRAIN_GRACE_S):
+                    await self._front.drain(REPLACED_S)
+                    if self._start_update is not None:
+                        await self._start_update.former_calls.wait()
 
     # -- stop ---------------------------------------------------------------------------------------------
 
@@ -498,7 +523,8 @@ class Daemon:
                 if self._settler is not None:
                     most = min(SETTLE_LIMIT_S, ending.left() - CONTROLLER_S)
                     await ending.step("update the runtime", self._settler.finish(SETTLE_LIMIT_S), most)
-            await self.executor.close(max(CONTROLLER_S, min(CLOSE_S, ending.left() - PARTS_S)))
+            limit = max(CONTROLLER_S, min(CLOSE_S, ending.left() - PARTS_S))
+            await self.executor.close(limit, handing_over=handing_over)
             parts = (
                 self.sync,
                 self._settler,
@@ -516,6 +542,8 @@ class Daemon:
             self._state_lock.release()
         if self._listener is not None:
             self._listener.close()
+        if self._predecessor is not None and not handing_over:
+            self._predecessor.close()
 
 
 class _RelayOnly:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 
 from proxy.calls.container_calls import ContainerCalls
 from proxy.calls.create_calls import CreateCalls
@@ -21,6 +21,7 @@ from proxy.calls.hook_gateway import HookGateway
 from proxy.calls.pod_calls import PodCalls
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.enforcement import applies_to, is_applied_to_all
+from proxy.executor.former_calls import CREATE, RelayedCall
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.reconciler import Reconciler
 from proxy.executor.start_update import StartUpdate
@@ -49,6 +50,8 @@ class CallFlow:
         """
         self.executor = executor
         self.replaced = False
+        self._relayed: dict[HeldCall, str] = {}
+        self._relayed_over: Callable[[str], None] = lambda name: None
         self.awaited: asyncio.Event | None = None
         pods, creates = PodCalls(executor, self.hold), CreateCalls(executor, self.hold)
         containers = ContainerCalls(executor, sync, start_update, self.hold)
@@ -64,16 +67,45 @@ class CallFlow:
         for part in self._parts:
             part.hooked = hooked
 
-    def hand_over(self, refuse_held: Callable[[int, str], None]) -> None:
+    def hand_over(
+        self,
+        refuse_held: Callable[[int, str], None],
+        forwarded: Callable[[], Iterable[HeldCall]],
+        over: Callable[[str], None],
+    ) -> list[RelayedCall]:
         """Decide nothing any more: another process continues.
 
-        A call that is still held would be sent on later, without a decision or with an outdated one.
+        A call that is still held would be sent on later, without a decision or with an outdated one. One that
+        was forwarded continues, and the runtime may carry it out at any time.
 
         Args:
             refuse_held: Refuses all calls that are held, with a gRPC status and its text.
+            forwarded: Returns the calls that are open then.
+            over: Called with the name of each relayed call that is over.
+
+        Returns:
+            The calls that may still change a container.
         """
         self.replaced = True
         refuse_held(GrpcStatus.UNAVAILABLE, REPLACED)
+        for task in self._tasks:  # they would go on deciding on these calls
+            task.cancel()
+        self._relayed_over = over
+        found = list[RelayedCall]()
+        for call in forwarded():
+            trip = call.state
+            if not isinstance(trip, CallContext):
+                continue
+            name, flight = self.executor.token("call"), trip.flight
+            if flight is not None:
+                carries = str(flight.carries)
+                found.append(RelayedCall(name, call.method, trip.target, carries, flight.relayed))
+            elif call.method == CREATE:
+                found.append(RelayedCall(name, CREATE, trip.target))
+            else:
+                continue
+            self._relayed[call] = name
+        return found
 
     # -- front ends call these ----------------------------------------------------------------------------
 
@@ -111,6 +143,8 @@ class CallFlow:
         """
         trip = call.state
         call.state = None
+        if (name := self._relayed.pop(call, None)) is not None:
+            self._relayed_over(name)
         if not isinstance(trip, CallContext) or self.replaced:
             return
         try:
@@ -135,6 +169,7 @@ class CallFlow:
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
 
     # -- deciding -----------------------------------------------------------------------------------------
 

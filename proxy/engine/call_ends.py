@@ -68,7 +68,7 @@ def call_strayed(state: NodeState, event: CallStrayed) -> Handled:
     call = state.inflight.current(event.call)
     if call is None:
         return state, ()
-    stray = replace(call, stray_since=event.at)
+    stray = replace(call, stray_since=event.at, seen=None)
     return structs.replace(state, inflight=state.inflight.updated(stray)), (RequestReconcile(),)
 
 

@@ -283,7 +283,8 @@ class Confinement:
 
         When the node is taken over again (a release is undone), owners get their CPUs back without waiting
         for calls in flight. Then containers are confined, too, if the client of their start still waits. A
-        start that was relayed during the release may get its cgroup later, and is looked at again.
+        start that was relayed during the release may get its cgroup later, and is looked at again. A replaced
+        daemon may have admitted owners in spite of updates that it still relays: they are confined, too.
         """
         context = self._context
         there, inflight = context.state.containers, context.state.inflight
@@ -295,11 +296,16 @@ class Confinement:
         strays = [f for f in known if f.is_start and not f.confined]
         strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
         strays = [f for f in strays if applies_to(context.state, there[f.container_id].pod)]
+        if not context.reconciled.is_set():
+            updates = [f for f in known if not (f.is_start or f.suspected) and self._can_confine(f)]
+            await self.confine(updates, self._owned())
         if strays:
             found = await context.kernel.run(self._with_group, [flight.container_id for flight in strays])
-            owned = union(owner.cpus.bits for owner in context.state.owners.values())
             strays = [f for f in strays if f.container_id in found or self._is_fenceable(f)]
-            await self.confine(strays, CpuSet.from_bits(owned))
+            await self.confine(strays, self._owned())
+
+    def _owned(self) -> CpuSet:
+        return CpuSet.from_bits(union(owner.cpus.bits for owner in self._context.state.owners.values()))
 
     def _is_fenceable(self, flight: InflightCall) -> bool:
         """Return whether a start that is known can be confined before its container has a cgroup."""

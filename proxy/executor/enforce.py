@@ -100,10 +100,21 @@ class Enforcer:
         self._be_groups = BeGroups(cgroups)
         self.sandboxes = SandboxCgroups(cgroups, quirks)
         self._first: Callable[[], None] = lambda: None
+        self._ended = False
+
+    def end(self) -> None:
+        """Write nothing from now on. A job that is under way leaves what it has not written.
+
+        It may have waited for the kernel until another process has the node, whose plan is another one.
+        """
+        self._ended = True
 
     def do_first(self, job: Callable[[], None]) -> None:
         """Run a job before each enforcement writes any container, in the same thread."""
         self._first = job
+
+    def _is_paused(self) -> bool:
+        return self._ended or self._paused()
 
     def is_live(self, container: Container) -> bool:
         """Return whether a container may have a cgroup, and is to be written; callable from any thread."""
@@ -125,7 +136,7 @@ class Enforcer:
     def _enforce(self, state: NodeState, *parts: list[Container]) -> Enforced:
         """Write the cpusets of some containers, one part after the other."""
         done = Enforced()
-        if self._paused():
+        if self._is_paused():
             return done
         began = time.perf_counter()
         self._first()
@@ -133,10 +144,10 @@ class Enforcer:
             left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
             for container_id in left:
                 container = self._state().containers.get(container_id)
-                if container is not None and self.is_live(container):
+                if container is not None and not self._ended and self.is_live(container):
                     self._one(container, done)
         state = self._state()
-        if state.node.be_cpuset is BeCpuset.ERASE:
+        if not self._ended and state.node.be_cpuset is BeCpuset.ERASE:
             done.errors += self._be_groups.follow(state, self._paths)
         done.seconds = time.perf_counter() - began
         return done
@@ -153,7 +164,7 @@ class Enforcer:
         self._refused = {k for k in self._refused if k in there}
         some = [c for c in there.values() if not (c.id in leave or self._is_missing(c.id))]
         done = self._enforce(state, *_sharers_first(state, some))
-        if not self._paused():
+        if not self._is_paused():
             done.notes += self.sandboxes.follow(self._state())
         return done
 
@@ -181,11 +192,11 @@ class Enforcer:
 
     def enforce_sandboxes(self) -> Enforced:
         """Move sandboxes off CPUs that are owned."""
-        return Enforced(notes=[] if self._paused() else self.sandboxes.leave(self._state()))
+        return Enforced(notes=[] if self._is_paused() else self.sandboxes.leave(self._state()))
 
     def enforce_groups(self) -> Enforced:
         """Write the cgroups of BestEffort pods, also for containers that are not started yet."""
-        return Enforced(notes=[] if self._paused() else self._be_groups.follow(self._state(), self._paths))
+        return Enforced(notes=[] if self._is_paused() else self._be_groups.follow(self._state(), self._paths))
 
     def make_room(self, container: Container) -> Enforced:
         """Widen a pod's cgroup so that it holds the CPUs of a container that could not start.
@@ -196,7 +207,7 @@ class Enforcer:
         """
         done = Enforced()
         path = self.cgroups.pod_group(container.pod.cgroup_parent)
-        if self._paused() or not applies_to(self._state(), container.pod):
+        if self._is_paused() or not applies_to(self._state(), container.pod):
             return done
         if self.cgroups.version != 1 or path is None:
             return done
@@ -268,7 +279,7 @@ class Enforcer:
         def is_same() -> bool:
             newest = self._state()
             same = newest.containers is state.containers and newest.pools is state.pools
-            return same and newest.node is state.node
+            return same and newest.node is state.node and not self._ended
 
         for want, has, ids, paths in sets.values():
             results = self.cgroups.write_all(paths, want, has, is_same)

@@ -37,7 +37,8 @@ class CallWaits:
         carries: CpuSet,
         *,
         is_start: bool = False,
-        suspected_at: float | None = None,
+        stray_since: float | None = None,
+        suspected: bool = False,
         relayed: bool = False,
     ) -> InflightCall:
         """Register a call that carries a cpuset to a container; its end is an event with the result.
@@ -46,11 +47,12 @@ class CallWaits:
             container_id: The container.
             carries: The cpuset.
             is_start: Whether the call is a start, not an update.
-            suspected_at: When it was found that an earlier run of the daemon may have sent it; None where
-                it is sent now.
+            stray_since: When it was found that an earlier run of the daemon has sent it; None where it is
+                sent now.
+            suspected: Whether it is not known that there is such a call.
             relayed: Whether it is sent while the node is released.
         """
-        loop, is_known = asyncio.get_running_loop(), suspected_at is None
+        loop = asyncio.get_running_loop()
         self._number += 1
         call = InflightCall(
             self._number,
@@ -58,9 +60,9 @@ class CallWaits:
             carries,
             is_start,
             loop.time(),
-            stray_since=suspected_at,
-            resend=is_known,
-            suspected=not is_known,
+            stray_since=stray_since,
+            resend=not suspected,
+            suspected=suspected,
             relayed=relayed,
         )
         self._waits[call.number] = loop.create_future()

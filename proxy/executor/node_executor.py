@@ -240,10 +240,14 @@ class NodeExecutor(NodeContext):
 
         return PartitionSync(self, others.partitions, others.partition_kind)
 
-    async def close(self, limit: float = CLOSE_S) -> None:
+    async def close(self, limit: float = CLOSE_S, *, handing_over: bool = False) -> None:
         """Write what waits and end the workers, within ``limit`` seconds; a stuck worker is not waited for.
 
         The parts that take calls (``start_update``, ``sync``, ``settler``) have workers of their own.
+
+        Args:
+            limit: The seconds.
+            handing_over: Another process continues: fences stay around the calls that are still in flight.
         """
         ending = ShutdownTime(limit, self.telemetry.warning)
         await ending.step("stop listening to the runtime", self.runtime_events.close(), JOIN_S)
@@ -252,7 +256,8 @@ class NodeExecutor(NodeContext):
             self.device_grants.close()
         await ending.step("end tasks", self.end_tasks())
         await ending.step("write the ledger", self.journal.close(), limit, least=1.0)
-        await ending.step("take fences away", self.unit_properties.close())
+        await ending.step("take fences away", self.unit_properties.close(fences_stay=handing_over))
+        self.enforcer.end()
         workers = (
             self.recorder,
             self.kernel,

@@ -334,8 +334,13 @@ class Reconciler:
                 self._parts.lifecycle.created(token, found)
             elif listing.unread_containers:
                 continue  # it may be one of the entries that could not be read
-            elif context.clock() - since > GRACE_S or self._is_over(container, listing):
+            elif self._is_late(token, since) or self._is_over(container, listing):
                 self._parts.lifecycle.failed(token)
+
+    def _is_late(self, token: str, since: float) -> bool:
+        """Return whether a create without an answer would have been carried out by now."""
+        since = self._start_update.former_calls.lost_since(token, since)
+        return self._context.clock() - since > GRACE_S
 
     def _is_over(self, container: Container, listing: Listing) -> bool:
         """Return whether a create that was recorded before a crash can no longer succeed.

@@ -28,6 +28,7 @@ from proxy.engine.start import StartStep, is_below_class, start_step
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
+from proxy.executor.former_calls import FormerCalls
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.quotas.quotas import OwnerQuotas
 from proxy.executor.reservations import Reservations
@@ -52,7 +53,7 @@ class StartUpdate:
 
     Attributes:
         lookups: The worker for requests to the runtime that a client's call waits for.
-        former_calls: An earlier run of the daemon may have left calls in flight.
+        former_calls: Calls that an earlier run of the daemon has left in flight.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class StartUpdate:
         self._reservations = reservations
         self._confinement = confinement
         self._fencing = fencing
-        self.former_calls = True
+        self.former_calls = FormerCalls(context)
         self.lookups = Worker("lookups", context.broken, threads=8)
         context.health.watch(self.lookups)
 
@@ -148,9 +149,9 @@ class StartUpdate:
 
         # If this takes too long, the caller gives up, but the call stays in flight until it has ended.
         job = asyncio.ensure_future(sent())
+        job.add_done_callback(lambda late: late.cancelled() or late.exception())
         done, _ = await asyncio.wait([job], timeout=context.options.call_timeout)
         if not done:
-            job.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise UnavailableError(f"cannot send the runtime the CPUs of {container.ref}: it does not answer")
         await job
 
@@ -231,14 +232,15 @@ class StartUpdate:
     def suspect(self) -> Iterator[None]:
         """Record, when the daemon starts, calls that the runtime may still execute for an earlier one.
 
-        It is not known which calls these are or which sets they carry, so one is assumed for every container
-        that may be changed. Containers that have a call in flight already are skipped. The cost is that a
-        create that arrives at once and gives CPUs away waits for ``STRAY_GRACE_S``. Writing each update to
-        the ledger before it is sent would slow down all updates.
+        Those that a replaced daemon still relays are known (``former_calls``). Of the others it is not known
+        which calls these are or which sets they carry, so one is assumed for every container that may be
+        changed. Containers that have a call in flight already are skipped. The cost is that a create that
+        arrives at once and gives CPUs away waits for ``STRAY_GRACE_S``. Writing each update to the ledger
+        before it is sent would slow down all updates.
 
         A generator of steps, after each of which the state may have changed.
         """
-        if not self.former_calls:
+        if not self.former_calls.possible:
             return
         context = self._context
         anywhere = context.state.node.machine.online
@@ -249,9 +251,13 @@ class StartUpdate:
                 continue
             if context.state.inflight.of(container_id):
                 continue
-            for is_start in (False, True) if container.phase is not Phase.RUNNING else (False,):
+            known = self.former_calls.depart(container_id)
+            may_start = container.phase is not Phase.RUNNING and not any(call.is_start for call in known)
+            for is_start in (False, True) if may_start else (False,):
                 now = context.clock()
-                context.calls.depart(container.id, anywhere, is_start=is_start, suspected_at=now)
+                context.calls.depart(
+                    container.id, anywhere, is_start=is_start, stray_since=now, suspected=True
+                )
 
     def end_strays(self, phase_of: Callable[[str], Phase | None], asked: float) -> Iterator[None]:
         """End calls without a waiting caller that are over, by the runtime's list or by the time passed.
@@ -265,7 +271,8 @@ class StartUpdate:
         context, now = self._context, self._context.clock()
         for call in context.state.inflight.strays():
             yield
-            phase, held = phase_of(call.container_id), self._confinement.holds(call)
+            held = self._confinement.holds(call) or self.former_calls.holds(call)
+            phase = phase_of(call.container_id)
             for effect in context.store.handle(StrayListed(call, phase, asked, now, held)):
                 if isinstance(effect, StrayOver):
                     self._end(effect)

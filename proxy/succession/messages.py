@@ -1,4 +1,8 @@
-"""What a daemon and its successor say to each other: one message in each packet of a socket pair."""
+"""What a daemon and its successor say to each other: one message in each packet of a socket pair.
+
+``go`` names how many calls the predecessor still relays; each follows in a packet of its own. Behind
+``serving``, the predecessor sends the name of each of them that is over.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ SUCCEEDS: Final = "TOPOPROXY_SUCCEEDS"
 READY: Final = {"ready": True}
 QUIET: Final = "quiet"
 """The key of the message ``go``: no call that decides where containers are was in flight at the end."""
+CALLS: Final = "calls"
+"""The key of the message ``go``: how many calls the predecessor still relays."""
 SERVING: Final = "serving"
 FAILED: Final = "failed: "
 """Begins the page of the admin socket about a replacement that has failed."""

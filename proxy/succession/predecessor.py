@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proxy.model.errors import CannotCreateError, UnavailableError
 from proxy.sockets.unix_socket import Listener
-from proxy.succession.messages import QUIET, READY, SERVING, SUCCEEDS, receive
+from proxy.succession.messages import CALLS, QUIET, READY, SERVING, SUCCEEDS, receive
+
+if TYPE_CHECKING:
+    from proxy.executor.former_calls import RelayedCall
+
+LONGEST = 1024
+"""Bytes of a call's name at most."""
 
 
 class Predecessor:
@@ -18,13 +25,16 @@ class Predecessor:
 
     Attributes:
         was_quiet: No call that decides where containers are was in flight when it handed over.
+        relayed: Those that were, and that it continues to relay.
     """
 
     def __init__(self, channel: socket.socket) -> None:
         """Take the channel."""
         self._channel = channel
         self.was_quiet = False
+        self.relayed: list[RelayedCall] = []
         self._listener: Listener | None = None
+        self._follows = False
 
     @classmethod
     def of(cls, environ: MutableMapping[str, str]) -> Predecessor | None:
@@ -67,19 +77,59 @@ class Predecessor:
         Raises:
             UnavailableError: The predecessor is gone or has changed its mind.
         """
+        import msgspec
+
+        from proxy.executor.former_calls import RelayedCall  # not for the early socket: it imports too much
+
         self._say(json.dumps({**READY, "pid": os.getpid()}))
         data, _ = receive(self._channel, 0)
         if self._listener is not None:
             self._listener.claim()
-        self.was_quiet = bool(json.loads(data)[QUIET])
+        go = json.loads(data)
+        self.was_quiet = bool(go[QUIET])
+        for _ in range(go[CALLS]):
+            data, _ = receive(self._channel, 0)
+            self.relayed.append(msgspec.json.decode(data, type=RelayedCall))
 
     def serving(self) -> None:
-        """Say that calls are answered; then the predecessor is on its own."""
+        """Say that calls are answered."""
         self._say(SERVING)
+        if not self._follows:
+            self.close()
+
+    def follow(self, over: Callable[[str], None], all_over: Callable[[], None]) -> None:
+        """Follow the calls that it relays, from the event loop.
+
+        Args:
+            over: Called with the name of each that is over.
+            all_over: Called when the process has ended.
+        """
+        import asyncio
+
+        self._channel.setblocking(False)
+        self._follows = True
+        asyncio.get_running_loop().add_reader(self._channel, self._read, over, all_over)
+
+    def _read(self, over: Callable[[str], None], all_over: Callable[[], None]) -> None:
+        try:
+            name = self._channel.recv(LONGEST)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            name = b""
+        if name:
+            over(name.decode())
+            return
         self.close()
+        all_over()
 
     def close(self) -> None:
         """Close the channel."""
+        if self._follows:
+            import asyncio
+
+            self._follows = False
+            asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
 
     def _say(self, words: str) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 
+import msgspec
+
+from proxy.executor.former_calls import RelayedCall
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.sockets.unix_socket import Listener
-from proxy.succession.messages import QUIET, SERVING, SUCCEEDS, receive
+from proxy.succession.messages import CALLS, QUIET, SERVING, SUCCEEDS, receive
 
 PREPARE_S, SERVE_S = 300.0, 120.0
 """Seconds until a successor has prepared, and until it serves once it has the state."""
+AGAIN_S = 0.1
+"""Seconds until a message is sent again for which the channel had no room."""
 
 
 class Successor:
@@ -27,6 +34,8 @@ class Successor:
         """Take the channel to it."""
         self._channel = channel
         self.pid = pid
+        self._over: list[str] = []
+        self._serves = False
 
     @classmethod
     def started(cls, listener: Listener) -> Successor:
@@ -57,22 +66,50 @@ class Successor:
                 f"cannot start the successor, this daemon continues: {error}; the log has its reasons"
             ) from error
 
-    def take_over(self, *, quiet: bool) -> None:
+    def take_over(self, *, quiet: bool, calls: Sequence[RelayedCall] = ()) -> None:
         """Let it continue with the state of the node, and wait until it serves; runs in a thread.
 
         Args:
             quiet: No call that decides where containers are is in flight.
+            calls: Those that are in flight, and continue here.
 
         Raises:
             UnavailableError: It does not.
         """
         self._channel.settimeout(SERVE_S)
         try:
-            self._channel.send(json.dumps({QUIET: quiet}).encode())
+            self._channel.send(json.dumps({QUIET: quiet, CALLS: len(calls)}).encode())
+            for call in calls:
+                self._channel.send(msgspec.json.encode(call))
         except OSError as error:
             raise UnavailableError(f"cannot hand over to process {self.pid}: {error.strerror}") from error
         receive(self._channel, 0, SERVING)
-        self._channel.close()
+
+    def follow(self) -> None:
+        """Report the ends of calls from now on, and those of before; once it serves."""
+        self._channel.setblocking(False)
+        self._serves = True
+        self._send()
+
+    def over(self, name: str) -> None:
+        """Report that a call is over; on the event loop.
+
+        Args:
+            name: Its name.
+        """
+        self._over.append(name)
+        if self._serves:
+            self._send()
+
+    def _send(self) -> None:
+        try:
+            while self._over:
+                self._channel.send(self._over[0].encode())
+                del self._over[0]
+        except BlockingIOError:
+            asyncio.get_running_loop().call_later(AGAIN_S, self._send)
+        except OSError:  # it has ended: the next one is no successor of ours
+            self._over.clear()
 
 
 def _start(fd: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from proxy.backends.runtime.quirks import QUIRKS
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.executor.context import ExecutorOptions
+from proxy.executor.former_calls import FormerCalls, RelayedCall
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.executor.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
@@ -364,8 +365,8 @@ class World:
         self.machine = MACHINE
         self.boot()
 
-    def boot(self) -> None:
-        """Start (again) with what the ledger holds."""
+    def boot(self, relayed: Iterable[RelayedCall] = ()) -> None:
+        """Start (again) with what the ledger holds, and what the daemon before still relays."""
         node = Node(self.machine, CpuTopology.of(self.machine), self.static, **self.rules)
         self.executor = NodeExecutor(
             node,
@@ -384,6 +385,7 @@ class World:
             ),
         )
         self.start_update, self.sync = self.executor.start_update, self.executor.sync
+        self.start_update.former_calls.expect(relayed)
         self.executor.recovery.recover(dict(self.ledger.entries))
         self.wire = Interceptors(self.executor, self.sync, self.start_update)
 
@@ -540,8 +542,29 @@ class World:
         for container_id, cpus in self.cgroups.sets.items():
             assert cpus == state.wanted(state.containers[container_id]), container_id
 
-    async def close(self) -> None:
-        await self.executor.close()
+    async def hand_over(self, *calls: PlayedCall) -> Interceptors:
+        """Have another process continue.
+
+        Args:
+            calls: Those that have left for the runtime, and are not answered.
+
+        Returns:
+            What takes their answers.
+        """
+        former, earlier, successors = self.wire, self.start_update.former_calls, list[FormerCalls]()
+
+        def over(name: str) -> None:
+            successors[0].over(name)
+
+        earlier.report(over)
+        relayed = [*former.hand_over(lambda code, words: None, lambda: calls, over), *earlier.relayed]
+        await self.close(handing_over=True)
+        self.boot(relayed)
+        successors.append(self.start_update.former_calls)
+        return former
+
+    async def close(self, *, handing_over: bool = False) -> None:
+        await self.executor.close(handing_over=handing_over)
         self.sync.close()
         self.start_update.close()
 

@@ -195,7 +195,7 @@ def test_suspects_do_not_accumulate_on_a_released_node(live: Live) -> None:
 def test_nothing_is_begun_any_more_at_the_end(live: Live) -> None:
     async def day(w: Any) -> None:
         closing = asyncio.create_task(w.executor.close())
-        w.executor.close = lambda: closing
+        w.executor.close = lambda **how: closing
         await closing
         w.executor.writes.later(["any"])
         assert not w.executor._tasks

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import DemoPod
 from proxy.early_socket import EarlySocket
+from proxy.executor.former_calls import RelayedCall
 from proxy.model.errors import (
     CannotCreateError,
     LockedError,
@@ -210,6 +211,34 @@ def test_a_stop_does_not_wait_for_the_calls_of_a_replaced_daemon(node: Node) -> 
     assert failed
 
 
+def test_an_update_that_the_replaced_daemon_still_relays_delays_owners(node: Node) -> None:
+    """The runtime may carry it out long after the successor has begun, with the CPUs of before."""
+    node.configure("drainTimeout: 100ms\ncallTimeout: 1s")
+    os.kill(node.popen.pid, signal.SIGHUP)
+    slow = threading.Event()
+    node.runtime.before("UpdateContainerResources", lambda request: slow.wait(LIMIT_S))
+    with node.client() as client:
+        shares = client.launch(DemoPod("web", "LS")).container_id
+        limits = pb.LinuxContainerResources(cpu_shares=512)
+        updating = threading.Thread(target=client.update, args=(shares, limits))
+        updating.start()
+        node.wait(lambda: any(call.method == "UpdateContainerResources" for call in node.runtime.calls))
+        replace_daemon(node.admin, LIMIT_S)
+        node.wait(lambda: node.answers("ready"))
+        time.sleep(3.0)  # more than a call has that only a daemon that was killed may have sent
+        with node.client() as another:
+            with pytest.raises(RuntimeCallError, match="still busy with calls"):
+                another.launch(DemoPod("own", "LSE", cpuset="2-3"))
+            assert node.popen.poll() is None, "it relays the update"
+            slow.set()
+            updating.join(LIMIT_S)
+            assert node.popen.wait(LIMIT_S) == 0, node.log
+            time.sleep(3.0)
+            owner = another.launch(DemoPod("own2", "LSE", cpuset="2-3")).container_id
+    node.wait(lambda: node.cpus(shares) == "0-1,4-15")
+    assert node.cpus(owner) == "2-3"
+
+
 # -- what a daemon does with calls after it was replaced ---------------------------------------------------
 
 
@@ -241,8 +270,15 @@ def test_a_call_that_is_held_while_the_daemon_is_replaced_is_refused_and_never_s
     class Prepared:
         pid = 1
 
-        def take_over(self, *, quiet: bool) -> None:
+        def take_over(self, *, quiet: bool, calls: Sequence[RelayedCall]) -> None:
             assert not quiet
+            assert not calls
+
+        def over(self, name: str) -> None:
+            raise AssertionError(name)
+
+        def follow(self) -> None:
+            pass
 
     monkeypatch.setattr("proxy.daemon.QUIET_S", 0.1)
     monkeypatch.setattr("proxy.daemon.GOAWAY_S", 0.1)
@@ -363,6 +399,45 @@ def test_a_successor_waits_for_its_turn_and_says_that_it_serves(
     successor.take_over(quiet=quiet)
     turn.join()
     assert predecessor.was_quiet is quiet
+
+
+RELAYED = [
+    RelayedCall("call-1", "UpdateContainerResources", "abc", "0-3"),
+    RelayedCall("call-2", "CreateContainer", "token"),
+    RelayedCall("call-3", "StartContainer", "def", "0-3", released=True),
+]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_successor_learns_which_calls_are_relayed_and_which_are_over(
+    channel: tuple[socket.socket, Predecessor], ends: bool
+) -> None:
+    ours, predecessor = channel
+    successor, heard, ended = Successor(ours, 7), list[str](), list[bool]()
+
+    def serve(_: object) -> None:
+        predecessor.follow(heard.append, lambda: ended.append(True))
+        predecessor.serving()
+
+    async def day() -> None:
+        waiting = asyncio.ensure_future(asyncio.to_thread(predecessor.wait_for_turn))
+        waiting.add_done_callback(serve)
+        assert json.loads(await asyncio.to_thread(ours.recv, 200))["ready"] is True
+        successor.over("call-2")  # before the successor serves
+        await asyncio.to_thread(successor.take_over, quiet=False, calls=RELAYED)
+        successor.follow()
+        successor.over("call-1")
+        if ends:
+            ours.close()
+        async with asyncio.timeout(LIMIT_S):
+            while len(heard) < 2 or bool(ended) is not ends:
+                await asyncio.sleep(0.01)
+        predecessor.close()
+        successor.over("call-3")  # which has ended meanwhile
+
+    asyncio.run(day())
+    assert predecessor.relayed == RELAYED
+    assert heard == ["call-2", "call-1"]
 
 
 def test_a_successor_learns_that_the_daemon_is_gone(channel: tuple[socket.socket, Predecessor]) -> None:

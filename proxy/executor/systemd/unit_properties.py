@@ -348,9 +348,10 @@ class UnitProperties:
         due = len(self._dirty)
         return {"systemd": {"connected": self.connected, "runtime_tells": str(self.order), "due": due}}
 
-    async def close(self) -> None:
-        """Take fences away, and disconnect."""
-        await self.fencing.take_all()
+    async def close(self, *, fences_stay: bool = False) -> None:
+        """Take fences away, unless they are to stay, and disconnect."""
+        if not fences_stay:
+            await self.fencing.take_all()
         if self.units is not None:
             await asyncio.to_thread(self.units.close)
         await asyncio.to_thread(self._worker.close)

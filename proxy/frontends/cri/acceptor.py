@@ -148,6 +148,10 @@ class Acceptor:
         for link in list(self._links):
             link.refuse_held(code, message)
 
+    def calls(self) -> list[InterceptedCall]:
+        """Return the intercepted calls that are open on all connections."""
+        return [call for link in self._links for call in link.calls()]
+
     def _ask_to_leave(self) -> None:
         for link in list(self._links):
             link.goaway()

@@ -260,6 +260,10 @@ class Link:
         """Return the paths of the intercepted calls that are open."""
         return self._session.intercepted()
 
+    def calls(self) -> list[InterceptedCall]:
+        """Return the intercepted calls that are open."""
+        return list(self._calls.values())
+
     def goaway(self) -> None:
         """Ask the client to begin nothing more on this connection; once asked, nothing happens."""
         try:

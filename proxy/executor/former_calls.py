@@ -1,0 +1,147 @@
+"""Calls of an earlier run of the daemon that the runtime may still carry out.
+
+What is known of them depends on how that run ended. After a crash, or a stop, its connections have ended: a
+runtime cancels what it was carrying out, and what it does not cancel takes milliseconds. So each container
+that may be changed has one call that is *suspected*, for ``STRAY_GRACE_S`` (``start_update.suspect``).
+
+A daemon that was replaced (``proxy.succession``) still relays: its clients wait, and a start or an update may
+hang for minutes and is carried out all the same. It names these calls when it hands over, and each of them
+again when it is over. Until then the call is a stray that no time ends, and a create that it relays keeps its
+record. When the answer has passed, or the connection has ended, the ordinary grace period begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from proxy.engine.call_events import CallStrayed
+from proxy.engine.inflight import InflightCall
+from proxy.model.idset import CpuSet
+
+if TYPE_CHECKING:
+    from proxy.executor.context import NodeContext
+
+START, CREATE = "StartContainer", "CreateContainer"
+
+
+class RelayedCall(Struct, frozen=True):
+    """A call that a daemon still relays after it has handed over.
+
+    Attributes:
+        name: What the two processes call it.
+        method: The CRI method.
+        target: The id of the container; for a create, the token under which the ledger has it.
+        carries: The CPUs that it brings, as text; empty for a create.
+        released: It was forwarded while the node was released.
+    """
+
+    name: str
+    method: str
+    target: str
+    carries: str = ""
+    released: bool = False
+
+
+class FormerCalls:
+    """The calls of earlier runs.
+
+    Attributes:
+        possible: There may be any.
+    """
+
+    def __init__(self, context: NodeContext) -> None:
+        """Begin as after a crash.
+
+        Args:
+            context: The node.
+        """
+        self.possible = True
+        self._context = context
+        self._relayed: dict[str, RelayedCall] = {}
+        self._flights: dict[str, InflightCall] = {}
+        self._created: dict[str, float] = {}
+        self._report: Callable[[str], None] = lambda name: None
+        self._ended = asyncio.Event()
+        self._ended.set()
+
+    def expect(self, relayed: Iterable[RelayedCall]) -> None:
+        """Take the calls that the replaced daemon still relays; before the ledger is read."""
+        for call in relayed:
+            self._relayed[call.name] = call
+            if call.method == CREATE:
+                self._created[call.target] = math.inf
+        if self._relayed:
+            self._ended.clear()
+
+    @property
+    def relayed(self) -> Collection[RelayedCall]:
+        """The calls that are not over."""
+        return self._relayed.values()
+
+    def depart(self, container_id: str) -> list[InflightCall]:
+        """Count the calls that are relayed for a container as in flight; returns those that were not yet."""
+        context, found = self._context, list[InflightCall]()
+        for name, call in self._relayed.items():
+            if call.target != container_id or call.method == CREATE or name in self._flights:
+                continue
+            try:
+                carries = CpuSet.parse(call.carries)
+            except ValueError:
+                carries = context.state.node.machine.online
+            flight = context.calls.depart(
+                container_id,
+                carries,
+                is_start=call.method == START,
+                stray_since=context.clock(),
+                relayed=call.released,
+            )
+            self._flights[name] = flight
+            found.append(flight)
+        return found
+
+    def holds(self, flight: InflightCall) -> bool:
+        """Return whether a call is still relayed: the passing of time does not end it."""
+        return flight in self._flights.values()
+
+    def lost_since(self, token: str, since: float) -> float:
+        """Return since when nothing waits for the answer to a create any more.
+
+        Args:
+            token: Its token.
+            since: Since when as far as this daemon knows itself.
+        """
+        return max(since, self._created.get(token, since))
+
+    def over(self, name: str) -> None:
+        """Note that a call is relayed no more: it was answered, or its connection has ended."""
+        call = self._relayed.pop(name, None)
+        if call is None:
+            return
+        context, now = self._context, self._context.clock()
+        flight = self._flights.pop(name, None)
+        if flight is not None:
+            context.store.handle(CallStrayed(flight, now))
+        if call.method == CREATE:
+            self._created[call.target] = now
+        context.attention.set()
+        self._report(name)
+        if not self._relayed:
+            self._ended.set()
+
+    def all_over(self) -> None:
+        """Note that the process that relays has ended."""
+        for name in list(self._relayed):
+            self.over(name)
+
+    def report(self, report: Callable[[str], None]) -> None:
+        """Have the name of each call that is over passed on: this daemon is replaced, too."""
+        self._report = report
+
+    async def wait(self) -> None:
+        """Wait until no call is relayed any more."""
+        await self._ended.wait()
