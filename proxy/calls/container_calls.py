@@ -68,23 +68,35 @@ class ContainerCalls:
         return container is not None and self.executor.unit_properties.fencing.is_wary(container)
 
     async def _start_later(self, call: HeldCall, container_id: str) -> None:
-        fence, store = None, self.executor.store
-        if container_id in self.executor.state.containers or await self.sync.adoption.adopt_one(container_id):
-            try:
+        fence, obstacle, store = None, "", self.executor.store
+        try:
+            if await self._is_known(container_id):
                 obstacle, fence = await self.start_update.make_ready_fenced(container_id)
-            except (UnavailableError, RuntimeCallError) as error:
-                obstacle = str(error)
-            if obstacle:
-                self.executor.telemetry.problem(
-                    "cannot start a container", containerID=container_id, err=obstacle
-                )
-                send(call, store.answer(StartRequested(container_id, obstacle=obstacle)))
-                return
+        except (UnavailableError, RuntimeCallError) as error:
+            obstacle = str(error)
+        if obstacle:
+            self.executor.telemetry.problem(
+                "cannot start a container", containerID=container_id, err=obstacle
+            )
+            send(call, store.answer(StartRequested(container_id, obstacle=obstacle)))
+            return
         if not call.done:
             answer = store.answer(StartRequested(container_id, is_prepared=True))
             self._go_start(call, container_id, answer, fence)
         else:
             await self.executor.unit_properties.fencing.drop(fence)
+
+    async def _is_known(self, container_id: str) -> bool:
+        """Adopt a container that is to be started, and return whether it is known then.
+
+        Raises:
+            UnavailableError: The runtime does not answer. With the cpuset that it has saved, the container
+                might run on CPUs that are owned by now.
+        """
+        state = self.executor.state
+        if container_id in state.containers:
+            return True
+        return await self.sync.adoption.adopt_one(container_id, strict=is_applied_to_all(state))
 
     def _go_start(self, call: HeldCall, container_id: str, answer: CallAnswer, fence: Fence | None) -> None:
         if type(answer) is ForwardStart:

@@ -105,19 +105,29 @@ class Adoption:
         self._worker = worker
         self._lookups = lookups
 
-    async def adopt_one(self, container_id: str) -> bool:
+    async def adopt_one(self, container_id: str, *, strict: bool = False) -> bool:
         """Adopt one unknown container that a call names.
+
+        Args:
+            container_id: Its id.
+            strict: The call must not continue without an answer of the runtime.
 
         Returns:
             True if it is known now.
+
+        Raises:
+            UnavailableError: The runtime does not answer, where that matters.
         """
         context = self._context
         began = context.state.runtime.changes.number
         try:
             listing = await self._lookups.run(listed, context.runtime, container_id)
             listing = self._runtime_events.corrected(listing)
-            await self._adopt(list(listing.containers.values()), listing, began, self._lookups)
+            needed = container_id if strict else ""
+            await self._adopt(list(listing.containers.values()), listing, began, self._lookups, needed)
         except (UnavailableError, RuntimeCallError) as error:
+            if strict and isinstance(error, UnavailableError):
+                raise
             context.telemetry.problem("cannot adopt a container", containerID=container_id, err=error)
         return container_id in context.state.containers
 
@@ -136,14 +146,14 @@ class Adoption:
         await self._adopt(found, listing, began, self._worker)
 
     async def _adopt(
-        self, found: list[RuntimeContainer], listing: Listing, began: int, worker: Worker
+        self, found: list[RuntimeContainer], listing: Listing, began: int, worker: Worker, needed: str = ""
     ) -> None:
         context = self._context
         if found:
             await self._kubelet_cpus.look()
         for some in by_pod(found):
             container_ids = [*(c.id for c in some), *self._ended_siblings(some, listing)]
-            details = await worker.run(self._details, container_ids)
+            details = await worker.run(self._details, container_ids, needed)
             totals = self._totals(some, listing, details)
             turns = TimeSlices()
             for seen in some:
@@ -190,10 +200,11 @@ class Adoption:
         containers = listing.containers.values() if named else ()
         return [c.id for c in containers if c.sandbox_id in named and c.state == "EXITED"]
 
-    def _details(self, ids: list[str]) -> dict[str, RuntimeDetail]:
+    def _details(self, ids: list[str], needed: str = "") -> dict[str, RuntimeDetail]:
         """Return the verbose status of containers by id; runs in the worker.
 
-        A container that has just gone, or with a status call that hangs, is left for the next pass.
+        A container that has just gone, or with a status call that hangs, is left for the next pass, unless
+        its status is needed.
         """
         found: dict[str, RuntimeDetail] = {}
         silent = 0
@@ -205,7 +216,7 @@ class Adoption:
                 continue
             except UnavailableError as error:
                 silent += 1
-                if silent >= SILENT_LIMIT:
+                if silent >= SILENT_LIMIT or container_id == needed:
                     raise
                 self._context.telemetry.problem("cannot read a container from the runtime", err=error)
         return found

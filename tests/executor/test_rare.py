@@ -280,6 +280,30 @@ def test_the_start_of_an_unknown_container_brings_the_current_set(live) -> None:
     live(day)
 
 
+@pytest.mark.parametrize("silent", ["list_pods", "detail"])
+def test_the_start_of_an_unknown_container_is_refused_where_the_runtime_does_not_answer(live, silent) -> None:
+    """With the set that is saved, it would run on the CPUs of an owner."""
+
+    async def day(w: Any) -> None:
+        def hangs(*_args: str) -> Any:
+            raise UnavailableError("cannot query the runtime: deadline exceeded")
+
+        await w.run(await w.pod("lse", "LSE", "", "0-3"))
+        w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
+        w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "CREATED")
+        w.runtime.specs["x"] = "0-15"
+        answers = getattr(w.runtime, silent)
+        setattr(w.runtime, silent, hangs)
+        refused = (await w.start("x")).refused
+        assert refused is not None
+        assert "deadline exceeded" in refused[1]
+        setattr(w.runtime, silent, answers)
+        assert (await w.start("x")).refused is None
+        assert w.on("x") == "4-15"
+
+    live(day)
+
+
 def test_work_that_is_cancelled_is_not_a_fault(live) -> None:
     async def day(w: Any) -> None:
         odd: list[object] = []
