@@ -9,8 +9,9 @@ that repeats it, with the same events and the same hash of its trace.
 
 An *event* is one thing that is delivered to the daemon: a call of a client, the answer to one, a client that
 went away, the result of a worker's job, a timer, a report (a cpuset was written, a uevent, an event of the
-runtime), a command (a move, a release, its end), a crash and a start. Turns of the loop, kernel writes and
-what the runtime or other programs do by themselves are not counted.
+runtime, the end of a call that a replaced daemon relays), a command (a move, a release, its end, a
+hand-over), a crash and a start. Turns of the loop, kernel writes and what the runtime or other programs do by
+themselves are not counted.
 
 The parts: ``clock`` (the schedule), ``loop`` and ``workers`` (asyncio and threads on it); the world is
 ``kernel``, ``runtime``, ``hanging``, ``disk``, ``kubelet`` and ``pods``; ``faults`` and ``disturbances`` say

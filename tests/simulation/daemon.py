@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from proxy.model.errors import ConfigError
 from proxy.model.options import TopologyOptions
 from proxy.release.record import KEY
 from proxy.release.service import Release
+from proxy.succession.replacement import wait_quiet
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 from tests.simulation.kernel import SimulatedFiles
@@ -33,11 +34,14 @@ from tests.simulation.workers import Listener, SimulatedThreads
 from tests.testkit.captured_log import CapturedLog
 
 if TYPE_CHECKING:
+    from proxy.executor.former_calls import RelayedCall
     from proxy.model.machine import Machine
     from tests.simulation.kernel import Group
     from tests.simulation.node import Node
 
 STUCK_IN_CODE = "an exception escaped: "
+GOAWAY_S, CLOSE_S = 1.0, 1.0
+"""Seconds for clients to connect again, and for the jobs of workers, when another process takes over."""
 FOLLOW_S = 3.0
 """Seconds in which a daemon answers the kernel's report of a write, when no fault is in its way."""
 
@@ -49,11 +53,22 @@ class Daemon:
         alive: Whether it lives.
         pools: Its worker threads.
         listeners: Threads that it has started itself.
+        hands_over: Another process is to replace it.
+        successor: The process that has replaced it.
     """
 
-    def __init__(self, node: Node) -> None:
-        """Start the daemon on what the node holds."""
+    def __init__(self, node: Node, *, former_calls: bool = True, relayed: Iterable[RelayedCall] = ()) -> None:
+        """Start the daemon on what the node holds.
+
+        Args:
+            node: The node.
+            former_calls: An earlier daemon may have left calls in flight.
+            relayed: Those that it still relays.
+        """
         self.node = node
+        self._former_calls = former_calls, relayed
+        self.hands_over = False
+        self.successor: Daemon | None = None
         self.alive = True
         self.began = node.schedule.now
         self.pools: list[SimulatedThreads] = []
@@ -63,15 +78,11 @@ class Daemon:
         self._pending = dict[int, Callable[[], bool]]()
         self._woken = set[int]()
         SimulatedThreads.daemon = self
-        self.ledger = node.disk.open(node.kernel.whole.fingerprint, self.is_alive)
-        self.files = SimulatedFiles(node.kernel, self.is_alive)
+        self.ledger = node.disk.open(node.kernel.whole.fingerprint, self)
+        self.files = SimulatedFiles(node.kernel, self)
         self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
         self.executor: NodeExecutor = self.loop.enter(self._start)
         self.wire = Interceptors(self.executor, self.executor.sync, self.executor.start_update)
-
-    def is_alive(self) -> bool:
-        """Return whether the process lives."""
-        return self.alive
 
     def _start(self) -> NodeExecutor:
         node, options = self.node, self.node.options
@@ -80,7 +91,7 @@ class Daemon:
         executor = NodeExecutor(
             rules,
             self.cgroups,
-            RuntimeClient(node, self.is_alive),
+            RuntimeClient(node, self),
             self.ledger,
             ExecutorOptions(
                 call_timeout=node.call_timeout,
@@ -91,6 +102,9 @@ class Daemon:
             clock,
             ports=self._ports,
         )
+        former = executor.start_update.former_calls
+        former.possible, relayed = self._former_calls
+        former.expect(relayed)
         entries = dict(self.ledger.entries)
         executor.recovery.recover(entries)
         for begin in (executor.sync.run, executor.settler.run, executor.unit_properties.run):
@@ -197,7 +211,8 @@ class Daemon:
     def in_step(self) -> bool:
         """Whether it knows the node, and places containers."""
         executor = self.executor
-        return self.alive and executor.reconciled.is_set() and executor.store.mode.enforces
+        decides = self.alive and not self.wire.replaced
+        return decides and executor.reconciled.is_set() and executor.store.mode.enforces
 
     def has_followed(self, group: Group, since: float) -> bool:
         """Return whether it has had the time to answer the report of a write, and nothing was in its way."""
@@ -205,13 +220,68 @@ class Daemon:
         at_ease = now - max(since, self.began, group.refused_at) >= FOLLOW_S
         return self.in_step and idle and at_ease and SimulatedWrites.FILE not in self._woken
 
+    # -- its end ------------------------------------------------------------------------------------------
+
+    async def hand_over(self, patience: float) -> None:
+        """Let another process continue, as ``proxy.daemon`` does; calls that were forwarded end here.
+
+        Args:
+            patience: Seconds for which calls that place containers are waited for.
+        """
+        kubelet, executor = self.node.kubelet, self.executor
+
+        def is_placing() -> bool:
+            return kubelet.is_placing(self)
+
+        def is_busy() -> bool:
+            return is_placing() or bool(executor.state.inflight.calls)
+
+        await wait_quiet(is_busy, patience)
+        kubelet.waits = True
+        await wait_quiet(is_placing, patience)
+        quiet = await wait_quiet(is_busy, GOAWAY_S)
+        former = executor.start_update.former_calls
+        former.report(self._tell)
+        relayed = self.wire.hand_over(
+            lambda code, words: kubelet.refuse_held(self, code, words),
+            lambda: [trip.call for trip in kubelet.open_at(self)],
+            self._tell,
+        )
+        await self.release.stop()
+        await executor.close(handing_over=True)
+        for part in (self.release, executor.sync, executor.settler, executor.start_update):
+            part.close()
+        await wait_quiet(lambda: self.busy, CLOSE_S)
+        self.ledger.close()
+        self.node.schedule.after(0.0, self.node.succeed, self, quiet, [*relayed, *former.relayed])
+
+    def _tell(self, name: str) -> None:
+        """Report to the successor that a call is over."""
+        self.node.schedule.after(self.node.delays.wire(), self._arrive, name)
+
+    def _arrive(self, name: str) -> None:
+        successor = self.successor
+        if successor is None and self.alive:
+            self._tell(name)
+        elif successor is not None and successor.alive:
+            self.node.schedule.event("notification", f"{name} is over")
+            successor.loop.enter(successor.executor.start_update.former_calls.over, name)
+
+    def tell_end(self) -> None:
+        """The successor finds that this process has ended."""
+        successor = self.successor
+        if successor is not None and successor.alive:
+            self.node.schedule.event("notification", "the former process has ended")
+            successor.loop.enter(successor.executor.start_update.former_calls.all_over)
+
     def kill(self) -> None:
         """End the process at once."""
         self.alive = False
         self.loop.kill()
         self.ledger.close()
-        self.node.kernel.reports = lambda path: None
-        self.node.runtime.events = None
+        if self.node.daemon in (None, self):
+            self.node.kernel.reports = lambda path: None
+            self.node.runtime.events = None
         listeners, self.listeners = self.listeners, []
         for listener in listeners:
             listener.resume()

@@ -14,9 +14,8 @@ from proxy.backends.ledger.journal import NAME
 from proxy.model.errors import CannotCreateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from proxy.backends.ledger.journal import FileLedger
+    from tests.simulation.daemon import Daemon
     from tests.simulation.node import Node
 
 Changes = Mapping[str, Mapping[str, object] | None]
@@ -30,11 +29,11 @@ class SimulatedDisk:
         memory = Path("/dev/shm")
         self.directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=memory if memory.is_dir() else None))
 
-    def open(self, fingerprint: str, alive: Callable[[], bool]) -> SimulatedLedger:
+    def open(self, fingerprint: str, process: Daemon) -> SimulatedLedger:
         """Open the ledger, as a daemon does at its start."""
         ledger, _notes = open_ledger(self.directory, fingerprint)
         self.node.promises.ledger_opened(dict(ledger.entries))
-        return SimulatedLedger(self, ledger, alive)
+        return SimulatedLedger(self, ledger, process)
 
     @property
     def size(self) -> int:
@@ -61,10 +60,10 @@ class SimulatedDisk:
 class SimulatedLedger:
     """Implements ``proxy.executor.ports.Ledger``; what is written in full is never lost by a crash."""
 
-    def __init__(self, disk: SimulatedDisk, ledger: FileLedger, alive: Callable[[], bool]) -> None:
+    def __init__(self, disk: SimulatedDisk, ledger: FileLedger, process: Daemon) -> None:
         self._disk = disk
         self._ledger = ledger
-        self._alive = alive
+        self._process = process
 
     @property
     def problem(self) -> str:
@@ -76,9 +75,9 @@ class SimulatedLedger:
 
     def write(self, changes: Changes) -> None:
         node = self._disk.node
-        if not self._alive():
+        if not self._process.alive:
             raise CannotCreateError("cannot write the ledger: the daemon has ended")
-        node.effect(f"ledger {len(changes)}")
+        node.effect(self._process, f"ledger {len(changes)}")
         if node.faults.disk_is_full():
             node.promises.disk_works = False
             raise CannotCreateError("cannot write the ledger: no space left")
@@ -89,7 +88,7 @@ class SimulatedLedger:
         if part is not None and self._disk.cut(before, part):
             node.crash("in the middle of a write to the ledger")
         node.promises.stored(changes)
-        node.effect("ledger written")
+        node.effect(self._process, "ledger written")
 
     def close(self) -> None:
         self._ledger.close()

@@ -35,6 +35,7 @@ class Disturbances:
             (options.moves, 1.0, self._move),
             (options.releases, 30.0, self._release),
             (options.reloads, 6.0, self._reload),
+            (options.handovers, 5.0, self._hand_over),
             (True, 20.0, self._exit),
         )
 
@@ -163,6 +164,21 @@ class Disturbances:
         if len(given) == 1:
             self.node.schedule.event("command", f"move {container.owner} to {target}")
             daemon.loop.enter(daemon.executor.spawn, move())
+
+    def call_hangs(self) -> None:
+        """A call begins to hang at the runtime: now and then, the daemon is replaced meanwhile."""
+        if self.node.options.handovers and not self.node.faults.calm and self.dice.random() < 0.5:
+            self.node.schedule.after(self.dice.random(), self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Another process replaces the daemon, also while calls hang."""
+        daemon = self.node.daemon
+        if daemon is None or daemon.hands_over or self.node.faults.calm:
+            return
+        patience = self.dice.choice((0.0, 0.1, 0.5, 5.0))
+        self.node.schedule.event("command", "hand over")
+        daemon.hands_over = True
+        daemon.loop.enter(lambda: daemon.loop.create_task(daemon.hand_over(patience)))
 
     def _reload(self) -> None:
         """The configuration changes: at once, or as soon as a create has left for the runtime."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 REFUSALS = (errno.EBUSY, errno.EBUSY, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.EPERM)
 WITHIN = 60
+LATE_S = 1.6
+"""A call without an answer is carried out within this time: less than the two seconds of docs/applying.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Rates:
     named_alike: float = 0.2
     update_beside_start: float = 0.2
     stop_beside_create: float = 0.04
+    call_hangs: float = 0.03
 
     @classmethod
     def drawn(cls, dice: random.Random) -> Rates:

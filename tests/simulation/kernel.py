@@ -19,6 +19,7 @@ from tests.testkit.changed_copy import changed_copy
 
 if TYPE_CHECKING:
     from proxy.model.machine import Machine
+    from tests.simulation.daemon import Daemon
     from tests.simulation.node import Node
 
 V1_QUOTA, V2_QUOTA = "cpu.cfs_quota_us", "cpu.max"
@@ -232,10 +233,10 @@ class Kernel:
 class SimulatedFiles(OsFiles):
     """The cgroup files as the daemon sees them; each access may take time, and may fail."""
 
-    def __init__(self, kernel: Kernel, alive: Callable[[], bool]) -> None:
+    def __init__(self, kernel: Kernel, process: Daemon) -> None:
         super().__init__(Path("/simulated"))
         self._kernel = kernel
-        self._alive = alive
+        self._process = process
 
     def _group(self, path: str) -> Group:
         group = self._kernel.groups.get(path)
@@ -264,9 +265,9 @@ class SimulatedFiles(OsFiles):
 
     def write(self, path: str, name: str, text: str) -> None:
         node, kernel = self._kernel.node, self._kernel
-        if not self._alive():
+        if not self._process.alive:
             raise refused(errno.EIO)
-        node.effect(f"kernel {name} {path}")
+        node.effect(self._process, f"kernel {name} {path}")
         group = self._group(path)
         fault = node.faults.kernel_write(group)
         if fault:
@@ -278,7 +279,8 @@ class SimulatedFiles(OsFiles):
             if group.container_id and node.faults.write_has_no_effect(group):
                 node.schedule.note(f"no effect {path} {text.strip()}")
                 return
-            kernel.write(group, text)
+            # A write that hung while the daemon was replaced is found as one of another program.
+            kernel.write(group, text, foreign=node.daemon is not self._process)
         elif name == "cpuset.mems":
             bits = bits_of(text)
             if not bits or bits & ~kernel.nodes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.api.cri import api_pb2 as pb
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
+from tests.simulation.faults import LATE_S
 from tests.simulation.pods import KINDS, Kind
 from tests.simulation.runtime import CREATED, EXITED, RUNNING, RefusedError
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from tests.simulation.daemon import Daemon
     from tests.simulation.node import Node
 
+PLACING = ("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources")
+HANGS_S = 8.0
+"""A call that hangs, and whose client waits, is carried out within this time."""
 LOST = -1
 """Stands for the status of a call that was never answered."""
 
@@ -52,6 +56,7 @@ class Trip:
         life: The pod that waits for the answer.
         body: What was forwarded; None while it is held.
         gone: The client does not wait any more.
+        gone_at: Since when.
         undecided: It was forwarded as it came: the daemon did not know the node, or the node is released.
     """
 
@@ -64,6 +69,7 @@ class Trip:
         self.sent_at = kubelet.node.schedule.now
         self.body: bytes | None = None
         self.over = self.gone = self.undecided = self._enters = False
+        self.gone_at = 0.0
         self.call: InterceptedCall = daemon.call(self, serial, what.method, what.message.SerializeToString())
 
     def arrive(self) -> None:
@@ -127,6 +133,7 @@ class Kubelet:
         self.trips: dict[Trip, None] = {}
         self.pods: dict[str, CpuSet] = {}
         self.waiting: list[tuple[Life, int, bytes]] = []
+        self.waits = False  # no daemon accepts: a successor will
         self._serial = 0
         self._calls = 0
 
@@ -160,6 +167,8 @@ class Kubelet:
         schedule = self.node.schedule
         if isinstance(what, Pause):
             schedule.after(what.seconds, self.advance, life)
+        elif self.waits:
+            schedule.after(0.05, self._do, life, what)
         elif (daemon := self.node.daemon) is None:
             schedule.after(0.1, self.advance, life, LOST)
         else:
@@ -170,13 +179,27 @@ class Kubelet:
             if self.node.faults.happens(self.node.faults.rates.client_gone):
                 schedule.after(self.dice.random() * 2.0, self.leave, trip)
 
+    def open_at(self, daemon: Daemon) -> list[Trip]:
+        """Return the calls that are open at a daemon."""
+        return [trip for trip in self.trips if trip.daemon is daemon and not trip.over]
+
+    def is_placing(self, daemon: Daemon) -> bool:
+        """Return whether a call that decides where containers are is open at a daemon."""
+        return any(trip.method in PLACING for trip in self.open_at(daemon))
+
+    def refuse_held(self, daemon: Daemon, code: int, message: str) -> None:
+        """A daemon refuses all calls that it holds."""
+        for trip in self.open_at(daemon):
+            trip.call.refuse(code, message)
+
     def leave(self, trip: Trip) -> None:
         """The client of a call goes away, and the runtime may carry it out all the same."""
         if trip.over or trip.gone:
             return
         node = self.node
         trip.gone = trip.over = True
-        if trip.daemon.alive and trip.daemon is node.daemon:
+        trip.gone_at = node.schedule.now
+        if trip.daemon.alive:
             node.schedule.event("cancellation", f"{trip.serial} {trip.method}")
             node.promises.decided(trip)
             trip.daemon.answered(trip.call, None, b"")
@@ -184,8 +207,12 @@ class Kubelet:
 
     def lost(self, trip: Trip) -> None:
         """No answer comes."""
-        trip.over = trip.gone = True
+        self._goes(trip)
         self.resume(trip, LOST, b"")
+
+    def _goes(self, trip: Trip) -> None:
+        trip.gone_at = trip.gone_at if trip.gone else self.node.schedule.now
+        trip.over = trip.gone = True
 
     def resume(self, trip: Trip, status: int, message: bytes) -> None:
         """The client has its answer."""
@@ -203,13 +230,20 @@ class Kubelet:
             self.answer(trip, GrpcStatus.UNAVAILABLE, b"")
         elif trip.method == "StartContainer" and faults.happens(faults.rates.start_hangs):
             node.hanging.begin(trip)
+            node.disturbances.call_hangs()
         elif trip.gone or not trip.daemon.alive:
             node.late(lambda: self._done(trip))
         else:
-            node.schedule.after(node.delays.runtime(), self._carried_out, trip, node.runtime.answers_since)
+            hangs = trip.method in PLACING and faults.happens(faults.rates.call_hangs)
+            takes = faults.dice.random() * HANGS_S if hangs else node.delays.runtime()
+            if hangs:
+                node.disturbances.call_hangs()
+            node.schedule.after(takes, self._carried_out, trip, node.runtime.answers_since)
 
     def _carried_out(self, trip: Trip, since: float) -> None:
         node, faults = self.node, self.node.faults
+        if trip.gone and node.schedule.now - trip.gone_at > LATE_S:
+            return  # the runtime has cancelled it
         if not node.runtime.up or node.runtime.answers_since != since:
             self.answer(trip, GrpcStatus.UNAVAILABLE, b"")
             return
@@ -253,7 +287,7 @@ class Kubelet:
     def cut(self, daemon: Daemon) -> None:
         """A daemon has ended, and its connections with it."""
         for trip in [t for t in self.trips if t.daemon is daemon]:
-            trip.over = trip.gone = True
+            self._goes(trip)
             self.node.schedule.after(self.node.delays.wire(), self.lost, trip)
 
     # -- pods ---------------------------------------------------------------------------------------------

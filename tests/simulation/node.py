@@ -6,18 +6,19 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from proxy.executor import runtime_events, worker
 from proxy.executor.tasks import TimeSlices
+from proxy.succession import replacement
 from proxy.topology.build import described
 from tests.simulation.calm import ALL_S, KERNEL_S, kernel_differences, other_differences
 from tests.simulation.clock import Schedule
 from tests.simulation.daemon import Daemon
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.disturbances import Disturbances
-from tests.simulation.faults import Delays, Faults, Rates
+from tests.simulation.faults import LATE_S, Delays, Faults, Rates
 from tests.simulation.hanging import HangingStarts
 from tests.simulation.kernel import Kernel
 from tests.simulation.kubelet import Kubelet
@@ -25,10 +26,13 @@ from tests.simulation.promises import Promises, ViolationError
 from tests.simulation.runtime import RefusedError, SimulatedRuntime
 from tests.simulation.workers import SimulatedThreads, Threading
 
+if TYPE_CHECKING:
+    from proxy.executor.former_calls import RelayedCall
+
 DEPTH = 3
 """So many jobs may be in the middle of something at once; those beyond go on without a break."""
-LATE_S = 1.6
-"""A call without an answer is carried out within this time: less than the two seconds of docs/applying.md."""
+REPLACED_S = (1.0, 5.0, 30.0)
+"""How long a daemon that was replaced has for its calls, if it is not killed before."""
 CALM_EVERY = 2500
 """Events between two moments of calm."""
 MACHINES = ((1, 1, 8, 2), (2, 1, 4, 2), (2, 2, 3, 2), (1, 1, 12, 1))
@@ -69,6 +73,7 @@ class NodeOptions:
     moves: bool = True
     runtime_restarts: bool = True
     reloads: bool = True
+    handovers: bool = True
     rules: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -89,6 +94,7 @@ class NodeOptions:
             moves=dice.random() < 0.6,
             runtime_restarts=dice.random() < 0.6,
             reloads=dice.random() < 0.5,
+            handovers=dice.random() < 0.6,
         )
 
 
@@ -97,6 +103,7 @@ class Node:
 
     Attributes:
         daemon: The daemon that lives now; None between two.
+        formers: Those that were replaced, and still have calls to relay.
         lives: How many daemons were started.
         rules: What the configuration says of the node, beside the machine.
     """
@@ -128,6 +135,7 @@ class Node:
         self.hanging = HangingStarts(self)
         self.disturbances = Disturbances(self, str(seed))
         self.daemon: Daemon | None = None
+        self.formers: list[Daemon] = []
         self.lives = 0
         self._depth = 0
         self._delivered_at = 0.0
@@ -151,33 +159,38 @@ class Node:
 
     # -- what may come in the middle of something ---------------------------------------------------------
 
-    def effect(self, what: str) -> None:
-        """The daemon is about to do something outside of itself: it may crash, or others may come first.
+    def effect(self, process: Daemon, what: str) -> None:
+        """A daemon is about to do something outside of itself: it may crash, or others may come first.
 
         Raises:
             CrashError: The process ends here.
         """
-        if self.faults.crashes(within=self.promises.moves_under_way):
+        if process is self.daemon and self.faults.crashes(within=self.promises.moves_under_way):
             self.crash(f"before {what}")
         if self._depth < DEPTH and self.faults.interleaves():
-            self.elapse(self.delays.within())
+            self.elapse(process, self.delays.within())
 
-    def elapse_a_moment(self) -> None:
+    def elapse_a_moment(self, process: Daemon) -> None:
         """Time passes in the middle of a call, now and then."""
         if self._depth < DEPTH and self.faults.interleaves():
-            self.elapse(self.delays.within())
+            self.elapse(process, self.delays.within())
 
-    def elapse(self, seconds: float) -> None:
-        """Let everything happen that comes within some seconds, while a thread of the daemon waits."""
-        until, schedule, daemon = self.schedule.now + seconds, self.schedule, self.daemon
+    def elapse(self, process: Daemon, seconds: float) -> None:
+        """Let everything happen that comes within some seconds, while a thread of a daemon waits.
+
+        Raises:
+            CrashError: The daemon has ended meanwhile, and with it the thread that waited.
+        """
+        until, schedule = self.schedule.now + seconds, self.schedule
         if self._depth >= DEPTH:
             return
         self._depth += 1
         try:
             while (when := schedule.next_at()) is not None and when <= until:
-                schedule.step()
-                if self.daemon is not daemon or self.promises.violation:
-                    raise CrashError  # it has ended meanwhile, and with it the thread that waited
+                with contextlib.suppress(CrashError):  # of this process, or of another one
+                    schedule.step()
+                if not process.alive or self.promises.violation:
+                    raise CrashError
             schedule.now = max(schedule.now, until)
         finally:
             self._depth -= 1
@@ -204,8 +217,30 @@ class Node:
     def boot(self) -> None:
         """Start a daemon."""
         self.lives += 1
+        self.kubelet.waits = False
         self.schedule.event("start", str(self.lives))
         self.daemon = Daemon(self)
+
+    def succeed(self, former: Daemon, quiet: bool, relayed: list[RelayedCall]) -> None:
+        """Start a daemon that continues where another one has handed over, which ends its calls."""
+        if self.daemon is not former:
+            return
+        self.lives += 1
+        words = f"{self.lives}, behind a {'quiet' if quiet else 'busy'} one with {len(relayed)} calls"
+        self.schedule.event("start", words)
+        self.formers.append(former)
+        former.successor = self.daemon = Daemon(self, former_calls=not quiet, relayed=relayed)
+        self.kubelet.waits = False
+        self.schedule.after(self._dice.choice(REPLACED_S), self._end_former, former)
+
+    def _end_former(self, former: Daemon) -> None:
+        """End a process that was replaced; its successor finds its connection closed."""
+        if former not in self.formers:
+            return
+        self.formers.remove(former)
+        former.kill()
+        self.kubelet.cut(former)
+        self.schedule.after(self.delays.wire(), former.tell_end)
 
     def crash(self, why: str) -> None:
         """End the daemon at once, and start another one later.
@@ -217,8 +252,13 @@ class Node:
         assert daemon is not None
         self.schedule.event("crash", why)
         self.daemon = None
-        daemon.kill()
-        self.kubelet.cut(daemon)
+        for each in (
+            daemon,
+            *self.formers,
+        ):  # systemd ends all processes of a service whose main process ends
+            each.kill()
+            self.kubelet.cut(each)
+        self.formers.clear()
         self.schedule.after(0.1 + self._dice.random() * 2.0, self.boot)
         raise CrashError
 
@@ -298,9 +338,9 @@ class Node:
 
     def close(self) -> None:
         """End everything."""
-        if self.daemon is not None:
-            self.daemon.kill()
-            self.daemon = None
+        for each in (*self.formers, *([self.daemon] if self.daemon is not None else [])):
+            each.kill()
+        self.daemon = None
         self.disk.remove()
 
 
@@ -323,6 +363,7 @@ def patched() -> Iterator[None]:
     with (
         mock.patch.object(worker, "Threads", SimulatedThreads),
         mock.patch.object(runtime_events, "threading", Threading),
+        mock.patch.object(replacement, "LOOK_S", 0.05),
         mock.patch.object(TimeSlices, "turn", _turn),
         mock.patch.object(TimeSlices, "now", _now),
     ):

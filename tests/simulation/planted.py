@@ -9,13 +9,18 @@ from unittest import mock
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.ledger.journal import FileLedger
+from proxy.calls.call_flow import CallFlow
 from proxy.engine import effects as to_do
+from proxy.engine.enforcement import applies_to
 from proxy.engine.events import LedgerWritten
 from proxy.engine.node_events import NodeRulesChanged
+from proxy.executor import enforce, reconciler
 from proxy.executor.confinement import NOT_AT_ALL, Confinement
 from proxy.executor.creates import Creates
+from proxy.executor.drift import detection
 from proxy.executor.drift.detection import Drift
 from proxy.executor.enforce import Enforced, Enforcer
+from proxy.executor.former_calls import FormerCalls
 from proxy.executor.journal import Journal
 from proxy.executor.lifecycle import Lifecycle
 from proxy.executor.machine.hotplug import Hotplug
@@ -25,6 +30,7 @@ from proxy.executor.reservations import Reservations
 from proxy.executor.runtime_sync import Settler
 from proxy.executor.start_update import StartUpdate
 from proxy.frontends.cri.call import InterceptedCall
+from proxy.model.mode import NodeMode
 from proxy.release import service
 from proxy.release.kernel import give_back
 from tests.simulation.kernel import SimulatedFiles
@@ -188,12 +194,46 @@ def nothing_given_back() -> Patches:
     yield service, "give_back", give
 
 
+def held_calls_kept() -> Patches:
+    """A daemon that is replaced goes on with the calls that it holds."""
+    hand_over = CallFlow.hand_over
+
+    def keep(flow: Any, refuse_held: Any, *others: Any) -> Any:
+        held, flow._tasks = flow._tasks, set()
+        try:
+            return hand_over(flow, _nothing, *others)
+        finally:
+            flow._tasks = held
+
+    yield CallFlow, "hand_over", keep
+
+
+def relayed_calls_forgotten() -> Patches:
+    """A daemon does not know which calls the one that it has replaced still relays."""
+    yield FormerCalls, "expect", _nothing
+
+
+def written_while_released() -> Patches:
+    """Comparisons repair cpusets also while the node is released."""
+
+    def applies(state: Any, pod: Any) -> bool:
+        return state.mode is NodeMode.RELEASED or applies_to(state, pod)
+
+    def is_paused(enforcer: Any) -> bool:
+        return enforcer._paused() and enforcer._state().mode is not NodeMode.RELEASED
+
+    yield Enforcer, "_is_paused", is_paused
+    for module in (enforce, reconciler, detection):
+        yield module, "applies_to", applies
+
+
 PLANTED: dict[str, Callable[[], Patches]] = {
     fault.__name__: fault
     for fault in (
         read_back_skipped, shrink_skipped, abort_forgotten, late_answer_ignored, calls_in_flight_ignored,
         ledger_after_forward, record_lost, hotplug_dropped, repair_skipped, call_forgotten, exception_escapes,
         settling_skipped, move_forgotten, grown_before_commit, reload_undone, nothing_given_back,
+        held_calls_kept, relayed_calls_forgotten, written_while_released,
     )
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ What is checked when:
   and no CPU has two owners (only groups that were written by the daemon or the runtime last: what another
   program does is repaired, and that is checked when the node is calm);
 - each create that is forwarded with CPUs of its own: its record is in the ledger;
-- each call: it is decided in time;
+- each call: it is decided in time, and not by a daemon that was replaced;
 - each start of a daemon: the ledger holds every record that was written; each comparison afterwards: no owner
   has lost its CPUs;
 - the end of a release: every container has in the kernel and at the runtime what it would have without the
@@ -116,6 +116,8 @@ class Promises:
     def forwarded(self, trip: Trip) -> None:
         """The daemon forwards a call."""
         self._in_time(trip)
+        if trip.daemon.wire.replaced:
+            self.broken(f"{trip.method} (call {trip.serial}) is forwarded by a daemon that was replaced")
         trip.undecided = (
             not trip.daemon.executor.reconciled.is_set() or trip.daemon.executor.store.mode.is_leaving
         )
@@ -306,7 +308,7 @@ class Promises:
                 has = kernel.effective(group)
                 if wanted & ~has:
                     self.broken(f"{one.id} is released, and is on {text_of(has)} of {text_of(wanted)}")
-            if one.cpus and wanted & ~bits_of(one.cpus):
+            if one.cpus and not one.undecided and wanted & ~bits_of(one.cpus):
                 self.broken(f"{one.id} is released, and its saved cpuset is {one.cpus} of {text_of(wanted)}")
 
     def ledger_opened(self, entries: Mapping[str, Mapping[str, object]]) -> None:

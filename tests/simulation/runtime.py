@@ -47,6 +47,7 @@ class Made:
         cpus: The cpuset that is saved.
         asked: The client's resources.
         begun: Its program is being executed (``RUNNING`` says what the runtime answers).
+        undecided: The daemon forwarded the call that brought the saved cpuset as it came.
         to_report: The event of its exit that is not sent yet.
     """
 
@@ -60,6 +61,7 @@ class Made:
     asked: tuple[int, int, int]
     state: str = CREATED
     begun: bool = False
+    undecided: bool = False
     to_report: Entry | None = None
 
     @property
@@ -246,6 +248,7 @@ class SimulatedRuntime:
         group = self.node.kernel.groups.get(one.path)
         before = one.cpus, one.mems, one.quota
         one.cpus, one.mems, one.quota = cpus or one.cpus, mems or one.mems, quota or one.quota
+        one.undecided = self.undecided if cpus else one.undecided
         if group is None:
             return
         try:

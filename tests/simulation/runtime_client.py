@@ -16,6 +16,7 @@ from tests.simulation.workers import Listener
 
 if TYPE_CHECKING:
     from proxy.model.idset import CpuSet, Mask
+    from tests.simulation.daemon import Daemon
     from tests.simulation.node import Node
     from tests.simulation.runtime import SimulatedRuntime
 
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
 class RuntimeClient:
     """The daemon's own calls at the runtime; implements ``proxy.executor.runtime_ports.Runtime``."""
 
-    def __init__(self, node: Node, alive: Callable[[], bool]) -> None:
+    def __init__(self, node: Node, process: Daemon) -> None:
         self._node = node
-        self._alive = alive
+        self._process = process
 
     def _call(self, what: str) -> SimulatedRuntime:
         """Take the time of a call, and fail as calls fail."""
         node = self._node
-        if not self._alive():
+        if not self._process.alive:
             raise UnavailableError(f"cannot {what}: the daemon has ended")
-        node.effect(f"runtime {what}")
+        node.effect(self._process, f"runtime {what}")
         if not node.runtime.up:
             raise UnavailableError(f"cannot {what}: the runtime is away")
         if node.faults.runtime_is_silent():
-            node.elapse(node.call_timeout)
+            node.elapse(self._process, node.call_timeout)
             raise UnavailableError(f"cannot {what}: deadline exceeded")
         return node.runtime
 
@@ -53,7 +54,7 @@ class RuntimeClient:
         pods = [
             RuntimePod(s.id, s.uid, "ns", s.name, 0, s.ready, s.labels, s.annotations) for s in found.values()
         ]
-        self._node.elapse_a_moment()
+        self._node.elapse_a_moment(self._process)
         return pods
 
     def list_containers(self, container_id: str = "") -> Sequence[RuntimeContainer]:
@@ -63,7 +64,7 @@ class RuntimeClient:
             for c in found.values()
             if container_id in ("", c.id)
         ]
-        self._node.elapse_a_moment()
+        self._node.elapse_a_moment(self._process)
         return containers
 
     def detail(self, container_id: str) -> RuntimeDetail:
@@ -98,7 +99,7 @@ class RuntimeClient:
 
         if node.faults.update_is_late():
             node.late(carry_out)
-            node.elapse(node.call_timeout)
+            node.elapse(self._process, node.call_timeout)
             raise UnavailableError("cannot update the cpuset: deadline exceeded")
         try:
             carry_out()
