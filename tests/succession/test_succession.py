@@ -178,7 +178,7 @@ def test_a_daemon_whose_successor_does_not_start_goes_on(node: Node, configurati
         else node.file.read_text() + "\n" + configuration
     )
     for _ in range(2):
-        with pytest.raises(TopoproxyError, match="this daemon goes on"):
+        with pytest.raises(TopoproxyError, match="this daemon continues"):
             replace_daemon(node.admin, LIMIT_S)
     assert reason in node.log
     assert node.answers("ready") is True
