@@ -33,6 +33,7 @@ async def plan_report(executor: NodeExecutor) -> dict[str, object]:
     return {
         "schema": schema_ids.OBSERVE_REPORT,
         "mode": executor.store.mode.value,
+        "compared": executor.reconciled.is_set(),
         "kernel": {
             "age_s": None if view.age is None else round(view.age, 1),
             "not_read": sum(row.cpus is None for row in rows),

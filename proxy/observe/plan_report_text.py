@@ -38,6 +38,8 @@ def render_plan_report(answer: object, width: int = 100, *, everything: bool = F
     data = as_map(answer)
     sums = {key: n for key, n in as_map(data.get("sums")).items() if isinstance(n, int)}
     unread = list(_unread(as_map(data.get("kernel"))))
+    if data.get("compared") is False:
+        unread.insert(0, "The state has not been compared with the runtime yet: containers may be missing.")
     lines = [*_summary(one_line(data.get("mode")), sums, is_known=not unread), *unread]
     lines += _containers(data, everything=everything)
     lines += _memory(data)

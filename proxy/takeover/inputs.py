@@ -52,7 +52,7 @@ class CpuManagerFile:
     def of(cls, text: str | None) -> CpuManagerFile:
         """Read the file's text."""
         if text is None:
-            return cls(None, "there is none")
+            return cls(None, "it does not exist")
         try:
             checkpoint = read_cpu(text)
             held = held_cpus(checkpoint)

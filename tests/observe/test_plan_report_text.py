@@ -153,3 +153,11 @@ ANSWERS = st.recursive(
 @given(ANSWERS)
 def test_whatever_the_daemon_answers_there_is_a_page(answer: object) -> None:
     assert render_plan_report(answer).endswith("\n")
+
+
+def test_before_the_first_comparison_nothing_is_claimed() -> None:
+    assert render_plan_report(page() | {"compared": False}, 120) == (
+        "Mode observe: the plan is applied to 0 of 0 running containers.\n"
+        "No change is known.\n"
+        "The state has not been compared with the runtime yet: containers may be missing.\n"
+    )

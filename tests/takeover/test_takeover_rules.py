@@ -65,7 +65,7 @@ def sets(text: str) -> dict[str, dict[str, str]]:
     [
         ({"enforce": False}, "the mode is observe"),
         ({"ready": False}, "has not compared its state with the runtime"),
-        ({"file": CpuManagerFile.of(None)}, "cannot be used: there is none"),
+        ({"file": CpuManagerFile.of(None)}, "cannot be used: it does not exist"),
         ({"file": CpuManagerFile.of("{}")}, "its checksum is wrong"),
         ({"file": CpuManagerFile.of("{")}, "cannot read kubelet's cpu_manager_state"),
         ({"file": CpuManagerFile.of(none_state())}, "policy is none: it holds no CPUs"),
