@@ -89,7 +89,7 @@ def against(record: Explanation) -> tuple[str, ...]:
         return sentences(
             [
                 f"No NUMA nodes have what it asks of {both(cannot)}" if cannot else "",
-                f"What it asks of {both(rest)} is not available on {wanted}" if rest else "",
+                f"What it requests of {both(rest)} is not available on {wanted}" if rest else "",
             ]
         )
     apart = [f"{name(s)} on {_places(s)}" for s in record.answers if _places(s)]

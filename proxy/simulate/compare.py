@@ -10,7 +10,7 @@ from proxy.observe.value_text import clean
 from proxy.simulate.cluster import Fate, Result
 from proxy.simulate.data import Data
 from proxy.simulate.picture import columns
-from proxy.simulate.quality import Lie
+from proxy.simulate.quality import Alignment
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings
 from proxy.simulate.text import ALL, fate_text, numbers, short_text
@@ -44,17 +44,17 @@ def differences(
 ) -> list[Difference]:
     """Find the pods with different results; another machine alone is not a difference."""
     found: list[Difference] = []
-    pairs = zip(one.results, one_found.lies, other.results, other_found.lies, strict=True)
-    for a, a_lies, b, b_lies in pairs:
+    pairs = zip(one.results, one_found.alignments, other.results, other_found.alignments, strict=True)
+    for a, a_alignments, b, b_alignments in pairs:
         changes = {
             "fate": a.fate is not b.fate,
             "reason": a.reason != b.reason or a.lacking != b.lacking,
-            "together": _lying(a_lies) != _lying(b_lies),
+            "together": _is_aligned(a_alignments) != _is_aligned(b_alignments),
         }
         if any(changes.values()):
             names = tuple(name for name, changed in changes.items() if changed)
-            words = _word(a, a_lies), _word(b, b_lies)
-            found.append(Difference(a, b, *words, _text(a, a_lies), _text(b, b_lies), names))
+            words = _word(a, a_alignments), _word(b, b_alignments)
+            found.append(Difference(a, b, *words, _text(a, a_alignments), _text(b, b_alignments), names))
     return found
 
 
@@ -135,21 +135,21 @@ def _merged(left: list[str], right: list[str]) -> list[str]:
     return merged
 
 
-def _lying(lies: Sequence[Lie]) -> bool | None:
-    return all(lie.together for lie in lies) if lies else None
+def _is_aligned(alignments: Sequence[Alignment]) -> bool | None:
+    return all(alignment.together for alignment in alignments) if alignments else None
 
 
-def _word(result: Result, lies: Sequence[Lie]) -> str:
+def _word(result: Result, alignments: Sequence[Alignment]) -> str:
     if result.fate is Fate.PLACED:
-        return _MANNERS[_lying(lies)]
+        return _MANNERS[_is_aligned(alignments)]
     if result.fate is Fate.UNSCHEDULABLE:
         return f"unschedulable ({short_text(', '.join(result.lacking) or result.reason)})"
     return f"refused ({clean(result.reason)})"
 
 
-def _text(result: Result, lies: Sequence[Lie]) -> str:
+def _text(result: Result, alignments: Sequence[Alignment]) -> str:
     placed = result.fate is Fate.PLACED
-    return fate_text(result) + (f", {_MANNERS[_lying(lies)]}" if placed else "")
+    return fate_text(result) + (f", {_MANNERS[_is_aligned(alignments)]}" if placed else "")
 
 
 _MANNERS = {True: "together", False: "spread", None: "sharing"}

@@ -11,7 +11,7 @@ from proxy.observe.explain_data import to_data
 from proxy.simulate.cluster import Result
 from proxy.simulate.hosts import Host
 from proxy.simulate.node_rows import NumaNodeRow, rows_of
-from proxy.simulate.quality import Left, Lie
+from proxy.simulate.quality import Alignment, RemainingCpus
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings
 
@@ -26,11 +26,13 @@ def page(rehearsal: Rehearsal, found: Findings, notes: Sequence[str]) -> Data:
         "notes": list(notes),
         "summary": dataclasses.asdict(found.summary),
         "machines": [_host(h, left) for h, left in zip(rehearsal.hosts, found.left, strict=True)],
-        "pods": [_pod(r, lies) for r, lies in zip(rehearsal.results, found.lies, strict=True)],
+        "pods": [
+            _pod(r, alignments) for r, alignments in zip(rehearsal.results, found.alignments, strict=True)
+        ],
     }
 
 
-def _host(host: Host, left: Left) -> Data:
+def _host(host: Host, left: RemainingCpus) -> Data:
     machine = host.node.machine
     return {
         "name": host.name,
@@ -61,7 +63,7 @@ def _row(row: NumaNodeRow) -> Data:
     }
 
 
-def _pod(result: Result, lies: tuple[Lie, ...]) -> Data:
+def _pod(result: Result, alignments: tuple[Alignment, ...]) -> Data:
     data: Data = {
         "pod": result.guest.ref,
         "from": result.guest.where,
@@ -72,7 +74,7 @@ def _pod(result: Result, lies: tuple[Lie, ...]) -> Data:
         "container": result.container,
         "tried": list(result.tried),
         "lacking": list(result.lacking),
-        "together": all(lie.together for lie in lies) if lies else None,
+        "together": all(alignment.together for alignment in alignments) if alignments else None,
         "containers": [container_data(container) for container in result.containers],
     }
     if result.explanations:

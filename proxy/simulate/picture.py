@@ -9,7 +9,7 @@ from proxy.model.requests import in_bytes
 from proxy.observe.value_text import clean
 from proxy.simulate.hosts import PODS, Host
 from proxy.simulate.node_rows import NumaNodeRow, rows_of
-from proxy.simulate.quality import left_of
+from proxy.simulate.quality import remaining_cpus_of
 from proxy.topology.text import size_text
 
 OWNED, RESERVED, LEFT = "#", "=", "."
@@ -70,7 +70,7 @@ def _headline(host: Host) -> str:
 
 
 def _left(host: Host) -> str:
-    left = left_of(host.node, host.ownable)
+    left = remaining_cpus_of(host.node, host.ownable)
     return (
         f"left {counted(left.cpus, 'CPU')}, {left.whole} in whole cores; "
         f"at most {left.largest} on one node, or {left.largest_whole} in whole cores"

@@ -1,9 +1,9 @@
 """The quality of a simulation's result: what is aligned, and how fragmented the rest is.
 
-Theory. A container that was given CPUs of its own, memory of NUMA nodes, or devices, lies *together* when it
-touches no more NUMA nodes than any placement of it must touch on the empty machine; else it is *spread*. The
-least number is exact (``allocation.demand``): CPUs, memory and devices must be available on the same nodes.
-Devices that are near to no node count nowhere.
+Theory. A container that was given CPUs of its own, memory of NUMA nodes, or devices, is placed *together*
+when it touches no more NUMA nodes than any placement of it must touch on the empty machine; else it is
+*spread*. The least number is exact (``allocation.demand``): CPUs, memory and devices must be available on the
+same nodes. Devices that are near to no node count nowhere.
 
 What is left is measured in two units, as the allocators do: CPUs (threads), and whole cores that are entirely
 free. A request fits on one node where one node has as much of it; so the largest such piece, in addition to
@@ -23,7 +23,7 @@ from proxy.model.workload import Container, Phase, Pool
 
 
 @dataclass(frozen=True, slots=True)
-class Lie:
+class Alignment:
     """The NUMA nodes that a container has been given something on.
 
     Attributes:
@@ -41,7 +41,7 @@ class Lie:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class RemainingCpus:
     """The free CPUs of a machine that can still be owned.
 
     Attributes:
@@ -59,7 +59,7 @@ class Left:
     of: int
 
 
-def left_of(node: Node, ownable: CpuSet) -> Left:
+def remaining_cpus_of(node: Node, ownable: CpuSet) -> RemainingCpus:
     """Measure what is left.
 
     Args:
@@ -69,7 +69,7 @@ def left_of(node: Node, ownable: CpuSet) -> Left:
     whole = whole_cores(node, ownable)
     free = [numa.cpus & ownable for numa in node.machine.nodes]
     empty = [numa.cpus - node.reserved for numa in node.machine.nodes]
-    return Left(
+    return RemainingCpus(
         len(ownable),
         len(whole),
         max(map(len, free), default=0),
@@ -93,7 +93,7 @@ class Judge:
     def __init__(self) -> None:
         self._least: dict[object, int] = {}
 
-    def lie(self, node: Node, container: Container) -> Lie | None:
+    def alignment(self, node: Node, container: Container) -> Alignment | None:
         """Return the NUMA nodes of a container; None where nothing that it was given is on a NUMA node."""
         placement = container.placement
         bits = 0
@@ -111,7 +111,7 @@ class Judge:
                 wants.append((resource, len(near)))
         if not bits:
             return None
-        return Lie(Mask.from_bits(bits), self._fewest(node, tuple(wants)))
+        return Alignment(Mask.from_bits(bits), self._fewest(node, tuple(wants)))
 
     def _fewest(self, node: Node, wants: tuple[tuple[str, int], ...]) -> int:
         key = id(node), wants
@@ -123,10 +123,10 @@ class Judge:
         return known
 
 
-def lies_of(judge: Judge, node: Node, containers: Iterable[Container]) -> list[Lie]:
+def alignments_of(judge: Judge, node: Node, containers: Iterable[Container]) -> list[Alignment]:
     """Return the NUMA nodes of the containers that stay and were given something."""
-    lies = (judge.lie(node, c) for c in containers if c.phase is not Phase.EXITED)
-    return [lie for lie in lies if lie is not None]
+    alignments = (judge.alignment(node, c) for c in containers if c.phase is not Phase.EXITED)
+    return [alignment for alignment in alignments if alignment is not None]
 
 
 def _touched(bits: int, near: Iterable[Mask]) -> int:

@@ -11,7 +11,7 @@ from proxy.model.phrases import counted
 from proxy.observe.value_text import clean
 from proxy.simulate.cluster import Fate, Result
 from proxy.simulate.hosts import Host
-from proxy.simulate.quality import Judge, Left, Lie, left_of, lies_of
+from proxy.simulate.quality import Alignment, Judge, RemainingCpus, alignments_of, remaining_cpus_of
 from proxy.simulate.rehearsal import Rehearsal
 
 
@@ -59,12 +59,12 @@ class Findings:
     """The measurements of a rehearsal.
 
     Attributes:
-        lies: Where the containers of each pod lie that were given something, in the order of the results.
+        alignments: The alignments of the containers of each pod, in the order of the results.
         left: What is left of each machine, in their order.
     """
 
-    lies: tuple[tuple[Lie, ...], ...]
-    left: tuple[Left, ...]
+    alignments: tuple[tuple[Alignment, ...], ...]
+    left: tuple[RemainingCpus, ...]
     summary: Summary
 
 
@@ -72,22 +72,24 @@ def find(rehearsal: Rehearsal) -> Findings:
     """Measure a rehearsal."""
     judge = Judge()
     hosts = {host.name: host for host in rehearsal.hosts}
-    lies = tuple(_lies(judge, hosts, result) for result in rehearsal.results)
-    left = tuple(left_of(host.node, host.ownable) for host in rehearsal.hosts)
-    return Findings(lies, left, _summary(rehearsal, lies, left))
+    alignments = tuple(_alignments(judge, hosts, result) for result in rehearsal.results)
+    left = tuple(remaining_cpus_of(host.node, host.ownable) for host in rehearsal.hosts)
+    return Findings(alignments, left, _summary(rehearsal, alignments, left))
 
 
-def _lies(judge: Judge, hosts: Mapping[str, Host], result: Result) -> tuple[Lie, ...]:
+def _alignments(judge: Judge, hosts: Mapping[str, Host], result: Result) -> tuple[Alignment, ...]:
     if result.fate is not Fate.PLACED:
         return ()
-    return tuple(lies_of(judge, hosts[result.host].node, result.containers))
+    return tuple(alignments_of(judge, hosts[result.host].node, result.containers))
 
 
-def _summary(rehearsal: Rehearsal, lies: tuple[tuple[Lie, ...], ...], left: tuple[Left, ...]) -> Summary:
+def _summary(
+    rehearsal: Rehearsal, alignments: tuple[tuple[Alignment, ...], ...], left: tuple[RemainingCpus, ...]
+) -> Summary:
     results, hosts = rehearsal.results, rehearsal.hosts
     fates = Counter(result.fate for result in results)
-    together = sum(bool(own) and all(lie.together for lie in own) for own in lies)
-    lying = sum(map(bool, lies))
+    together = sum(bool(own) and all(alignment.together for alignment in own) for own in alignments)
+    placed_on_nodes = sum(map(bool, alignments))
     refused = Counter(r.reason for r in results if r.fate is Fate.REFUSED)
     short = Counter(", ".join(r.lacking) or r.reason for r in results if r.fate is Fate.UNSCHEDULABLE)
     return Summary(
@@ -95,8 +97,8 @@ def _summary(rehearsal: Rehearsal, lies: tuple[tuple[Lie, ...], ...], left: tupl
         pods=len(results),
         placed=fates[Fate.PLACED],
         together=together,
-        spread=lying - together,
-        sharing=fates[Fate.PLACED] - lying,
+        spread=placed_on_nodes - together,
+        sharing=fates[Fate.PLACED] - placed_on_nodes,
         refused=dict(refused.most_common()),
         unschedulable=dict(short.most_common()),
         cpus=sum(len(host.node.machine.online) for host in hosts),

@@ -111,10 +111,10 @@ def spread_lines(rehearsal: Rehearsal, found: Findings) -> list[str]:
     """List the pods of which a container is on more nodes than it had to be."""
     lines = [
         f"{result.guest.ref}: spread on {clean(result.host)}: "
-        f"given something on NUMA nodes {lie.nodes}, {lie.least} could hold it"
-        for result, lies in zip(rehearsal.results, found.lies, strict=True)
-        for lie in lies
-        if not lie.together
+        f"given something on NUMA nodes {alignment.nodes}, {alignment.least} could hold it"
+        for result, alignments in zip(rehearsal.results, found.alignments, strict=True)
+        for alignment in alignments
+        if not alignment.together
     ]
     return ["", *lines] if lines else []
 

@@ -135,7 +135,7 @@ def blameless(name: str, *said: ProviderAnswer) -> Explanation:
 
 def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
     assert all_sentences(blameless("refused_single"))[1] == (
-        "What it asks of cpu is not available on a single NUMA node."
+        "What it requests of cpu is not available on a single NUMA node."
     )
     apart = (
         ProviderAnswer("a", "x", "", (hint(True, 0), hint(True, 2)), 2, 2),
@@ -154,7 +154,7 @@ def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
     )
     assert all_sentences(blameless("refused_gpu", ProviderAnswer("a", "x", "", (hint(False, 0, 1),), 1, 0)))[
         1
-    ].startswith("What it asks of x is not available on as few NUMA nodes as its amount")
+    ].startswith("What it requests of x is not available on as few NUMA nodes as its amount")
 
 
 def test_the_headline_leaves_out_what_stands_elsewhere() -> None:
@@ -233,7 +233,7 @@ def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
 
 def test_what_one_node_cannot_hold_is_named_although_it_is_preferred() -> None:
     reported = blameless("refused_single", ProviderAnswer("cpu", "cpu", "", (hint(True, 0, 1),), 1, 1))
-    assert all_sentences(reported)[1] == "What it asks of cpu is not available on a single NUMA node."
+    assert all_sentences(reported)[1] == "What it requests of cpu is not available on a single NUMA node."
     assert section(reported, "What would help")[0] == "Ask for less of cpu, so that one NUMA node has enough."
 
 
@@ -249,7 +249,7 @@ def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
     merge = Merge("restricted", "container", hint(False, 0, 1), None, "no other nodes do for all resources")
     reported = replace(record("refused_gpu"), answers=said, merge=merge)
     assert all_sentences(reported)[1].startswith(
-        "What it asks of cpu is not available on as few NUMA nodes as its"
+        "What it requests of cpu is not available on as few NUMA nodes as its"
     )
     helped = " ".join(section(reported, "What would help"))
     assert "best-effort refuses no pod for alignment; it would have looked on nodes 0-1 first." in helped

@@ -16,7 +16,7 @@ from proxy.simulate.machines import Named
 from proxy.simulate.node_rows import rows_of
 from proxy.simulate.picture import lines_of
 from proxy.simulate.pods import Guest
-from proxy.simulate.quality import Judge, left_of, lies_of
+from proxy.simulate.quality import Judge, alignments_of, remaining_cpus_of
 from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
 from proxy.simulate.summary import find
 from proxy.topology.build import described
@@ -76,29 +76,29 @@ def container(
         (container("0-1", ("2", 1), ("a",)), "0,2", 1),
     ],
 )
-def test_where_a_container_lies(node: Node, placed: Container, nodes: str, least: int) -> None:
-    lie = Judge().lie(node, placed)
-    assert lie is not None
-    assert (str(lie.nodes), lie.least) == (nodes, least)
-    assert lie.together is (len(lie.nodes) <= least)
+def test_where_a_container_alignments(node: Node, placed: Container, nodes: str, least: int) -> None:
+    alignment = Judge().alignment(node, placed)
+    assert alignment is not None
+    assert (str(alignment.nodes), alignment.least) == (nodes, least)
+    assert alignment.together is (len(alignment.nodes) <= least)
 
 
 def test_what_was_given_nothing_or_has_ended_lies_nowhere(node: Node) -> None:
-    assert lies_of(Judge(), node, [container(), container(devices=("free",))]) == []
-    assert lies_of(Judge(), node, [container("0", phase=Phase.EXITED)]) == []
+    assert alignments_of(Judge(), node, [container(), container(devices=("free",))]) == []
+    assert alignments_of(Judge(), node, [container("0", phase=Phase.EXITED)]) == []
 
 
 def test_what_is_left_in_one_piece(node: Node) -> None:
     # Node 0 has core 3 (CPUs 3,19) and the second threads of 0 and 1; node 1 one thread of each core.
-    left = left_of(node, CpuSet.parse("3,19,16,17,4-7,8"))
+    left = remaining_cpus_of(node, CpuSet.parse("3,19,16,17,4-7,8"))
     assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (9, 2, 4, 2, 8)
-    empty = left_of(node, CpuSet())
+    empty = remaining_cpus_of(node, CpuSet())
     assert (empty.cpus, empty.whole, empty.largest, empty.largest_whole) == (0, 0, 0, 0)
 
 
 def test_reserved_cpus_were_never_to_be_had() -> None:
     one = host("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4,8,12")
-    left = left_of(one.node, one.ownable)
+    left = remaining_cpus_of(one.node, one.ownable)
     assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (28, 24, 7, 6, 7)
 
 
