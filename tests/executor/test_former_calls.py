@@ -156,6 +156,26 @@ def test_on_v2_the_limits_of_pods_stay_for_calls_that_are_relayed(live: Callable
     live(day, call_timeout=2.0)
 
 
+def test_on_v2_a_limit_that_an_earlier_daemon_has_left_is_widened_behind_a_call(
+    live: Callable[..., None],
+) -> None:
+    """The container would have the CPUs of the old limit, were it set again: another one owns them by now."""
+
+    async def day(w: Any) -> None:
+        limits, pod = Limits(w), "kubepods/podls"
+        ls = await w.run(await w.pod("ls", "LS"))
+        limits.lists[pod] = CpuSet.parse("0-3")
+        flight = w.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        own = w.finish(await w.begin(await w.pod("lse", "LSE", "", "0-3")), "own")
+        await w.start(own)
+        w.start_update.landed(flight, flight.carries)
+        await w.until(lambda: not w.executor.unit_properties.fencing._standing)
+        await w.quiet()
+        assert str(limits.effective(w, ls, pod)) == "4-15"
+
+    live(day, call_timeout=2.0)
+
+
 def test_a_job_that_waits_for_the_kernel_writes_nothing_more_once_another_process_has_the_node(
     live: Callable[..., None],
 ) -> None:

@@ -28,7 +28,7 @@ from proxy.executor.enforce import Enforced
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.ports import Fences
 from proxy.model.errors import CgroupError, UnavailableError
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container
 from proxy.telemetry import metrics
 
@@ -322,11 +322,27 @@ class Fencing:
             return done
         try:
             assert self.fences is not None
-            self.fences.swap(path, fence.before or state.node.machine.present)
+            self.fences.swap(path, self._widened(fence.before, within))
         except CgroupError as error:
             if error.errno != errno.ENOENT:  # else the pod has ended
                 raise
         return done
+
+    def _widened(self, before: CpuSet, within: Iterable[str]) -> CpuSet:
+        """Return the list of a group without its fence.
+
+        An earlier run of the daemon may have left the list narrow. A container whose CPUs are all outside of
+        the list would have all CPUs of the list instead, which other containers may own by now.
+
+        Args:
+            before: The list that the group had before; empty where it had none.
+            within: The containers in the group.
+        """
+        state = self._context.state
+        if not before:
+            return state.node.machine.present
+        wanted = (state.wanted(c).bits for i in within if (c := state.containers.get(i)) is not None)
+        return before | CpuSet.from_bits(union(wanted))
 
     def _take_all(self) -> None:
         while self._standing:
