@@ -316,6 +316,8 @@ def _disk(facts: DoctorFacts) -> Outcome:
 
 def _ledger(facts: DoctorFacts) -> Outcome:
     state = facts.state
+    if state.problem:
+        return SKIP, f"the directory {state.directory} cannot be examined", ""
     if state.ledger:
         return (
             FAIL,

@@ -130,7 +130,7 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (having(state=StateFacts(free_bytes=ROOM)), {"disk": "warn"}),
         (having(state=StateFacts(free_bytes=ROOM - 1)), {"disk": "fail"}),
         (having(state=StateFacts(free_bytes=1 << 30, read_only=True)), {"disk": "fail"}),
-        (having(state=StateFacts(problem="cannot look")), {"disk": "fail"}),
+        (having(state=StateFacts(problem="cannot look")), {"disk": "fail", "ledger": "skip"}),
         (having(state=StateFacts()), {"disk": "skip"}),
         (having(state=StateFacts(free_bytes=1 << 30, ledger="damaged")), {"ledger": "fail"}),
         (having(state=StateFacts(free_bytes=1 << 30, set_aside=("a.bad-1",))), {"ledger": "warn"}),
