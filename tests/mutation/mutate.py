@@ -58,11 +58,23 @@ CALLS = [
 BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
 NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "narrowing pool_placement")]
 SEARCHES = "reservation_search device_interleaving every_interleaving"
+THROUGH_THE_EXECUTOR = "quotas suppression partitions hotplug pod_exclusive_cpus plan_report random day"
+"""Tests that send events to the engine through the executor; they notice much that its own do not."""
+SLOW_WITHOUT_THE_ENGINE = "be_groups codec worker_health threads tasks history"
 ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
     "allocation": [(["proxy/allocation"], ["tests/allocation"])],
     "pools": [(["proxy/pools"], ["tests/pools"])],
-    "engine": [(["proxy/engine"], all_but("tests/engine", SEARCHES))],
+    "engine": [
+        (
+            ["proxy/engine"],
+            [
+                *all_but("tests/engine", SEARCHES),
+                *tests_of("executor", THROUGH_THE_EXECUTOR),
+                *all_but("tests/executor", f"{THROUGH_THE_EXECUTOR} {SLOW_WITHOUT_THE_ENGINE}"),
+            ],
+        )
+    ],
     "simulate": [(["proxy/simulate"], ["tests/simulate", "tests/cli/test_simulate.py"])],
     "relay": [
         (

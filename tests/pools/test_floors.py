@@ -11,6 +11,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.pools.floors import Floor, Floors, default_floor, floors_of
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 AUTO = AdmissionRules(floor=None, numa_floor=None)
 MACHINES = [
@@ -118,3 +119,20 @@ def test_cpus_that_are_kept_for_a_numa_node_count_for_the_whole_node() -> None:
     machine = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
     floors = floors_of(AdmissionRules(floor=3, numa_floor=1), machine, machine.online)
     assert floors.kept(machine.online, machine, CpuSet()) == CpuSet([7, 11, 15])
+
+
+def test_a_node_without_cpus_has_no_floor() -> None:
+    machine = described(2, 1, 4, 1)
+    only_memory = changed_copy(machine.nodes[1], cpus=CpuSet())
+    there = tuple(cpu for cpu in machine.cpus if cpu.id < 4)
+    machine = changed_copy(machine, cpus=there, nodes=(machine.nodes[0], only_memory))
+    floors = floors_of(AdmissionRules(floor=0, numa_floor=2), machine, machine.online)
+    assert [(f.least, f.node) for f in floors.each] == [(2, 0)]
+
+
+def test_the_default_counts_the_cores_of_the_given_cpus_only() -> None:
+    machine = described(1, 1, 6, 2)  # cores 0,6 1,7 2,8 3,9 4,10 5,11
+    single = tuple(cpu for cpu in machine.cpus if cpu.id not in (6, 7, 8, 9))  # 0 to 3 have no second thread
+    machine = changed_copy(machine, cpus=single)
+    assert default_floor(machine, CpuSet([0, 1, 2, 3])) == 1
+    assert default_floor(machine, CpuSet([0, 1, 4, 10])) == 2

@@ -16,7 +16,7 @@ from proxy.agent.objects.pod_annotations import annotated_pods, withdrawn
 from proxy.agent.objects.pod_events import event_object, notice_event, placed_events, rejection_event
 from proxy.model.errors import UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS, resource_status
-from proxy.pools.pod_fingerprint import fingerprint, xxhash64
+from proxy.pools.pod_fingerprint import fingerprint
 
 CPUS = [[cpu, cpu % 4, cpu // 2 % 2, cpu // 2 % 2] for cpu in range(8)]
 PAGE: dict[str, Any] = {
@@ -181,33 +181,6 @@ def test_an_object_vanishes_with_its_node() -> None:
         {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-1"}
     ]
     assert owned["metadata"]["name"] == "n1"
-
-
-@pytest.mark.parametrize(
-    ("pods", "value"),
-    [
-        ([], "pfp0v001ef46db3751d8e999"),
-        ([("namespace1", "pod1")], "pfp0v0019e0420efb37746c6"),
-        ([("default", "web-0")], "pfp0v001d5676506abe7e28f"),
-        ([("kube-system", "coredns-0"), ("default", "web-0")], "pfp0v001ffde0f83923e7790"),
-        ([("default", "web-0"), ("kube-system", "coredns-0")], "pfp0v001ffde0f83923e7790"),
-    ],
-)
-def test_fingerprints(pods: list[tuple[str, str]], value: str) -> None:
-    assert fingerprint(pods) == value
-
-
-@pytest.mark.parametrize(
-    ("data", "seed", "value"),
-    [
-        (b"", 0, 0xEF46DB3751D8E999),
-        (b"a", 0, 0xD24EC4F1A98C6E5B),
-        (b"abc", 0, 0x44BC2CF5AD770999),
-        (b"The quick brown fox jumps over the lazy dog", 0, 0x0B242D361FDA71BC),
-    ],
-)
-def test_the_hash_is_that_of_its_specification(data: bytes, seed: int, value: int) -> None:
-    assert xxhash64(data, seed) == value
 
 
 def test_the_condition_says_what_holds() -> None:
