@@ -92,7 +92,7 @@ def test_a_slow_release_is_reported(node: Node) -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         node.runtime.stop()
         with pytest.raises(
-            TopoproxyError, match=r"^cannot release everything in 1\.5 s: .*the daemon goes on"
+            TopoproxyError, match=r"^cannot release everything in 1\.5 s: .*the daemon continues"
         ):
             await asyncio.to_thread(command, node, "--timeout", "1.5")
         assert node.cpus(lse) == ALL
