@@ -68,6 +68,15 @@ class InflightCall(Struct, frozen=True, eq=False):
         return self.number
 
 
+def _overlapped(earlier: InflightCall, later: InflightCall) -> InflightCall:
+    """Return a call in flight after another one has left for the same container.
+
+    A start brings what the runtime has saved when it gets to it: perhaps what a later update has brought.
+    """
+    carries = earlier.carries | later.carries if earlier.is_start else earlier.carries
+    return replace(earlier, overlapped=True, carries=carries)
+
+
 _NO_CALLS: PersistentMap[tuple[InflightCall, ...]] = PersistentMap()
 
 
@@ -89,7 +98,7 @@ class InflightCalls(Struct, frozen=True):
         others = self.of(call.container_id)
         if others:
             overlapped = replace(call, overlapped=True)
-            return self._with((*(replace(other, overlapped=True) for other in others), overlapped))
+            return self._with((*(_overlapped(other, call) for other in others), overlapped))
         return InflightCalls(self.calls.put(call.container_id, (call,)), self.confined)
 
     def landed(self, call: InflightCall) -> InflightCalls:

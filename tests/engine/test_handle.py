@@ -554,6 +554,14 @@ def test_an_update_without_an_answer_is_over_when_the_runtime_has_answered_other
     assert play >> CallStrayed(UPDATE, 9.0), "it has landed"
 
 
+def test_a_start_may_bring_what_an_update_has_brought_meanwhile() -> None:
+    play = flying(STARTABLE, InflightCall(1, "ls", CpuSet.parse("0-1"), is_start=True))
+    play >> CallDeparted(InflightCall(2, "ls", CpuSet.parse("2-3")))
+    play >> UpdateEnded(InflightCall(2, "ls", CpuSet.parse("2-3")), CpuSet.parse("2-3"))
+    (start,) = play.state.inflight.of("ls")
+    assert (start.is_start, str(start.carries)) == (True, "0-3")
+
+
 def test_a_stray_of_a_container_that_has_exited() -> None:
     gone = changed_copy(SHARER, phase=Phase.EXITED)
     play = flying(SHARED, UPDATE)
