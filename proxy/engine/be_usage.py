@@ -18,12 +18,15 @@ The node's counter going backwards, or two readings at one moment, make no rates
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from proxy.engine.state import NodeState
 from proxy.model.workload import KubeQos
 from proxy.pools.be_suppression import Usage, is_be
+
+if TYPE_CHECKING:
+    from proxy.engine.state import NodeState
 
 ABOVE = "above BE"
 _GONE = "gone BE"

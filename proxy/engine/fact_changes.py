@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from proxy.engine import partition, quotas, write_conflicts
+from proxy.engine import partition, quotas, suppression, write_conflicts
 from proxy.engine.hotplug import changed_losses
-from proxy.engine.node_effects import LossesChanged, NodeEffects, PutRecord
+from proxy.engine.node_effects import Follow, LossesChanged, NodeEffects, PutRecord, followed
 from proxy.engine.node_events import FactsLearned, LossesDue, MemoryNodesCompared
 from proxy.engine.state import NodeState
 
@@ -47,6 +47,22 @@ def partitions_changed(state: NodeState, event: partition.PartitionEvent) -> tup
     known, effects = partition.step(state, event)
     after, records = facts_learned(state, FactsLearned(structs.replace(state.facts, partitions=known)))
     return after, (*records, *effects)
+
+
+def be_quotas_read(state: NodeState, event: suppression.BeQuotasRead) -> tuple[NodeState, NodeEffects]:
+    """Take over the quotas of BE pods that an earlier run has written."""
+    known = suppression.BeSuppression(above=min(event.paths, default=""), written=event.paths)
+    return structs.replace(state, facts=structs.replace(state.facts, suppression=known)), ()
+
+
+def suppression_changed(
+    state: NodeState, event: suppression.SuppressionEvent
+) -> tuple[NodeState, NodeEffects]:
+    """Take in what happened to BE suppression; the caller has the kernel follow the BE pool."""
+    found, effects = suppression.step(state, event)
+    _, records = facts_learned(state, FactsLearned(found.facts))
+    change = followed(state, found, "BE pool suppressed", Follow.CALLER)
+    return found, (*records, *change, *effects)
 
 
 def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple[NodeState, NodeEffects]:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from proxy.engine.cpuset_mems import MemoryBindings
 from proxy.engine.partition import PartitionFacts
 from proxy.engine.quotas import RemovedQuotas
+from proxy.engine.suppression import BeSuppression
 from proxy.engine.systemd_masks import MaskOrder
 from proxy.engine.write_conflicts import WriteConflicts
 from proxy.model.idset import CpuSet
@@ -17,7 +18,6 @@ from proxy.model.kubelet import CpuManager, NodeMeta
 
 if TYPE_CHECKING:
     from proxy.engine.node_policy import NodePolicy
-    from proxy.engine.suppression import BeSuppression
 
 
 _NO_CPUS = CpuSet()
@@ -38,7 +38,7 @@ class MatterFacts(Struct, frozen=True):
         node_meta: The newest Node object read; None where there is none, or it could never be read.
         kubelet_reserved: CPUs that a takeover keeps back in addition, because kubelet did.
         partitions: Partitions of owners.
-        suppression: BE suppression; None where BE is not suppressed.
+        suppression: BE suppression.
     """
 
     drift: WriteConflicts = WriteConflicts()
@@ -52,7 +52,7 @@ class MatterFacts(Struct, frozen=True):
     node_meta: NodeMeta | None = None
     kubelet_reserved: CpuSet = _NO_CPUS
     partitions: PartitionFacts = PartitionFacts()
-    suppression: BeSuppression | None = None
+    suppression: BeSuppression = BeSuppression()
 
     def kept(self) -> tuple[object, ...]:
         """Return the facts that the ledger keeps."""
@@ -60,7 +60,4 @@ class MatterFacts(Struct, frozen=True):
 
     def records(self) -> dict[str, dict[str, object]]:
         """Return the ledger's records of them."""
-        records = self.quotas.dump() | self.partitions.dump()
-        if self.suppression is not None:
-            records |= self.suppression.dump()
-        return records
+        return self.quotas.dump() | self.partitions.dump() | self.suppression.dump()

@@ -24,6 +24,7 @@ from proxy.engine import (
     quotas,
     sandboxes,
     staging,
+    suppression,
     write_conflicts,
 )
 from proxy.engine.adoption import with_unrecorded_grants
@@ -106,11 +107,6 @@ def _kubelet_assigned(state: NodeState, event: node_events.KubeletAssigned) -> H
     return after, followed(state, after, "kubelet's CPU manager changed")
 
 
-def _be_limited(state: NodeState, event: node_events.BeLimited) -> Handled:
-    after = state.suppressing(event.cpus)
-    return after, followed(state, after, "BE pool suppressed", Follow.CALLER)
-
-
 def _cpus_held(state: NodeState, event: node_events.CpusHeld) -> Handled:
     placed = state.changed(put=event.placed) if event.placed else state
     after = placed.holding(event.reservation, event.hold)
@@ -163,7 +159,6 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     node_events.KubeletAssigned: _kubelet_assigned,
     node_events.DevicesChanged: device_grants.devices_changed,
     node_events.DevicesImported: device_grants.devices_imported,
-    node_events.BeLimited: _be_limited,
     call_events.SavedCpusLearned: _saved_cpus_learned,
     call_events.ContainersUnsettled: _containers_unsettled,
     call_events.SettlingBegan: _settling_began,
@@ -172,6 +167,8 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     **dict.fromkeys(get_args(quotas.QuotaEvent), fact_changes.quotas_changed),
     partition.PartitionsRead: fact_changes.partitions_read,
     **dict.fromkeys(get_args(partition.PartitionEvent), fact_changes.partitions_changed),
+    suppression.BeQuotasRead: fact_changes.be_quotas_read,
+    **dict.fromkeys(get_args(suppression.SuppressionEvent), fact_changes.suppression_changed),
     node_events.MemoryNodesCompared: fact_changes.memory_nodes_compared,
     node_events.LossesDue: fact_changes.losses_due,
     node_events.ModeChanged: staging.mode_changed,

@@ -20,6 +20,7 @@ from proxy.engine.partition import PartitionEffect
 from proxy.engine.quotas import QuotaEffect
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
+from proxy.engine.suppression import SuppressionEffect
 from proxy.engine.write_conflicts import DriftEffect
 from proxy.model.workload import Container, Phase, Pod
 
@@ -291,6 +292,7 @@ NodeEffect = (
     | DriftEffect
     | QuotaEffect
     | PartitionEffect
+    | SuppressionEffect
     | Notice
 )
 NodeEffects = tuple[NodeEffect, ...]

@@ -63,8 +63,9 @@ from proxy.engine.pod_events import (
     SandboxStopped,
 )
 from proxy.engine.quotas import QuotaEvent
+from proxy.engine.suppression import BeQuotasRead, SuppressionEvent
 from proxy.engine.write_conflicts import DriftEvent
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import Mask
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
@@ -165,16 +166,6 @@ class DevicesImported(Struct, frozen=True):
     resource: str
     pods: Mapping[str, PodDevices]
     every: bool
-
-
-class BeLimited(Struct, frozen=True):
-    """BE is suppressed to some CPUs, or not any more.
-
-    Attributes:
-        cpus: The CPUs; None where it is not suppressed.
-    """
-
-    cpus: CpuSet | None
 
 
 class ModeChanged(Struct, frozen=True):
@@ -346,7 +337,6 @@ NodeEvent = (
     | KubeletAssigned
     | DevicesChanged
     | DevicesImported
-    | BeLimited
     | MemoryNodesCompared
     | LossesDue
     | SavedCpusLearned
@@ -364,4 +354,6 @@ NodeEvent = (
     | QuotaEvent
     | PartitionsRead
     | PartitionEvent
+    | BeQuotasRead
+    | SuppressionEvent
 )

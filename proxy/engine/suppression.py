@@ -4,12 +4,13 @@ Theory of operation. In each round the counters of CPU time are read; two readin
 (``be_usage``), these the budget of BE pods (``proxy.pools.be_suppression``), and the budget takes effect in
 one of two ways:
 
-    cpuset      the BE pool of the state is narrowed                                   LimitPool
-    cfs-quota   the group above all BE pods gets a quota, by what it has now           LimitQuota
+    cpuset      the BE pool of the state is narrowed; the effect ``Change`` has its containers follow
+    cfs-quota   the group above all BE pods gets a quota, by what it has now:
+                LimitQuota -> BeQuotaRead -> WriteBeQuota -> BeQuotaWritten
 
-Each function takes what is known and something that happened, and returns what is known then and the
-effects. Without a figure nothing changes for PATIENCE rounds; then everything is given back (``GiveBack``):
-BE pods must not starve on a figure that is no longer true.
+Without a figure nothing changes for PATIENCE rounds; then everything is given back, as with
+``SuppressionEnded``: BE pods must not starve on a figure that is no longer true. A quota is recorded with
+BeQuotaRead, before it is written, and until BeQuotaRemoved.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from proxy.engine.be_usage import UsageQuery, UsageReading, rates, shares_of, usage_of
-from proxy.engine.enforcement import applies_to
+from proxy.engine.enforcement import applies_to, observes_any
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.machine import Machine
-from proxy.model.workload import Container, Pool, QosClass
-from proxy.pools.be_suppression import THRESHOLD, Usage, budget, choose_cpus, cpu_count_for, is_be
+from proxy.model.workload import Container, KubeQos, Pool, QosClass
+from proxy.pools.be_suppression import THRESHOLD, Usage, budget, choose_cpus, cpu_count_for, is_be, quota_for
 from proxy.pools.cpu_location import CpuLocation, locations_of
 from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.shared import AnnotatedCpus, Withheld
@@ -36,6 +37,7 @@ KEY = "b/suppress"
 """The ledger's record of the quotas that have to be removed."""
 PATIENCE = 10
 """Rounds without a figure after which everything is given back."""
+NO_QUOTA = "no CFS quota"
 SLACK_MILLI = 250
 """A budget must exceed whole CPUs by so much to add one: otherwise BE pods would move with every flutter."""
 
@@ -88,37 +90,70 @@ class BeSuppression(Struct, frozen=True):
     change: SuppressionChange | None = None
     locations: tuple[Machine | None, tuple[CpuLocation, ...]] = (None, ())
 
-    @classmethod
-    def load(cls, record: object) -> BeSuppression:
-        """Begin with the groups that a ledger names."""
+    @staticmethod
+    def load(record: object) -> frozenset[str]:
+        """Return the groups that a ledger names."""
         paths = record if isinstance(record, list) else []
-        written = frozenset(path for path in paths if isinstance(path, str))
-        return cls(above=min(written, default=""), written=written)
+        return frozenset(path for path in paths if isinstance(path, str))
 
     def dump(self) -> dict[str, dict[str, object]]:
         """Return the ledger's record of the groups, where there are any, as plain data by its key."""
         return {KEY: {"quota": sorted(self.written)}} if self.written else {}
 
 
-class LimitPool(Struct, frozen=True):
-    """Narrow the BE pool to some CPUs (None: no longer)."""
-
-    cpus: CpuSet | None
-    why: str
+# -- events and effects -------------------------------------------------------------------------------------
 
 
 class LimitQuota(Struct, frozen=True):
-    """Have BE pods keep to a budget in milli-CPUs by a quota.
+    """Have BE pods keep to a budget by a quota; answered by ``BeQuotaRead``.
 
     Attributes:
-        milli: The budget.
-        why: Where it comes from.
+        path: The group above them.
+        milli: The budget in milli-CPUs.
+        before: The quota that was in effect there, as far as it is known.
+        why: Where the budget comes from.
         matters: Whether there are pods that a failure concerns.
     """
 
+    path: str
     milli: int
+    before: int | None
     why: str
     matters: bool
+
+
+class WriteBeQuota(Struct, frozen=True):
+    """Write the quota that a budget comes to, once the ledger has its record.
+
+    Attributes:
+        limit: The budget.
+        quota: The quota.
+    """
+
+    limit: LimitQuota
+    quota: int
+
+
+class RemoveBeQuotas(Struct, frozen=True):
+    """Remove quotas of ours; each is answered by ``BeQuotaRemoved``.
+
+    Attributes:
+        paths: The groups.
+        why: Why BE is not suppressed any more; empty where it is.
+    """
+
+    paths: tuple[str, ...]
+    why: str = ""
+
+
+class ReportBeChange(Struct, frozen=True):
+    """Report what BE pods have now."""
+
+    change: SuppressionChange
+
+
+class ReportNoBeGroup(Struct, frozen=True):
+    """Report that there are BE pods and no group above them."""
 
 
 class ReportUnreadable(Struct, frozen=True):
@@ -128,69 +163,207 @@ class ReportUnreadable(Struct, frozen=True):
     lasts: bool
 
 
-class GiveBack(Struct, frozen=True):
-    """Give BE pods back all that they had."""
+class BeQuotasRead(Struct, frozen=True):
+    """The ledger of an earlier run names groups with a quota of ours."""
 
+    paths: frozenset[str]
+
+
+class BeUsageRead(Struct, frozen=True):
+    """The counters of CPU time were read.
+
+    Attributes:
+        when: Seconds since the epoch.
+        settings: The configuration.
+        query: What was read.
+        reading: The counters.
+        above: The group above all BE pods; empty where it was not found.
+    """
+
+    when: float
+    settings: SuppressionSettings
+    query: UsageQuery
+    reading: UsageReading
+    above: str = ""
+
+
+class BeUsageUnreadable(Struct, frozen=True):
+    """The counters could not be read."""
+
+    when: float
+    cause: str
+
+
+class SuppressionEnded(Struct, frozen=True):
+    """BE is not suppressed any more, or not for now."""
+
+    when: float
     why: str
 
 
-SuppressionEffect = LimitPool | LimitQuota | ReportUnreadable | GiveBack
-SuppressionStep = tuple[BeSuppression, tuple[SuppressionEffect, ...]]
+class BeQuotaRead(Struct, frozen=True):
+    """The group above BE pods has this quota now; the result of ``LimitQuota``."""
+
+    limit: LimitQuota
+    quota: int
 
 
-def measured(
-    known: BeSuppression,
-    settings: SuppressionSettings,
-    state: NodeState,
-    query: UsageQuery,
-    reading: UsageReading,
-) -> SuppressionStep:
-    """The counters were read."""
-    before, known = known.reading, structs.replace(known, reading=reading)
+class BeQuotaWritten(Struct, frozen=True):
+    """A quota is in effect; the result of ``WriteBeQuota``."""
+
+    when: float
+    written: WriteBeQuota
+
+
+class BeQuotaRemoved(Struct, frozen=True):
+    """A quota of ours is no more, or its group; ``why`` is that of ``RemoveBeQuotas``."""
+
+    when: float
+    path: str
+    why: str = ""
+
+
+SuppressionEvent = (
+    BeUsageRead | BeUsageUnreadable | SuppressionEnded | BeQuotaRead | BeQuotaWritten | BeQuotaRemoved
+)
+SuppressionEffect = (
+    LimitQuota | WriteBeQuota | RemoveBeQuotas | ReportBeChange | ReportNoBeGroup | ReportUnreadable
+)
+SuppressionStep = tuple["NodeState", tuple[SuppressionEffect, ...]]
+
+
+# -- transitions --------------------------------------------------------------------------------------------
+
+
+def step(state: NodeState, event: SuppressionEvent) -> SuppressionStep:
+    """Return the state after an event, and what is to be done about it besides the change of the pools."""
+    known = state.facts.suppression
+    match event:
+        case BeUsageRead():
+            return _measured(state, event)
+        case BeUsageUnreadable(when, cause):
+            return _unreadable(state, known, when, cause)
+        case SuppressionEnded(when, why):
+            return _given_back(state, known, when, why)
+        case BeQuotaRead(limit, quota):
+            return _quota_read(state, known, limit, quota)
+        case BeQuotaWritten(when, WriteBeQuota(limit, quota)):
+            change = SuppressionChange(when, quota_words(limit.before), quota_words(quota), limit.why)
+            known = structs.replace(known, quota=quota, change=change)
+            return _knowing(state, known), (ReportBeChange(change),)
+        case BeQuotaRemoved(when, path, why):
+            return _quota_removed(
+                state, known, path, SuppressionChange(when, quota_words(known.quota), NO_QUOTA, why)
+            )
+
+
+def _knowing(state: NodeState, known: BeSuppression) -> NodeState:
+    return structs.replace(state, facts=structs.replace(state.facts, suppression=known))
+
+
+def _measured(state: NodeState, event: BeUsageRead) -> SuppressionStep:
+    settings, query, before = event.settings, event.query, state.facts.suppression.reading
+    above = event.above or state.facts.suppression.above
+    known = structs.replace(state.facts.suppression, reading=event.reading, above=above)
     if before is None:
-        return known, ()
-    found = rates(before, reading, len(state.node.machine.online))
+        return _knowing(state, known), ()
+    found = rates(before, event.reading, len(state.node.machine.online))
     if found is None:
-        return unreadable(known, "the counters went backwards")
+        return _unreadable(state, known, event.when, "the counters went backwards")
     usage = usage_of(state, query, found)
     milli = budget(usage, settings.threshold, settings.least)
     known = structs.replace(known, failures=0, figures=(milli, usage))
-    why = reason(known, settings)
-    if settings.mode is SuppressMode.QUOTA:
-        return known, (LimitQuota(milli, why, matters=bool(query.inside)),)
-    return _narrow(known, state, milli, why)
+    why, matters = reason(known, settings), bool(query.inside)
+    if settings.mode is not SuppressMode.QUOTA:
+        return _narrowed(state, known, event.when, milli, why)
+    if not above:
+        return _knowing(state, known), ((ReportNoBeGroup(),) if matters else ())
+    limit = LimitQuota(above, milli, known.quota, why, matters)
+    return _knowing(state, known), (*_removal(known.written - {above}), limit)
 
 
-def _narrow(known: BeSuppression, state: NodeState, milli: int, why: str) -> SuppressionStep:
+def _narrowed(state: NodeState, known: BeSuppression, when: float, milli: int, why: str) -> SuppressionStep:
     pool, now, machine = state.pools.be, state.pools.of(Pool.BE), state.node.machine
     if known.locations[0] is not machine:
         known = structs.replace(known, locations=(machine, locations_of(machine)))
     count = cpu_count_for(milli, len(now), len(machine.online))
     if count > len(now) >= cpu_count_for(milli - SLACK_MILLI, len(now), len(machine.online)):
-        return known, ()
+        return _knowing(state, known), ()
     if count >= len(pool):
-        return known, (LimitPool(None, why),)
+        return _limited(state, known, None, when, why)
     lsr = [AnnotatedCpus(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.hard]
     limit = choose_cpus(known.locations[1], lsr, Withheld(reserved=machine.online - pool), milli, now)
-    return known, (LimitPool(limit, why),) if limit else ()
+    return _limited(state, known, limit, when, why) if limit else (_knowing(state, known), ())
 
 
-def unreadable(known: BeSuppression, cause: str) -> SuppressionStep:
-    """There is no figure this time."""
+def _limited(
+    state: NodeState, known: BeSuppression, limit: CpuSet | None, when: float, why: str
+) -> SuppressionStep:
+    """Narrow the BE pool (None: no longer)."""
+    after = state.suppressing(limit)
+    was, now = state.pools.of(Pool.BE), after.pools.of(Pool.BE)
+    if was == now:
+        return _knowing(after, known), ()
+    change = SuppressionChange(when, f"CPUs {was}", f"CPUs {now}", why)
+    return _knowing(after, structs.replace(known, change=change)), (ReportBeChange(change),)
+
+
+def _unreadable(state: NodeState, known: BeSuppression, when: float, cause: str) -> SuppressionStep:
     failures = known.failures + 1
-    if failures < PATIENCE:
-        return structs.replace(known, failures=failures), (ReportUnreadable(cause, lasts=False),)
-    known = structs.replace(known, failures=failures, figures=None)
-    report = ReportUnreadable(cause, lasts=True)
+    known = structs.replace(known, failures=failures)
+    report = ReportUnreadable(cause, lasts=failures >= PATIENCE)
+    if not report.lasts:
+        return _knowing(state, known), (report,)
+    known = structs.replace(known, figures=None)
     if failures > PATIENCE and not known.written:
-        return known, (report,)
-    return known, (report, GiveBack("their usage cannot be read"))
+        return _knowing(state, known), (report,)
+    after, effects = _given_back(state, known, when, "their usage cannot be read")
+    return after, (report, *effects)
 
 
-def removed(known: BeSuppression, path: str) -> BeSuppression:
-    """A quota of ours was removed from a group."""
+def _given_back(state: NodeState, known: BeSuppression, when: float, why: str) -> SuppressionStep:
+    after, effects = _limited(state, known, None, when, why)
+    return after, (*effects, *_removal(known.written, why))
+
+
+def _removal(paths: frozenset[str], why: str = "") -> tuple[RemoveBeQuotas, ...]:
+    return (RemoveBeQuotas(tuple(sorted(paths)), why),) if paths else ()
+
+
+def _quota_read(state: NodeState, known: BeSuppression, limit: LimitQuota, quota: int) -> SuppressionStep:
+    wanted = quota_for(limit.milli, len(state.node.machine.online), quota)
+    known = structs.replace(known, quota=quota)
+    if wanted is None or wanted == quota:
+        return _knowing(state, known), ()
+    known = structs.replace(known, written=known.written | {limit.path})
+    return _knowing(state, known), (WriteBeQuota(limit, wanted),)
+
+
+def _quota_removed(
+    state: NodeState, known: BeSuppression, path: str, change: SuppressionChange
+) -> SuppressionStep:
     written = known.written - {path}
-    return structs.replace(known, written=written, quota=known.quota if written else None)
+    if written:
+        return _knowing(state, structs.replace(known, written=written)), ()
+    known = structs.replace(known, written=written, quota=None)
+    if not change.why:
+        return _knowing(state, known), ()
+    return _knowing(state, structs.replace(known, change=change)), (ReportBeChange(change),)
+
+
+# -- questions ----------------------------------------------------------------------------------------------
+
+
+def must_not(state: NodeState, settings: SuppressionSettings) -> str:
+    """Return why BE must not be suppressed now, in words; empty where it may be."""
+    if state.mode.is_leaving:
+        return "the node is released"
+    if not applies_to(state, None):
+        return "the node is observed"
+    above = [pod for pod in state.pods.values() if pod.kube_qos is KubeQos.BEST_EFFORT]
+    if settings.mode is SuppressMode.QUOTA and observes_any(state, above):
+        return "the quota would limit BE pods that are observed"
+    return ""
 
 
 # -- words --------------------------------------------------------------------------------------------------
@@ -198,7 +371,7 @@ def removed(known: BeSuppression, path: str) -> BeSuppression:
 
 def quota_words(quota: int | None) -> str:
     """Name a quota."""
-    return "no CFS quota" if quota in (None, UNLIMITED) else f"a CFS quota of {quota / PERIOD:.2f} CPUs"
+    return NO_QUOTA if quota in (None, UNLIMITED) else f"a CFS quota of {quota / PERIOD:.2f} CPUs"
 
 
 def reason(known: BeSuppression, settings: SuppressionSettings) -> str:

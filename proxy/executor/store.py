@@ -52,6 +52,7 @@ from proxy.engine.node_events import NodeEvent
 from proxy.engine.partition import PartitionEffect
 from proxy.engine.quotas import QuotaEffect
 from proxy.engine.state import NodeState
+from proxy.engine.suppression import SuppressionEffect
 from proxy.engine.write_conflicts import DriftEffect
 from proxy.executor.inflight import CallWaits
 from proxy.executor.journal import Journal
@@ -130,6 +131,7 @@ class NodeStore:
             **dict.fromkeys(get_args(DriftEffect)),
             **dict.fromkeys(get_args(QuotaEffect)),
             **dict.fromkeys(get_args(PartitionEffect)),
+            **dict.fromkeys(get_args(SuppressionEffect)),
         }
 
     @property

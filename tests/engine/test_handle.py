@@ -66,7 +66,6 @@ from proxy.engine.node_effects import (
     WriteCpusets,
 )
 from proxy.engine.node_events import (
-    BeLimited,
     CpusHeld,
     HardwareChanged,
     KubeletAssigned,
@@ -406,8 +405,6 @@ def test_other_rules_and_another_machine() -> None:
     assert play >> HardwareChanged(SMALLER) << Felt("machine changed", Follow.ALL)
     assert play.state.runtime.saved["ls"] == ALL, "what is known of the runtime stays"
     assert play >> KubeletAssigned({"g": {"c": CpuSet.parse("4-5")}}) << Felt("kubelet's CPU manager changed")
-    assert play >> BeLimited(CpuSet.parse("6")) << Felt("BE pool suppressed", Follow.CALLER, "")
-    assert play >> BeLimited(CpuSet.parse("6"))
 
 
 def test_the_mode_survives_all_that_builds_the_state_again() -> None:

@@ -18,11 +18,13 @@ from proxy.engine.node_effects import Change, NodeEffect, NodeEffects, PutRecord
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.owners import CpuHold
 from proxy.engine.state import NodeState
+from proxy.engine.suppression import ReportBeChange, SuppressionEnded
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.pod_selection import PodSelection
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.be_load import used_beside_be
 from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)
@@ -170,7 +172,8 @@ class Life:
                 node_events.HardwareChanged(dice.choice((MACHINE, SMALLER))),
                 node_events.ModeChanged(dice.choice(list(NodeMode))),
                 self.enforcement_event(),
-                node_events.BeLimited(dice.choice((None, CpuSet((dice.randrange(16),))))),
+                SuppressionEnded(self.clock, "it ends"),
+                *used_beside_be(self.state, dice.randrange(16)),
                 node_events.CpusHeld("r", CpuHold("o", cpus, True) if cpus else None, "reserved"),
                 node_events.CpusHeld("r", None, "released"),
                 node_events.RuntimeListed(["s"], ["c"], self.state.runtime.changes.number),
@@ -220,4 +223,4 @@ def test_all_kinds_of_effects_come_up() -> None:
             life.state, effects = handle(life.state, life.event())
             seen |= {type(effect) for effect in effects}
     ours = {kind for kind in typing.get_args(NodeEffect) if kind.__module__.endswith("_effects")}
-    assert ours | {RequestReconcile} == seen
+    assert ours | {RequestReconcile, ReportBeChange} == seen

@@ -10,7 +10,7 @@ from proxy.engine.container_events import PhaseChanged
 from proxy.engine.facts import MatterFacts
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
-from proxy.engine.node_events import BeLimited, FactsLearned, ModeChanged
+from proxy.engine.node_events import FactsLearned, ModeChanged
 from proxy.engine.quotas import RemovedQuotas
 from proxy.engine.settling import SettleStep, is_passing, settle_step
 from proxy.engine.state import NodeState
@@ -58,7 +58,7 @@ def test_a_cpuset_that_is_narrow_while_be_is_suppressed_is_not_made_lasting() ->
     be = changed_copy(SHARER, placement=Placement(Pool.BE, CpuSet(), SHARER.placement.mems))
     state, _ = handle(NodeState.of(NODE, [LS], [be]), SavedCpusLearned("ls", ALL))
     assert not is_passing(state, be, ALL)
-    suppressed, _ = handle(state, BeLimited(CpuSet.parse("0-1")))
+    suppressed = state.suppressing(CpuSet.parse("0-1"))
     assert is_passing(suppressed, be, ALL)
     assert settle_step(suppressed, "ls") is SettleStep.NOTHING
     assert not is_passing(suppressed, SHARER, ALL), "only BE is suppressed"

@@ -1,4 +1,4 @@
-"""What a round of BE suppression decides: 16 CPUs; a test prescribes their use."""
+"""BE suppression as playbooks: 16 CPUs; a test prescribes their use."""
 
 from __future__ import annotations
 
@@ -6,114 +6,180 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.be_usage import UsageQuery, UsageReading
+from proxy.engine.handle import handle
 from proxy.engine.node import Node
+from proxy.engine.node_effects import Change, NodeEffects, PutRecord
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import (
+    KEY,
     PATIENCE,
+    BeQuotaRead,
+    BeQuotaRemoved,
+    BeQuotasRead,
+    BeQuotaWritten,
     BeSuppression,
-    GiveBack,
-    LimitPool,
+    BeUsageRead,
+    BeUsageUnreadable,
     LimitQuota,
+    RemoveBeQuotas,
+    ReportBeChange,
+    ReportNoBeGroup,
     ReportUnreadable,
+    SuppressionChange,
+    SuppressionEnded,
     SuppressionSettings,
-    measured,
+    WriteBeQuota,
+    must_not,
     quota_words,
     reason,
-    removed,
-    unreadable,
 )
 from proxy.model.koordinator import SuppressMode
+from proxy.model.mode import NodeMode
+from proxy.model.workload import Pool
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
+from tests.testkit.playbook import Playbook
 
 S = 1_000_000_000
 CPUSET, QUOTA = SuppressionSettings(SuppressMode.CPUSET), SuppressionSettings(SuppressMode.QUOTA)
 MACHINE = described(1, 2, 4, 2)
 STATE = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
 PODS = UsageQuery({}, frozenset(), frozenset({"be"}), ())
+GROUP = "kubepods/besteffort"
+ROW = {"quota": [GROUP]}
 
 
-def read(known: BeSuppression, used: float, settings: SuppressionSettings = CPUSET, state: NodeState = STATE):
+def read(
+    state: NodeState, used: float, settings: SuppressionSettings = CPUSET, above: str = ""
+) -> tuple[NodeState, NodeEffects]:
     """A second after the last reading, with so many CPUs in use by pods that are not BE."""
-    last = known.reading or UsageReading(0, 0, {"ls": {"x": 0}})
+    last = state.facts.suppression.reading or UsageReading(0, 0, {"ls": {"x": 0}})
     counter = last.groups["ls"]["x"] + int(used * S)
-    return measured(known, settings, state, PODS, UsageReading(last.at + S, counter, {"ls": {"x": counter}}))
+    reading = UsageReading(last.at + S, counter, {"ls": {"x": counter}})
+    return handle(state, BeUsageRead(7.0, settings, PODS, reading, above))
 
 
-def running(settings: SuppressionSettings = CPUSET) -> BeSuppression:
-    known, effects = read(BeSuppression(), 0, settings)
+def running(settings: SuppressionSettings = CPUSET, above: str = "") -> NodeState:
+    state, effects = read(STATE, 0, settings, above)
     assert effects == (), "one reading says nothing"
-    return known
+    return state
+
+
+def be_cpus(state: NodeState) -> int:
+    return len(state.pools.of(Pool.BE))
 
 
 @pytest.mark.parametrize(
     ("used", "cpus"), [pytest.param(0, 11, id="idle"), (6, 5), (9, 2), pytest.param(15, 2, id="never less")]
 )
 def test_be_gets_what_the_others_leave_up_to_the_threshold(used: float, cpus: int) -> None:
-    known, (limit,) = read(running(), used)
-    assert isinstance(limit, LimitPool)
-    assert limit.cpus is not None
-    assert (len(limit.cpus), limit.why) == (cpus, reason(known, CPUSET))
+    state, (change, report) = read(running(), used)
+    known, why = state.facts.suppression, reason(state.facts.suppression, CPUSET)
+    assert be_cpus(state) == cpus
+    assert isinstance(change, Change)
+    said = SuppressionChange(7.0, "CPUs 0-15", f"CPUs {state.pools.of(Pool.BE)}", why)
+    assert (report, known.change) == (ReportBeChange(said), said)
     assert known.figures is not None
     assert known.figures[0] == 10400 - 1000 * used
 
 
 def test_a_pool_that_is_small_enough_is_not_narrowed() -> None:
-    known, effects = read(running(), 0, changed_copy(CPUSET, threshold=100))
-    assert effects == (LimitPool(None, reason(known, changed_copy(CPUSET, threshold=100))),)
+    state, effects = read(running(), 0, changed_copy(CPUSET, threshold=100))
+    assert (effects, state.pools.be_now) == ((), None)
 
 
 def test_a_budget_a_little_above_whole_cpus_adds_none() -> None:
-    known, (limit,) = read(running(), 4.45)
-    assert isinstance(limit, LimitPool)
-    narrowed = STATE.suppressing(limit.cpus)
-    known, effects = read(known, 4.35, state=narrowed)
-    assert effects == (), "6.05 CPUs"
-    _, (limit,) = read(known, 4.1, state=narrowed)
-    assert isinstance(limit, LimitPool)
-    assert len(limit.cpus or ()) == 7
+    state, _ = read(running(), 4.45)
+    assert be_cpus(state) == 6
+    state, effects = read(state, 4.35)
+    assert (effects, be_cpus(state)) == ((), 6), "6.05 CPUs"
+    assert be_cpus(read(state, 4.1)[0]) == 7
+
+
+def test_a_quota_from_the_budget_to_its_end() -> None:
+    story = Playbook(running(QUOTA, GROUP), handle)
+    last = story.state.facts.suppression.reading
+    assert last is not None
+    later = UsageReading(last.at + S, 4 * S, {"ls": {"x": 4 * S}})
+    story >> BeUsageRead(8.0, QUOTA, PODS, later)
+    limit = LimitQuota(GROUP, 6400, None, reason(story.state.facts.suppression, QUOTA), matters=True)
+    assert story << limit
+    write = WriteBeQuota(limit, 640_000)
+    assert story >> BeQuotaRead(limit, -1) << PutRecord(KEY, ROW) << write, "the ledger has it first"
+    assert story.state.facts.suppression.quota == -1
+    change = SuppressionChange(9.0, "no CFS quota", "a CFS quota of 6.40 CPUs", limit.why)
+    assert story >> BeQuotaWritten(9.0, write) << ReportBeChange(change)
+    assert story >> BeQuotaRead(limit, 640_000), "it is right"
+    assert story >> SuppressionEnded(10.0, "it stops") << RemoveBeQuotas((GROUP,), "it stops")
+    over = SuppressionChange(11.0, "a CFS quota of 6.40 CPUs", "no CFS quota", "it stops")
+    story >> BeQuotaRemoved(11.0, GROUP, "it stops") << PutRecord(KEY, None)
+    assert story << ReportBeChange(over)
+    assert (story.state.facts.suppression.quota, story.state.facts.suppression.change) == (None, over)
 
 
 @pytest.mark.parametrize("inside", [frozenset({"be"}), frozenset()])
-def test_a_quota_is_for_the_executor_to_compare(inside: frozenset[str]) -> None:
-    query = changed_copy(PODS, inside=inside)
-    known = running(QUOTA)
-    known, effects = measured(known, QUOTA, STATE, query, UsageReading(2 * S, 4 * S, {}))
-    assert effects == (LimitQuota(6400, reason(known, QUOTA), matters=bool(inside)),)
+def test_where_no_group_is_above_be_pods(inside: frozenset[str]) -> None:
+    query, reading = changed_copy(PODS, inside=inside), UsageReading(2 * S, 4 * S, {})
+    _, effects = handle(running(QUOTA), BeUsageRead(8.0, QUOTA, query, reading))
+    assert effects == ((ReportNoBeGroup(),) if inside else ())
 
 
 def test_without_figures_everything_is_given_back_after_a_while() -> None:
-    known, _ = read(running(), 6)
+    state, _ = read(running(), 6)
     for _ in range(PATIENCE - 1):
-        known, effects = unreadable(known, "no")
+        state, effects = handle(state, BeUsageUnreadable(8.0, "no"))
         assert effects == (ReportUnreadable("no", lasts=False),)
-        assert known.figures is not None
-    give_back = GiveBack("their usage cannot be read")
-    known, effects = unreadable(known, "no")
-    assert effects == (ReportUnreadable("no", lasts=True), give_back)
-    assert known.figures is None
-    known, effects = unreadable(known, "no")
+        assert state.facts.suppression.figures is not None
+    assert be_cpus(state) == 5
+    state, (_, *effects) = handle(state, BeUsageUnreadable(8.0, "no"))
+    change = state.facts.suppression.change
+    assert change is not None
+    assert effects == [ReportUnreadable("no", lasts=True), ReportBeChange(change)]
+    assert (change.after, change.why) == ("CPUs 0-15", "their usage cannot be read")
+    assert (be_cpus(state), state.facts.suppression.figures) == (16, None)
+    state, effects = handle(state, BeUsageUnreadable(8.0, "no"))
     assert effects == (ReportUnreadable("no", lasts=True),), "it has been given back"
-    _, effects = unreadable(changed_copy(known, written=frozenset({"g"})), "no")
-    assert effects == (ReportUnreadable("no", lasts=True), give_back), "what could not be is tried again"
+    failures = state.facts.suppression.failures
+    state, _ = handle(state, BeQuotasRead(frozenset({"g"})))
+    known = changed_copy(state.facts.suppression, failures=failures)
+    state = changed_copy(state, facts=changed_copy(state.facts, suppression=known))
+    _, effects = handle(state, BeUsageUnreadable(8.0, "no"))
+    remove = RemoveBeQuotas(("g",), "their usage cannot be read")
+    assert effects == (ReportUnreadable("no", lasts=True), remove), "what could not be is tried again"
 
 
 def test_a_figure_ends_the_count_of_failures_and_a_counter_that_goes_back_is_one() -> None:
-    known, _ = unreadable(running(), "no")
-    known, effects = measured(known, CPUSET, STATE, PODS, UsageReading(2 * S, -1, {}))
+    state, _ = handle(running(), BeUsageUnreadable(8.0, "no"))
+    state, effects = handle(state, BeUsageRead(8.0, CPUSET, PODS, UsageReading(2 * S, -1, {})))
     assert effects == (ReportUnreadable("the counters went backwards", lasts=False),)
-    assert known.failures == 2
-    known, _ = measured(known, CPUSET, STATE, PODS, UsageReading(3 * S, 0, {}))
-    assert known.failures == 0
+    assert state.facts.suppression.failures == 2
+    state, _ = handle(state, BeUsageRead(8.0, CPUSET, PODS, UsageReading(3 * S, 0, {})))
+    assert state.facts.suppression.failures == 0
 
 
 def test_quotas_of_the_ledger_are_known_until_they_are_removed() -> None:
-    known = BeSuppression.load(["b", "a", 3])
-    assert (known.above, known.written) == ("a", {"a", "b"})
-    assert BeSuppression.load("broken") == BeSuppression()
-    known = removed(changed_copy(known, quota=5), "a")
-    assert (known.written, known.quota) == ({"b"}, 5)
-    assert removed(known, "b").quota is None
+    assert BeSuppression.load(["b", "a", 3]) == {"a", "b"}
+    assert BeSuppression.load("broken") == frozenset()
+    story = Playbook(STATE, handle)
+    assert story >> BeQuotasRead(frozenset({"b", "a"})), "the ledger has them already"
+    assert story.state.facts.suppression == BeSuppression(above="a", written=frozenset({"a", "b"}))
+    assert story >> BeQuotaRemoved(1.0, "a") << PutRecord(KEY, {"quota": ["b"]})
+    assert story >> BeQuotaRemoved(1.0, "b") << PutRecord(KEY, None), "nothing is reported of an earlier run"
+    assert story.state.facts.suppression.change is None
+
+
+def test_quotas_of_other_groups_are_removed_before_the_next_is_written() -> None:
+    state, _ = handle(running(QUOTA), BeQuotasRead(frozenset({"old"})))
+    state, _ = read(state, 0, QUOTA, GROUP)
+    _, effects = read(state, 0, QUOTA, GROUP)
+    assert effects[0] == RemoveBeQuotas(("old",))
+    assert isinstance(effects[1], LimitQuota)
+
+
+def test_when_be_must_not_be_suppressed() -> None:
+    assert must_not(STATE, CPUSET) == ""
+    assert must_not(changed_copy(STATE, mode=NodeMode.RELEASING), CPUSET) == "the node is released"
+    assert must_not(changed_copy(STATE, mode=NodeMode.OBSERVE), CPUSET) == "the node is observed"
 
 
 def test_words() -> None:

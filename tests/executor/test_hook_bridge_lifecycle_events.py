@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.container_events import ContainersRemoved
-from proxy.engine.node_events import BeLimited, ModeChanged
+from proxy.engine.node_events import ModeChanged
 from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.events import Synchronize
@@ -16,6 +16,7 @@ from proxy.model.mode import NodeMode
 from proxy.telemetry import metrics
 from proxy.topology.build import described
 from tests.executor.played_hooks import hooks
+from tests.testkit.be_load import used_beside_be
 from tests.testkit.changed_copy import changed_copy
 
 
@@ -207,13 +208,15 @@ def test_pools_and_machine_that_change(live) -> None:
             await w.quiet()
             assert not h.notified, "a container without own CPUs changes nothing"
             w.executor.store.handle(ContainersRemoved((lse,)))
-            w.executor.store.handle(BeLimited(CpuSet.parse("0-1")))
+            for event in used_beside_be(w.executor.state, 15):
+                w.executor.store.handle(event)
+            assert len(w.executor.state.pools.be_now or ()) == 2
             h.following._stir()
             await w.until(lambda: h.notified)
             await w.quiet()
-            assert [(each.NAME, str(each.after.be)) for each in h.notified] == [("pools_changed", "0-1")], (
-                "once"
-            )
+            assert [(each.NAME, str(each.after.be)) for each in h.notified] == [
+                ("pools_changed", str(w.executor.state.pools.be_now))
+            ], "once"
             h.notified.clear()
             w.machine = described(2, 1, 4, 1)
             await w.executor.hotplug.look()

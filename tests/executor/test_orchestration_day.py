@@ -24,14 +24,16 @@ from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
 from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.engine.invariants import violations
-from proxy.engine.node_events import BeLimited, KubeletAssigned
+from proxy.engine.node_events import KubeletAssigned
 from proxy.engine.state import NodeState
+from proxy.engine.suppression import SuppressionEnded
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import NodeMeta
 from proxy.model.machine import Machine
 from proxy.model.workload import Phase, Pool, QosClass
 from proxy.telemetry import metrics
+from tests.testkit.be_load import used_beside_be
 from tests.testkit.changed_copy import changed_copy
 
 PREFIX = "scheduling.koordinator.sh/"
@@ -65,7 +67,6 @@ AMOUNTS = (
 )
 HELD = ("1,9", "6-7", "14", "3")
 RESERVATIONS = ("", "0", "0,8", "1")
-LIMITS = (None, CpuSet((0, 1, 2)), CpuSet((12, 13)), CpuSet((40,)))
 BATCHES, MOST = 20, 8
 
 
@@ -302,10 +303,11 @@ class Day:
             self.held[uid] = {"c0": CpuSet.parse(self.dice.choice(HELD))}
         self.write_state()
 
-    def suppress(self, limit: CpuSet | None) -> None:
-        """What the executor does with a budget."""
-        executor = self.w.executor
-        executor.store.handle(BeLimited(limit))
+    def suppress(self, used: float) -> None:
+        """What the executor does with a reading."""
+        store = self.w.executor.store
+        for event in used_beside_be(store.state, used):
+            store.handle(event)
 
     def plug(self, gone: set[int]) -> None:
         """CPUs go offline, and others come back."""
@@ -320,7 +322,7 @@ class Day:
     async def restart(self) -> None:
         """The daemon ends; things happen; it starts again, now and then without its ledger."""
         await self.w.executor.journal.flush()
-        before = self.w.executor.state
+        before = self.w.executor.state.suppressing(None)  # after a start BE is not suppressed
         await self.w.close()
         sandboxes = sorted(self.pods)
         behind = bool(sandboxes) and self.dice.random() < 0.3
@@ -338,7 +340,6 @@ class Day:
                 self.runs(container_id)
         self.w.boot()
         self.attach()
-        self.suppress(before.be_limit)
         await self.calm()
         self.foreign.clear()
         if not behind:
@@ -383,7 +384,7 @@ class Day:
         if what < 0.15:
             self.hold()
         elif what < 0.3:
-            self.suppress(self.dice.choice(LIMITS))
+            self.suppress(self.dice.randrange(16))
         elif what < 0.4:
             self.plug(set(self.dice.sample(range(16), self.dice.choice((0, 1, 3)))))
         elif what < 0.5:
@@ -442,7 +443,7 @@ class Day:
             await self.goes(sandbox)
         self.held.clear()
         self.write_state()
-        self.suppress(None)
+        self.w.executor.store.handle(SuppressionEnded(0.0, "it ends"))
         self.plug(set())
         self.node_object.reserved = ""
         await self.calm()

@@ -1,5 +1,7 @@
 """BE suppression: reads usage counters each period, and performs what ``proxy.engine.suppression`` decides.
 
+The engine computes what BE pods have; the executor reads, writes and reports.
+
 * A narrowed BE pool is a change of the state. The containers in it follow by kernel writes only: a cpuset
   that changes every second is not sent to the runtime (``proxy.executor.runtime_sync``). New containers get
   the narrowed cpuset. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above
@@ -18,37 +20,24 @@ import asyncio
 import contextlib
 import errno
 import math
-from collections.abc import Mapping
-
-from msgspec import structs
+from collections.abc import Iterable, Mapping
 
 from proxy.engine import suppression as engine
 from proxy.engine.be_usage import ABOVE, UsageGroup, UsageQuery, UsageReading, usage_query
-from proxy.engine.enforcement import applies_to, observes_any
 from proxy.engine.node_effects import Change
-from proxy.engine.node_events import BeLimited
-from proxy.engine.suppression import (
-    PATIENCE,
-    BeSuppression,
-    LimitQuota,
-    SuppressionChange,
-    SuppressionSettings,
-    quota_words,
-)
+from proxy.engine.node_events import NodeEvent
+from proxy.engine.suppression import PATIENCE, BeSuppression, LimitQuota, SuppressionSettings, WriteBeQuota
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_ports import GroupQuotas, UsageSource
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError
-from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
-from proxy.model.workload import KubeQos, Pool
-from proxy.pools.be_suppression import quota_for
 from proxy.pools.quota import UNLIMITED
 from proxy.telemetry import metrics
 
-NOT_SUPPRESSED = BeSuppression()
+NO_GROUP = "cannot suppress BE pods by a CFS quota: there is no cgroup above them called besteffort"
 READ_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
 LONGEST_WAIT_S = 60.0
@@ -92,12 +81,12 @@ class Suppression:
         self._worker = Worker("suppress", context.broken)
         context.health.watch(self._worker)
         self._reading: asyncio.Future[tuple[str, UsageReading]] | None = None
-        context.learn(recorded=False, suppression=BeSuppression.load((record or {}).get("quota")))
+        context.store.handle(engine.BeQuotasRead(BeSuppression.load((record or {}).get("quota"))))
 
     @property
     def known(self) -> BeSuppression:
         """The known facts about BE suppression."""
-        return self._context.state.facts.suppression or NOT_SUPPRESSED
+        return self._context.state.facts.suppression
 
     def reconfigure(
         self, settings: SuppressionSettings, usage: UsageSource | None, groups: GroupQuotas | None
@@ -123,8 +112,8 @@ class Suppression:
         while self.settings is settings:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
-                    await self._remove_quotas()
-                if why := self._must_not():
+                    await self._remove_quotas(sorted(self.known.written))
+                if why := engine.must_not(self._context.state, settings):
                     await self._give_back(why)
                 elif settings.mode is SuppressMode.OFF:
                     wait = waits.next() if self.known.written else math.inf
@@ -139,18 +128,6 @@ class Suppression:
                 async with asyncio.timeout(wait if wait < math.inf else None):
                     await self._news.wait()
 
-    def _must_not(self) -> str:
-        """Return why BE must not be suppressed now, in words; empty where it may be."""
-        state = self._context.state
-        if state.mode.is_leaving:
-            return "the node is released"
-        if not applies_to(state, None):
-            return "the node is observed"
-        above = [pod for pod in state.pods.values() if pod.kube_qos is KubeQos.BEST_EFFORT]
-        if self.settings.mode is SuppressMode.QUOTA and observes_any(state, above):
-            return "the quota would limit BE pods that are observed"
-        return ""
-
     async def once(self) -> None:
         """Do one round."""
         context = self._context
@@ -159,25 +136,34 @@ class Suppression:
         try:
             above, reading = await self._read(query)
         except (TopoproxyError, TimeoutError, OSError) as error:
-            known, effects = engine.unreadable(self.known, str(error) or "it takes too long")
+            event = engine.BeUsageUnreadable(context.wall(), str(error) or "it takes too long")
+            await self._happened(event)
         else:
-            known = structs.replace(self.known, above=above)
-            known, effects = engine.measured(known, self.settings, context.state, query, reading)
-        self._context.learn(suppression=known)
-        for effect in effects:
+            await self._happened(engine.BeUsageRead(context.wall(), self.settings, query, reading, above))
+
+    async def _happened(self, event: NodeEvent) -> None:
+        """Have the state follow an event, and carry out what it comes to."""
+        context = self._context
+        for effect in context.store.handle(event):
             match effect:
-                case engine.LimitPool(cpus, why):
-                    await self._limit(cpus, why)
-                case engine.LimitQuota():
+                case Change(moved=moved):
+                    await self._follow(moved)
+                case engine.ReportBeChange(change):
+                    context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
+                    words = {"now": change.after, "before": change.before, "reason": change.why}
+                    context.telemetry.debug("changed what BE pods have", **words)
+                case LimitQuota():
                     await self._limit_quota(effect)
+                case engine.RemoveBeQuotas(paths, why):
+                    await self._remove_quotas(paths, why)
+                case engine.ReportNoBeGroup():
+                    context.telemetry.problem(NO_GROUP)
                 case engine.ReportUnreadable(cause, lasts):
                     context.telemetry.count(metrics.BE_SUPPRESS_UNREADABLE)
                     if lasts:
                         context.telemetry.problem(
                             "cannot suppress BE pods: they have all CPUs of their pool meanwhile", err=cause
                         )
-                case engine.GiveBack(why):
-                    await self._give_back(why)
 
     async def _read(self, query: UsageQuery) -> tuple[str, UsageReading]:
         """Read the counters; while one reading hangs, no other is started: it is waited for again."""
@@ -196,57 +182,38 @@ class Suppression:
         above = usage.best_effort(query.parents) or self.known.above
         return above, usage.read({**query.groups, ABOVE: UsageGroup(above)} if above else query.groups)
 
-    async def _limit(self, limit: CpuSet | None, why: str) -> None:
-        """Narrow the BE pool (None: no longer) and have the kernel follow."""
-        context = self._context
-        was = context.state.pools.of(Pool.BE)
-        effects = context.store.handle(BeLimited(limit))
-        now = context.state.pools.of(Pool.BE)
-        if was == now:
-            return
-        self._changed(f"CPUs {was}", f"CPUs {now}", why)
-        moved = [i for effect in effects if isinstance(effect, Change) for i in effect.moved]
+    async def _follow(self, moved: list[str]) -> None:
+        """Have the kernel follow the BE pool."""
         if moved:
             await self._writes.follow(moved)
         else:  # groups above BE containers may hold the pool too
-            await context.kernel.run(context.enforcer.enforce, ())
+            await self._context.kernel.run(self._context.enforcer.enforce, ())
 
     # -- quotas -------------------------------------------------------------------------------------------
 
     async def _limit_quota(self, limit: LimitQuota) -> None:
-        telemetry, was = self._context.telemetry, self.known.quota
+        context = self._context
         try:
-            if self.known.above and await self._write_quota(self.known.above, limit.milli):
-                self._changed(quota_words(was), quota_words(self.known.quota), limit.why)
+            groups = self._quota_files()
+            quota = await self._worker.run(groups.quota, limit.path)
+            for effect in context.store.handle(engine.BeQuotaRead(limit, quota)):
+                if isinstance(effect, WriteBeQuota):
+                    await context.journal.flush()
+                    await self._worker.run(groups.set_quota, limit.path, effect.quota)
+                    await self._happened(engine.BeQuotaWritten(context.wall(), effect))
         except CgroupError as error:
             if limit.matters:
-                telemetry.problem("cannot write the CFS quota of BE pods", err=error)
-        if limit.matters and not self.known.above:
-            telemetry.problem(
-                "cannot suppress BE pods by a CFS quota: there is no cgroup above them called besteffort"
-            )
+                context.telemetry.problem("cannot write the CFS quota of BE pods", err=error)
 
-    async def _write_quota(self, path: str, milli: int) -> bool:
-        """Limit a group to a budget; returns whether its quota was written."""
-        groups, worker = self.groups, self._worker
-        if groups is None:
+    def _quota_files(self) -> GroupQuotas:
+        if self.groups is None:
             raise CgroupError("cannot set a CFS quota: the cpu controller is not there")
-        await self._remove_quotas(but=path)
-        now = await worker.run(groups.quota, path)
-        wanted = quota_for(milli, len(self._context.state.node.machine.online), now)
-        self._context.learn(suppression=structs.replace(self.known, quota=now))
-        if wanted is None or wanted == now:
-            return False
-        self._context.learn(suppression=structs.replace(self.known, written=self.known.written | {path}))
-        await self._context.journal.flush()
-        await worker.run(groups.set_quota, path, wanted)
-        self._context.learn(suppression=structs.replace(self.known, quota=wanted))
-        return True
+        return self.groups
 
-    async def _remove_quotas(self, but: str = "") -> None:
-        """Remove all quotas that topoproxy wrote, except that of one group."""
+    async def _remove_quotas(self, paths: Iterable[str], why: str = "") -> None:
+        """Remove quotas that topoproxy wrote."""
         before = self.known.written
-        for path in sorted(before - {but}):
+        for path in paths:
             try:
                 if self.groups is None:
                     continue
@@ -256,25 +223,14 @@ class Suppression:
                     telemetry = self._context.telemetry
                     telemetry.problem("cannot write the CFS quota of BE pods", path=path, err=error)
                     continue
-            self._context.learn(suppression=engine.removed(self.known, path))
+            await self._happened(engine.BeQuotaRemoved(self._context.wall(), path, why))
         if self.known.written != before:
             await self._context.journal.flush()
-
-    def _changed(self, before: str, after: str, why: str) -> None:
-        context = self._context
-        context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
-        change = SuppressionChange(context.wall(), before, after, why)
-        self._context.learn(suppression=structs.replace(self.known, change=change))
-        context.telemetry.debug("changed what BE pods have", now=after, before=before, reason=why)
 
     # -- giving back --------------------------------------------------------------------------------------
 
     async def _give_back(self, why: str) -> None:
-        await self._limit(None, why)
-        had = self.known
-        await self._remove_quotas()
-        if had.written and not self.known.written:
-            self._changed(quota_words(had.quota), quota_words(UNLIMITED), why)
+        await self._happened(engine.SuppressionEnded(self._context.wall(), why))
 
     async def stop(self) -> None:
         """Restore everything; ``run`` has ended."""

@@ -1,0 +1,22 @@
+"""Usage of CPUs as events, by which BE is suppressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from proxy.engine.be_usage import UsageQuery, UsageReading
+from proxy.engine.state import NodeState
+from proxy.engine.suppression import BeUsageRead, SuppressionSettings
+from proxy.model.koordinator import SuppressMode
+
+S = 1_000_000_000
+NO_PODS = UsageQuery({}, frozenset(), frozenset(), ())
+
+
+def used_beside_be(state: NodeState, cpus: float) -> Iterator[BeUsageRead]:
+    """Yield the readings by which so many CPUs are used beside BE."""
+    last, settings = state.facts.suppression.reading, SuppressionSettings(SuppressMode.CPUSET)
+    if last is None:
+        last = UsageReading(0, 0, {})
+        yield BeUsageRead(0.0, settings, NO_PODS, last)
+    yield BeUsageRead(0.0, settings, NO_PODS, UsageReading(last.at + S, last.node + int(cpus * S), {}))
