@@ -92,7 +92,7 @@ class Promises:
         self.violation = ""
         self.durable: dict[str, object] = {}
         self.disk_works = True
-        self._moves = 0
+        self._moving = frozenset[str]()
         self.checks = 0
         self.roles: dict[str, Role] = {}
         self._creates: dict[tuple[str, str, int], Role] = {}
@@ -229,7 +229,18 @@ class Promises:
         container = daemon.executor.state.containers.get(container_id) if daemon is not None else None
         if container is not None:
             role.replacement = container.placement.replacement.bits
+            self._end_move(container)
         return union(role.given) | role.replacement
+
+    def _end_move(self, container: Container) -> None:
+        """Forget the other CPUs of a move whose daemon has ended, where the ledger has no record of it.
+
+        Then no daemon keeps both sets free: the placement counts. A move of another owner may be under way.
+        """
+        role, now = self.roles[container.id], container.placement.exclusive.bits
+        is_over = role.mover is not self.node.daemon and container.id not in self._moving
+        if len(role.given) > 1 and is_over and now in role.given:
+            role.given = {now}
 
     def _off_owners(self, container_id: str, has: int) -> None:
         """Check that a container is not on the CPUs of another owner."""
@@ -291,7 +302,8 @@ class Promises:
             if key == KEY and value is not None and value["stage"] == NodeMode.RELEASED.value:
                 self._given_back()
             if key.startswith("m/"):
-                self._moves = sum(one.startswith("m/") for one in self.durable)
+                records = (value for one, value in self.durable.items() if one.startswith("m/"))
+                self._moving = frozenset(i for record in records for i in record["containers"])
 
     def _given_back(self) -> None:
         """Check that a release has given every container back what it would have without the daemon."""
@@ -321,7 +333,7 @@ class Promises:
     @property
     def moves_under_way(self) -> bool:
         """Whether the ledger says that an owner is being moved."""
-        return self._moves > 0
+        return bool(self._moving)
 
     def often(self) -> None:
         """Check what is cheap."""
@@ -346,11 +358,10 @@ class Promises:
         assert daemon is not None
         there = daemon.executor.state.containers
         for container_id in self._owned:
-            container, role = there.get(container_id), self.roles[container_id]
-            given = role.given
-            is_over = role.mover is not daemon and not self.moves_under_way
-            if container is not None and len(given) > 1 and is_over:
-                given &= {container.placement.exclusive.bits}  # the daemon that moved it has crashed
+            container = there.get(container_id)
+            if container is not None:
+                self._end_move(container)
+            given = self.roles[container_id].given
             if container is None:
                 self.broken(
                     f"{container_id} owns {' or '.join(map(text_of, given))}, and the daemon does not know it"
