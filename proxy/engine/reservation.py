@@ -294,18 +294,28 @@ def _moved(one: Reservation, event: seen.CpusetsWritten) -> Step:
 
 
 def _checked(one: Reservation, event: seen.CpusetsRead) -> Step:
-    if not _are_on(one.cpus, one, event):
+    if not _are_on_target(one, event):
         return _restore(one, f"the kernel does not keep it on CPUs {one.cpus}")
     return _to(one, _Phase.CONFIRMING, to_do.EndDeadline(), to_do.AppendLedger())
 
 
-def _are_on(cpus: CpuSet, one: Reservation, event: seen.CpusetsRead) -> bool:
-    """Return whether all containers of a move run on these CPUs only, or nowhere.
+def _are_on_target(one: Reservation, event: seen.CpusetsRead) -> bool:
+    """Return whether all containers of a move run on its target only, or nowhere.
 
     A container of which nothing could be read may be anywhere. So may one whose own CPUs went offline.
     """
-    on = {found.container_id for found in event.found if found.cpus <= cpus}
+    on = {found.container_id for found in event.found if found.cpus <= one.cpus}
     return on.issuperset(one.containers)
+
+
+def _are_as_planned(one: Reservation, event: seen.CpusetsRead) -> bool:
+    """Return whether all containers of a restoration run only where the plan has them, or nowhere.
+
+    That is on their old CPUs, as far as these are online. A container without any of them shares CPUs
+    (``NodeState.wanted``), but none of the target, which is held until the restoration ends.
+    """
+    planned = {found.container_id for found in event.found if found.cpus <= found.wanted}
+    return planned.issuperset(one.containers)
 
 
 def _confirmed(one: Reservation, event: seen.LedgerWritten) -> Step:
@@ -342,7 +352,7 @@ def _rewritten(one: Reservation, event: seen.CpusetsWritten) -> Step:
 
 
 def _rechecked(one: Reservation, event: seen.CpusetsRead) -> Step:
-    if not _are_on(one.previous, one, event):
+    if not _are_as_planned(one, event):
         return _back_off(one, f"the kernel does not keep it on CPUs {one.previous}")
     return _to(one, _Phase.UNRECORDING, to_do.EndDeadline(), to_do.AppendLedger())
 

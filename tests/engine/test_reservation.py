@@ -443,6 +443,13 @@ class TestRestoration:
     def test_the_next_daemon_puts_a_container_back(self) -> None:
         assert back(self.begun(), "the daemon ended before it was done")
 
+    def test_a_container_whose_old_cpus_are_offline_is_back_once_it_shares(self) -> None:
+        playbook = self.begun() >> InflightLanded() << StartDeadline() << WriteOwners()
+        playbook >> CpusetsWritten() << ReadCpusets()
+        playbook >> found(REST, REST, "own") << EndDeadline() << AppendLedger()
+        reason = AbortReason("the daemon ended before it was done", NEW)
+        assert playbook >> LedgerWritten() << ReleaseHold() << Abort(reason)
+
     def test_it_is_tried_until_it_succeeds_with_growing_pauses(self) -> None:
         playbook = self.begun()
         pauses = []
@@ -464,6 +471,7 @@ class TestRestoration:
             ("write", TimedOut(), "the kernel does not take its CPUs in time"),
             ("read", TimedOut(), "the kernel does not take its CPUs in time"),
             ("read", found(NEW, OLD, "own"), "the kernel does not keep it on CPUs 0-1"),
+            ("read", found(NEW | REST, REST, "own"), "the kernel does not keep it on CPUs 0-1"),
             ("read", CpusetsRead(), "the kernel does not keep it on CPUs 0-1"),
             ("ledger", LedgerLate("slow"), "slow"),
             ("ledger", Interrupted(), "internal error"),

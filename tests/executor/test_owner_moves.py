@@ -312,6 +312,39 @@ def test_a_target_cpu_that_goes_offline_is_replaced_afterwards(
     live(day)
 
 
+def test_old_cpus_that_go_offline_during_a_move_that_fails_are_replaced_afterwards(
+    live: Callable[..., None],
+) -> None:
+    async def day(w: Any) -> None:
+        ls, own, mine, target = await owner(w)
+        plain, tries = w.cgroups.write, list[CpuSet]()
+
+        def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
+            if path == own and cpus == target:
+                w.machine = without(w.machine, str(mine))
+            if path == own and (cpus == target or not cpus <= w.machine.online):
+                tries.append(cpus)
+                raise CgroupError(f"cannot write {path}: EINVAL", errno.EINVAL)
+            return bool(plain(path, cpus, mems, inner=inner))
+
+        w.cgroups.write = write
+        moving = asyncio.create_task(w.executor.owner_moves.move(key(w, own), target))
+        await w.until(lambda: mine in tries)
+        await w.sync.once()
+        assert await asyncio.wait_for(moving, 10) == f"cannot write {own}: EINVAL"
+        assert not w.executor.state.holds
+        await w.sync.once()
+        await w.quiet()
+        assert not [i for i in w.ledger.entries if i.startswith("m/")]
+        placement = w.executor.state.containers[own].placement
+        assert (placement.exclusive, len(placement.replacement)) == (mine, len(mine))
+        assert CpuSet.parse(w.on(own)) == placement.replacement
+        assert CpuSet.parse(w.on(ls)) == w.machine.online - placement.replacement
+        assert violations(w.executor.state) == []
+
+    live(day)
+
+
 def test_an_owner_is_moved_once_at_a_time(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         _, own, _, target = await owner(w)
@@ -431,6 +464,43 @@ def test_a_crash_at_every_step_ends_in_the_old_or_the_new_placement(live: Callab
                 await w.quiet()
             at += 1
         assert at > 15
+        assert ends == {str(mine), str(target)}
+
+    live(day)
+
+
+def test_a_crash_at_every_step_after_which_the_old_cpus_are_offline(live: Callable[..., None]) -> None:
+    """The owner has others in their place, or the new CPUs, and nothing is held for the move."""
+    ends = set[str]()
+
+    async def day(w: Any) -> None:
+        ls, own, mine, target = await owner(w)
+        whole, at = w.machine, 1
+        while await killed_at(w, own, target, at):
+            w.machine = without(whole, str(mine))
+            w.boot()
+            await w.sync.once()
+            w.now += 3
+            await w.sync.once()
+            await w.until(lambda: not w.executor.state.holds)
+            await w.sync.once()
+            await w.quiet()
+            placement = w.executor.state.containers[own].placement
+            ends.add(str(placement.exclusive))
+            on = target if placement.exclusive == target else placement.replacement
+            assert len(on) == len(mine), f"after a crash before effect {at}"
+            assert CpuSet.parse(w.on(own)) == on
+            assert CpuSet.parse(w.on(ls)) == w.machine.online - on
+            assert not [i for i in w.ledger.entries if i.startswith("m/")]
+            assert violations(w.executor.state) == []
+            w.machine = whole
+            await w.sync.once()
+            await w.quiet()
+            assert CpuSet.parse(w.on(own)) == placement.exclusive
+            if placement.exclusive == target:
+                assert await w.executor.owner_moves.move(key(w, own), mine) == ""
+                await w.quiet()
+            at += 1
         assert ends == {str(mine), str(target)}
 
     live(day)
