@@ -110,11 +110,8 @@ class Confinement:
         Args:
             mine: These CPUs.
         """
-        context = self._context
-        state, seconds = context.state, context.options.call_timeout
-        placed = (c for c in state.containers.values() if applies_to(state, c.pod))
-        limits = ((c.id, state.wanted(c)) for c in placed if self._may_exceed(c))
-        flights = context.state.inflight.beyond(limits, mine)
+        context, flights = self._context, self._in_the_way(mine)
+        seconds = context.options.call_timeout
         if not flights:
             return NOT_AT_ALL
         clock = asyncio.get_running_loop().time
@@ -127,6 +124,21 @@ class Confinement:
                 there = sum(not context.calls.has_landed(flight) for flight in passed)
                 return Wait(tuple(left), clock() - began, there)
             await context.calls.wait(left, self._next(left, began + seconds))
+
+    def _in_the_way(self, mine: CpuSet) -> list[InflightCall]:
+        """Return the calls in flight that may give some CPUs to a container that must not have them.
+
+        A call within the limit of a pod is among them whatever it carries: the limit is that of an earlier
+        plan, and all of its CPUs are in effect where the cpuset has none of them (cgroup v2).
+        """
+        state = self._context.state
+        there, inflight = state.containers, state.inflight
+        placed = (c for c in there.values() if applies_to(state, c.pod))
+        limits = ((c.id, state.wanted(c)) for c in placed if self._may_exceed(c))
+        found = inflight.beyond(limits, mine)
+        some = (c for i in sorted(inflight.confined) if (c := there.get(i)) and applies_to(state, c.pod))
+        limited = (f for c in some for f in inflight.of(c.id) if f.confined and self._fencing.is_fenced(f))
+        return [*found, *(flight for flight in limited if flight not in found)]
 
     def _may_exceed(self, container: Container) -> bool:
         """Return whether a call in flight may give a container CPUs that it must not have.

@@ -372,6 +372,30 @@ def test_on_v2_a_hanging_update_is_kept_off_by_its_pod(live: Callable[..., None]
     live(day, call_timeout=2.0)
 
 
+@pytest.mark.parametrize("start", [True, False])
+def test_on_v2_a_limit_is_narrowed_also_for_cpus_that_the_call_does_not_carry(
+    live: Callable[..., None], *, start: bool
+) -> None:
+    """A cpuset that has no CPU of the limit has no effect: all CPUs of the limit are in effect."""
+
+    async def day(w: Any) -> None:
+        limits, pod = Limits(w), "kubepods/podls"
+        first = w.finish(await owner(w, "0-9"), "own")
+        if start:
+            ls = (await HangingStart.of(w, group=False)).id
+        else:
+            ls = await w.run(await w.pod("ls", "LS"))
+            w.executor.calls.depart(ls, CpuSet.parse("10-15"))
+        await w.remove(first)
+        assert (await owner(w, "10-15", "lse2")).refused is None
+        assert str(limits.lists[pod]) == "0-9"
+        assert (await owner(w, "4-5", "lse3")).refused is None
+        w.cgroups.sets[ls] = CpuSet.parse("10-15")
+        assert str(limits.effective(w, ls, pod)) == "0-3,6-9"
+
+    live(day, call_timeout=2.0)
+
+
 @pytest.mark.parametrize("watched", [True, False])
 def test_on_v2_a_limit_that_another_program_removes_is_set_again(
     live: Callable[..., None], *, watched: bool
