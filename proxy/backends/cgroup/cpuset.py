@@ -13,7 +13,7 @@ Theory of writing.
   is back.
 * v2: the write is taken in any case, but what does not lie within the ancestors has no effect: with nothing
   left the group gets its parent's CPUs. So the effective file is what counts, and ancestors that hold a list
-  of their own are widened.
+  of their own are widened: before the write where nothing would be left.
 * What was written is read back. On v2 the effective value may lack CPUs that are offline, nothing else.
 
 Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset Interface Files").
@@ -21,6 +21,7 @@ Linux Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst ("Cpuset
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 from collections.abc import Callable, Sequence
@@ -167,6 +168,10 @@ class KernelCgroups:
         if not cpus or not all(paths):
             return [None] * len(paths)
         line, kind = line_of(cpus), self._cpus
+        if self._version == 2:
+            for path in {_above(path): path for path in paths}.values():
+                with contextlib.suppress(CgroupError):  # the write reports what is wrong
+                    self._make_room(path, kind, cpus)
         held = self._swap_all(paths, kind, cpus, line_of(known) if known else None, going_on)
         done = [None if before is None else before != line for before in held]
         if self._version == 1:
@@ -251,13 +256,26 @@ class KernelCgroups:
         self._check(path, kind, kind.file, value, value)
 
     def _set_v2(self, path: str, kind: CpusetList, value: IdSet) -> bool:
+        widened = self._make_room(path, kind, value)
         held = self._swap(path, kind, value)
         if held is None:
             held = self._get(path, kind, kind.file)
             if held != value:
                 self._put(path, kind, value)
                 self._check(path, kind, kind.file, value, value)
-        return self._in_effect(path, kind, value) or held != value
+        return self._in_effect(path, kind, value) or widened or held != value
+
+    def _make_room(self, path: str, kind: CpusetList, value: IdSet) -> bool:
+        """Widen the groups above before a list is written that has none of their ids (v2).
+
+        Else all ids of the parent would be in effect between the two writes, those of others too.
+
+        Returns:
+            Whether a group above was written.
+        """
+        if not value.isdisjoint(self._get(_above(path), kind, kind.effective, value)):
+            return False
+        return nesting.widen(self._lists(kind), path, value)
 
     def _in_effect(self, path: str, kind: CpusetList, value: IdSet) -> bool:
         """Make a list that a group holds take effect (v2); True when a group above was written for it."""
@@ -367,6 +385,11 @@ def list_or_none(parse: Callable[[str], IdSet], line: bytes | None) -> IdSet | N
 
 
 @functools.lru_cache(maxsize=64)
+def _above(path: str) -> str:
+    """Return the group above one; empty for the root."""
+    return path.strip("/").rpartition("/")[0]
+
+
 def line_of(value: IdSet) -> bytes:
     """Say a list as the kernel does, with its line end."""
     return f"{value}\n".encode()

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,3 +153,28 @@ def test_only_what_differs_is_written() -> None:
     files = Stubborn()
     assert KernelCgroups(Path("/none"), 1, files).write("pod/c", CpuSet([0]), Mask([0])) is False
     assert files.writes == []
+
+
+@pytest.mark.parametrize(("cpus", "above"), [("5", "0-3,5"), ("3,5", "0-3")])
+@pytest.mark.parametrize("many", [False, True])
+def test_v2_groups_above_are_widened_before_a_list_that_has_no_cpu_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: str, above: str, *, many: bool
+) -> None:
+    """Else the container would have all CPUs of its pod until they are, those of other containers too."""
+    (tmp_path / "pod/c").mkdir(parents=True)
+    pod = tmp_path / "pod/cpuset.cpus"
+    for path, text in (("pod", "0-3"), ("pod/c", "1")):
+        (tmp_path / path / "cpuset.cpus").write_text(f"{text}\n")
+    (tmp_path / "pod/cpuset.cpus.effective").write_text("0-3\n")
+    (tmp_path / "pod/c/cpuset.cpus.effective").write_text(f"{cpus}\n")
+    groups, seen = KernelCgroups(tmp_path, 2), list[str]()
+    swap_all = groups._swap_all
+
+    def swapping(*args: Any) -> Any:
+        seen.append(pod.read_text().strip())
+        return swap_all(*args)
+
+    monkeypatch.setattr(groups, "_swap_all", swapping)
+    wanted = CpuSet.parse(cpus)
+    assert groups.write_all(["pod/c"], wanted) == [True] if many else groups.write("pod/c", wanted, None)
+    assert seen == [above]
