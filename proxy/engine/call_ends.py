@@ -124,8 +124,8 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
         return state, over
     is_alone, effects = not call.overlapped, list[NodeEffect](over)
     state = state.knowing(state.runtime.saving(container_id, saved if is_alone else None))
-    if saved is not None and not is_alone:
-        # Whichever came last, the CPUs that are right are sent after all of them.
+    if saved is not None and not (is_alone and saved == state.wanted(container)):
+        # Whichever came last, the CPUs that are right are sent after all of them. The kernel may have these.
         if state.inflight.is_busy(container_id):
             state, _ = resend_wanted(state, ResendWanted(container_id))
         else:

@@ -510,8 +510,11 @@ def test_an_update_shows_what_the_runtime_has_saved() -> None:
     play = flying(SHARED, UPDATE)
     assert play >> UpdateEnded(UPDATE, ALL) << CallOver(2) << CompareCpusets(("ls",))
     assert play.state.runtime.saved["ls"] == ALL
+    assert not play.state.runtime.unsettled
     narrow = InflightCall(4, "ls", REST)
-    assert flying(play.state, narrow) >> UpdateEnded(narrow, REST) << CallOver(4) << WriteCpusets(("ls",))
+    older = flying(play.state, narrow) >> UpdateEnded(narrow, REST)
+    assert older << CallOver(4) << SettleSoon() << WriteCpusets(("ls",))
+    assert list(older.state.runtime.unsettled) == ["ls"], "also where the kernel has the right CPUs by now"
     failed = flying(play.state, narrow)
     assert failed >> UpdateEnded(narrow, None) << CallOver(4) << WriteCpusets(("ls",))
     assert not failed.state.runtime.saved
