@@ -23,10 +23,12 @@ from proxy.engine.quotas import (
     RemovedQuotas,
     RestoreQuotas,
     all_off,
+    quotas_after_create,
     removable,
 )
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -173,6 +175,18 @@ def test_the_quota_of_a_create_that_left_it_out(
     row = PutRecord("qc/x", {"quota": asked, "group": ""})
     assert (row in effects) is recorded
     assert after.facts.quotas.records == ({"qc/x": QuotaRecord(asked)} if recorded else {})
+
+
+def test_the_quota_of_a_create_is_not_recorded_on_a_node_that_only_observes() -> None:
+    """The request was forwarded as it came, with its quota."""
+    placement = Placement(Pool.OWN, CpuSet.parse("0-1"), Mask(), cfs_quota_off=True)
+    request = Request(cpu_quota=5)
+    made = changed_copy(OWNER, id="t", phase=Phase.CREATING, placement=placement, request=request)
+    before = {"qc/other": QuotaRecord(3)}
+    state = learned(NodeState.of(STATE.node, (POD,), (made,)), RemovedQuotas(before))
+    assert quotas_after_create(state, made).records == {**before, "qc/t": QuotaRecord(5)}
+    observed = changed_copy(state, mode=NodeMode.OBSERVE)
+    assert quotas_after_create(observed, made).records == before
 
 
 def test_what_is_removed() -> None:

@@ -9,6 +9,7 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.admit import admit
 from proxy.engine.create import place
 from proxy.engine.node import Node
+from proxy.engine.shortfall import holders_of
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules
 from proxy.model.explanation import Shortfall
@@ -204,3 +205,11 @@ def test_under_restricted_what_no_node_holds_is_counted_on_the_machine() -> None
     state = taken("0-1,4-7", policy=TopologyPolicy.RESTRICTED)
     assert lacks(state, whole(12)) == (Shortfall("cpu", None, 12, 10, kept=1, most=15),)
     assert lacks(state, whole(16)) == (Shortfall("cpu", None, 16, 10, kept=1, most=15),)
+
+
+def test_the_owner_that_asks_is_no_holder() -> None:
+    state = taken("2-4")
+    (other,) = holders_of(state, CpuSet.parse("0-3"))
+    assert (other.ref, other.cpus) == ("ns/x", CpuSet.parse("2-3"))
+    (owner,) = state.owners
+    assert holders_of(state, CpuSet.parse("0-3"), owner) == ()

@@ -32,10 +32,13 @@ from proxy.engine.suppression import (
     must_not,
     quota_words,
     reason,
+    suppression_note,
 )
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import SuppressMode
 from proxy.model.mode import NodeMode
-from proxy.model.workload import Pool
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.pools.quota import UNLIMITED
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.playbook import Playbook
@@ -186,3 +189,14 @@ def test_words() -> None:
     assert quota_words(None) == quota_words(-1) == "no CFS quota"
     assert quota_words(240_000) == "a CFS quota of 2.40 CPUs"
     assert reason(BeSuppression(), CPUSET) == "usage is not known"
+
+
+def test_a_group_without_a_limit_is_not_reported_as_suppressed() -> None:
+    pod = Pod("s", "u", "ns", "be", qos=QosClass.BE)
+    placement = Placement(Pool.BE, CpuSet(), Mask())
+    container = Container("c1", "c", pod, Request(), placement, Phase.RUNNING)
+    state = STATE.with_pod(pod).changed(put=(container,))
+    for quota, is_limited in ((None, False), (UNLIMITED, False), (150_000, True)):
+        note = suppression_note(BeSuppression(quota=quota), QUOTA, state, container)
+        assert note.startswith("BE is suppressed: all BE pods together have") == is_limited, quota
+        assert bool(note) == is_limited
