@@ -228,7 +228,7 @@ class Daemon:
         )
 
     def _expect_former_calls(self, executor: NodeExecutor) -> None:
-        """Have the executor know the calls that the replaced daemon still relays, and how they end."""
+        """Pass the calls that the replaced daemon still relays, and their ends, to the executor."""
         predecessor, former = self._predecessor, executor.start_update.former_calls
         if predecessor is not None:
             former.possible = not predecessor.was_quiet

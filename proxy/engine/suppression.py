@@ -105,7 +105,7 @@ class BeSuppression(Struct, frozen=True):
 
 
 class LimitQuota(Struct, frozen=True):
-    """Have BE pods keep to a budget by a quota; answered by ``BeQuotaRead``.
+    """Limit BE pods to a budget by a quota; answered by ``BeQuotaRead``.
 
     Attributes:
         path: The group above them.
@@ -216,7 +216,7 @@ class BeQuotaWritten(Struct, frozen=True):
 
 
 class BeQuotaRemoved(Struct, frozen=True):
-    """A quota of ours is no more, or its group; ``why`` is that of ``RemoveBeQuotas``."""
+    """A quota of ours was removed, or its group is gone; ``why`` is that of ``RemoveBeQuotas``."""
 
     when: float
     path: str

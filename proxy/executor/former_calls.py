@@ -33,7 +33,7 @@ class RelayedCall(Struct, frozen=True):
     """A call that a daemon still relays after it has handed over.
 
     Attributes:
-        name: What the two processes call it.
+        name: Its name in the messages of the two processes.
         method: The CRI method.
         target: The id of the container; for a create, the token under which the ledger has it.
         carries: The CPUs that it brings, as text; empty for a create.
@@ -139,7 +139,7 @@ class FormerCalls:
             self.over(name)
 
     def report(self, report: Callable[[str], None]) -> None:
-        """Have the name of each call that is over passed on: this daemon is replaced, too."""
+        """Pass the name of each call that is over to a function: this daemon is replaced, too."""
         self._report = report
 
     async def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""What a daemon and its successor say to each other: one message in each packet of a socket pair.
+"""Messages between a daemon and its successor: one in each packet of a socket pair.
 
 ``go`` names how many calls the predecessor still relays; each follows in a packet of its own. Behind
 ``serving``, the predecessor sends the name of each of them that is over.

@@ -87,12 +87,12 @@ class Predecessor:
             self._listener.claim()
         go = json.loads(data)
         self.was_quiet = bool(go[QUIET])
-        for _ in range(go[CALLS]):
+        for _ in range(go.get(CALLS, 0)):  # daemons of before name none
             data, _ = receive(self._channel, 0)
             self.relayed.append(msgspec.json.decode(data, type=RelayedCall))
 
     def serving(self) -> None:
-        """Say that calls are answered."""
+        """Report that calls are answered."""
         self._say(SERVING)
         if not self._follows:
             self.close()

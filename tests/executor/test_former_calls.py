@@ -13,6 +13,7 @@ from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.idset import CpuSet
 from proxy.telemetry import metrics
 from tests.executor.test_confinement import HangingStart, Limits
+from tests.testkit.waiting import create_that_waits
 
 LONG = 3
 """Times that two seconds pass: more than a call has that only an ended daemon may have sent."""
@@ -35,15 +36,6 @@ async def hanging_update(w: Any, container: str) -> Any:
     return call
 
 
-async def waits(w: Any, sandbox: str) -> asyncio.Task[Any]:
-    """Begin a create of an owner, and see that it is not let go."""
-    create = asyncio.create_task(w.begin(sandbox))
-    await w.until(lambda: w.executor.state.owners)
-    await w.quiet()
-    assert not create.done()
-    return create
-
-
 @pytest.mark.parametrize("answered", [True, False])
 def test_an_update_that_is_relayed_is_waited_for_until_it_is_over(
     live: Callable[..., None], *, answered: bool
@@ -53,7 +45,7 @@ def test_an_update_that_is_relayed_is_waited_for_until_it_is_over(
         call = await hanging_update(w, ls)
         former = await w.hand_over(call)
         await long(w)
-        create = await waits(w, await w.pod("lse", "LSE", "", "0-3"))
+        create = await create_that_waits(w, await w.pod("lse", "LSE", "", "0-3"))
         w.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime carries it out
         if answered:
             former.finished(call, 0)
@@ -94,7 +86,7 @@ def test_a_start_that_is_relayed_stays_confined_until_the_runtime_lists_it(live:
         await w.hand_over(start.call)
         assert w.executor.state.inflight.is_starting(start.id)
         await long(w)
-        create = await waits(w, await w.pod("lse", "LSE", "", "0-3"))
+        create = await create_that_waits(w, await w.pod("lse", "LSE", "", "0-3"))
         start.write()  # its cgroup is made only now, from the cpuset that was saved before the start
         assert (await create).refused is None
         assert w.on(start.id) == "4-15"

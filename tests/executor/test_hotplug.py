@@ -36,6 +36,14 @@ async def look(w: Any) -> None:
     await w.quiet()
 
 
+async def sharer_and_owner(w: Any) -> tuple[str, str, CpuSet]:
+    """Start an LS container and one that owns two CPUs; returns their ids and these CPUs."""
+    ls = await w.run(await w.pod("ls", "LS"))
+    own = await w.run(await w.pod("g"), **TWO_CPUS)
+    await w.quiet()
+    return ls, own, w.executor.state.containers[own].placement.exclusive
+
+
 def explained(w: Any, query: str) -> tuple[list[str], str]:
     """What ``topoproxy explain`` says of a container: the reasons, and what holds now."""
     shortage = w.executor.hotplug.shortage
@@ -154,10 +162,7 @@ def test_a_machine_that_leaves_nothing_to_share_is_not_followed(live) -> None:
 def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
     async def day(w: Any) -> None:
         whole = w.machine
-        ls = await w.run(await w.pod("ls", "LS"))
-        own = await w.run(await w.pod("g"), **TWO_CPUS)
-        await w.quiet()
-        had = w.executor.state.containers[own].placement.exclusive
+        ls, own, had = await sharer_and_owner(w)
         gone = max(had)
         w.machine = without(whole, str(gone))
         w.log.clear()
@@ -212,10 +217,7 @@ def test_replacements_are_given_back_once_a_call_in_flight_is_over(live) -> None
 
     async def day(w: Any) -> None:
         whole = w.machine
-        ls = await w.run(await w.pod("ls", "LS"))
-        own = await w.run(await w.pod("g"), **TWO_CPUS)
-        await w.quiet()
-        had = w.executor.state.containers[own].placement.exclusive
+        ls, own, had = await sharer_and_owner(w)
         w.machine = without(whole, str(max(had)))
         await look(w)
         replaced = CpuSet.parse(w.on(own))

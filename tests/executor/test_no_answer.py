@@ -16,6 +16,7 @@ from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase
+from tests.testkit.waiting import create_that_waits
 
 LATE = UnavailableError("cannot update the cpuset of a container: Deadline Exceeded (DEADLINE_EXCEEDED)")
 
@@ -28,15 +29,6 @@ async def over(w: Any) -> None:
     await w.quiet()
 
 
-async def waits(w: Any, sandbox: str) -> asyncio.Task[Any]:
-    """Begin a create, and see that it is not let go."""
-    create = asyncio.create_task(w.begin(sandbox))
-    await w.until(lambda: w.executor.state.owners)
-    await w.quiet()
-    assert not create.done()
-    return create
-
-
 def test_settling_that_hits_its_deadline_may_be_carried_out_later(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
@@ -47,7 +39,7 @@ def test_settling_that_hits_its_deadline_may_be_carried_out_later(live: Callable
         w.executor.settle_later(ls)
         await w.until(lambda: w.executor.state.inflight.strays())
         w.runtime.update_error = None
-        create = await waits(w, await w.pod("lse", "LSE", "", "0-3"))
+        create = await create_that_waits(w, await w.pod("lse", "LSE", "", "0-3"))
         w.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime gets to it
         await w.sync.once()
         await w.quiet()
@@ -120,7 +112,7 @@ def test_a_refused_start_is_waited_for_until_the_list_shows_it(live: Callable[..
             w.cgroups.sets[ls] = CpuSet.parse(w.runtime.specs[ls])
         w._state(ls, state)
         w.wire.finished(start, 2)
-        create = await waits(w, sandbox)
+        create = await create_that_waits(w, sandbox)
         await w.sync.once()
         assert (await create).refused is None
         assert w.executor.state.containers[ls].phase is Phase[state]
@@ -156,7 +148,7 @@ def test_an_update_that_was_in_flight_at_a_crash_is_waited_for(
             w.ledger.entries.clear()
         w.boot()
         await w.sync.once()
-        create = await waits(w, await w.pod("lse", "LSE", "", "0-3"))
+        create = await create_that_waits(w, await w.pod("lse", "LSE", "", "0-3"))
         w.cgroups.sets[ls] = CpuSet.parse("0-15")
         await over(w)
         assert (await create).refused is None

@@ -22,6 +22,7 @@ def node() -> Iterator[Node]:
     """A node with an owner, which a daemon that has crashed was moving, and a container that shares."""
     node = Node(1, NodeOptions((1, 1, 8, 1), 2))
     there = dict[str, Container]()
+    # The promises read the containers of a daemon and nothing else of it.
     node.daemon = SimpleNamespace(  # type: ignore[assignment]
         executor=SimpleNamespace(state=SimpleNamespace(containers=there)), kill=lambda: None
     )

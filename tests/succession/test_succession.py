@@ -21,6 +21,7 @@ from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import DemoPod
 from proxy.early_socket import EarlySocket
+from proxy.engine.call_ends import STRAY_GRACE_S
 from proxy.executor.former_calls import RelayedCall
 from proxy.model.errors import (
     CannotCreateError,
@@ -30,7 +31,7 @@ from proxy.model.errors import (
     UnavailableError,
 )
 from proxy.sockets.unix_socket import Listener, open_listener
-from proxy.succession.messages import SUCCEEDS
+from proxy.succession.messages import QUIET, SUCCEEDS
 from proxy.succession.predecessor import Predecessor
 from proxy.succession.successor import Successor
 from proxy.upgrade.replacement import replace_daemon
@@ -225,7 +226,7 @@ def test_an_update_that_the_replaced_daemon_still_relays_delays_owners(node: Nod
         node.wait(lambda: any(call.method == "UpdateContainerResources" for call in node.runtime.calls))
         replace_daemon(node.admin, LIMIT_S)
         node.wait(lambda: node.answers("ready"))
-        time.sleep(3.0)  # more than a call has that only a daemon that was killed may have sent
+        time.sleep(STRAY_GRACE_S + 1.0)  # so a call would be over that a killed daemon may have sent
         with node.client() as another:
             with pytest.raises(RuntimeCallError, match="still busy with calls"):
                 another.launch(DemoPod("own", "LSE", cpuset="2-3"))
@@ -233,7 +234,7 @@ def test_an_update_that_the_replaced_daemon_still_relays_delays_owners(node: Nod
             slow.set()
             updating.join(LIMIT_S)
             assert node.popen.wait(LIMIT_S) == 0, node.log
-            time.sleep(3.0)
+            time.sleep(STRAY_GRACE_S + 1.0)
             owner = another.launch(DemoPod("own2", "LSE", cpuset="2-3")).container_id
     node.wait(lambda: node.cpus(shares) == "0-1,4-15")
     assert node.cpus(owner) == "2-3"
@@ -399,6 +400,15 @@ def test_a_successor_waits_for_its_turn_and_says_that_it_serves(
     successor.take_over(quiet=quiet)
     turn.join()
     assert predecessor.was_quiet is quiet
+
+
+def test_a_daemon_of_before_names_no_calls_that_it_relays(
+    channel: tuple[socket.socket, Predecessor],
+) -> None:
+    ours, predecessor = channel
+    ours.send(json.dumps({QUIET: True}).encode())
+    predecessor.wait_for_turn()
+    assert (predecessor.was_quiet, predecessor.relayed) == (True, [])
 
 
 RELAYED = [

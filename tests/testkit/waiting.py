@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 LIMIT_S = 60.0
 """Longer than anything takes on a busy machine."""
@@ -36,3 +37,12 @@ def wait_until(condition: Callable[[], object], seconds: float = LIMIT_S, pause:
             raise TimeoutError(f"waited for {seconds:g} s")
         time.sleep(pause)
     return time.monotonic() - began
+
+
+async def create_that_waits(w: Any, sandbox: str) -> asyncio.Task[Any]:
+    """Begin a create of an owner at a node of the tests, and see that it is held."""
+    create = asyncio.create_task(w.begin(sandbox))
+    await w.until(lambda: w.executor.state.owners)
+    await w.quiet()
+    assert not create.done()
+    return create

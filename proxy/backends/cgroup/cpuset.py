@@ -384,12 +384,12 @@ def list_or_none(parse: Callable[[str], IdSet], line: bytes | None) -> IdSet | N
         return None
 
 
-@functools.lru_cache(maxsize=64)
 def _above(path: str) -> str:
     """Return the group above one; empty for the root."""
     return path.strip("/").rpartition("/")[0]
 
 
+@functools.lru_cache(maxsize=64)
 def line_of(value: IdSet) -> bytes:
-    """Say a list as the kernel does, with its line end."""
+    """Return a list as the kernel writes it, with its line end."""
     return f"{value}\n".encode()

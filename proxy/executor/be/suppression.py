@@ -142,7 +142,7 @@ class Suppression:
             await self._happened(engine.BeUsageRead(context.wall(), self.settings, query, reading, above))
 
     async def _happened(self, event: NodeEvent) -> None:
-        """Have the state follow an event, and carry out what it comes to."""
+        """Apply an event to the state, and carry out its effects."""
         context = self._context
         for effect in context.store.handle(event):
             match effect:
@@ -183,7 +183,7 @@ class Suppression:
         return above, usage.read({**query.groups, ABOVE: UsageGroup(above)} if above else query.groups)
 
     async def _follow(self, moved: list[str]) -> None:
-        """Have the kernel follow the BE pool."""
+        """Write the BE pool to the kernel."""
         if moved:
             await self._writes.follow(moved)
         else:  # groups above BE containers may hold the pool too
