@@ -41,7 +41,7 @@ ARCH ?=
 KINDS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster bench-fleet lint mutate fuzz bench bench-beside bench-go bench-floor upgrade-figures help-times count crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
+.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster bench-fleet lint mutate fuzz bench bench-beside bench-go bench-floor upgrade-figures help-times count create-path crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -205,6 +205,9 @@ help-times: venv ## print how long --help of each command takes (bound 150 ms)
 
 count: venv ## count code, modules, and imports in functions: BASE=commit
 	@$(BIN)/python bench/count.py $(BASE)
+
+create-path: venv ## print the files that a CreateContainer crosses, in order
+	@$(BIN)/python -m tests.testkit.create_path
 
 crash: venv ## kill the daemon at every step and at 500 random moments: CRASH_ARGS="--moments 50"
 	@$(BIN)/python bench/crash.py $(CRASH_ARGS)
