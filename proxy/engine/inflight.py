@@ -171,8 +171,6 @@ class InflightCalls(Struct, frozen=True):
             wanted: Container ids with the cpusets that they must not exceed.
             cpus: The CPUs.
         """
-        if not len(self.calls):
-            return []
         return [
             call
             for container_id, limit in wanted

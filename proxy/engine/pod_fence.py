@@ -4,6 +4,11 @@ A container's group never has more than the groups above it. A fence lets a pod'
 containers are to have: then a wrong cpuset cannot reach the CPUs of another container. What is outside has no
 effect, and where nothing is left the container has what its pod has.
 
+Inside a fence, a call may put its container on any CPU of the list: on those of another container of the pod,
+which shares, and all of the list where what is written has none of it. So the list counts as carried by every
+call for the pod: an owner that is to have a CPU of it waits, or has the fence put up anew
+(``proxy.executor.confinement``).
+
 Calls for several containers of a pod may overlap: the fence stays until the last of them has landed. What
 remains of one where the daemon is killed is as wide as the pod's containers were to be; a container that is
 to have more has it with the next write (groups above are widened). A fence that is removed leaves the group
@@ -16,6 +21,7 @@ import re
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
@@ -40,8 +46,17 @@ class Fence(Struct, frozen=True):
 
 
 class StandingFence(Struct, frozen=True):
-    """A fence in the kernel: what the group had before, and how many calls need it."""
+    """A fence in the kernel.
 
+    Attributes:
+        parent: The cgroup parent of the containers in the group.
+        cpus: The list that the group has now.
+        before: The list that it had before.
+        calls: How many calls need the fence.
+    """
+
+    parent: str
+    cpus: CpuSet
     before: CpuSet
     calls: int = 1
 
@@ -50,24 +65,32 @@ StandingFences = Mapping[str, StandingFence]
 """The fences that stand, by the path of their group."""
 
 
-def raised(fences: StandingFences, path: str, before: CpuSet) -> StandingFences:
+def raised(fences: StandingFences, path: str, fence: StandingFence) -> StandingFences:
     """Return the fences after one more call needs one.
 
     Args:
         fences: Those that stood.
         path: The group.
-        before: What the group had until now; matters where no fence stood.
+        fence: Its fence, for this call alone; ``before`` matters where no fence stood.
     """
     known = fences.get(path)
-    return {**fences, path: StandingFence(known.before, known.calls + 1) if known else StandingFence(before)}
+    if known is not None:
+        fence = replace(fence, before=known.before, calls=known.calls + 1)
+    return {**fences, path: fence}
 
 
 def lowered(fences: StandingFences, path: str) -> StandingFences:
     """Return the fences after one call less needs one; the last of them removes the fence."""
     known = fences.get(path)
     if known is not None and known.calls > 1:
-        return {**fences, path: StandingFence(known.before, known.calls - 1)}
+        return {**fences, path: replace(known, calls=known.calls - 1)}
     return {at: fence for at, fence in fences.items() if at != path}
+
+
+def fence_around(fences: StandingFences, container: Container) -> CpuSet:
+    """Return the list of the fence that stands around a container's pod; empty where none does."""
+    parent = container.pod.cgroup_parent
+    return next((fence.cpus for fence in fences.values() if fence.parent == parent), CpuSet())
 
 
 def has_slice(pod: Pod) -> bool:

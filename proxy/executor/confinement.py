@@ -128,17 +128,19 @@ class Confinement:
     def _in_the_way(self, mine: CpuSet) -> list[InflightCall]:
         """Return the calls in flight that may give some CPUs to a container that must not have them.
 
-        A call within the limit of a pod is among them whatever it carries: the limit is that of an earlier
-        plan, and all of its CPUs are in effect where the cpuset has none of them (cgroup v2).
+        Where the limit of a pod has some of the CPUs, each call for the pod may give them to its container,
+        whatever it carries: all CPUs of a limit are in effect where the cpuset has none of them (cgroup v2).
         """
         state = self._context.state
-        there, inflight = state.containers, state.inflight
-        placed = (c for c in there.values() if applies_to(state, c.pod))
+        inflight = state.inflight
+        if not len(inflight.calls):
+            return []
+        placed = [c for c in state.containers.values() if inflight.is_busy(c.id) and applies_to(state, c.pod)]
         limits = ((c.id, state.wanted(c)) for c in placed if self._may_exceed(c))
         found = inflight.beyond(limits, mine)
-        some = (c for i in sorted(inflight.confined) if (c := there.get(i)) and applies_to(state, c.pod))
-        limited = (f for c in some for f in inflight.of(c.id) if f.confined and self._fencing.is_fenced(f))
-        return [*found, *(flight for flight in limited if flight not in found)]
+        limited = [c for c in placed if (self._fencing.carried_beside(c) - state.wanted(c)) & mine]
+        within = (flight for c in limited for flight in inflight.of(c.id))
+        return [*found, *(flight for flight in within if flight not in found)]
 
     def _may_exceed(self, container: Container) -> bool:
         """Return whether a call in flight may give a container CPUs that it must not have.

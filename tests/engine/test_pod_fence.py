@@ -9,6 +9,7 @@ from proxy.engine.node import Node
 from proxy.engine.pod_fence import (
     StandingFence,
     StandingFences,
+    fence_around,
     fence_cpus,
     has_group,
     has_slice,
@@ -20,17 +21,27 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
 
-WIDE, NARROW = CpuSet.parse("0-7"), CpuSet.parse("0-1")
+WIDE, NARROW, NARROWER = CpuSet.parse("0-7"), CpuSet.parse("0-1"), CpuSet.parse("1")
 
 
 def test_a_fence_stands_until_the_last_call_has_landed() -> None:
-    fences: StandingFences = raised({}, "pod", WIDE)
-    fences = raised(fences, "pod", NARROW)
-    assert fences == {"pod": StandingFence(WIDE, 2)}, "what counts is what was there before the first"
-    fences = lowered(raised(fences, "other", NARROW), "pod")
-    assert fences == {"pod": StandingFence(WIDE, 1), "other": StandingFence(NARROW)}
-    assert lowered(fences, "pod") == {"other": StandingFence(NARROW)}
+    fences: StandingFences = raised({}, "pod", StandingFence("p", NARROW, WIDE))
+    fences = raised(fences, "pod", StandingFence("p", NARROWER, NARROW))
+    assert fences == {"pod": StandingFence("p", NARROWER, WIDE, 2)}, "what was there before the first counts"
+    other = StandingFence("o", NARROW, NARROW)
+    fences = lowered(raised(fences, "other", other), "pod")
+    assert fences == {"pod": StandingFence("p", NARROWER, WIDE), "other": other}
+    assert lowered(fences, "pod") == {"other": other}
     assert lowered(fences, "absent") == fences
+
+
+def test_the_list_of_a_fence_counts_for_each_container_in_its_group() -> None:
+    fences = {"pod": StandingFence("/kubepods/poda", NARROW, WIDE)}
+    placement = Placement(Pool.SHARED, CpuSet(), Mask())
+    pods = (Pod("s", uid, "ns", uid, cgroup_parent=f"/kubepods/pod{uid}") for uid in "ab")
+    inside, outside = (Container("c", "c", pod, Request(), placement, Phase.RUNNING) for pod in pods)
+    assert fence_around(fences, inside) == NARROW
+    assert not fence_around(fences, outside)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(live: Live) -> None:
     async def day(w: Any) -> None:
         ls, _ = await scope(w)
         fencing, flight = w.executor.unit_properties.fencing, w.executor.calls.depart(ls, ALL)
-        fencing._standing = {"slice": StandingFence(CpuSet())}
+        fencing._standing = {"slice": StandingFence("ls.slice", ALL, CpuSet())}
         fencing.bind(flight, Fence("slice", ALL))
         w.executor.enforcer.do_first(lambda: 1 / 0)
         w.start_update.landed(flight, ALL)

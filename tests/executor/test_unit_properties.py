@@ -629,3 +629,31 @@ def test_no_container_is_ever_on_an_owners_cpus(live: Any) -> None:
         assert systemd.overlaps == []
 
     on_systemd(live, day)
+
+
+def test_an_owner_waits_for_a_call_whose_fence_has_its_cpus(live: Any) -> None:
+    """The call carries none of them. In the wrong order it does, and a sibling widens the fence."""
+
+    async def day(world: Any, systemd: PlayedSystemd) -> None:
+        low, carried = cpus_of("0-7"), cpus_of("8")
+        first = await run(world, "first", qos="LSE", cpus=str(low))
+        sandbox = await pod(world, "mixed")
+        own = await world.create(sandbox, "own", cpu_shares=1024, cpu_quota=100_000, cpu_period=100_000)
+        await start(world, own)
+        await start(world, await world.create(sandbox, "side", **SHARES))
+        await world.remove(first)
+        await calm(world)
+        call = await update(world, own, cpu_shares=1024)
+        assert world.executor.state.wanted(world.executor.state.containers[own]) == carried
+        assert world.cgroups.sets[own] == reversed_mask(carried) <= low
+        assert low <= world.scopes.slices[slice_of("mixed")]
+        lse = await pod(world, "lse", qos="LSE", cpus=str(low))
+        creating = asyncio.create_task(world.create(lse, **SHARES))
+        await world.until(lambda: len(world.executor.state.owners) > 1)
+        await world.quiet()
+        assert not creating.done(), "the call may put its container on these CPUs until it has landed"
+        world.wire.finished(call, 0)
+        await creating
+        assert world.cgroups.sets[own] == carried
+
+    on_systemd(live, day)

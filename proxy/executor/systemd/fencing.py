@@ -13,10 +13,14 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from proxy.engine.inflight import InflightCall
 from proxy.engine.pod_fence import (
     Fence,
+    StandingFence,
     StandingFences,
+    fence_around,
     fence_cpus,
     has_group,
     has_slice,
@@ -95,11 +99,9 @@ class Fencing:
         self._fenced: dict[InflightCall, Fence] = {}
         self.fences = fences
         self._standing: StandingFences = {}
-        """For the kernel worker."""
+        """Changed in the kernel worker only."""
         self._left: dict[str, CpuSet] = {}
         """Groups that are still narrow, and the list that each had before. For the kernel worker."""
-        self._parents: dict[str, str] = {}
-        """The cgroup parent of the pods of each group that is narrow. For the kernel worker."""
 
     def can(self, container: Container) -> bool:
         """Return whether a container's pod has a slice of its own that can be narrowed."""
@@ -128,7 +130,9 @@ class Fencing:
         if fence is None:
             return False
         calls = self._context.calls
-        if fence.cpus & mine or calls.has_landed(flight):  # another container of the pod owns them
+        is_outdated = fence.cpus != fence_cpus(self._context.state, container)
+        # Where the fence has the CPUs, another container of the pod owns them.
+        if is_outdated or fence.cpus & mine or calls.has_landed(flight):
             await self.take(fence)
             return False
         before = self._fenced.get(flight)
@@ -144,6 +148,10 @@ class Fencing:
         fence = self._fenced.pop(flight, None)
         if fence is not None:
             self._context.spawn(self.take(fence))
+
+    def carried_beside(self, container: Container) -> CpuSet:
+        """Return the CPUs that any call in flight for a container may give to it, within a fence."""
+        return fence_around(self._standing, container)
 
     def is_fenced(self, flight: InflightCall) -> bool:
         """Return whether a call has a fence."""
@@ -294,16 +302,17 @@ class Fencing:
         if path is None or self.fences is None:
             return None
         before = self.fences.swap(path, cpus)
-        self._standing = raised(self._standing, path, self._left.pop(path, before))
-        self._parents[path] = parent
+        fence = StandingFence(parent, cpus, self._left.pop(path, before))
+        self._standing = raised(self._standing, path, fence)
         return path
 
     def _restore(self, limits: Mapping[str, CpuSet]) -> None:
-        for path in self._standing:
-            cpus = limits.get(self._parents[path])
+        for path, fence in self._standing.items():
+            cpus = limits.get(fence.parent)
             try:
                 if cpus and self.fences is not None:
                     self.fences.swap(path, cpus)
+                    self._standing = {**self._standing, path: replace(fence, cpus=cpus)}
             except CgroupError as error:
                 if error.errno != errno.ENOENT:  # else the pod has ended
                     self._context.telemetry.problem("cannot narrow the cgroup of a pod", path=path, err=error)
@@ -312,10 +321,8 @@ class Fencing:
         fence, self._standing = self._standing.get(path), lowered(self._standing, path)
         if fence is None or path in self._standing:
             return Enforced()
-        state, parent = self._context.state, self._parents.pop(path)
-        within = [
-            container.id for container in state.containers.values() if container.pod.cgroup_parent == parent
-        ]
+        there = self._context.state.containers.values()
+        within = [container.id for container in there if container.pod.cgroup_parent == fence.parent]
         done = self._context.enforcer.enforce(within)
         if done.refused:
             self._left[path] = fence.before
