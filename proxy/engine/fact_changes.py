@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from proxy.engine import partition, quotas, suppression, write_conflicts
+from proxy.engine import partition, quotas, suppression, systemd_masks, write_conflicts
 from proxy.engine.hotplug import changed_losses
 from proxy.engine.node_effects import Follow, LossesChanged, NodeEffects, PutRecord, followed
 from proxy.engine.node_events import FactsLearned, LossesDue, MemoryNodesCompared
@@ -76,6 +76,12 @@ def losses_due(state: NodeState, event: LossesDue) -> tuple[NodeState, NodeEffec
     losses, changes = changed_losses(state.facts.losses, state)
     after = structs.replace(state, facts=structs.replace(state.facts, losses=losses))
     return after, (LossesChanged(tuple(changes)),)
+
+
+def unit_cpus_read(state: NodeState, event: systemd_masks.UnitCpusRead) -> tuple[NodeState, NodeEffects]:
+    """Take in what a unit shows about the masks that the runtime sends."""
+    masks, effects = systemd_masks.step(state.facts.masks, event)
+    return structs.replace(state, facts=structs.replace(state.facts, masks=masks)), effects
 
 
 def cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:

@@ -25,6 +25,7 @@ from proxy.engine import (
     sandboxes,
     staging,
     suppression,
+    systemd_masks,
     write_conflicts,
 )
 from proxy.engine.adoption import with_unrecorded_grants
@@ -163,6 +164,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     call_events.ContainersUnsettled: _containers_unsettled,
     call_events.SettlingBegan: _settling_began,
     node_events.FactsLearned: fact_changes.facts_learned,
+    systemd_masks.UnitCpusRead: fact_changes.unit_cpus_read,
     **dict.fromkeys(get_args(write_conflicts.DriftEvent), fact_changes.cpusets_written),
     **dict.fromkeys(get_args(quotas.QuotaEvent), fact_changes.quotas_changed),
     partition.PartitionsRead: fact_changes.partitions_read,

@@ -21,6 +21,7 @@ from proxy.engine.quotas import QuotaEffect
 from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import SuppressionEffect
+from proxy.engine.systemd_masks import ReportReversedMask
 from proxy.engine.write_conflicts import DriftEffect
 from proxy.model.workload import Container, Phase, Pod
 
@@ -289,6 +290,7 @@ NodeEffect = (
     | CallAnswer
     | EnforcementStep
     | LossesChanged
+    | ReportReversedMask
     | DriftEffect
     | QuotaEffect
     | PartitionEffect

@@ -64,6 +64,7 @@ from proxy.engine.pod_events import (
 )
 from proxy.engine.quotas import QuotaEvent
 from proxy.engine.suppression import BeQuotasRead, SuppressionEvent
+from proxy.engine.systemd_masks import UnitCpusRead
 from proxy.engine.write_conflicts import DriftEvent
 from proxy.model.idset import Mask
 from proxy.model.kubelet import Held
@@ -350,6 +351,7 @@ NodeEvent = (
     | EnforcementStepDone
     | EnforcementStepFailed
     | FactsLearned
+    | UnitCpusRead
     | DriftEvent
     | QuotaEvent
     | PartitionsRead

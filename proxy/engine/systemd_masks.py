@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from msgspec import Struct
+
 from proxy.model.idset import CpuSet
 
 
@@ -19,18 +21,33 @@ class MaskOrder(StrEnum):
     REVERSED = "wrong"
 
 
-def observed_order(known: MaskOrder, has: CpuSet, meant: CpuSet, reverse: CpuSet, *, sent: bool) -> MaskOrder:
-    """Return the order that follows from a unit's property.
+class UnitCpusRead(Struct, frozen=True):
+    """The property ``AllowedCPUs`` of a unit was read.
 
-    Args:
-        known: The order known so far.
-        has: The unit's property, as systemd reports it.
+    Attributes:
+        has: The property, as systemd reports it.
         meant: The cpuset that the unit should have.
         reverse: What systemd reads where the bytes of the mask of ``meant`` come in reverse order.
         sent: Whether the runtime has just sent ``meant``; else topoproxy may have written the property.
     """
-    if reverse == meant:
-        return known
-    if has == reverse:
-        return MaskOrder.REVERSED
-    return MaskOrder.RIGHT if has == meant and sent else known
+
+    has: CpuSet
+    meant: CpuSet
+    reverse: CpuSet
+    sent: bool
+
+
+class ReportReversedMask(Struct, frozen=True):
+    """Count that a unit has the CPUs of a reversed mask, and report it where that was not known yet."""
+
+    unit: UnitCpusRead
+    is_news: bool
+
+
+def step(known: MaskOrder, event: UnitCpusRead) -> tuple[MaskOrder, tuple[ReportReversedMask, ...]]:
+    """Return the order that follows from a unit's property, and what is to be reported."""
+    if event.reverse == event.meant:
+        return known, ()
+    if event.has == event.reverse:
+        return MaskOrder.REVERSED, (ReportReversedMask(event, known is not MaskOrder.REVERSED),)
+    return MaskOrder.RIGHT if event.has == event.meant and event.sent else known, ()

@@ -53,13 +53,14 @@ from proxy.engine.partition import PartitionEffect
 from proxy.engine.quotas import QuotaEffect
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import SuppressionEffect
+from proxy.engine.systemd_masks import ReportReversedMask
 from proxy.engine.write_conflicts import DriftEffect
 from proxy.executor.inflight import CallWaits
 from proxy.executor.journal import Journal
 from proxy.executor.observer import Observer
 from proxy.model.mode import NodeMode
 
-E = TypeVar("E", to_do.WriteCpusets, to_do.CompareCpusets, to_do.CompareUnits)
+E = TypeVar("E", to_do.WriteCpusets, to_do.CompareCpusets, to_do.CompareUnits, ReportReversedMask)
 _NOTICES: dict[type[Notice], Callable[..., None]] = {
     Change: Observer.changed,
     to_do.NotifyCreated: Observer.created,

@@ -1,12 +1,19 @@
-"""What a look at a unit shows about the masks that the runtime sends."""
+"""What a unit's property shows about the masks that the runtime sends, and what is reported."""
 
 from __future__ import annotations
 
 import pytest
 
-from proxy.engine.systemd_masks import MaskOrder, observed_order
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.handle import handle
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.engine.systemd_masks import MaskOrder, ReportReversedMask, UnitCpusRead, step
 from proxy.model.idset import CpuSet
+from proxy.topology.build import described
+from tests.testkit.playbook import Playbook
 
+MACHINE = described(2, 1, 4, 2)
 MEANT, REVERSE, OTHER = CpuSet.parse("4-15"), CpuSet.parse("0-7,12-15"), CpuSet.parse("3")
 
 
@@ -22,9 +29,23 @@ MEANT, REVERSE, OTHER = CpuSet.parse("4-15"), CpuSet.parse("0-7,12-15"), CpuSet.
     ],
 )
 def test_a_look_at_a_unit(known: MaskOrder, has: CpuSet, sent: bool, shows: MaskOrder | None) -> None:
-    assert observed_order(known, has, MEANT, REVERSE, sent=sent) is (shows or known)
+    assert step(known, UnitCpusRead(has, MEANT, REVERSE, sent))[0] is (shows or known)
 
 
 @pytest.mark.parametrize("known", MaskOrder)
 def test_a_set_that_reads_the_same_both_ways_shows_nothing(known: MaskOrder) -> None:
-    assert observed_order(known, MEANT, MEANT, MEANT, sent=True) is known
+    assert step(known, UnitCpusRead(MEANT, MEANT, MEANT, sent=True)) == (known, ())
+
+
+def test_a_reversed_mask_is_news_until_it_is_known() -> None:
+    play = Playbook(NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE))), handle)
+    wrong, right = UnitCpusRead(REVERSE, MEANT, REVERSE, True), UnitCpusRead(MEANT, MEANT, REVERSE, True)
+    assert play >> UnitCpusRead(OTHER, MEANT, REVERSE, sent=True)
+    assert play.state.facts.masks is MaskOrder.UNKNOWN
+    assert play >> right
+    assert play >> wrong << ReportReversedMask(wrong, is_news=True)
+    assert play >> wrong << ReportReversedMask(wrong, is_news=False)
+    assert play.state.facts.masks is MaskOrder.REVERSED
+    assert play >> right
+    assert play.state.facts.masks is MaskOrder.RIGHT
+    assert play >> wrong << ReportReversedMask(wrong, is_news=True), "the runtime was replaced twice"

@@ -34,7 +34,7 @@ from proxy.engine.inflight import InflightCall
 from proxy.engine.likely_writer import Author
 from proxy.engine.node_effects import CompareUnits
 from proxy.engine.settling import is_passing
-from proxy.engine.systemd_masks import MaskOrder, observed_order
+from proxy.engine.systemd_masks import MaskOrder, ReportReversedMask, UnitCpusRead
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.fencing import Fencing
@@ -96,6 +96,7 @@ class UnitProperties:
         self._late: list[InflightCall] = []
         """Changes that were sent to systemd and that it has not answered."""
         context.store.perform_by(CompareUnits, lambda effect: self.changed(effect.ids))
+        context.store.perform_by(ReportReversedMask, self._report_reversed)
         self._wake = asyncio.Event()
 
     @property
@@ -153,21 +154,14 @@ class UnitProperties:
             self._put_off.discard(container_id)
             self.changed([container_id])
 
-    def _learn(self, has: CpuSet, meant: CpuSet, *, sent: bool) -> None:
-        """Find out from a unit in which byte order the runtime sends masks."""
-        before, reverse = self.order, self._as_sent(meant)
-        order = observed_order(before, has, meant, reverse, sent=sent)
-        if order is not before:
-            self._context.learn(masks=order)
-        if has != reverse or reverse == meant:
-            return
+    def _report_reversed(self, effect: ReportReversedMask) -> None:
         self._context.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
-        if before is not MaskOrder.REVERSED:
+        if effect.is_news:
             self._context.telemetry.problem(
                 "the runtime sends wrong CPUs to systemd, as runc before 1.1.6 does: they are corrected after"
                 " each start and update",
-                cpus=meant,
-                found=has,
+                cpus=effect.unit.meant,
+                found=effect.unit.has,
             )
 
     # -- in the background --------------------------------------------------------------------------------
@@ -272,7 +266,8 @@ class UnitProperties:
         # Where a call of topoproxy was in flight too, the properties read may be those of that call.
         call = flight and (context.state.inflight.current(flight) or flight)
         alone = call is None or not call.overlapped
-        self._learn(has.cpus, carried or want, sent=carried is not None and alone)
+        meant, sent = carried or want, carried is not None and alone
+        context.store.handle(UnitCpusRead(has.cpus, meant, self._as_sent(meant), sent))
         self._known[container_id] = has.cpus
         cpus = None if has.cpus == want or is_passing(context.state, container, has.cpus) else want
         mems = nodes if nodes != has.mems else None
