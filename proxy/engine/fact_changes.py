@@ -14,19 +14,33 @@ from proxy.engine.state import NodeState
 def facts_learned(state: NodeState, event: FactsLearned) -> tuple[NodeState, NodeEffects]:
     """Replace facts; the ledger follows where it keeps them."""
     after = structs.replace(state, facts=event.facts)
-    if not event.recorded or state.facts.kept() == event.facts.kept():
-        return after, ()
-    old, new = state.facts.records(), event.facts.records()
-    return after, tuple(
-        PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
-    )
+    return after, recorded(state, after) if event.recorded else ()
+
+
+def recorded(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
+    """Return the records of facts that differ, for the ledger."""
+    if before.facts.kept() == after.facts.kept():
+        return ()
+    old, new = before.facts.records(), after.facts.records()
+    return tuple(PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key))
+
+
+def cpu_groups_sought(state: NodeState, event: quotas.CpuGroupsSought) -> tuple[NodeState, NodeEffects]:
+    """Take in whether CFS quotas can be written."""
+    return state.with_facts(cpu_groups=event.found), ()
+
+
+def quotas_read(state: NodeState, event: quotas.QuotasRead) -> tuple[NodeState, NodeEffects]:
+    """Take over the quotas that an earlier run has removed."""
+    return state.with_facts(quotas=quotas.RemovedQuotas(event.records)), ()
 
 
 def with_quotas(state: NodeState, known: quotas.RemovedQuotas) -> tuple[NodeState, NodeEffects]:
     """Return the state in which something else is known of CFS quotas."""
     if known == state.facts.quotas:
         return state, ()
-    return facts_learned(state, FactsLearned(structs.replace(state.facts, quotas=known)))
+    after = state.with_facts(quotas=known)
+    return after, recorded(state, after)
 
 
 def quotas_changed(state: NodeState, event: quotas.QuotaEvent) -> tuple[NodeState, NodeEffects]:
@@ -39,20 +53,20 @@ def quotas_changed(state: NodeState, event: quotas.QuotaEvent) -> tuple[NodeStat
 def partitions_read(state: NodeState, event: partition.PartitionsRead) -> tuple[NodeState, NodeEffects]:
     """Take over the partitions of an earlier run."""
     known = partition.PartitionFacts(event.records)
-    return structs.replace(state, facts=structs.replace(state.facts, partitions=known)), ()
+    return state.with_facts(partitions=known), ()
 
 
 def partitions_changed(state: NodeState, event: partition.PartitionEvent) -> tuple[NodeState, NodeEffects]:
     """Take in what happened to partitions."""
     known, effects = partition.step(state, event)
-    after, records = facts_learned(state, FactsLearned(structs.replace(state.facts, partitions=known)))
-    return after, (*records, *effects)
+    after = state.with_facts(partitions=known)
+    return after, (*recorded(state, after), *effects)
 
 
 def be_quotas_read(state: NodeState, event: suppression.BeQuotasRead) -> tuple[NodeState, NodeEffects]:
     """Take over the quotas of BE pods that an earlier run has written."""
     known = suppression.BeSuppression(above=min(event.paths, default=""), written=event.paths)
-    return structs.replace(state, facts=structs.replace(state.facts, suppression=known)), ()
+    return state.with_facts(suppression=known), ()
 
 
 def suppression_changed(
@@ -60,31 +74,29 @@ def suppression_changed(
 ) -> tuple[NodeState, NodeEffects]:
     """Take in what happened to BE suppression; the caller has the kernel follow the BE pool."""
     found, effects = suppression.step(state, event)
-    _, records = facts_learned(state, FactsLearned(found.facts))
     change = followed(state, found, "BE pool suppressed", Follow.CALLER)
-    return found, (*records, *change, *effects)
+    return found, (*recorded(state, found), *change, *effects)
 
 
 def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple[NodeState, NodeEffects]:
     """Take in what memory nodes containers have."""
     mems = structs.replace(state.facts.mems, held=event.right, wide=event.wide)
-    return structs.replace(state, facts=structs.replace(state.facts, mems=mems)), ()
+    return state.with_facts(mems=mems), ()
 
 
 def losses_due(state: NodeState, event: LossesDue) -> tuple[NodeState, NodeEffects]:
     """Compare what containers lack with what was reported."""
     losses, changes = changed_losses(state.facts.losses, state)
-    after = structs.replace(state, facts=structs.replace(state.facts, losses=losses))
-    return after, (LossesChanged(tuple(changes)),)
+    return state.with_facts(losses=losses), (LossesChanged(tuple(changes)),)
 
 
 def unit_cpus_read(state: NodeState, event: systemd_masks.UnitCpusRead) -> tuple[NodeState, NodeEffects]:
     """Take in what a unit shows about the masks that the runtime sends."""
     masks, effects = systemd_masks.step(state.facts.masks, event)
-    return structs.replace(state, facts=structs.replace(state.facts, masks=masks)), effects
+    return state.with_facts(masks=masks), effects
 
 
 def cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
     """Take in what was found in the kernel, besides what should be there."""
     drift, effects = write_conflicts.step(state.facts.drift, event)
-    return structs.replace(state, facts=structs.replace(state.facts, drift=drift)), effects
+    return state.with_facts(drift=drift), effects

@@ -18,6 +18,7 @@ from proxy.engine import (
     device_grants,
     fact_changes,
     lifecycle,
+    node_effects,
     node_events,
     partition,
     pod_events,
@@ -30,6 +31,7 @@ from proxy.engine import (
 )
 from proxy.engine.adoption import with_unrecorded_grants
 from proxy.engine.device_book import restored
+from proxy.engine.kubelet_cpus import changed_cpus
 from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.state import NodeState
@@ -99,13 +101,17 @@ def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Ha
     was, now = state.node.machine.memory_nodes, after.node.machine.memory_nodes
     if was != now:
         mems = after.facts.mems.changed(now - was)
-        after = structs.replace(after, facts=structs.replace(after.facts, mems=mems))
+        after = after.with_facts(mems=mems)
     return after, followed(state, after, "machine changed", Follow.ALL)
 
 
-def _kubelet_assigned(state: NodeState, event: node_events.KubeletAssigned) -> Handled:
-    after = state.with_kubelet_cpus(event.held)
-    return after, followed(state, after, "kubelet's CPU manager changed")
+def _kubelet_cpus_read(state: NodeState, event: node_events.KubeletCpusRead) -> Handled:
+    after = state.with_facts(cpu_manager=event.manager).with_kubelet_cpus(event.held)
+    if after.kubelet is state.kubelet:
+        return after, ()
+    came, went = changed_cpus(state.kubelet, after.kubelet)
+    change = followed(state, after, "kubelet's CPU manager changed")
+    return after, (*change, node_effects.KubeletCpusChanged(came, went))
 
 
 def _cpus_held(state: NodeState, event: node_events.CpusHeld) -> Handled:
@@ -157,7 +163,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     node_events.RuntimeListed: _runtime_listed,
     node_events.NodeRulesChanged: _node_rules_changed,
     node_events.HardwareChanged: _machine_changed,
-    node_events.KubeletAssigned: _kubelet_assigned,
+    node_events.KubeletCpusRead: _kubelet_cpus_read,
     node_events.DevicesChanged: device_grants.devices_changed,
     node_events.DevicesImported: device_grants.devices_imported,
     call_events.SavedCpusLearned: _saved_cpus_learned,
@@ -166,6 +172,8 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     node_events.FactsLearned: fact_changes.facts_learned,
     systemd_masks.UnitCpusRead: fact_changes.unit_cpus_read,
     **dict.fromkeys(get_args(write_conflicts.DriftEvent), fact_changes.cpusets_written),
+    quotas.CpuGroupsSought: fact_changes.cpu_groups_sought,
+    quotas.QuotasRead: fact_changes.quotas_read,
     **dict.fromkeys(get_args(quotas.QuotaEvent), fact_changes.quotas_changed),
     partition.PartitionsRead: fact_changes.partitions_read,
     **dict.fromkeys(get_args(partition.PartitionEvent), fact_changes.partitions_changed),

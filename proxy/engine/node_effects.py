@@ -23,6 +23,7 @@ from proxy.engine.state import NodeState
 from proxy.engine.suppression import SuppressionEffect
 from proxy.engine.systemd_masks import ReportReversedMask
 from proxy.engine.write_conflicts import DriftEffect
+from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod
 
 Record = Pod | Container | Mapping[str, object]
@@ -254,6 +255,18 @@ class EnforcementStep(Struct, frozen=True):
     keys: tuple[str, ...]
 
 
+class KubeletCpusChanged(Struct, frozen=True):
+    """Report that kubelet's CPU manager holds other CPUs.
+
+    Attributes:
+        came: CPUs that it holds now.
+        went: CPUs that it holds no longer.
+    """
+
+    came: CpuSet
+    went: CpuSet
+
+
 class LossesChanged(Struct, frozen=True):
     """What some containers lack of what they were promised differs from what was reported.
 
@@ -289,6 +302,7 @@ NodeEffect = (
     | PodDecided
     | CallAnswer
     | EnforcementStep
+    | KubeletCpusChanged
     | LossesChanged
     | ReportReversedMask
     | DriftEffect

@@ -62,12 +62,12 @@ from proxy.engine.pod_events import (
     SandboxRunning,
     SandboxStopped,
 )
-from proxy.engine.quotas import QuotaEvent
+from proxy.engine.quotas import CpuGroupsSought, QuotaEvent, QuotasRead
 from proxy.engine.suppression import BeQuotasRead, SuppressionEvent
 from proxy.engine.systemd_masks import UnitCpusRead
 from proxy.engine.write_conflicts import DriftEvent
 from proxy.model.idset import Mask
-from proxy.model.kubelet import Held
+from proxy.model.kubelet import CpuManager, Held
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
 from proxy.model.pod_selection import PodSelection
@@ -133,13 +133,15 @@ class HardwareChanged(Struct, frozen=True):
     machine: Machine
 
 
-class KubeletAssigned(Struct, frozen=True):
-    """The CPU manager of kubelet holds other CPUs.
+class KubeletCpusRead(Struct, frozen=True):
+    """What kubelet's CPU manager does was read.
 
     Attributes:
-        held: What it holds.
+        manager: Its settings and allocations.
+        held: The allocations that count.
     """
 
+    manager: CpuManager
     held: Held
 
 
@@ -335,7 +337,7 @@ NodeEvent = (
     | RuntimeListed
     | NodeRulesChanged
     | HardwareChanged
-    | KubeletAssigned
+    | KubeletCpusRead
     | DevicesChanged
     | DevicesImported
     | MemoryNodesCompared
@@ -353,6 +355,8 @@ NodeEvent = (
     | FactsLearned
     | UnitCpusRead
     | DriftEvent
+    | CpuGroupsSought
+    | QuotasRead
     | QuotaEvent
     | PartitionsRead
     | PartitionEvent

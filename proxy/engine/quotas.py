@@ -47,9 +47,9 @@ class RemovedQuotas(Struct, frozen=True):
     records: Mapping[str, QuotaRecord] = field(default_factory=dict)
     unsent: frozenset[str] = frozenset()
 
-    @classmethod
-    def load(cls, entries: Mapping[str, Mapping[str, object]]) -> tuple[RemovedQuotas, list[str]]:
-        """Return what a ledger holds, and the keys of its entries that are no CFS quotas."""
+    @staticmethod
+    def load(entries: Mapping[str, Mapping[str, object]]) -> tuple[dict[str, QuotaRecord], list[str]]:
+        """Return the records that a ledger holds, and the keys of its entries that are no CFS quotas."""
         records, invalid = dict[str, QuotaRecord](), list[str]()
         for key, value in entries.items():
             if key.startswith((POD, CONTAINER)):
@@ -58,7 +58,7 @@ class RemovedQuotas(Struct, frozen=True):
                     records[key] = QuotaRecord(quota, group)
                 else:
                     invalid.append(key)
-        return cls(records), invalid
+        return records, invalid
 
     def dump(self) -> dict[str, dict[str, object]]:
         """Return the records as plain data."""
@@ -104,6 +104,22 @@ class RemovedQuotas(Struct, frozen=True):
 
 
 # -- events and effects -------------------------------------------------------------------------------------
+
+
+class CpuGroupsSought(Struct, frozen=True):
+    """The cpu controller's tree, where CFS quotas are written, was looked for.
+
+    Attributes:
+        found: Whether the node has it.
+    """
+
+    found: bool
+
+
+class QuotasRead(Struct, frozen=True):
+    """The ledger of an earlier run has records of quotas, by its key."""
+
+    records: Mapping[str, QuotaRecord]
 
 
 class QuotasToRemove(Struct, frozen=True):

@@ -158,6 +158,10 @@ class NodeState(Struct, frozen=True):
         pools = _pools(self.node, self.owners, limit)
         return structs.replace(self, pools=pools, be_limit=limit)
 
+    def with_facts(self, **facts: object) -> NodeState:
+        """Return the state with other facts, by their names in ``MatterFacts``."""
+        return structs.replace(self, facts=structs.replace(self.facts, **facts))
+
     def knowing(self, runtime: RuntimeKnowledge) -> NodeState:
         """Return the state with what is known of the runtime."""
         return self if runtime is self.runtime else structs.replace(self, runtime=runtime)

@@ -258,7 +258,7 @@ def step(state: NodeState, event: SuppressionEvent) -> SuppressionStep:
 
 
 def _knowing(state: NodeState, known: BeSuppression) -> NodeState:
-    return structs.replace(state, facts=structs.replace(state.facts, suppression=known))
+    return state.with_facts(suppression=known)
 
 
 def _measured(state: NodeState, event: BeUsageRead) -> SuppressionStep:

@@ -16,8 +16,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from proxy.engine.kubelet_cpus import changed_cpus, clashes
-from proxy.engine.node_events import KubeletAssigned
+from proxy.engine.kubelet_cpus import clashes
+from proxy.engine.node_effects import KubeletCpusChanged
+from proxy.engine.node_events import KubeletCpusRead
 from proxy.executor.context import NodeContext
 from proxy.executor.worker import Worker
 from proxy.model.kubelet import CpuManager, Held
@@ -95,15 +96,14 @@ class KubeletCpus:
             self._follow(manager)
 
     def _follow(self, manager: CpuManager) -> None:
-        context, state = self._context, self._context.state
-        after = state.with_kubelet_cpus(self._counts(manager.held))
-        if after is not state:
-            context.store.handle(KubeletAssigned(after.kubelet))
-            context.telemetry.count(metrics.KUBELET_CPU_MANAGER_CHANGES)
-            came, went = changed_cpus(state.kubelet, after.kubelet)
-            context.telemetry.event("kubelet's CPU manager changed its assignments", came=came, went=went)
-        if manager is not self.manager or self._checked != (manager, context.state.owners):
-            context.learn(cpu_manager=manager)
+        context = self._context
+        for effect in context.store.handle(KubeletCpusRead(manager, self._counts(manager.held))):
+            if type(effect) is KubeletCpusChanged:
+                context.telemetry.count(metrics.KUBELET_CPU_MANAGER_CHANGES)
+                context.telemetry.event(
+                    "kubelet's CPU manager changed its assignments", came=effect.came, went=effect.went
+                )
+        if self._checked != (manager, context.state.owners):
             self._checked = manager, context.state.owners
             before, self._reported = self._reported, frozenset((*manager.problems, *clashes(context.state)))
             for words in sorted(self._reported - before):

@@ -50,6 +50,7 @@ from proxy.engine.node_effects import (
     CompareCpusets,
     CompareUnits,
     Follow,
+    KubeletCpusChanged,
     NotifyCreated,
     NotifyEntered,
     NotifyFailed,
@@ -68,7 +69,7 @@ from proxy.engine.node_effects import (
 from proxy.engine.node_events import (
     CpusHeld,
     HardwareChanged,
-    KubeletAssigned,
+    KubeletCpusRead,
     LedgerRead,
     ModeChanged,
     NodeEvent,
@@ -86,6 +87,7 @@ from proxy.engine.pod_events import (
 )
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
@@ -404,7 +406,20 @@ def test_other_rules_and_another_machine() -> None:
     assert play >> NodeRulesChanged(reserved, "rules"), "the same rules"
     assert play >> HardwareChanged(SMALLER) << Felt("machine changed", Follow.ALL)
     assert play.state.runtime.saved["ls"] == ALL, "what is known of the runtime stays"
-    assert play >> KubeletAssigned({"g": {"c": CpuSet.parse("4-5")}}) << Felt("kubelet's CPU manager changed")
+
+
+def test_what_kubelets_cpu_manager_does_was_read() -> None:
+    play, four, none = story(SHARED), CpuSet.parse("4-5"), CpuSet()
+    manager = CpuManager("static", held={"g": {"c": four}})
+    change = Felt("kubelet's CPU manager changed")
+    assert play >> KubeletCpusRead(manager, manager.held) << change << KubeletCpusChanged(four, none)
+    assert (play.state.facts.cpu_manager, play.state.pools.shared) == (manager, ALL - four)
+    assert play >> KubeletCpusRead(manager, manager.held), "nothing has changed"
+    other = changed_copy(manager, default=OWN)
+    assert play >> KubeletCpusRead(other, manager.held)
+    assert play.state.facts.cpu_manager == other
+    assert play >> KubeletCpusRead(other, {}) << change << KubeletCpusChanged(none, four)
+    assert play.state.pools.shared == ALL, "none of its allocations count any more"
 
 
 def test_the_mode_survives_all_that_builds_the_state_again() -> None:

@@ -20,6 +20,7 @@ from proxy.engine.owners import CpuHold
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import ReportBeChange, SuppressionEnded
 from proxy.model.idset import CpuSet
+from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.pod_selection import PodSelection
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
@@ -178,6 +179,7 @@ class Life:
                 node_events.CpusHeld("r", None, "released"),
                 node_events.RuntimeListed(["s"], ["c"], self.state.runtime.changes.number),
                 node_events.NodeRulesChanged(self.state.node, "rules"),
+                node_events.KubeletCpusRead(CpuManager(), {"k": {"c": cpus}} if dice.random() < 0.3 else {}),
                 node_events.MemoryNodesCompared(frozenset((self.known(),)), {}),
                 node_events.LossesDue(),
             )

@@ -12,10 +12,12 @@ from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.node_effects import PutRecord
 from proxy.engine.quotas import (
+    CpuGroupsSought,
     QuotaCarried,
     QuotaRecord,
     QuotaRequested,
     QuotaSaved,
+    QuotasRead,
     QuotasRestored,
     QuotasToRemove,
     QuotasToRestore,
@@ -25,6 +27,7 @@ from proxy.engine.quotas import (
     all_off,
     quotas_after_create,
     removable,
+    writes_quotas,
 )
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
@@ -59,9 +62,22 @@ def test_what_a_ledger_holds() -> None:
         "q/text": {"quota": "x"},
         "qc/group": {"quota": 1, "group": 7},
     }
-    known, invalid = RemovedQuotas.load(entries)
+    records, invalid = RemovedQuotas.load(entries)
+    known = RemovedQuotas(records)
     assert known == changed_copy(KNOWN, unsent=frozenset())
     assert invalid == ["q/zero", "q/text", "qc/group"]
+
+
+def test_what_an_earlier_run_has_removed_is_restored_where_quotas_can_be_written() -> None:
+    play = Playbook(STATE, handle)
+    assert play >> QuotasRead(KNOWN.records), "the ledger has them"
+    assert play.state.facts.quotas == changed_copy(KNOWN, unsent=frozenset())
+    assert not writes_quotas(play.state)
+    assert play >> CpuGroupsSought(found=True)
+    assert writes_quotas(play.state)
+    assert play >> QuotasRestored(("qc/x",)) << PutRecord("qc/x", None)
+    assert play >> CpuGroupsSought(found=False)
+    assert not writes_quotas(play.state)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from proxy.engine.node_events import ModeChanged
+from proxy.engine.node_events import KubeletCpusRead, ModeChanged
 from proxy.engine.write_conflicts import LONGEST_S, QUIET_S
 from proxy.executor.drift import attribution
 from proxy.executor.drift.detection import Drift
@@ -252,10 +252,10 @@ def test_kubelets_default_is_kubelets(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
         writes = reporting(w)
         ls, _ = await two(w)
-        w.executor.learn(cpu_manager=CpuManager(policy="static", default=CpuSet.parse("0-13")))
+        w.executor.store.handle(KubeletCpusRead(CpuManager("static", default=CpuSet.parse("0-13")), {}))
         scribble(w, writes, ls, "0-13")
         await done(w, 1)
-        w.executor.learn(cpu_manager=CpuManager(policy="none", default=CpuSet.parse("0-13")))
+        w.executor.store.handle(KubeletCpusRead(CpuManager("none", default=CpuSet.parse("0-13")), {}))
         scribble(w, writes, ls, "0-13")
         await done(w, 2)
         assert counted(w) == {"kubelet": 1, "unknown": 1}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.backends.kubelet.node_file import NodeFile
+from proxy.engine.node_events import KubeletCpusRead
 from proxy.model.kubelet import CpuManager
 from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS
@@ -122,7 +123,7 @@ def test_a_label_takes_precedence_over_kubelet(live, tmp_path: Path) -> None:
     async def day(w: Any) -> None:
         node = Written(w, tmp_path)
         manager = CpuManager("static", {"full-pcpus-only": "true"}, sources={"options": "configz"})
-        w.executor.learn(cpu_manager=manager)
+        w.executor.store.handle(KubeletCpusRead(manager, {}))
         await node.say()
         assert node.value("cpuBindPolicy")["source"] == "kubelet's full-pcpus-only (configz)"
         odd = await w.begin(await w.pod("odd"), **{**TWO_CPUS, "cpu_shares": 1024, "cpu_quota": 100_000})

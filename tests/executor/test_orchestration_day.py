@@ -24,12 +24,12 @@ from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
 from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.engine.invariants import violations
-from proxy.engine.node_events import KubeletAssigned
+from proxy.engine.node_events import KubeletCpusRead
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import SuppressionEnded
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.idset import CpuSet, union
-from proxy.model.kubelet import NodeMeta
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.machine import Machine
 from proxy.model.workload import Phase, Pool, QosClass
 from proxy.telemetry import metrics
@@ -471,7 +471,7 @@ def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
 
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.executor.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
+        w.executor.store.handle(KubeletCpusRead(CpuManager(), {"g": {"c": CpuSet((4, 5))}}))
         await w.quiet()
         assert w.on(ls) == "0-3,6-15"
         passes = w.executor.telemetry.value(metrics.RECONCILES)
@@ -494,7 +494,7 @@ def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
 def test_cpus_that_kubelet_holds_are_followed_when_a_sandbox_is_made(live) -> None:
     async def day(w: Any) -> None:
         ls = await w.run(await w.pod("ls", "LS"))
-        w.executor.store.handle(KubeletAssigned({"g": {"c": CpuSet((4, 5))}}))
+        w.executor.store.handle(KubeletCpusRead(CpuManager(), {"g": {"c": CpuSet((4, 5))}}))
         await w.quiet()
         sandbox = await w.pod("g", "LS")
         await w.quiet()

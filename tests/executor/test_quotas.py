@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.pod_events import PodLearned
+from proxy.engine.quotas import CpuGroupsSought
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.executor.status_data import quotas_page
 from proxy.model.errors import RuntimeCallError
@@ -427,7 +428,7 @@ def test_a_failed_write_is_reported_and_tried_again(live: Callable[..., None]) -
 
 def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(live: Callable[..., None]) -> None:
     async def day(w: Any) -> None:
-        w.executor.learn(recorded=False, cpu_groups=False)
+        w.executor.store.handle(CpuGroupsSought(found=False))
         pod = await lsr(w)
         call = await w.begin(pod, **TWO)
         assert created_with(call).cpu_quota == 200_000

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import ContainersUnsettled
+from proxy.engine.node_events import KubeletCpusRead
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.backoff import Backoff
 from proxy.model.errors import InputError, RuntimeCallError
@@ -196,7 +197,7 @@ def test_kubelets_static_policy_names_the_cpus_of_each_container(live: Callable[
     manager = CpuManager("static", default=CpuSet.parse("0-3,6-15"), held=held)
 
     async def day(w: Any) -> None:
-        w.executor.learn(cpu_manager=manager)
+        w.executor.store.handle(KubeletCpusRead(manager, {}))
         whole = await w.run(await w.pod("whole"), cpuset_cpus="4-5", **LIMIT)
         ls = await w.run(await w.pod("ls", kube="burstable"), cpuset_cpus="0-15")
         await w.update(ls, cpuset_cpus="0-3,6-15")

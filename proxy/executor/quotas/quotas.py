@@ -46,7 +46,7 @@ class OwnerQuotas(Observer):
         self._lock = asyncio.Lock()
         self._removing, self._restoring = PassRetries(), PassRetries()
         self._is_due = False
-        context.learn(recorded=False, cpu_groups=groups is not None)
+        context.store.handle(engine.CpuGroupsSought(groups is not None))
 
     @property
     def active(self) -> bool:
@@ -60,8 +60,8 @@ class OwnerQuotas(Observer):
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Take over the records of the ledger; the first pass compares them with the kernel."""
-        known, invalid = RemovedQuotas.load(entries)
-        self._context.learn(recorded=False, quotas=known)
+        records, invalid = RemovedQuotas.load(entries)
+        self._context.store.handle(engine.QuotasRead(records))
         for key in invalid:
             self._context.telemetry.problem(
                 "cannot use a record of the ledger", record=key, err="it is not a CFS quota"
