@@ -7,24 +7,32 @@ nothing about that line. What survives is either a missing test or a mutant that
     python tests/mutation/mutate.py allocation -n 60
     python tests/mutation/mutate.py relay --at proxy/relay/flow.py --at proxy/relay/stream.py:30
 
-The mutants are tried in copies of the tree, so that the work in the clone can go on.
+The mutants are tried in copies of the tree, so that the work in the clone can go on. The tests end at the
+first failure; a mutant with which they take several times as long as without any is noticed, and listed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import enum
 import os
 import queue
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 from changes import Mutant, mutants
 
@@ -32,8 +40,13 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("proxy", "tests", "proto", "pyproject.toml")
 
 
-Part = tuple[list[str], list[str]]
-"""What is changed, and the tests that ought to notice; those that are quick or find much first."""
+class Part(NamedTuple):
+    """What is changed, and the tests that ought to notice; those that are quick or find much first."""
+
+    changed: list[str]
+    tests: list[str]
+    waiting: Sequence[str] = ()
+    """Tests that mostly wait. They are run for what ``tests`` do not notice, in several processes at once."""
 
 
 def tests_of(room: str, names: str) -> list[str]:
@@ -63,30 +76,30 @@ THROUGH_THE_EXECUTOR = "quotas suppression partitions hotplug pod_exclusive_cpus
 SLOW_WITHOUT_THE_ENGINE = "be_groups codec worker_health threads tasks history"
 ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
-    "allocation": [(["proxy/allocation"], ["tests/allocation"])],
-    "pools": [(["proxy/pools"], ["tests/pools"])],
+    "allocation": [Part(["proxy/allocation"], ["tests/allocation"])],
+    "pools": [Part(["proxy/pools"], ["tests/pools"])],
     "engine": [
-        (
+        Part(
             ["proxy/engine"],
+            all_but("tests/engine", SEARCHES),
             [
-                *all_but("tests/engine", SEARCHES),
                 *tests_of("executor", THROUGH_THE_EXECUTOR),
                 *all_but("tests/executor", f"{THROUGH_THE_EXECUTOR} {SLOW_WITHOUT_THE_ENGINE}"),
             ],
         )
     ],
-    "simulate": [(["proxy/simulate"], ["tests/simulate", "tests/cli/test_simulate.py"])],
+    "simulate": [Part(["proxy/simulate"], ["tests/simulate", "tests/cli/test_simulate.py"])],
     "relay": [
-        (
+        Part(
             ["proxy/relay"],
             tests_of("relay", "frames huffman flow headers session windows garbage splits bounds"),
         )
     ],
     "executor": [
-        (["proxy/executor", *CALLS], tests_of("executor", "parts enforce rare day bad_days random")),
+        Part(["proxy/executor", *CALLS], tests_of("executor", "parts enforce rare day bad_days random")),
     ],
     "pages": [
-        (
+        Part(
             files_of(
                 "executor", "status_data plan_report kernel_view rejections history cpu_users readiness"
             ),
@@ -94,14 +107,14 @@ ROOMS: dict[str, list[Part]] = {
         )
     ],
     "doctor": [
-        (
+        Part(
             files_of("doctor", "checks certificate"),
             tests_of("doctor", "checks certificate"),
         ),
-        (files_of("doctor", "gather"), tests_of("doctor", "broken_nodes")),
+        Part(files_of("doctor", "gather"), tests_of("doctor", "broken_nodes")),
     ],
     "observe": [
-        (
+        Part(
             files_of("observe", "plan_report_text device_list metrics"),
             [
                 *tests_of("observe", "plan_report_text device_list metrics hook_metrics"),
@@ -110,7 +123,7 @@ ROOMS: dict[str, list[Part]] = {
         )
     ],
     "hook_bridge": [
-        (
+        Part(
             [*BRIDGE, *NARROWED],
             tests_of("engine", "narrowing")
             + tests_of(
@@ -118,7 +131,7 @@ ROOMS: dict[str, list[Part]] = {
                 "hook_overrides hook_bridge_updates hook_bridge_lifecycle_events hook_bridge_calls",
             ),
         ),
-        (
+        Part(
             [
                 *files_of("frontends/hook_bridge", "lazy facts config_fields object_cache"),
                 *files_of("frontends/cri", "hook_adjust hook_suffix hook_view"),
@@ -132,24 +145,24 @@ ROOMS: dict[str, list[Part]] = {
         ),
     ],
     "hooks": [
-        (
+        Part(
             ["proxy/hooks/engine"],
             [f"tests/hooks/engine/test_engine_{name}.py" for name in ENGINE_TESTS.split()],
         ),
-        (
+        Part(
             ["proxy/frontends/hookserver"],
             [
                 f"tests/frontends/hookserver/test_hookserver_{name}.py"
                 for name in ("messages", "socket_path", "day", "daemon", "faults", "random")
             ],
         ),
-        (["proxy/hooks/remote"], ["tests/hooks/remote"]),
-        (files_of("hooks", "registry handover"), tests_of("hooks", "hook_registry")),
-        (
+        Part(["proxy/hooks/remote"], ["tests/hooks/remote"]),
+        Part(files_of("hooks", "registry handover"), tests_of("hooks", "hook_registry")),
+        Part(
             ["proxy/hooks/loader"],
             tests_of("hooks", "hook_directories hook_safe_read hook_loading hook_registry"),
         ),
-        (["proxy/permissions.py"], ["tests/test_permissions.py"]),
+        Part(["proxy/permissions.py"], ["tests/test_permissions.py"]),
     ],
 }
 """Room to its parts; a mutant is tried by the tests of the part that it is of."""
@@ -167,12 +180,88 @@ def chosen(sources: list[str], at: list[str]) -> list[Mutant]:
     ]
 
 
+class Outcome(enum.Enum):
+    """What tests show of a mutant; where they do not end in time, they have noticed it."""
+
+    SURVIVED = "survived"
+    NOTICED = "noticed"
+    TIMED_OUT = "timed out"
+
+
+class Limits(NamedTuple):
+    """What tests may take, in seconds: all of a process, and each of them."""
+
+    process: float = 600.0
+    test: float = 120.0
+
+
+PROCESSES = 8
+"""How many processes share the tests that mostly wait."""
+
+
+def shares(part: Part) -> list[list[list[str]]]:
+    """List what is run one after the other; the lists of files in each are run at once."""
+    waiting = [share for n in range(PROCESSES) if (share := part.waiting[n::PROCESSES])]
+    return [[part.tests], waiting] if waiting else [[part.tests]]
+
+
+class TestProcesses:
+    """The processes that try one mutant; all of them end with the block."""
+
+    stopped = threading.Event()
+
+    def __init__(self) -> None:
+        self._all: dict[subprocess.Popen[bytes], tuple[float, Path]] = {}
+
+    def __enter__(self) -> TestProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._all:
+            with contextlib.suppress(ProcessLookupError):  # a test may have left processes of its own
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def start(self, command: list[str], limit: float, printed: Path, **options: Any) -> None:
+        """Start one, which may take so many seconds and prints to a file."""
+        with printed.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **options,
+            )
+        self._all[process] = time.monotonic() + limit, printed
+
+    def outcome(self) -> tuple[Outcome, str]:
+        """Wait until one fails or all have passed."""
+        left = dict(self._all)
+        while left and not self.stopped.is_set():
+            for process, (deadline, printed) in list(left.items()):
+                if process.poll() is None:
+                    if time.monotonic() > deadline:
+                        return Outcome.TIMED_OUT, "all tests"
+                elif process.returncode == 0:
+                    del left[process]
+                else:
+                    words = printed.read_text(errors="replace")
+                    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", words, re.MULTILINE)
+                    late = "from pytest-timeout" in words
+                    return (Outcome.TIMED_OUT if late else Outcome.NOTICED), failed[1] if failed else words
+            time.sleep(0.05)
+        if left:
+            raise KeyboardInterrupt
+        return Outcome.SURVIVED, ""
+
+
 class Workspace:
     """A copy of the tree in which one mutant at a time is tried."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.limits: dict[str, float] = {}
+        self.limits: dict[str, Limits] = {}
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
@@ -190,52 +279,61 @@ class Workspace:
         shutil.copytree(self.directory, directory)
         return other
 
-    def measure(self, tests: list[str]) -> None:
-        """Try tests without any mutant, and let them take some times as long from then on."""
-        started = time.monotonic()
-        if not self.passes(tests, keep_bytecode=True):
-            sys.exit(f"cannot try mutants: {' '.join(tests)} fails without any")
-        self.limits[tests[0]] = 10 + 4 * (time.monotonic() - started)
+    def measure(self, part: Part) -> None:
+        """Try the tests without any mutant, and let them take some times as long from then on."""
+        for tests in shares(part):
+            started = time.monotonic()
+            outcome, failed = self.run(tests, measured=True)
+            if outcome is not Outcome.SURVIVED:
+                sys.exit(f"cannot try mutants: without any, tests fail: {failed}")
+            took = time.monotonic() - started
+            reports = [ElementTree.parse(self.report(files)) for files in tests]
+            slowest = max(float(case.attrib["time"]) for r in reports for case in r.iter("testcase"))
+            self.limits |= {files[0]: Limits(10 + 4 * took, 10 + 4 * slowest) for files in tests}
 
-    def passes(self, tests: list[str], *, first: str = "", keep_bytecode: bool = False) -> bool:
-        """Run the tests, one of the listed files first; running past the limit is not passing."""
-        env = os.environ | ({} if keep_bytecode else {"PYTHONDONTWRITEBYTECODE": "1"})
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                *options,
-                *sorted(tests, key=lambda test: Path(test).name != first),
-            ],
-            cwd=self.directory,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(self.limits.get(tests[0], 600.0)) == 0
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    def report(self, files: list[str]) -> Path:
+        return self.directory / f"{files[0].replace('/', '-')}.xml"
 
-    def survives(self, mutant: Mutant, tests: list[str]) -> bool:
+    def run(self, tests: list[list[str]], first: str = "", *, measured: bool = False) -> tuple[Outcome, str]:
+        """Run lists of test files at once, each in a process.
+
+        Args:
+            tests: The lists.
+            first: The file that comes first in its list.
+            measured: Whether this is to give the limits of later runs.
+
+        Returns:
+            The outcome, and the test that failed.
+        """
+        env = os.environ | ({} if measured else {"PYTHONDONTWRITEBYTECODE": "1"})
+        with tempfile.TemporaryDirectory(prefix="mutate-") as temp, TestProcesses() as processes:
+            for number, files in enumerate(tests):
+                limits = self.limits.get(files[0], Limits())
+                options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
+                options += [f"--timeout={limits.test:.1f}", f"--basetemp={temp}/{number}"]
+                options += [f"--junitxml={self.report(files)}"] if measured else []
+                command = [sys.executable, "-m", "pytest", *options]
+                command += sorted(files, key=lambda file: Path(file).name != first)
+                printed = Path(temp) / f"{number}.txt"
+                processes.start(command, limits.process, printed, cwd=self.directory, env=env)
+            return processes.outcome()
+
+    def attempt(self, mutant: Mutant, part: Part) -> tuple[Outcome, str]:
+        """Try a mutant; the tests that wait only where the others do not notice it."""
         file = self.directory / mutant.path
         original = file.read_text()
         file.write_text(mutant.source)
         try:
-            return self.passes(tests, first=f"test_{file.name}")
+            for tests in shares(part):
+                outcome, failed = self.run(tests, first=f"test_{file.name}")
+                if outcome is not Outcome.SURVIVED:
+                    break
+            return outcome, failed
         finally:
             file.write_text(original)
 
 
-def run(todo: list[tuple[Mutant, list[str]]], jobs: int) -> int:
+def run(todo: list[tuple[Mutant, Part]], jobs: int, *, all_shown: bool) -> int:
     """Try the mutants, each by its tests, and return what survived.
 
     Returns:
@@ -245,22 +343,27 @@ def run(todo: list[tuple[Mutant, list[str]]], jobs: int) -> int:
     with tempfile.TemporaryDirectory(prefix="mutate-") as temp, ThreadPoolExecutor(jobs) as threads:
         idle: queue.Queue[Workspace] = queue.Queue()
         first = Workspace(Path(temp) / "0")
-        for tests in {tests[0]: tests for _, tests in todo}.values():
-            first.measure(tests)
+        for part in {part.tests[0]: part for _, part in todo}.values():
+            first.measure(part)
         for place in (first, *(first.twin(Path(temp) / str(number)) for number in range(1, jobs))):
             idle.put(place)
 
-        def attempt(what: tuple[Mutant, list[str]]) -> bool:
+        def attempt(what: tuple[Mutant, Part]) -> tuple[Outcome, str]:
             place = idle.get()
             try:
-                return place.survives(*what)
+                return place.attempt(*what)
             finally:
                 idle.put(place)
 
-        for (mutant, _), alive in zip(todo, threads.map(attempt, todo), strict=True):
-            survived += alive
-            if alive:
-                print(f"survived  {mutant}", flush=True)
+        try:
+            for (mutant, _), (outcome, failed) in zip(todo, threads.map(attempt, todo), strict=True):
+                survived += outcome is Outcome.SURVIVED
+                if all_shown or outcome is not Outcome.NOTICED:
+                    print(f"{outcome.value:9} {mutant}" + (f" ({failed})" if failed else ""), flush=True)
+        except BaseException:
+            TestProcesses.stopped.set()
+            threads.shutdown(cancel_futures=True)
+            raise
     return survived
 
 
@@ -277,11 +380,13 @@ def main() -> None:
         help="only this directory, file or line",
     )
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--all", action="store_true", help="list those that are noticed too, with the test")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     asked = parser.parse_args()
-    known = [(m, tests) for sources, tests in ROOMS[asked.room] for m in chosen(sources, asked.at)]
+    known = [(m, part) for part in ROOMS[asked.room] for m in chosen(part.changed, asked.at)]
     todo = random.Random(asked.seed).sample(known, asked.n) if 0 < asked.n < len(known) else known
     started = time.monotonic()
-    killed = len(todo) - run(todo, asked.jobs)
+    killed = len(todo) - run(todo, asked.jobs, all_shown=asked.all)
     share = 100 * killed / len(todo) if todo else 100
     took = time.monotonic() - started
     print(f"{asked.room}: {killed} of {len(todo)} noticed ({share:.0f} %), of {len(known)}, in {took:.0f} s")
