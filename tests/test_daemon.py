@@ -31,7 +31,7 @@ def node() -> Iterator[DaemonNode]:
 def test_a_daemon_places_and_reports(node: DaemonNode) -> None:
     daemon = node.daemon("cpuManagerPolicy: static\nreconcilePeriod: 200ms\n")
 
-    async def day() -> None:
+    async def scenario() -> None:
         ls = await node.launch(DemoPod("ls", "LS"))
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert (node.cpus(ls), node.cpus(lse)) == ("0-1,4-15", "2-3")
@@ -50,7 +50,7 @@ def test_a_daemon_places_and_reports(node: DaemonNode) -> None:
             while node.cpus(ls) != "0-15":
                 await asyncio.sleep(0.05)
 
-    run(daemon, day)
+    run(daemon, scenario)
     assert not (node.directory / "cri.sock").exists()
     assert not (node.directory / "admin.sock").exists()
 
@@ -79,7 +79,7 @@ def test_a_runtime_that_comes_later(node: DaemonNode) -> None:
     node.runtime.stop()
     daemon = node.daemon()
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.pages.status()["runtime"]["connected"] is False
         await asyncio.sleep(0.2)
         await asyncio.to_thread(node.runtime.start)
@@ -87,7 +87,7 @@ def test_a_runtime_that_comes_later(node: DaemonNode) -> None:
         assert node.cpus(lse) == "2-3"
         assert daemon.pages.status()["runtime"]["connected"] is True
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
@@ -98,7 +98,7 @@ def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
         reply = daemon.pages.readyz()
         return reply.status, str(reply.answer)
 
-    async def day() -> None:
+    async def scenario() -> None:
         async with asyncio.timeout(30):
             while "[-]runtime failed: cannot read the version of the runtime" not in (await readyz())[1]:
                 await asyncio.sleep(0.02)
@@ -121,13 +121,13 @@ def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
         assert (await asyncio.to_thread(ask, node.directory / "admin.sock", "/readyz")) == (await readyz())[1]
         assert "No problems." in render(daemon.pages.status())
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_the_age_of_the_last_call_is_on_the_page(node: DaemonNode) -> None:
     daemon = node.daemon()
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.pages.status()["calls"] == {"clients": [], "last_s": None, "methods": {}}
         await node.launch(DemoPod("ls", "LS"))
         calls = daemon.pages.status()["calls"]
@@ -140,19 +140,19 @@ def test_the_age_of_the_last_call_is_on_the_page(node: DaemonNode) -> None:
             mine = [each for each in daemon.pages.status()["calls"]["clients"] if each["last_s"] is not None]
             assert os.getpid() in [each["pid"] for each in mine]
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_passthrough_only_relays(node: DaemonNode) -> None:
     daemon = node.daemon("mode: passthrough\n", cgroups=None)
 
-    async def day() -> None:
+    async def scenario() -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert node.cpus(lse) == "0-15"
         assert daemon.executor is None
         assert daemon.pages.status()["mode"] == "passthrough"
 
-    run(daemon, day)
+    run(daemon, scenario)
     assert not (node.directory / "state").exists()
 
 
@@ -174,7 +174,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
 
 
 def test_one_daemon_for_a_socket_and_one_for_a_state_directory(node: DaemonNode) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         with pytest.raises(LockedError, match=r"cannot listen on .*cri.sock: "):
             await node.daemon().start()
         with pytest.raises(LockedError, match="cannot use the state directory"):
@@ -182,7 +182,7 @@ def test_one_daemon_for_a_socket_and_one_for_a_state_directory(node: DaemonNode)
         assert not (node.directory / "other.sock").exists()
         assert (node.directory / "cri.sock").exists()
 
-    run(node.daemon(), day)
+    run(node.daemon(), scenario)
 
 
 def test_a_state_directory_that_cannot_be_created(node: DaemonNode) -> None:
@@ -192,7 +192,7 @@ def test_a_state_directory_that_cannot_be_created(node: DaemonNode) -> None:
 
 
 def test_signals_that_mean_nothing_do_nothing(node: DaemonNode) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         before = signal.getsignal(signal.SIGTERM)
         serving = asyncio.create_task(_serve(node.daemon()))
         async with asyncio.timeout(30):  # before that, a signal would end the tests
@@ -205,19 +205,19 @@ def test_signals_that_mean_nothing_do_nothing(node: DaemonNode) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(serving, 30)
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_a_socket_that_was_removed_is_noticed(node: DaemonNode) -> None:
     daemon = node.daemon()
 
-    async def day() -> None:
+    async def scenario() -> None:
         (node.directory / "cri.sock").unlink()
         async with asyncio.timeout(30):
             while not any("was removed" in p["what"] for p in daemon.pages.status()["problems"]):
                 await asyncio.sleep(0.1)
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> None:
@@ -231,7 +231,7 @@ def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> N
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    async def day() -> None:
+    async def scenario() -> None:
         ls = await node.launch(DemoPod("ls", "LS"))
         assert node.cpus(ls) == "0-15"
         reserved = json.dumps({"reservedCPUs": "0-1", "applyPolicy": "Sometimes"})
@@ -259,4 +259,4 @@ def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> N
         ):
             assert f"\n{line}\n" in numbers
 
-    run(daemon, day)
+    run(daemon, scenario)

@@ -28,13 +28,13 @@ class Node(DaemonNode):
         super().__init__(directory, MACHINE)
         self.running: Any = None
 
-    def live(self, text: str, day: Callable[[CriClient], None]) -> None:
+    def run_scenario(self, text: str, scenario: Callable[[CriClient], None]) -> None:
         """Run a daemon with this configuration, and the client beside it."""
         self.running = self.daemon(text)
 
         def work() -> None:
             with self.client() as client:
-                day(client)
+                scenario(client)
 
         run(self.running, lambda: asyncio.to_thread(work))
 
@@ -65,7 +65,7 @@ CLAIMS = {
 def test_a_claim_beyond_the_request_takes_nothing(node: Node, claim: str) -> None:
     """And pods that a scheduler has bound to CPUs come to them although the claim was first."""
 
-    def day(client: CriClient) -> None:
+    def scenario(client: CriClient) -> None:
         shared = client.launch(DemoPod("web", "LS", shares=512)).container_id
         before = node.cpus(shared)
         assert before == "1,4-31"
@@ -78,11 +78,11 @@ def test_a_claim_beyond_the_request_takes_nothing(node: Node, claim: str) -> Non
         assert len(node.cpus(client.launch(whole).container_id)) > 0
         assert node.running.pages.status()["violations"] == []
 
-    node.live(f"cpuManagerPolicy: static\n{KEPT}", day)
+    node.run_scenario(f"cpuManagerPolicy: static\n{KEPT}", scenario)
 
 
 def test_a_rejection_names_no_pod_of_others(node: Node) -> None:
-    def day(client: CriClient) -> None:
+    def scenario(client: CriClient) -> None:
         client.launch(DemoPod("secret", "LSE", cpuset="10-11", cpus=2))
         said = refused(client, DemoPod("mine", "LSR", cpuset="10-12", cpus=3))
         assert "CPUs 10-11 are owned by" in said
@@ -90,20 +90,20 @@ def test_a_rejection_names_no_pod_of_others(node: Node) -> None:
         reported = node.running.pages.explain({"query": "demo/mine"})["records"][-1]["decision"]["verdict"]
         assert "demo/secret" in reported["message"]
 
-    node.live("", day)
+    node.run_scenario("", scenario)
 
 
 def test_owners_leave_the_shared_pool_its_floor(node: Node) -> None:
     """The author requests what the node has; the scheduler would count it, and the node keeps its floor."""
 
-    def day(client: CriClient) -> None:
+    def scenario(client: CriClient) -> None:
         assert "AdmissionSharedFloor" in _reason(node, client, DemoPod("all", "LSR", cpuset="0-30", cpus=31))
         assert "AdmissionSharedFloor" in _reason(node, client, DemoPod("most", "LSR", cpuset="0-29", cpus=30))
         client.launch(DemoPod("much", "LSR", cpuset="0-6,16-22", cpus=14))
         pools = node.running.pages.status()["pools"]
         assert pools["shared"] == "7-15,23-31"
 
-    node.live("", day)
+    node.run_scenario("", scenario)
 
 
 def _reason(node: Node, client: CriClient, spec: DemoPod) -> str:

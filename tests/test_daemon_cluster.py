@@ -61,7 +61,7 @@ def namespace(name: str, **labels: str) -> dict[str, Any]:
 def test_a_setting_of_the_node_object_takes_effect_with_the_refresh(node: ClusterNode) -> None:
     node.read(FactsKind.NODE, node_object())
 
-    async def day() -> None:
+    async def scenario() -> None:
         container = await node.launch(DemoPod("ls", "LS"))
         assert node.cpus(container) == "0-15"
         node.read(FactsKind.NODE, node_object(**{RESERVATION: '{"reservedCPUs": "0-1"}'}))
@@ -79,7 +79,7 @@ def test_a_setting_of_the_node_object_takes_effect_with_the_refresh(node: Cluste
         assert "node.json: it is not a file of the cluster agent" in lack
         assert "there is no such file" in lack, "of the other files"
 
-    run(node.daemon(), day)
+    run(node.daemon(), scenario)
 
 
 def test_labels_decide_which_namespaces_may_own_cpus(node: ClusterNode) -> None:
@@ -88,7 +88,7 @@ def test_labels_decide_which_namespaces_may_own_cpus(node: ClusterNode) -> None:
             await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         return str(caught.value)
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert "admission.namespaceSelector" in await refused(), "nothing is known yet"
         status = await node.ask("/status")
         assert any("cannot read the labels of namespaces" in p["what"] for p in status["problems"])
@@ -106,7 +106,7 @@ def test_labels_decide_which_namespaces_may_own_cpus(node: ClusterNode) -> None:
         await node.refresh()
         assert node.cpus(container) == "2-3", "a running owner keeps its CPUs"
 
-    run(node.daemon(SELECTOR), day)
+    run(node.daemon(SELECTOR), scenario)
 
 
 def test_owners_keep_their_cpus_over_a_restart_without_the_agent(node: ClusterNode) -> None:
@@ -138,7 +138,7 @@ def test_what_a_pod_requests_is_known_without_kubelet(
         "status": {"qosClass": "Guaranteed"},
     }
 
-    async def day() -> None:
+    async def scenario() -> None:
         node.read(FactsKind.PODS, item)
         container = await node.launch(DemoPod("web", kube_qos=KubeQos.GUARANTEED, cpus=2))
         executor = daemon.executor
@@ -149,14 +149,14 @@ def test_what_a_pod_requests_is_known_without_kubelet(
         assert pod.asks.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
 
     daemon = node.daemon("cpuManagerPolicy: static\n")
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_a_daemon_without_a_directory_refuses_to_refresh() -> None:
     with temporary_node() as plain:
 
-        async def day() -> None:
+        async def scenario() -> None:
             with pytest.raises(InputError, match="clusterFacts"):
                 await asyncio.to_thread(ask, plain.directory / "admin.sock", "/cluster/refresh", 30, act=True)
 
-        run(plain.daemon(), day)
+        run(plain.daemon(), scenario)

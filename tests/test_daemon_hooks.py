@@ -71,7 +71,7 @@ def points(daemon: Daemon) -> frozenset[str]:
 def test_a_file_that_is_dropped_changed_broken_and_removed(node: Node) -> None:
     daemon = node.hooking_daemon()
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert await node.placed("plain") == "0-15"
         node.write("10-x.py", NARROWS.format("2-3"))
         took = [await until(lambda: "pre_create_container" in points(daemon))]
@@ -94,17 +94,17 @@ def test_a_file_that_is_dropped_changed_broken_and_removed(node: Node) -> None:
         assert await node.placed("fourth") == "0-15"
         assert min(took) < 3, f"takes effect within a second on a machine that is not too busy: {took}"
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_hooks_that_are_there_at_the_start_are_asked_of_the_first_call(node: Node) -> None:
     node.write("10-x.py", "import time\ntime.sleep(0.5)\n" + NARROWS.format("6"))
     daemon = node.hooking_daemon()
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert await node.placed("first") == "6"
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_a_hook_is_notified_of_existing_state_and_of_the_end(node: Node) -> None:
@@ -178,22 +178,22 @@ def test_no_hooks_where_only_is_looked_on(node: Node) -> None:
     node.write("10-x.py", NARROWS.format("2"))
     daemon = node.hooking_daemon("mode: observe\n")
 
-    async def day() -> None:
+    async def scenario() -> None:
         await node.placed("first")
         assert daemon.hooking is None
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_no_hooks_where_they_are_switched_off(node: Node) -> None:
     node.write("10-x.py", NARROWS.format("2"))
     daemon = node.hooking_daemon(hooks="enabled: false")
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert await node.placed("first") == "0-15"
         assert daemon.hooking is None
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_a_node_without_hooks_has_nothing_of_them_in_memory(node: Node) -> None:
@@ -205,10 +205,10 @@ def test_a_node_without_hooks_has_nothing_of_them_in_memory(node: Node) -> None:
         node = Node(Path(sys.argv[1]))
         node.runtime.start()
         daemon = node.hooking_daemon()
-        async def day():
+        async def scenario():
             assert await node.placed("first") == "0-15"
             await asyncio.sleep(1)
-        run(daemon, day)
+        run(daemon, scenario)
         node.runtime.stop()
         of_hooks = ("proxy.hooks.", "proxy.frontends.hook_bridge")
         print(*[name for name in sys.modules if name.startswith(of_hooks)])
@@ -264,7 +264,7 @@ def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
         rows = daemon.pages.hooks()["hooks"]
         return " ".join(f"{row['state']} {row.get('timeout')} {row['error']}" for row in rows).strip()
 
-    async def day() -> None:
+    async def scenario() -> None:
         await until(lambda: entry() == "running 0.5")
         assert await node.placed("before") == "0-3"
         await reload(", settings: {10-narrow: {timeout: 2s, config: {cpus: 4-5}}}")
@@ -280,4 +280,4 @@ def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
         await until(lambda: entry() == "")
         assert await node.placed("without") == "0-15"
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)

@@ -30,10 +30,10 @@ class Node(DaemonNode):
         super().__init__(directory, version=2)
         self.root = directory / "cgroup"
 
-    def live(self, text: str, day: Callable[[Daemon], Coroutine[Any, Any, None]]) -> None:
+    def run_scenario(self, text: str, scenario: Callable[[Daemon], Coroutine[Any, Any, None]]) -> None:
         """Run a daemon with this configuration, and the scenario, which gets the daemon."""
         daemon = self.daemon(text)
-        run(daemon, lambda: day(daemon))
+        run(daemon, lambda: scenario(daemon))
 
     async def group(self, spec: DemoPod) -> Path:
         """Run a pod; return its container's cgroup."""
@@ -76,7 +76,7 @@ LSE, LS = DemoPod("lse", "LSE", cpuset="2-3"), DemoPod("ls", "LS")
 
 
 def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         shared = await node.group(LS)
         own = await node.group(LSE)
         await until(lambda: kind(own) == "isolated")
@@ -93,7 +93,7 @@ def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
         assert kind(more) == "isolated"
         assert executor(daemon).telemetry.problems() == []
 
-    node.live(ISOLATED, day)
+    node.run_scenario(ISOLATED, scenario)
 
 
 def test_a_partition_outlives_the_daemon_until_it_is_not_wanted(node: Node) -> None:
@@ -115,10 +115,10 @@ def test_a_partition_outlives_the_daemon_until_it_is_not_wanted(node: Node) -> N
     async def third(daemon: Daemon) -> None:
         assert executor(daemon).partitions is None
 
-    node.live(ISOLATED, first)
+    node.run_scenario(ISOLATED, first)
     assert kind(groups[0]) == "isolated"
-    node.live(NONE, second)
-    node.live(NONE, third)
+    node.run_scenario(NONE, second)
+    node.run_scenario(NONE, third)
 
 
 def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +136,13 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
     def refuse(*_: object) -> None:
         raise CannotCreateError("cannot open the ledger: Read-only file system")
 
-    node.live(ISOLATED, first)
+    node.run_scenario(ISOLATED, first)
     monkeypatch.setattr("proxy.backends.ledger.open_ledger", refuse)
-    node.live(NONE, second)
+    node.run_scenario(NONE, second)
 
 
 def test_a_foreign_overlap_is_repaired(node: Node) -> None:
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         own = await node.group(LSE)
         # The file says "isolated" before the daemon has read it back: an overlap in between fails that.
         await until(lambda: executor(daemon).telemetry.value(metrics.PARTITIONS_MADE))
@@ -161,4 +161,4 @@ def test_a_foreign_overlap_is_repaired(node: Node) -> None:
         node.cgroups.rmdir(beside)
         await until(lambda: kind(own) == "isolated")
 
-    node.live(ISOLATED, day)
+    node.run_scenario(ISOLATED, scenario)

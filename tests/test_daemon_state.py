@@ -98,13 +98,13 @@ def test_a_released_node_stays_released_on_a_read_only_disk(node: DaemonNode, di
     disk.refusal = errno.EROFS
     daemon = node.daemon()
 
-    async def day() -> None:
+    async def scenario() -> None:
         await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert owned(daemon) == set()
         assert daemon.pages is not None
         assert daemon.pages.status()["mode"] == "released"
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EDQUOT])
@@ -115,7 +115,7 @@ def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bo
     disk.refusal = number
     daemon = node.daemon()
 
-    async def day() -> None:
+    async def scenario() -> None:
         await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert owned(daemon) == {"2-3"}
         assert any(
@@ -123,7 +123,7 @@ def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bo
             for what in reported(daemon)
         )
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_a_state_path_that_cannot_be_a_directory_is_refused(node: DaemonNode) -> None:

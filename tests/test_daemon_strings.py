@@ -56,12 +56,12 @@ def node(tmp_path: Path) -> Iterator[Node]:
     one.runtime.stop(0)
 
 
-def lived(node: Node, day: Callable[[GoClient], Any]) -> None:
+def lived(node: Node, scenario: Callable[[GoClient], Any]) -> None:
     async def whole() -> None:
         client = await node.start()
         try:
             await node.in_step()
-            await day(client)
+            await scenario(client)
         finally:
             client.close()
             await node.running.stop()
@@ -70,7 +70,7 @@ def lived(node: Node, day: Callable[[GoClient], Any]) -> None:
 
 
 def test_a_container_of_a_pod_with_odd_strings_is_placed(node: Node) -> None:
-    async def day(client: GoClient) -> None:
+    async def scenario(client: GoClient) -> None:
         owner = await asyncio.to_thread(client.run, "owner", "LSE", _resource_status='{"cpuset":"2-3"}')
         odd = await asyncio.to_thread(client.run, "odd", "LS", note=f"{MARK} and more")
         assert (node.asked(odd), node.cpus(odd)) == ("0-1,4-7", "0-1,4-7")
@@ -79,22 +79,22 @@ def test_a_container_of_a_pod_with_odd_strings_is_placed(node: Node) -> None:
         assert placed.keys() == {"owner", "odd"}
         assert not node.running.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE)
 
-    lived(node, day)
+    lived(node, scenario)
 
 
 def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> None:
-    async def day(client: GoClient) -> None:
+    async def scenario(client: GoClient) -> None:
         status = f'{{"cpuset":"2-3","note":"{MARK}"}}'
         odd = await asyncio.to_thread(client.run, "odd", "LS", _resource_status=status)
         assert node.cpus(odd) == "0-7"
         reported = [str(each["what"]) for each in node.running.executor.telemetry.problems()]
         assert any("ns/odd" in what and "resource-status" in what for what in reported)
 
-    lived(node, day)
+    lived(node, scenario)
 
 
 def test_reconciles_continue_beside_a_sandbox_with_odd_strings(node: Node) -> None:
-    async def day(client: GoClient) -> None:
+    async def scenario(client: GoClient) -> None:
         executor = node.running.executor
         plain = await asyncio.to_thread(client.run, "plain")
         await asyncio.to_thread(client.run, "odd", note=MARK, **{MARK: "a key"})
@@ -107,11 +107,11 @@ def test_reconciles_continue_beside_a_sandbox_with_odd_strings(node: Node) -> No
         await until(lambda: behind in executor.state.containers and node.cpus(plain) == "0-7")
         assert not any("deserializing" in str(each["what"]) for each in executor.telemetry.problems())
 
-    lived(node, day)
+    lived(node, scenario)
 
 
 def test_a_restart_beside_a_sandbox_with_odd_strings(node: Node) -> None:
-    async def day(client: GoClient) -> None:
+    async def scenario(client: GoClient) -> None:
         await asyncio.to_thread(client.run, "odd", note=MARK)
         await asyncio.to_thread(client.run, "owner", "LSE", _resource_status='{"cpuset":"2-3"}')
 
@@ -123,14 +123,14 @@ def test_a_restart_beside_a_sandbox_with_odd_strings(node: Node) -> None:
         other = await asyncio.to_thread(client.run, "other", "LSE", _resource_status='{"cpuset":"4-5"}')
         assert node.cpus(other) == "4-5"
 
-    lived(node, day)
+    lived(node, scenario)
     lived(node, after)
 
 
 def test_a_start_without_a_ledger_adopts_a_pod_with_odd_strings(node: Node) -> None:
-    async def day(_client: GoClient) -> None:
+    async def scenario(_client: GoClient) -> None:
         containers = node.running.executor.state.containers
         assert {(c.pod.name, c.pod.uid) for c in containers.values()} == {("odd", r"uid-odd")}
 
     node.direct.run("odd", "LS", note=MARK)
-    lived(node, day)
+    lived(node, scenario)

@@ -85,7 +85,7 @@ def cpus(node: Node, container: str) -> CpuSet:
 def test_by_cpus(node: Node) -> None:
     daemon, ids = node.suppressing("cpuset"), []
 
-    async def day() -> None:
+    async def scenario() -> None:
         ids.extend([await node.launch(BE), await node.launch(LS)])
         await node.time_passes(lambda: len(cpus(node, ids[0])) == 11)
         node.busy = 8.0
@@ -100,7 +100,7 @@ def test_by_cpus(node: Node) -> None:
         assert daemon.pages.status()["violations"] == []
         ids.append(await node.launch(DemoPod("late", "BE", KubeQos.BEST_EFFORT)))
 
-    run(daemon, day)
+    run(daemon, scenario)
     assert cpus(node, ids[0]) == cpus(node, ids[2]) == MACHINE.online
     updates = [call for call in node.runtime.calls if call.method == "UpdateContainerResources"]
     reported = [(call.request.container_id, call.request.linux.cpuset_cpus) for call in updates]
@@ -111,7 +111,7 @@ def test_by_cpus(node: Node) -> None:
 
 
 def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         await node.launch(BE)
         await node.launch(LS)
         await node.time_passes(lambda: node.quota == 1_040_000)
@@ -119,7 +119,7 @@ def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:
     crashed = node.suppressing("cfs-quota")
 
     async def before() -> None:
-        await day()
+        await scenario()
         crashed._suppression = None  # it restores nothing
 
     run(crashed, before)
@@ -142,7 +142,7 @@ def test_without_any_counters(node: Node) -> None:
     (node.root / "cpuacct.usage").unlink()
     daemon = node.suppressing("cpuset")
 
-    async def day() -> None:
+    async def scenario() -> None:
         be = await node.launch(BE)
         said = ["cannot find the kernel's CPU times", "cannot suppress BE pods"]
         async with asyncio.timeout(60):
@@ -150,13 +150,13 @@ def test_without_any_counters(node: Node) -> None:
                 await asyncio.sleep(0.05)
         assert cpus(node, be) == MACHINE.online
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_observe_mode_suppresses_nothing(node: Node) -> None:
     daemon = node.daemon("mode: observe\nbeSuppress: {mode: cpuset, period: 100ms, threshold: 1}\n")
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.executor is not None
         container = await node.launch(DemoPod("be", "BE", KubeQos.BEST_EFFORT))
         await asyncio.sleep(0.5)
@@ -164,7 +164,7 @@ def test_observe_mode_suppresses_nothing(node: Node) -> None:
         assert daemon.executor.state.be_limit is None
         assert daemon.executor.telemetry.value(BE_SUPPRESS_ROUNDS) == 0
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_a_reload_begins_changes_and_ends_suppression(node: Node) -> None:
@@ -182,7 +182,7 @@ def test_a_reload_begins_changes_and_ends_suppression(node: Node) -> None:
         page: Any = await daemon.reload.action()
         return f"{page['reload']['result']}{page['reload']['reason']}"
 
-    async def day() -> None:
+    async def scenario() -> None:
         await node.launch(DemoPod("ls", "LS", KubeQos.BURSTABLE))
         be = await node.launch(DemoPod("be", "BE", KubeQos.BEST_EFFORT))
         node.busy = 8.0
@@ -202,4 +202,4 @@ def test_a_reload_begins_changes_and_ends_suppression(node: Node) -> None:
         assert daemon.executor.telemetry.registry.page()["be_suppress_rounds"] == rounds
         assert daemon.pages.status()["beSuppress"]["mode"] == "off"
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)

@@ -1,4 +1,4 @@
-"""No output shows as in effect what the cgroup files do not say: whole daemons, on random days.
+"""No output shows as in effect what the cgroup files do not say: whole daemons, with random pods.
 
 In each mode pods come and go. After each step every output is read, and the cgroup files before and after
 it: where the files did not change meanwhile, the outputs must agree with them.
@@ -84,8 +84,8 @@ class Outputs:
         return sum(value for (family, _), value in self.metrics.items() if family == f"topoproxy_{name}")
 
 
-class Day:
-    """A day of a node, and what its files say."""
+class RandomNode:
+    """A node on which random pods are created and removed, and the values in its cgroup files."""
 
     def __init__(self, node: DaemonNode, daemon: Daemon, seed: int) -> None:
         self.node = node
@@ -208,10 +208,10 @@ def check_explained(kernel: dict[str, str], pages: dict[str, Any], mode: str) ->
 
 
 def check_metrics(outputs: Outputs, mode: str) -> None:
-    live = [row for row in outputs.status["containers"] if row["phase"] != "exited"]
-    applied = sum(row["applied"] for row in live)
+    run_scenario = [row for row in outputs.status["containers"] if row["phase"] != "exited"]
+    applied = sum(row["applied"] for row in run_scenario)
     assert outputs.metric("containers") == applied
-    assert outputs.metric("planned_containers") == len(live) - applied
+    assert outputs.metric("planned_containers") == len(run_scenario) - applied
     owners = [row for row in outputs.status["exclusive"] if row["applied"]]
     assert outputs.metric("owners") == len(owners)
     planned = [name for name, value in outputs.metrics.items() if "_planned_" in name[0] and value]
@@ -255,7 +255,7 @@ RELOADS = {STEPS // 3: "mode: enforce\nenforce: {stepPeriod: 100ms}\n", 2 * STEP
 @pytest.mark.parametrize("mode", sorted(SETTINGS))
 def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: FileNode, mode: str, seed: int) -> None:
     daemon = node.from_file(f"{SETTINGS[mode]}{RULES}")
-    day, written, log = Day(node, daemon, seed), 0, CapturedLog()
+    random_node, written, log = RandomNode(node, daemon, seed), 0, CapturedLog()
 
     async def whole() -> None:
         nonlocal written
@@ -268,27 +268,27 @@ def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: FileNode, mode
                 await until(lambda: daemon.executor.store.mode.value == "released")
             if mode == "reloaded" and number in RELOADS:
                 await node.reload(daemon, f"{RELOADS[number]}{RULES}")
-            await asyncio.to_thread(day.step)
+            await asyncio.to_thread(random_node.step)
             now = "enforce" if mode == "released" and number < STEPS // 2 else mode
-            await settled(day, now)
-            kernel, outputs = await day.outputs()
+            await settled(random_node, now)
+            kernel, outputs = await random_node.outputs()
             check(kernel, outputs, now)
             written += any(CpuSet.parse(cpus) != MACHINE.online for cpus in kernel.values())
 
     run(daemon, whole, reconciled=True)
     if mode in ("staged", "reloaded"):
-        return  # the day decides whether the plan is applied to an owner
+        return  # the scenario decides whether the plan is applied to an owner
     assert (written > 0) == (mode != "observe")
     logged = [each for each in DONE_BY_LOG if any(line.startswith(f"{each} pod=") for line in log.lines)]
     assert bool(logged) == (mode != "observe"), logged
 
 
-async def settled(day: Day, mode: str) -> None:
+async def settled(random_node: RandomNode, mode: str) -> None:
     """Wait until the kernel follows the state: a removal grows pools after its answer."""
-    executor = day.daemon.executor
+    executor = random_node.daemon.executor
 
     def follows() -> bool:
-        state, kernel = executor.state, day.kernel()
+        state, kernel = executor.state, random_node.kernel()
         there = [c for c in state.containers.values() if c.id in kernel and applies_to(state, c.pod)]
         left = counts(state)
         changing = left.to_apply or left.to_give_back or left.moving

@@ -84,7 +84,7 @@ def test_memory_is_given_back_after_a_reconcile_and_when_it_has_grown(
     resident = 36 << 20
     monkeypatch.setattr(memory_trim, "resident", lambda: resident)
 
-    async def day() -> None:
+    async def scenario() -> None:
         nonlocal resident
         port, reconciled = telemetry(), asyncio.Event()
         executor: Any = SimpleNamespace(reconciled=reconciled, telemetry=port)
@@ -109,5 +109,5 @@ def test_memory_is_given_back_after_a_reconcile_and_when_it_has_grown(
         await asyncio.sleep(0.2)
         task.cancel()
 
-    asyncio.run(day())
+    asyncio.run(scenario())
     assert trimmed == ["freeze", *["trim", "pages"] * 4], "what stays is tried twice only"

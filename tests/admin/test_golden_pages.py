@@ -121,33 +121,33 @@ def golden(node: GoldenNode, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     ) -> None:
         answers: list[Any] = []
 
-        async def day() -> None:
+        async def scenario() -> None:
             answers.append(await scenario(daemon) or await node.calm())
 
         daemon = node.from_file(SETTINGS + text)
-        run(daemon, day, reconciled=reconciled)
+        run(daemon, scenario, reconciled=reconciled)
         compare(name, answers[0], node.directory, monkeypatch)
 
     return check
 
 
 def test_ready(node: GoldenNode, golden: Callable[..., None]) -> None:
-    async def day(daemon: Daemon) -> Any:
+    async def scenario(daemon: Daemon) -> Any:
         await node.pods()
         with node.client() as client:
             await asyncio.to_thread(client.version)
             return await node.calm(clients=1)
 
-    golden("ready", day)
+    golden("ready", scenario)
 
 
 def test_not_connected(node: GoldenNode, golden: Callable[..., None]) -> None:
     node.runtime.stop()
 
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await until(lambda: daemon.sync is not None and daemon.sync.failure)
 
-    golden("not-connected", day, reconciled=False)
+    golden("not-connected", scenario, reconciled=False)
 
 
 async def try_launch(node: GoldenNode, spec: DemoPod) -> None:
@@ -158,7 +158,7 @@ async def try_launch(node: GoldenNode, spec: DemoPod) -> None:
 
 
 def test_observing(node: GoldenNode, golden: Callable[..., None]) -> None:
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await node.pods()
         await node.launch(DemoPod("rival", "LSE", KubeQos.GUARANTEED, "3,5", cpus=2))
         assert daemon.executor is not None
@@ -166,27 +166,27 @@ def test_observing(node: GoldenNode, golden: Callable[..., None]) -> None:
         daemon.executor.attention.set()
         await until(lambda: daemon.executor.telemetry.registry.page()["reconciles"] > passes + 1)  # type: ignore[union-attr]
 
-    golden("observing", day, "mode: observe\n")
+    golden("observing", scenario, "mode: observe\n")
 
 
 def test_staged(node: GoldenNode, golden: Callable[..., None]) -> None:
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await node.pods()
 
-    golden("staged", day, "enforce: {podSelector: {matchLabels: {koordinator.sh/qosClass: LSE}}}\n")
+    golden("staged", scenario, "enforce: {podSelector: {matchLabels: {koordinator.sh/qosClass: LSE}}}\n")
 
 
 def test_released(node: GoldenNode, golden: Callable[..., None]) -> None:
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await node.pods()
         await asyncio.to_thread(ask, node.directory / "admin.sock", "/release/start", 30, act=True)
         await until(lambda: daemon.pages is not None and daemon.pages.status()["mode"] == "released")
 
-    golden("released", day)
+    golden("released", scenario)
 
 
 def test_drifting(node: GoldenNode, golden: Callable[..., None]) -> None:
-    async def day(daemon: Daemon) -> Any:
+    async def scenario(daemon: Daemon) -> Any:
         web, *_ = await node.pods()
         await node.calm()
         assert daemon.executor is not None
@@ -204,16 +204,16 @@ def test_drifting(node: GoldenNode, golden: Callable[..., None]) -> None:
         await working
         return answer
 
-    golden("drifting", day, "settle: {enabled: false}\n")
+    golden("drifting", scenario, "settle: {enabled: false}\n")
 
 
 def test_rejected(node: GoldenNode, golden: Callable[..., None]) -> None:
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await node.launch(DemoPod("trading", "LSE", KubeQos.GUARANTEED, "2-3", cpus=2))
         await try_launch(node, DemoPod("rival", "LSE", KubeQos.GUARANTEED, "3,5", cpus=2))
         await try_launch(node, DemoPod("huge", kube_qos=KubeQos.GUARANTEED, cpus=40))
 
-    golden("rejected", day)
+    golden("rejected", scenario)
 
 
 def test_no_client(node: GoldenNode, golden: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,18 +223,18 @@ def test_no_client(node: GoldenNode, golden: Callable[..., None], monkeypatch: p
         'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/containerd/containerd.sock"\n'
     )
 
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await node.launch(DemoPod("web", "LS"))
         assert daemon.executor is not None
         await until(daemon.executor.telemetry.problems)
 
-    golden("no-client", day)
+    golden("no-client", scenario)
 
 
 def test_reload_refused(node: GoldenNode, golden: Callable[..., None]) -> None:
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await node.launch(DemoPod("web", "LS"))
         page = await node.reload(daemon, f"{SETTINGS}moed: observe\n")
         assert page["reload"]["result"] == "refused"
 
-    golden("reload-refused", day)
+    golden("reload-refused", scenario)

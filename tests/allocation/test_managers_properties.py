@@ -1,4 +1,4 @@
-"""The three managers through the days of a node: pods come under a policy and leave, kubelet is restarted."""
+"""Properties of the three managers while pods are admitted and removed, and kubelet restarts."""
 
 from __future__ import annotations
 

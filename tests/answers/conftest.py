@@ -146,7 +146,7 @@ def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: b
     config = node.file(text)
     daemon = node.daemon(text, file=config)
 
-    async def day() -> None:
+    async def scenario() -> None:
         if daemon.hooking is not None:
             await until(lambda: daemon.pages.hooks()["hooks"])
         await node.try_each(PODS)
@@ -159,7 +159,7 @@ def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: b
             await asyncio.to_thread(_act, answers, node, config)
             await until(lambda: daemon.pages.status()["mode"] == "enforce")
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def _ask(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_daemon_notices_it() -> None:
         (journal / "endpoint").write_text(f"{OURS}\n")
         daemon = node.daemon(f"kubelet: {{stateDir: {kubelet}}}\n")
 
-        async def day() -> None:
+        async def scenario() -> None:
             await until(lambda: daemon.pages.status()["problems"])
             page = daemon.pages.status()
             assert page["attach"] == {
@@ -93,4 +93,4 @@ def test_the_daemon_notices_it() -> None:
             (problem,) = page["problems"]
             assert problem["message"] == RESET
 
-        run(daemon, day)
+        run(daemon, scenario)

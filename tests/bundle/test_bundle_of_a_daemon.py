@@ -41,7 +41,7 @@ def test_no_secret_of_a_pod_or_a_hook_is_in_the_bundle_of_a_running_daemon() -> 
         daemon = node.daemon(RICH, file=file)
         found: dict[str, bytes] = {}
 
-        async def day() -> None:
+        async def scenario() -> None:
             for pod in PODS:
                 try:
                     await node.launch(pod)
@@ -56,7 +56,7 @@ def test_no_secret_of_a_pod_or_a_hook_is_in_the_bundle_of_a_running_daemon() -> 
             found.update(await asyncio.to_thread(collect, settings))
 
         try:
-            run(daemon, day)
+            run(daemon, scenario)
         finally:
             setup("info", "text", sys.stderr)
     manifest = json.loads(found["manifest.json"])

@@ -114,7 +114,7 @@ def examined(
     found: dict[str, tuple[str, str]] = {}
     with temporary_node(DoctoredNode) as node:
 
-        async def day() -> None:
+        async def scenario() -> None:
             await node.launch(DemoPod("web", "LS"))
             with node.client() as client:
                 if connected:
@@ -122,7 +122,7 @@ def examined(
                 break_it(node)
                 found.update(await asyncio.to_thread(node.findings))
 
-        run(node.daemon(), day, reconciled=True)
+        run(node.daemon(), scenario, reconciled=True)
     return {name: each for name, each in found.items() if NOT_MADE.get(name) != each}
 
 

@@ -184,7 +184,7 @@ class SearchedNode:
         "tasks",
     )
 
-    def __init__(self, left: Mapping[str, tuple[str, ...]], day: str) -> None:
+    def __init__(self, left: Mapping[str, tuple[str, ...]], sequence: str) -> None:
         self.state = NodeState.empty(NODE)
         self.calls: Mapping[str, ClientCall] = {}
         self.tasks: Mapping[str, DaemonTask] = {}
@@ -202,7 +202,7 @@ class SearchedNode:
         self.put_off: frozenset[str] = frozenset()
         self.silent: frozenset[str] = frozenset()
         self.reconciled, self.begun = True, False
-        self.hangs, self.settles, self.may_move = day == "hang", day == "settle", day == "move"
+        self.hangs, self.settles, self.may_move = sequence == "hang", sequence == "settle", sequence == "move"
         self.owner = CpuSet()
         self.faults = self.crashes = self.lists = self.passes = self.number = 0
         self.clock = 1000.0

@@ -1,4 +1,4 @@
-"""Every order of a small day with devices: pods, fewer devices, and all that can come between.
+"""Every interleaving of a few calls for pods that need devices, with faults and crashes in between.
 
 A search over plain values, as ``test_every_interleaving`` has it for CPUs. The engine takes every step;
 around it are what the executor waits for (a plug-in's preference, its answer to Allocate, the ledger), the
@@ -79,7 +79,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Day:
+class DeviceNode:
     """The node, its daemon, the runtime, the ledger.
 
     Attributes:
@@ -128,18 +128,18 @@ class Day:
             ),
         )
 
-    def after(self, event: NodeEvent) -> tuple[Day, NodeEffects]:
+    def after(self, event: NodeEvent) -> tuple[DeviceNode, NodeEffects]:
         state, effects = handle(self.state, event)
         records = tuple((e.key, e.record) for e in effects if type(e) is PutRecord and e.key[0] in "dp")
         return replace(self, state=state, queue=(*self.queue, *records)), effects
 
-    def does(self, *events: NodeEvent) -> Day:
-        day = self
+    def does(self, *events: NodeEvent) -> DeviceNode:
+        node = self
         for event in events:
-            day, _ = day.after(event)
-        return day
+            node, _ = node.after(event)
+        return node
 
-    def with_call(self, uid: str, call: Call | None) -> Day:
+    def with_call(self, uid: str, call: Call | None) -> DeviceNode:
         calls = {key: other for key, other in self.calls.items() if key != uid}
         return replace(self, calls=calls if call is None else {**calls, uid: call})
 
@@ -147,158 +147,158 @@ class Day:
 # -- what may happen next -----------------------------------------------------------------------------------
 
 
-def decided(day: Day, uid: str, preferred: tuple[str, ...] | None) -> Day:
+def decided(node: DeviceNode, uid: str, preferred: tuple[str, ...] | None) -> DeviceNode:
     """A create is decided, or its plug-in has to be asked first."""
     event = CreateRequested(pod(uid), "c", 0, Request(), f"t-{uid}", {("c", R): preferred})
-    day, effects = day.after(event)
+    node, effects = node.after(event)
     last = effects[-1]
     answer = last.answer if type(last) is PlanDecided else last
     if isinstance(answer, AskPreference):
-        return day.with_call(uid, Call("asked"))
+        return node.with_call(uid, Call("asked"))
     if isinstance(answer, AllocateFirst):
-        return day.with_call(uid, Call("allocating", day.state.devices.of_container(uid, "c", R)))
+        return node.with_call(uid, Call("allocating", node.state.devices.of_container(uid, "c", R)))
     assert isinstance(answer, Refuse), answer
-    return day.with_call(uid, None)
+    return node.with_call(uid, None)
 
 
-def written(day: Day) -> Day:
+def written(node: DeviceNode) -> DeviceNode:
     """The ledger has written what waits; creates that waited for it go to the runtime."""
-    ledger = dict(day.ledger)
-    for key, record in day.queue:
+    ledger = dict(node.ledger)
+    for key, record in node.queue:
         ledger.pop(key, None)
         if record is not None:
             ledger[key] = record
-    day = replace(day, ledger=ledger, queue=())
-    for uid, call in day.calls.items():
-        container = day.state.containers.get(f"t-{uid}")
+    node = replace(node, ledger=ledger, queue=())
+    for uid, call in node.calls.items():
+        container = node.state.containers.get(f"t-{uid}")
         if call.stage != "recording" or container is None:
             continue
-        day, effects = day.after(CreateResumed(container))
+        node, effects = node.after(CreateResumed(container))
         if isinstance(effects[-1], Forward) and not call.gone:
             ids = frozenset(i for _, some in container.placement.devices for i in some)
-            day = day.with_call(uid, Call("runtime", ids))
+            node = node.with_call(uid, Call("runtime", ids))
         else:
-            day = day.does(CreateFailed(container.id)).with_call(uid, None)
-    return day
+            node = node.does(CreateFailed(container.id)).with_call(uid, None)
+    return node
 
 
-def stopped(day: Day, uid: str) -> Day:
+def stopped(node: DeviceNode, uid: str) -> DeviceNode:
     """The runtime stops a sandbox, and what is in it; its calls fail."""
-    live = {key: ids for key, ids in day.live.items() if key != uid}
-    call = day.calls.get(uid)
-    day = replace(day, live=live, there=day.there - {uid})
+    live = {key: ids for key, ids in node.live.items() if key != uid}
+    call = node.calls.get(uid)
+    node = replace(node, live=live, there=node.there - {uid})
     if call is not None and call.stage in ("runtime", "made"):
-        day = day.with_call(uid, None)
-        day = day if call.gone else day.does(CreateFailed(f"t-{uid}"))
-    return day
+        node = node.with_call(uid, None)
+        node = node if call.gone else node.does(CreateFailed(f"t-{uid}"))
+    return node
 
 
-def crashed(day: Day) -> Day:
+def crashed(node: DeviceNode) -> DeviceNode:
     """A new daemon starts on what the ledger has; the runtime goes on with what it was sent."""
-    pods = tuple(pod(uid) for uid in "abc" if f"p/s-{uid}" in day.ledger)
-    held = ((key.removeprefix(PODS), record) for key, record in day.ledger.items() if key.startswith(PODS))
+    pods = tuple(pod(uid) for uid in "abc" if f"p/s-{uid}" in node.ledger)
+    held = ((key.removeprefix(PODS), record) for key, record in node.ledger.items() if key.startswith(PODS))
     records = {key: load_record(record) for key, record in held}  # type: ignore[arg-type]
-    calls = {u: replace(c, gone=True) for u, c in day.calls.items() if c.stage == "runtime"}
+    calls = {u: replace(c, gone=True) for u, c in node.calls.items() if c.stage == "runtime"}
     fresh = replace(
-        day, state=NodeState.empty(NODE), queue=(), calls=calls, crashes=day.crashes - 1, reported=2
+        node, state=NodeState.empty(NODE), queue=(), calls=calls, crashes=node.crashes - 1, reported=2
     )
     return fresh.does(LedgerRead(pods, (), {}, (), 0.0, records, (R,)))
 
 
-def compared(day: Day) -> Day:
+def compared(node: DeviceNode) -> DeviceNode:
     """The runtime is asked what it has."""
-    for sandbox_id in [p.sandbox_id for p in day.state.pods.values() if p.uid not in day.there]:
-        day = day.does(SandboxRemoved(sandbox_id))
-    return day.does(RuntimeListed([f"s-{uid}" for uid in day.there], [], 0))
+    for sandbox_id in [p.sandbox_id for p in node.state.pods.values() if p.uid not in node.there]:
+        node = node.does(SandboxRemoved(sandbox_id))
+    return node.does(RuntimeListed([f"s-{uid}" for uid in node.there], [], 0))
 
 
-def nexts(day: Day) -> Iterator[tuple[str, Day]]:
+def nexts(node: DeviceNode) -> Iterator[tuple[str, DeviceNode]]:
     """Yield what may happen next."""
     for uid in "abc":
-        yield from _of_pod(day, uid)
-    if day.queue or any(call.stage == "recording" for call in day.calls.values()):
-        yield "written", written(day)
-    if {p.uid for p in day.state.pods.values()} | day.state.devices.held.keys() != day.there:
-        yield "compared", compared(day)
-    if day.reported:
-        yield "reported", replace(day.does(DevicesChanged(R, devices(day.names))), reported=0)
-    if day.crashes:
-        yield "crashed", crashed(day)
-    if day.faults:
-        less = replace(day, faults=day.faults - 1)
-        for number, listed in enumerate(({**devices(day.names), "x": ILL}, {}), 1):
+        yield from _of_pod(node, uid)
+    if node.queue or any(call.stage == "recording" for call in node.calls.values()):
+        yield "written", written(node)
+    if {p.uid for p in node.state.pods.values()} | node.state.devices.held.keys() != node.there:
+        yield "compared", compared(node)
+    if node.reported:
+        yield "reported", replace(node.does(DevicesChanged(R, devices(node.names))), reported=0)
+    if node.crashes:
+        yield "crashed", crashed(node)
+    if node.faults:
+        less = replace(node, faults=node.faults - 1)
+        for number, listed in enumerate(({**devices(node.names), "x": ILL}, {}), 1):
             yield f"list {number}", replace(less.does(DevicesChanged(R, listed)), reported=number)
 
 
-def _of_pod(day: Day, uid: str) -> Iterator[tuple[str, Day]]:
-    call, known = day.calls.get(uid), f"s-{uid}" in day.state.pods
+def _of_pod(node: DeviceNode, uid: str) -> Iterator[tuple[str, DeviceNode]]:
+    call, known = node.calls.get(uid), f"s-{uid}" in node.state.pods
     if call is not None:
-        yield from _of_call(day, uid, call)
-    elif known and uid in day.there and uid not in day.live and day.tried.count(uid) < day.tries:
-        yield f"create {uid}", decided(replace(day, tried=(*day.tried, uid)), uid, None)
-    if known and uid in day.there:
-        yield f"stop {uid}", stopped(day, uid)
-    if known and uid not in day.there:
-        yield f"stopped {uid}", day.does(SandboxStopped(f"s-{uid}"))
+        yield from _of_call(node, uid, call)
+    elif known and uid in node.there and uid not in node.live and node.tried.count(uid) < node.tries:
+        yield f"create {uid}", decided(replace(node, tried=(*node.tried, uid)), uid, None)
+    if known and uid in node.there:
+        yield f"stop {uid}", stopped(node, uid)
+    if known and uid not in node.there:
+        yield f"stopped {uid}", node.does(SandboxStopped(f"s-{uid}"))
 
 
-def _of_call(day: Day, uid: str, call: Call) -> Iterator[tuple[str, Day]]:
-    token, less = f"t-{uid}", replace(day, faults=day.faults - 1)
+def _of_call(node: DeviceNode, uid: str, call: Call) -> Iterator[tuple[str, DeviceNode]]:
+    token, less = f"t-{uid}", replace(node, faults=node.faults - 1)
     if call.stage == "asked":
-        yield f"prefers {uid}", decided(day, uid, ("y", "x"))
+        yield f"prefers {uid}", decided(node, uid, ("y", "x"))
     elif call.stage == "allocating":
         wanted = {R: tuple(sorted(call.ids))}
-        done = day.does(DevicesAllocated(uid, "c", {R: AllocateAnswer()}, wanted))
+        done = node.does(DevicesAllocated(uid, "c", {R: AllocateAnswer()}, wanted))
         yield f"allocated {uid}", done.with_call(uid, replace(call, stage="recording"))
-        if day.faults:
-            container = day.state.containers[token]
+        if node.faults:
+            container = node.state.containers[token]
             failed = less.does(AllocateFailed(uid, "c", wanted), CreateWithoutDevices(container, "it hangs"))
             yield f"fails {uid}", failed.with_call(uid, None)
             yield f"client of {uid} goes", less.with_call(uid, replace(call, gone=True))
     elif call.stage == "runtime":
-        made = replace(day, live={**day.live, uid: call.ids})
+        made = replace(node, live={**node.live, uid: call.ids})
         yield f"made {uid}", made.with_call(uid, None if call.gone else replace(call, stage="made"))
         if call.gone:
-            yield f"never made {uid}", day.with_call(uid, None)
-        elif day.faults:
+            yield f"never made {uid}", node.with_call(uid, None)
+        elif node.faults:
             yield f"error {uid}", less.does(CreateFailed(token)).with_call(uid, None)
     elif call.stage == "made":
-        yield f"answer {uid}", day.does(ContainerCreated(token, f"id-{uid}")).with_call(uid, None)
+        yield f"answer {uid}", node.does(ContainerCreated(token, f"id-{uid}")).with_call(uid, None)
 
 
 # -- what must hold -----------------------------------------------------------------------------------------
 
 
-def check(day: Day) -> None:
+def check(node: DeviceNode) -> None:
     """Check what must hold in every node."""
-    assert violations(day.state) == []
-    sent = {uid: call.ids for uid, call in day.calls.items() if call.stage == "runtime"}
-    using = {uid: ids for uid, ids in {**day.live, **sent}.items() if uid in day.there}
+    assert violations(node.state) == []
+    sent = {uid: call.ids for uid, call in node.calls.items() if call.stage == "runtime"}
+    using = {uid: ids for uid, ids in {**node.live, **sent}.items() if uid in node.there}
     for uid, ids in using.items():
         for other, others in using.items():
             assert uid == other or ids.isdisjoint(others), f"{ids & others} is given to {uid} and {other}"
-        held = day.state.devices.of_container(uid, "c", R)
+        held = node.state.devices.of_container(uid, "c", R)
         assert ids <= held, f"{uid} uses {set(ids)}, and holds {set(held)}"
 
 
-def check_end(day: Day) -> None:
+def check_end(node: DeviceNode) -> None:
     """Check a node on which nothing is left: no device is lost."""
-    assert day.state.devices.held == {}
-    assert day.state.devices.answers == {}
-    assert not [key for key, _ in day.ledger.items() if key.startswith(PODS)]
+    assert node.state.devices.held == {}
+    assert node.state.devices.answers == {}
+    assert not [key for key, _ in node.ledger.items() if key.startswith(PODS)]
 
 
-def search(first: Day) -> tuple[int, int]:
+def search(first: DeviceNode) -> tuple[int, int]:
     """Follow every action from every node; returns how many nodes and how many ends there are."""
     seen, todo, ends = {first.key()}, [(first, ("",))], 0
     while todo:
-        day, way = todo.pop()
-        found = list(nexts(day))
+        node, way = todo.pop()
+        found = list(nexts(node))
         try:
-            check(day)
-            if not day.there and not found:
+            check(node)
+            if not node.there and not found:
                 ends += 1
-                check_end(day)
+                check_end(node)
         except AssertionError as error:
             raise AssertionError(f"{error}\nafter {', '.join(way)}") from error
         for name, after in found:
@@ -309,13 +309,13 @@ def search(first: Day) -> tuple[int, int]:
     return len(seen), ends
 
 
-def begin(pods: str, names: str = "x", *, tries: int = 2, faults: int = 1, crashes: int = 1) -> Day:
+def begin(pods: str, names: str = "x", *, tries: int = 2, faults: int = 1, crashes: int = 1) -> DeviceNode:
     state = NodeState.empty(NODE)
-    day = Day(state, there=frozenset(pods), names=names, tries=tries, faults=faults, crashes=crashes)
-    day = day.does(
+    node = DeviceNode(state, there=frozenset(pods), names=names, tries=tries, faults=faults, crashes=crashes)
+    node = node.does(
         DevicesChanged(R, devices(names)), *(PodLearned(pod(uid), "sandbox running") for uid in pods)
     )
-    return written(day)
+    return written(node)
 
 
 def test_no_device_is_given_twice_and_none_is_lost_in_any_order() -> None:

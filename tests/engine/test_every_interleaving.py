@@ -1,4 +1,4 @@
-"""Every order of a small day: two pods, three CPUs, and all that can come between.
+"""Every interleaving of a few calls for two pods on three CPUs, with faults and crashes in between.
 
 A search over plain values (``searched_node``). What may happen next (a client's call, a job of the kernel
 worker, a write of the ledger, the runtime doing what it was asked, its answer, a timer, a comparison, a
@@ -13,11 +13,11 @@ client goes away and the runtime does it later, an update of the daemon is given
 answer comes twice. From every node the daemon crashes, which is a crash after every effect: what the runtime
 was at is done later or never, and a new daemon starts on what is left, with everything in any order again.
 
-A start that hangs is a day of its own: the runtime makes the container's group with the set that the start
-carries, writes that set again later, which the kernel reports, and executes the program last. What is not
-promised is modelled as docs/applying.md has it: between the runtime's write and the daemon's answer to the
-report only the runtime's own init is in the group, so a program is not executed before a living daemon has
-answered, and only a container that has begun its program can be on an owner's CPUs.
+A start that hangs is a sequence of its own: the runtime makes the container's group with the set that the
+start carries, writes that set again later, which the kernel reports, and executes the program last. What is
+not promised is modelled as docs/applying.md has it: between the runtime's write and the daemon's answer to
+the report only the runtime's own init is in the group, so a program is not executed before a living daemon
+has answered, and only a container that has begun its program can be on an owner's CPUs.
 
 What must hold in every node: no other container is on the CPU of a running owner, and no container is without
 CPUs; in the end no owner is lost, and each container is where it belongs.
@@ -57,7 +57,7 @@ from tests.engine.searched_node import (
 )
 from tests.testkit.changed_copy import changed_copy
 
-DAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+SEQUENCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "start": (("Start",), ("Create", "Start")),
     "update": (("Start", "|", "Update"), ("Create", "Start")),
     "stop": (("Start",), ("Create", "Start", "|", "Stop")),
@@ -65,7 +65,7 @@ DAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "hang": (("Start",), ("Create", "Start")),
     "move": (("Start", "|"), ("Create", "Start", "|", "Update")),
 }
-"""What the two clients do, each by itself; what stands before a bar is done when the day begins."""
+"""The calls of the two clients; those before a bar are done when the search begins."""
 LIMIT = 400_000
 """More nodes than there are."""
 
@@ -178,14 +178,17 @@ def key_of(node: SearchedNode) -> int:
     )
 
 
-def begun(kind: str, day: str) -> SearchedNode:
-    """Return a node with two pods, on which a day begins."""
-    node = SearchedNode(dict(zip("ab", DAYS[day], strict=True)), day)
+def begun(kind: str, sequence: str) -> SearchedNode:
+    """Return a node with two pods, with which the search of a sequence begins."""
+    node = SearchedNode(dict(zip("ab", SEQUENCES[sequence], strict=True)), sequence)
     for pod in (PODS["a"], PODS[kind]):
         node.handle(PodLearned(pod, "sandbox running"))
     node.left = {"a": ("Create", *node.left["a"]), "b": node.left["b"]}
-    done = {"a": ("Create", *DAYS[day][0])[: 1 + _before_bar(DAYS[day][0])], "b": DAYS[day][1]}
-    done["b"] = done["b"][: _before_bar(DAYS[day][1])]
+    done = {
+        "a": ("Create", *SEQUENCES[sequence][0])[: 1 + _before_bar(SEQUENCES[sequence][0])],
+        "b": SEQUENCES[sequence][1],
+    }
+    done["b"] = done["b"][: _before_bar(SEQUENCES[sequence][1])]
     for pod, methods in done.items():
         node.left = {**node.left, pod: tuple(m for m in node.left[pod] if m != "|")}
         for _ in methods:
@@ -235,11 +238,11 @@ def words(way: Way) -> str:
     return " ".join(reversed(steps))
 
 
-def search(kind: str, day: str, faults: int, *, crashes: bool) -> Found:
+def search(kind: str, sequence: str, faults: int, *, crashes: bool) -> Found:
     """Follow every action from every node."""
-    first = begun(kind, day)
+    first = begun(kind, sequence)
     first.faults, first.crashes, first.lists = faults, int(crashes), int(faults < 2)
-    known, found, moves = set[int](), Found(), day == "move"
+    known, found, moves = set[int](), Found(), sequence == "move"
     ahead: list[tuple[SearchedNode, Way]] = [(first, None)]
     while ahead:
         node, way = ahead.pop()
@@ -268,17 +271,22 @@ def search(kind: str, day: str, faults: int, *, crashes: bool) -> Found:
 
 
 # CPUs that an annotation names are not moved.
-KINDS = tuple((kind, day) for kind in ("named", "chosen") for day in DAYS if (kind, day) != ("named", "move"))
+KINDS = tuple(
+    (kind, sequence)
+    for kind in ("named", "chosen")
+    for sequence in SEQUENCES
+    if (kind, sequence) != ("named", "move")
+)
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("kind", "day"), KINDS)
-def test_every_interleaving(kind: str, day: str) -> None:
+@pytest.mark.parametrize(("kind", "sequence"), KINDS)
+def test_every_interleaving(kind: str, sequence: str) -> None:
     """With ``TOPOPROXY_EXPLORE=1`` there are two faults on each way, which takes some minutes."""
     # What follows from a decision is alike for CPUs that are named and CPUs that are chosen.
-    faults = 1 if kind == "named" or day == "move" else 0
-    found = search(kind, day, 2 if os.environ.get("TOPOPROXY_EXPLORE") else faults, crashes=True)
-    print(f"{kind}, {day}: {found.nodes} nodes, {found.steps} steps, {found.crashes} crashes")
+    faults = 1 if kind == "named" or sequence == "move" else 0
+    found = search(kind, sequence, 2 if os.environ.get("TOPOPROXY_EXPLORE") else faults, crashes=True)
+    print(f"{kind}, {sequence}: {found.nodes} nodes, {found.steps} steps, {found.crashes} crashes")
     assert found.nodes > 1_000
     assert found.crashes > 500
 
@@ -386,7 +394,7 @@ def _old_lists(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "kind", "day", "faults"),
+    ("plant", "kind", "sequence", "faults"),
     [
         (_no_barrier, "named", "start", 0),
         (_no_wait, "named", "start", 0),
@@ -405,10 +413,10 @@ def _old_lists(patch: pytest.MonkeyPatch) -> None:
 def test_a_planted_fault_is_found(
     plant: Callable[[pytest.MonkeyPatch], None],
     kind: str,
-    day: str,
+    sequence: str,
     faults: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=r"^after "):
-        search(kind, day, faults, crashes=True)
+        search(kind, sequence, faults, crashes=True)

@@ -333,7 +333,7 @@ class PlayedCall(InterceptedCall):
 
 
 class World:
-    """Everything, with helpers that read like a client's day."""
+    """The executor with fake kernel, runtime and ledger, and helpers that send a client's calls."""
 
     def __init__(
         self,
@@ -569,15 +569,15 @@ class World:
         self.start_update.close()
 
 
-Day = Callable[[World], Coroutine[Any, Any, None]]
+Scenario = Callable[[World], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
-def live() -> Callable[..., None]:
-    """Run a day in a world; ``reconciled=False`` leaves the first comparison to the test."""
+def run_scenario() -> Callable[..., None]:
+    """Run a scenario in a ``World``; with ``reconciled=False`` the test itself starts the first reconcile."""
 
     def runner(
-        day: Day,
+        scenario: Scenario,
         *,
         reconciled: bool = True,
         static: bool = True,
@@ -599,7 +599,7 @@ def live() -> Callable[..., None]:
             if reconciled:
                 await world.sync.once()
             try:
-                await day(world)
+                await scenario(world)
             finally:
                 await world.close()
             assert "answered twice" not in world.log

@@ -53,11 +53,11 @@ async def honest(world: World, uid: str, qos: str, cpus: str, **more: Any) -> st
 )
 @pytest.mark.parametrize("with_sum", [True, False])
 def test_an_author_cannot_take_the_node(
-    live: Any, qos: str, kube: str, cpus: str, rule: AdmissionRule, with_sum: bool
+    run_scenario: Any, qos: str, kube: str, cpus: str, rule: AdmissionRule, with_sum: bool
 ) -> None:
     """A tenth of a CPU is requested; without a sum (kubelet before 1.23) the create is rejected instead."""
 
-    async def day(world: World) -> None:
+    async def scenario(world: World) -> None:
         shared = await world.run(await world.pod("web", "LS"))
         agent = await world.run(await world.pod("agent", "SYSTEM", namespace="kube-system"))
         before = world.on(shared), world.on(agent)
@@ -82,13 +82,13 @@ def test_an_author_cannot_take_the_node(
         assert world.on(trading) == "4-9"
         world.check()
 
-    live(day, rules={**RULES, **KEPT})
+    run_scenario(scenario, rules={**RULES, **KEPT})
 
 
-def test_pods_of_the_scheduler_do_not_lose_against_claims_that_came_first(live: Any) -> None:
+def test_pods_of_the_scheduler_do_not_lose_against_claims_that_came_first(run_scenario: Any) -> None:
     """Several pods, several containers in them, escaped and doubled keys: nothing is owned by them."""
 
-    async def day(world: World) -> None:
+    async def scenario(world: World) -> None:
         texts = ('{"cpu\\u0073et":"0-14"}', '{"CPUSET":"0-14"}', '{"cpuset":"0","CpuSet":"0-14"}',
                  '{"cpuset":"0-14","numaNodeResources":[{"node":0,"resources":{"cpu":"15"}}]}')  # fmt: skip
         for number, text in enumerate(texts):
@@ -107,23 +107,23 @@ def test_pods_of_the_scheduler_do_not_lose_against_claims_that_came_first(live: 
         assert await world.executor.journal.flush() is None
         world.check()
 
-    live(day, rules=RULES)
+    run_scenario(scenario, rules=RULES)
 
 
-def test_a_pod_of_several_containers_owns_what_they_request_together(live: Any) -> None:
-    async def day(world: World) -> None:
+def test_a_pod_of_several_containers_owns_what_they_request_together(run_scenario: Any) -> None:
+    async def scenario(world: World) -> None:
         sandbox = await world.pod("db", "LSR", "burstable", "4-7", total=whole(4))
         ids = [await world.run(sandbox, name, **whole(2)) for name in ("main", "backup")]
         assert {world.on(i) for i in ids} == {"4-7"}
         world.check()
 
-    live(day, rules=RULES)
+    run_scenario(scenario, rules=RULES)
 
 
-def test_what_the_sandbox_requests_now_counts(live: Any) -> None:
+def test_what_the_sandbox_requests_now_counts(run_scenario: Any) -> None:
     """Requests are resized in place; kubelet sends the sum again with each create."""
 
-    async def day(world: World) -> None:
+    async def scenario(world: World) -> None:
         sandbox = await world.pod("db", "LS", "burstable", "4-7", total=whole(4))
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.config.metadata.name = "main"
@@ -134,13 +134,13 @@ def test_what_the_sandbox_requests_now_counts(live: Any) -> None:
         assert "names 4 CPUs, and its containers request 1 whole CPU together" in call.refused[1]
         assert world.executor.state.pods[sandbox].total.cpu_shares == 1024
 
-    live(day, rules=RULES)
+    run_scenario(scenario, rules=RULES)
 
 
-def test_a_restart_changes_nothing_for_owners(live: Any) -> None:
+def test_a_restart_changes_nothing_for_owners(run_scenario: Any) -> None:
     """What is recorded stays; what a pod requests is in the record, so its next container is admitted too."""
 
-    async def day(world: World) -> None:
+    async def scenario(world: World) -> None:
         one = await honest(world, "one", "LSR", "0-3,8-9")
         sandbox = await world.pod("two", "LSE", "burstable", "4-7", total=whole(4))
         await world.run(sandbox, "main", **whole(2))
@@ -155,11 +155,11 @@ def test_a_restart_changes_nothing_for_owners(live: Any) -> None:
         ]
         world.check()
 
-    live(day, rules=RULES)
+    run_scenario(scenario, rules=RULES)
 
 
-def test_an_owner_recorded_under_other_rules_keeps_its_cpus(live: Any) -> None:
-    async def day(world: World) -> None:
+def test_an_owner_recorded_under_other_rules_keeps_its_cpus(run_scenario: Any) -> None:
+    async def scenario(world: World) -> None:
         taker = await world.run(await world.pod("taker", "", "besteffort", "0-13"), **TENTH)
         assert world.on(taker) == "0-13"
         await world.executor.journal.flush()
@@ -173,7 +173,7 @@ def test_an_owner_recorded_under_other_rules_keeps_its_cpus(live: Any) -> None:
         assert await honest(world, "one", "LSR", "0-3,8-9")
         world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 def _lose_the_ledger(world: World) -> None:
@@ -181,10 +181,10 @@ def _lose_the_ledger(world: World) -> None:
     world.boot()
 
 
-def test_honest_owners_are_adopted_without_a_ledger(live: Any) -> None:
+def test_honest_owners_are_adopted_without_a_ledger(run_scenario: Any) -> None:
     """Of several containers, one just crashed; their sum is what the pod requests."""
 
-    async def day(world: World) -> None:
+    async def scenario(world: World) -> None:
         sandbox = await world.pod("db", "LSR", "burstable", "4-7", total=whole(4))
         ids = [await world.run(sandbox, name, **whole(2)) for name in ("main", "backup")]
         for container_id in ids:
@@ -199,11 +199,11 @@ def test_honest_owners_are_adopted_without_a_ledger(live: Any) -> None:
         assert world.on(ids[0]) == "4-7"
         world.check()
 
-    live(day, rules=RULES)
+    run_scenario(scenario, rules=RULES)
 
 
-def test_claims_of_containers_that_are_adopted_are_bounded_too(live: Any) -> None:
-    async def day(world: World) -> None:
+def test_claims_of_containers_that_are_adopted_are_bounded_too(run_scenario: Any) -> None:
+    async def scenario(world: World) -> None:
         annotation = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-14"}'}
         world.runtime.pods["s-evil"] = RuntimePod("s-evil", "evil", "ns", "evil", 0, True, {}, annotation)
         for name in ("a", "b"):
@@ -219,11 +219,11 @@ def test_claims_of_containers_that_are_adopted_are_bounded_too(live: Any) -> Non
         assert world.on("a") == "0-15"
         world.check()
 
-    live(day, reconciled=False, rules=RULES)
+    run_scenario(scenario, reconciled=False, rules=RULES)
 
 
-def test_answers_name_no_other_pod(live: Any) -> None:
-    async def day(world: World) -> None:
+def test_answers_name_no_other_pod(run_scenario: Any) -> None:
+    async def scenario(world: World) -> None:
         await honest(world, "secret-project", "LSE", "4-7", namespace="tenant-a")
         sandbox = await world.pod("mine", "LSR", "burstable", "6-9", total=whole(4), namespace="tenant-b")
         call = await world.begin(sandbox, **whole(4))
@@ -237,22 +237,22 @@ def test_answers_name_no_other_pod(live: Any) -> None:
         assert full in page["records"][-1]["decision"]["verdict"]["message"]
         assert any(full in problem["what"] for problem in node_page(world.executor)["problems"])
 
-    live(day, rules=RULES)
+    run_scenario(scenario, rules=RULES)
 
 
-def test_answers_name_other_pods_where_that_is_configured(live: Any) -> None:
-    async def day(world: World) -> None:
+def test_answers_name_other_pods_where_that_is_configured(run_scenario: Any) -> None:
+    async def scenario(world: World) -> None:
         await honest(world, "other", "LSE", "4-7")
         sandbox = await world.pod("mine", "LSR", "burstable", "6-9", total=whole(4))
         call = await world.begin(sandbox, **whole(4))
         assert call.refused is not None
         assert call.refused[1].endswith("CPUs 6-7 are owned by ns/other already")
 
-    live(day, rules={"admission": changed_copy(DEFAULT, name_others=True)})
+    run_scenario(scenario, rules={"admission": changed_copy(DEFAULT, name_others=True)})
 
 
-def test_a_container_that_cannot_be_moved_is_not_named_either(live: Any) -> None:
-    async def day(world: World) -> None:
+def test_a_container_that_cannot_be_moved_is_not_named_either(run_scenario: Any) -> None:
+    async def scenario(world: World) -> None:
         stuck = await world.run(await world.pod("secret", "LS", namespace="tenant-a"))
         world.cgroups.broken.add(stuck)
         sandbox = await world.pod("mine", "LSR", "burstable", "6-9", total=whole(4))
@@ -263,11 +263,11 @@ def test_a_container_that_cannot_be_moved_is_not_named_either(live: Any) -> None
         )
         assert any(stuck in line for line in world.logged)
 
-    live(day, rules=RULES)
+    run_scenario(scenario, rules=RULES)
 
 
-def test_rejections_are_counted_by_rule_and_reported_once_a_pod(live: Any) -> None:
-    async def day(world: World) -> None:
+def test_rejections_are_counted_by_rule_and_reported_once_a_pod(run_scenario: Any) -> None:
+    async def scenario(world: World) -> None:
         for _ in range(3):
             await world.pod("evil", "", "besteffort", "0-14", total=TENTH, may_be_refused=True)
         text = exposition({}, world.executor.telemetry.registry)
@@ -280,11 +280,11 @@ def test_rejections_are_counted_by_rule_and_reported_once_a_pod(live: Any) -> No
         page = history_page(world.executor.history, {"query": "ns/evil"})
         assert page["records"][-1]["decision"]["verdict"]["reason"] == "AdmissionRequest"
 
-    live(day, rules=RULES)
+    run_scenario(scenario, rules=RULES)
 
 
-def test_a_pod_shares_where_that_is_configured(live: Any) -> None:
-    async def day(world: World) -> None:
+def test_a_pod_shares_where_that_is_configured(run_scenario: Any) -> None:
+    async def scenario(world: World) -> None:
         evil = await world.run(await world.pod("evil", "LSE", "burstable", "0-13", total=TENTH), **TENTH)
         late = await world.run(
             await world.pod("floor", "LSR", "burstable", "0-12", total=whole(13)), **whole(13)
@@ -300,21 +300,21 @@ def test_a_pod_shares_where_that_is_configured(live: Any) -> None:
         world.check()
 
     rules = changed_copy(DEFAULT, beyond=BeyondLimit.SHARE)
-    live(day, rules={"admission": rules, "system": CpuSet([14, 15])})
+    run_scenario(scenario, rules={"admission": rules, "system": CpuSet([14, 15])})
 
 
-def test_in_mode_observe_a_rejection_is_reported_and_the_call_continues(live: Any) -> None:
-    async def day(world: World) -> None:
+def test_in_mode_observe_a_rejection_is_reported_and_the_call_continues(run_scenario: Any) -> None:
+    async def scenario(world: World) -> None:
         sandbox = await world.pod("evil", "", "besteffort", "0-14", total=TENTH)
         call = await world.begin(sandbox, **TENTH)
         assert call.refused is None
         assert call.sent == call.body
         assert any("names 15 CPUs" in line for line in world.logged)
 
-    live(day, rules=RULES, mode=NodeMode.OBSERVE)
+    run_scenario(scenario, rules=RULES, mode=NodeMode.OBSERVE)
 
 
-def test_the_old_behaviour_can_be_had_back(live: Any) -> None:
+def test_the_old_behaviour_can_be_had_back(run_scenario: Any) -> None:
     """What docs/admission.md says restores it: any pod owns what its annotation names."""
     rules = AdmissionConfig(
         resource_status=ResourceStatusMode.FOLLOW,
@@ -324,10 +324,10 @@ def test_the_old_behaviour_can_be_had_back(live: Any) -> None:
         name_others=True,
     ).rules
 
-    async def day(world: World) -> None:
+    async def scenario(world: World) -> None:
         taker = await world.run(await world.pod("taker", "", "besteffort", "0-14"), **TENTH)
         assert world.on(taker) == "0-14"
         world.check()
 
-    live(day, rules={"admission": rules, "system": CpuSet([2])})
+    run_scenario(scenario, rules={"admission": rules, "system": CpuSet([2])})
     assert rules == AdmissionRules(), "as a node without a configuration"

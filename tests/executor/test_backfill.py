@@ -47,8 +47,8 @@ async def shared_beside_an_owner(world: Any) -> str:
     [("0-15", 1), (REST, 0), ("", 1), ("what", 1)],
     ids=["older", "as it should be", "not saved", "no list"],
 )
-def test_a_container_with_another_saved_set_is_updated(live: Any, saved: str, updates: int) -> None:
-    async def day(world: Any) -> None:
+def test_a_container_with_another_saved_set_is_updated(run_scenario: Any, saved: str, updates: int) -> None:
+    async def scenario(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
         for container in world.runtime.containers:
             cpus = saved if container == shared else "8-11"
@@ -61,14 +61,14 @@ def test_a_container_with_another_saved_set_is_updated(live: Any, saved: str, up
         said = await again(world, settled)
         assert said == [f"runtime {shared} {REST}"] * updates
 
-    live(day, settle_per_second=1000)
+    run_scenario(scenario, settle_per_second=1000)
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeCallError("cannot ask: odd", 2), UnavailableError("cannot ask: away")]
 )
-def test_a_runtime_without_saved_sets_is_updated(live: Any, error: Exception) -> None:
-    async def day(world: Any) -> None:
+def test_a_runtime_without_saved_sets_is_updated(run_scenario: Any, error: Exception) -> None:
+    async def scenario(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
 
         def refuse(container_id: str) -> RuntimeDetail:
@@ -81,13 +81,13 @@ def test_a_runtime_without_saved_sets_is_updated(live: Any, error: Exception) ->
 
         assert f"runtime {shared} {REST}" in await again(world, settled)
 
-    live(day, settle_per_second=1000)
+    run_scenario(scenario, settle_per_second=1000)
 
 
-def test_a_newer_update_wins(live: Any) -> None:
+def test_a_newer_update_wins(run_scenario: Any) -> None:
     """An update passes while the runtime is asked: the answer may be from before it."""
 
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -116,11 +116,11 @@ def test_a_newer_update_wins(live: Any) -> None:
         said = await again(world, settled)
         assert f"runtime {shared} {REST}" not in said
 
-    live(day, settle_per_second=1000)
+    run_scenario(scenario, settle_per_second=1000)
 
 
-def test_nothing_is_kept_of_a_container_that_goes_during_the_question(live: Any) -> None:
-    async def day(world: Any) -> None:
+def test_nothing_is_kept_of_a_container_that_goes_during_the_question(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -147,11 +147,11 @@ def test_nothing_is_kept_of_a_container_that_goes_during_the_question(live: Any)
 
         await again(world, settled)
 
-    live(day, settle_per_second=1000)
+    run_scenario(scenario, settle_per_second=1000)
 
 
-def test_the_runtime_is_not_asked_where_nothing_is_settled(live: Any) -> None:
-    async def day(world: Any) -> None:
+def test_the_runtime_is_not_asked_where_nothing_is_settled(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
         await shared_beside_an_owner(world)
         asked: list[str] = []
         world.runtime.detail = asked.append
@@ -162,4 +162,4 @@ def test_the_runtime_is_not_asked_where_nothing_is_settled(live: Any) -> None:
         assert await again(world, nothing) == []
         assert asked == []
 
-    live(day, settle_per_second=0)
+    run_scenario(scenario, settle_per_second=0)

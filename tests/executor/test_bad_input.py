@@ -10,62 +10,62 @@ from proxy.telemetry import metrics
 from tests.testkit.captured_log import telemetry
 
 
-def counted(w: Any) -> dict[str, int]:
+def counted(world: Any) -> dict[str, int]:
     prefix = "bad_input_"
     return {
         k.removeprefix(prefix): n
-        for k, n in w.executor.telemetry.registry.page().items()
+        for k, n in world.executor.telemetry.registry.page().items()
         if k.startswith(prefix) and n
     }
 
 
-def reported(w: Any, why: str, pod: str = "") -> list[str]:
+def reported(world: Any, why: str, pod: str = "") -> list[str]:
     """What is reported of pods."""
-    known = [p["keys"] for p in w.executor.telemetry.problems()]
+    known = [p["keys"] for p in world.executor.telemetry.problems()]
     said = [k.get("reason") or k["err"] for k in known if k.get("pod", "").startswith(pod)]
     return [words for words in said if why in words]
 
 
-def reasons(w: Any, name: str) -> str:
-    record = w.executor.history.find(name)[-1].explanation
+def reasons(world: Any, name: str) -> str:
+    record = world.executor.history.find(name)[-1].explanation
     return " | ".join(
         [*record.reasons, *(f"{f.what} {f.value}" for f in record.facts), record.verdict.message]
     )
 
 
-def test_each_kind_is_counted_reported_and_explained_once_a_pod(live) -> None:
-    async def day(w: Any) -> None:
-        odd = await w.pod("odd", "LSX")
+def test_each_kind_is_counted_reported_and_explained_once_a_pod(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        odd = await world.pod("odd", "LSX")
         for _ in range(3):
-            call = await w.begin(odd)
+            call = await world.begin(odd)
             assert call.refused is None
-            w.finish(call, f"odd-{w.executor.state.runtime.changes.number}")
-        assert counted(w) == {"qos-class": 1}
-        assert reported(w, "label koordinator.sh/qosClass: 'LSX' is not a class", "ns/odd")
-        assert "ignored: label koordinator.sh/qosClass: 'LSX'" in reasons(w, "ns/odd")
+            world.finish(call, f"odd-{world.executor.state.runtime.changes.number}")
+        assert counted(world) == {"qos-class": 1}
+        assert reported(world, "label koordinator.sh/qosClass: 'LSX' is not a class", "ns/odd")
+        assert "ignored: label koordinator.sh/qosClass: 'LSX'" in reasons(world, "ns/odd")
 
-        first = await w.run(await w.pod("first", "LSE", "", "2-3"))
-        assert w.on(first) == "2-3"
+        first = await world.run(await world.pod("first", "LSE", "", "2-3"))
+        assert world.on(first) == "2-3"
         for uid in ("clash", "clash"):
-            call = await w.begin(await w.pod(uid, "LSR", "", "3-4"))
+            call = await world.begin(await world.pod(uid, "LSR", "", "3-4"))
             assert call.refused is not None
-        assert counted(w) == {"qos-class": 1, "overlap": 1}
-        assert len(reported(w, "CPU 3 is owned by ns/first")) == 1
-        assert "CPU 3 is owned by ns/first" in reasons(w, "ns/clash")
+        assert counted(world) == {"qos-class": 1, "overlap": 1}
+        assert len(reported(world, "CPU 3 is owned by ns/first")) == 1
+        assert "CPU 3 is owned by ns/first" in reasons(world, "ns/clash")
 
-        soft = await w.begin(await w.pod("soft", "LS", "", "3"))
+        soft = await world.begin(await world.pod("soft", "LS", "", "3"))
         assert soft.refused is None
-        assert counted(w)["overlap"] == 2
-        assert "CPU 3 is owned by ns/first" in reasons(w, "ns/soft")
+        assert counted(world)["overlap"] == 2
+        assert "CPU 3 is owned by ns/first" in reasons(world, "ns/soft")
 
-        call = await w.begin(await w.pod("far", "LS", "", "99"))
+        call = await world.begin(await world.pod("far", "LS", "", "99"))
         assert call.refused is None
-        assert counted(w)["cpu-list"] == 1
-        assert "CPU 99 is not on this machine (0-" in reasons(w, "ns/far")
-        assert w.on(first) == "2-3", "others are never affected"
-        w.check()
+        assert counted(world)["cpu-list"] == 1
+        assert "CPU 99 is not on this machine (0-" in reasons(world, "ns/far")
+        assert world.on(first) == "2-3", "others are never affected"
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
@@ -84,20 +84,20 @@ def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
     assert port.value(metrics.BAD_INPUT, kind="policy") == 4
 
 
-def test_it_is_known_after_a_restart(live) -> None:
-    async def day(w: Any) -> None:
-        await w.run(await w.pod("odd", "LSX", annotation="{"))
-        counted_before = counted(w)
+def test_it_is_known_after_a_restart(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        await world.run(await world.pod("odd", "LSX", annotation="{"))
+        counted_before = counted(world)
         assert counted_before == {"qos-class": 1, "annotation": 1}
-        await w.executor.journal.flush()
-        await w.close()
-        w.boot()
-        await w.sync.once()
-        assert counted(w) == counted_before
-        assert reported(w, "label koordinator.sh/qosClass", "ns/odd")
-        pod = next(iter(w.executor.state.pods.values()))
+        await world.executor.journal.flush()
+        await world.close()
+        world.boot()
+        await world.sync.once()
+        assert counted(world) == counted_before
+        assert reported(world, "label koordinator.sh/qosClass", "ns/odd")
+        pod = next(iter(world.executor.state.pods.values()))
         assert pod.defects[1] == pod.problem
         assert isinstance(pod.problem, InputDefect)
-        assert "ignored: label" in reasons(w, "ns/odd")
+        assert "ignored: label" in reasons(world, "ns/odd")
 
-    live(day)
+    run_scenario(scenario)

@@ -126,34 +126,34 @@ def test_a_group_that_is_made_with_the_create_keeps_what_hooks_have_named(
     assert on(cgroups, path) == "1"
 
 
-def test_groups_are_seen_to_before_each_start_below_them(live) -> None:
-    async def day(w: Any) -> None:
-        ours = w.executor.enforcer
-        ours.enforce_groups = lambda: w.log.append("groups") or Enforced(notes=["cannot write poda"])
+def test_groups_are_seen_to_before_each_start_below_them(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ours = world.executor.enforcer
+        ours.enforce_groups = lambda: world.log.append("groups") or Enforced(notes=["cannot write poda"])
         for kube, times in (("besteffort", 1), ("burstable", 0)):
-            w.log.clear()
-            container = await w.create(await w.pod(kube, "", kube))
-            assert "groups" not in w.log
-            assert (await w.start(container)).refused is None
-            assert w.log.count("groups") == times, kube
-            assert not times or w.log.index("groups") < w.log.index("forward StartContainer")
-        assert "cannot write poda" in " ".join(w.logged)
+            world.log.clear()
+            container = await world.create(await world.pod(kube, "", kube))
+            assert "groups" not in world.log
+            assert (await world.start(container)).refused is None
+            assert world.log.count("groups") == times, kube
+            assert not times or world.log.index("groups") < world.log.index("forward StartContainer")
+        assert "cannot write poda" in " ".join(world.logged)
 
-    live(day, rules={"be_cpuset": BeCpuset.ERASE})
+    run_scenario(scenario, rules={"be_cpuset": BeCpuset.ERASE})
 
 
-def test_a_start_does_not_wait_for_ever_for_groups(live) -> None:
+def test_a_start_does_not_wait_for_ever_for_groups(run_scenario) -> None:
     over = threading.Event()
 
-    async def day(w: Any) -> None:
-        container = await w.create(await w.pod("a", "", "besteffort"))
-        w.executor.enforcer.enforce_groups = lambda: (over.wait(60), Enforced())[1]
-        begun = asyncio.ensure_future(w.start(container))
-        await w.until(lambda: "above a container in time pod=ns/a" in " ".join(w.logged))
+    async def scenario(world: Any) -> None:
+        container = await world.create(await world.pod("a", "", "besteffort"))
+        world.executor.enforcer.enforce_groups = lambda: (over.wait(60), Enforced())[1]
+        begun = asyncio.ensure_future(world.start(container))
+        await world.until(lambda: "above a container in time pod=ns/a" in " ".join(world.logged))
         over.set()
         assert (await begun).refused is None
 
-    live(day, rules={"be_cpuset": BeCpuset.ERASE}, call_timeout=0.2)
+    run_scenario(scenario, rules={"be_cpuset": BeCpuset.ERASE}, call_timeout=0.2)
 
 
 def test_groups_are_not_changed_unless_erasing_and_of_a_class(tmp_path: Path) -> None:

@@ -27,79 +27,79 @@ class Places:
         self.paths[container_id] = path
 
 
-def hide(w: Any, container_id: str, path: str) -> Places:
+def hide(world: Any, container_id: str, path: str) -> Places:
     """The group is elsewhere, under a name that says nothing."""
-    w.cgroups.sets[path] = w.cgroups.sets.pop(container_id)
-    w.executor.enforcer._paths.clear()
-    w.runtime.details[container_id] = RuntimeDetail(pid=7)
-    w.executor.cgroup_locator.places = Places(**{container_id: path})
-    return w.executor.cgroup_locator.places
+    world.cgroups.sets[path] = world.cgroups.sets.pop(container_id)
+    world.executor.enforcer._paths.clear()
+    world.runtime.details[container_id] = RuntimeDetail(pid=7)
+    world.executor.cgroup_locator.places = Places(**{container_id: path})
+    return world.executor.cgroup_locator.places
 
 
-def test_a_container_that_is_found_is_moved_and_not_searched_again(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        places = hide(w, ls, "odd")
-        await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        await w.sync.once()
-        assert w.on("odd") == "4-15"
-        assert w.executor.telemetry.value(metrics.CGROUPS_LOCATED) == 1
-        await w.executor.journal.flush()
-        stored = load_container(w.ledger.entries[f"c/{ls}"])
+def test_a_container_that_is_found_is_moved_and_not_searched_again(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        places = hide(world, ls, "odd")
+        await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        await world.sync.once()
+        assert world.on("odd") == "4-15"
+        assert world.executor.telemetry.value(metrics.CGROUPS_LOCATED) == 1
+        await world.executor.journal.flush()
+        stored = load_container(world.ledger.entries[f"c/{ls}"])
         assert stored is not None
         assert stored.cgroup == "odd", "the ledger knows it"
-        await w.run(await w.pod("two", "LSE", "", "4-5"))
-        assert w.on("odd") == "6-15", "before the owner started, without a question"
-        await w.sync.once()
+        await world.run(await world.pod("two", "LSE", "", "4-5"))
+        assert world.on("odd") == "6-15", "before the owner started, without a question"
+        await world.sync.once()
         assert places.asked == [ls]
         places.paths.clear()
-        w.executor.cgroup_locator.recall()
+        world.executor.cgroup_locator.recall()
         assert places.paths == {ls: "odd"}, "as after a start"
-        assert w.executor.telemetry.problems() == []
-        w.cgroups.sets[ls] = w.cgroups.sets.pop("odd")
+        assert world.executor.telemetry.problems() == []
+        world.cgroups.sets[ls] = world.cgroups.sets.pop("odd")
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_group_that_is_gone_is_searched_again(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        hide(w, ls, "odd")
-        await w.sync.once()
-        w.cgroups.sets["odder"] = w.cgroups.sets.pop("odd")
-        w.executor.cgroup_locator.places.paths[ls] = "odder"
-        await w.run(await w.pod("lse", "LSE", "", "0-3"))
+def test_a_group_that_is_gone_is_searched_again(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        hide(world, ls, "odd")
+        await world.sync.once()
+        world.cgroups.sets["odder"] = world.cgroups.sets.pop("odd")
+        world.executor.cgroup_locator.places.paths[ls] = "odder"
+        await world.run(await world.pod("lse", "LSE", "", "0-3"))
         for _ in range(2):
-            await w.sync.once()
-        assert w.on("odder") == "4-15"
-        w.cgroups.sets[ls] = w.cgroups.sets.pop("odder")
+            await world.sync.once()
+        assert world.on("odder") == "4-15"
+        world.cgroups.sets[ls] = world.cgroups.sets.pop("odder")
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_container_without_a_group_is_reported_once_with_the_reason(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        places = hide(w, ls, "odd")
+def test_a_container_without_a_group_is_reported_once_with_the_reason(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        places = hide(world, ls, "odd")
         places.paths.clear()
         for _ in range(70):
-            await w.sync.once()
-        (problem,) = w.executor.telemetry.problems()
+            await world.sync.once()
+        (problem,) = world.executor.telemetry.problems()
         assert problem["what"] == (
             "cannot find the cgroup of a container: its CPUs are not controlled"
             ' pod=ns/ls container=c containerID=s-ls-c-1 err="its first process 7 has no cgroup"'
         )
         assert len(places.asked) == 1 + 2, "once, and then now and then"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_runtime_without_an_answer_does_no_harm(live) -> None:
-    async def day(w: Any) -> None:
-        ids = [await w.run(await w.pod(f"p{n}", "LS")) for n in range(4)]
-        places = hide(w, ids[0], "odd")
+def test_a_runtime_without_an_answer_does_no_harm(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ids = [await world.run(await world.pod(f"p{n}", "LS")) for n in range(4)]
+        places = hide(world, ids[0], "odd")
         for i in ids[1:]:
-            del w.cgroups.sets[i]
+            del world.cgroups.sets[i]
         errors = [RuntimeCallError("cannot ask: gone", 5), *[UnavailableError("cannot ask: silent")] * 2]
         asked: list[str] = []
 
@@ -107,45 +107,45 @@ def test_a_runtime_without_an_answer_does_no_harm(live) -> None:
             asked.append(container_id)
             raise errors[len(asked) - 1]
 
-        w.runtime.detail = detail
-        await w.sync.once()
+        world.runtime.detail = detail
+        await world.sync.once()
         assert len(asked) == 3, "a container that is silent twice is not asked any more"
         assert places.asked == []
-        assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_only_those_that_run_are_asked_for(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        places = hide(w, ls, "odd")
-        w.runtime.containers.pop(ls)
-        await w.sync.once()
+def test_only_those_that_run_are_asked_for(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        places = hide(world, ls, "odd")
+        world.runtime.containers.pop(ls)
+        await world.sync.once()
         assert places.asked == []
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_driver_is_the_runtimes_word_or_shows_in_the_parents(live) -> None:
-    async def day(w: Any) -> None:
-        where = w.executor.cgroup_locator
+def test_the_driver_is_the_runtimes_word_or_shows_in_the_parents(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        where = world.executor.cgroup_locator
         assert where.page(1) == {"version": 1, "driver": "cgroupfs", "driver_from": "the runtime"}
-        w.runtime.cgroup_driver = lambda: ""
-        w.sync.connected = False
-        await w.sync.once()
+        world.runtime.cgroup_driver = lambda: ""
+        world.sync.connected = False
+        await world.sync.once()
         assert where.page(2) == {"version": 2, "driver": "", "driver_from": ""}
-        await w.pod("a")
+        await world.pod("a")
         expected = {"version": 1, "driver": "cgroupfs", "driver_from": "the pods' cgroup parents"}
         assert where.page(1) == expected
 
         def broken() -> str:
             raise RuntimeCallError("cannot read the cgroup driver of the runtime: no", 13)
 
-        w.runtime.cgroup_driver = broken
-        w.sync.connected = False
-        await w.sync.once()
-        assert w.sync.connected
+        world.runtime.cgroup_driver = broken
+        world.sync.connected = False
+        await world.sync.once()
+        assert world.sync.connected
         assert where.page(1) == expected
 
-    live(day)
+    run_scenario(scenario)

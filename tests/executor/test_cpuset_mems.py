@@ -36,45 +36,45 @@ class PlayedMemory:
         return False
 
 
-async def owner(w: Any) -> str:
+async def owner(world: Any) -> str:
     """A container that owns CPUs 2-3, and so is bound to node 0."""
-    container: str = await w.run(await w.pod("lse", "LSE", cpus="2-3"))
-    w.cgroups.mems[container] = Mask((0,))
-    await w.sync.once()
-    w.log.clear()
+    container: str = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
+    world.cgroups.mems[container] = Mask((0,))
+    await world.sync.once()
+    world.log.clear()
     return container
 
 
-def mems(w: Any) -> list[str]:
-    return [line for line in w.log if line.startswith("mems ")]
+def mems(world: Any) -> list[str]:
+    return [line for line in world.log if line.startswith("mems ")]
 
 
-def test_what_is_right_is_not_written(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        await owner(w)
-        await w.sync.once()
-        assert mems(w) == []
-        assert w.executor.telemetry.value(metrics.MEMS_REPAIRED) == 0
+def test_what_is_right_is_not_written(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        await owner(world)
+        await world.sync.once()
+        assert mems(world) == []
+        assert world.executor.telemetry.value(metrics.MEMS_REPAIRED) == 0
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        lse = await owner(w)
-        w.cgroups.mems[lse] = Mask((1,))
-        await w.sync.once()
-        assert mems(w) == [f"mems {lse} 0-1"]
+def test_nodes_that_are_missing_are_given_back(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await owner(world)
+        world.cgroups.mems[lse] = Mask((1,))
+        await world.sync.once()
+        assert mems(world) == [f"mems {lse} 0-1"]
         assert any(
-            "drift: another program wrote memory nodes containers=ns/lse/c" in line for line in w.logged
+            "drift: another program wrote memory nodes containers=ns/lse/c" in line for line in world.logged
         )
         # What is too much now is another matter, and it is not known where its memory is.
-        await w.sync.once()
-        assert mems(w) == [f"mems {lse} 0-1"]
-        (problem,) = (p["what"] for p in w.executor.telemetry.problems())
+        await world.sync.once()
+        assert mems(world) == [f"mems {lse} 0-1"]
+        (problem,) = (p["what"] for p in world.executor.telemetry.problems())
         assert "it was given 1 too, and it is not known where its memory is" in problem
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -87,92 +87,92 @@ def test_nodes_that_are_missing_are_given_back(live: Callable[..., None]) -> Non
     ],
 )
 def test_nodes_with_memory_on_them_stay_and_are_reported(
-    live: Callable[..., None], use: MemoryUse | None, words: str
+    run_scenario: Callable[..., None], use: MemoryUse | None, words: str
 ) -> None:
-    async def day(w: Any) -> None:
-        lse = await owner(w)
-        w.executor.mems.memory = memory = PlayedMemory({lse: use} if use else {})
-        w.cgroups.mems[lse] = BOTH
-        await w.sync.once()
-        assert mems(w) == []
-        (problem,) = (p["what"] for p in w.executor.telemetry.problems())
+    async def scenario(world: Any) -> None:
+        lse = await owner(world)
+        world.executor.mems.memory = memory = PlayedMemory({lse: use} if use else {})
+        world.cgroups.mems[lse] = BOTH
+        await world.sync.once()
+        assert mems(world) == []
+        (problem,) = (p["what"] for p in world.executor.telemetry.problems())
         assert words in problem
         # Nothing of ours narrows it meanwhile.
-        assert (await w.update(lse, cpu_shares=512)).cpuset_mems == "0-1"
+        assert (await world.update(lse, cpu_shares=512)).cpuset_mems == "0-1"
         memory.uses[lse] = MemoryUse({0: MIB}, {0: MIB}, {0: MIB})
-        await w.sync.once()
-        assert mems(w) == [f"mems {lse} 0"]
-        assert (await w.update(lse, cpu_shares=512)).cpuset_mems == "0"
-        assert len(w.executor.telemetry.problems()) == 1
+        await world.sync.once()
+        assert mems(world) == [f"mems {lse} 0"]
+        assert (await world.update(lse, cpu_shares=512)).cpuset_mems == "0"
+        assert len(world.executor.telemetry.problems()) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_what_is_made_lasting_names_the_nodes_that_are_in_use(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        lse = await owner(w)
-        w.cgroups.mems[lse] = BOTH
-        await w.sync.once()
+def test_what_is_made_lasting_names_the_nodes_that_are_in_use(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await owner(world)
+        world.cgroups.mems[lse] = BOTH
+        await world.sync.once()
         sent: list[Mask | None] = []
-        before = w.runtime.update_cpuset
+        before = world.runtime.update_cpuset
 
         def update(container_id: str, cpus: CpuSet, nodes: Mask | None, quota: int = 0) -> None:
             sent.append(nodes)
             before(container_id, cpus, nodes, quota)
 
-        w.runtime.update_cpuset = update
-        settler = w.make_settler()
-        w.executor.store.handle(SavedCpusLearned(lse, None))
-        w.executor.store.handle(ContainersUnsettled((lse,)))
+        world.runtime.update_cpuset = update
+        settler = world.make_settler()
+        world.executor.store.handle(SavedCpusLearned(lse, None))
+        world.executor.store.handle(ContainersUnsettled((lse,)))
         await settler.finish(30)
         assert sent == [BOTH]
         settler.close()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_parent_with_fewer_nodes_is_not_widened(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", kube="burstable"))
-        w.cgroups.mems[ls] = Mask((1,))
-        whole = w.cgroups.read
+def test_a_parent_with_fewer_nodes_is_not_widened(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", kube="burstable"))
+        world.cgroups.mems[ls] = Mask((1,))
+        whole = world.cgroups.read
 
         def read(path: str) -> Any:
             value = whole(path)
             return value if path else type(value)(value.cpus, Mask((1,)), value.cpus, Mask((1,)))
 
-        w.cgroups.read = read
-        await w.sync.once()
-        assert mems(w) == []
+        world.cgroups.read = read
+        await world.sync.once()
+        assert mems(world) == []
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_unreadable_memory_is_reported_and_stops_no_other(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        lse = await owner(w)
-        w.executor.mems.memory = PlayedMemory(broken=True)
-        w.cgroups.mems[lse] = BOTH
-        passes = w.executor.telemetry.value(metrics.RECONCILES)
-        await w.sync.once()
-        assert w.executor.telemetry.value(metrics.RECONCILES) == passes + 1
-        (problem,) = w.executor.telemetry.problems()
+def test_unreadable_memory_is_reported_and_stops_no_other(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await owner(world)
+        world.executor.mems.memory = PlayedMemory(broken=True)
+        world.cgroups.mems[lse] = BOTH
+        passes = world.executor.telemetry.value(metrics.RECONCILES)
+        await world.sync.once()
+        assert world.executor.telemetry.value(metrics.RECONCILES) == passes + 1
+        (problem,) = world.executor.telemetry.problems()
         assert problem["message"] == "cannot repair the memory nodes of a container"
         assert (problem["keys"]["pod"], problem["keys"]["err"]) == (
             "ns/lse",
             "cannot read memory.numa_stat: broken",
         )
-        page = await w.executor.mems.page()
+        page = await world.executor.mems.page()
         assert page["containers"][0]["problem"] == "cannot read memory.numa_stat: broken"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_page(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        lse = await owner(w)
-        w.executor.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {1: 7}, {1: 2})})
-        (row,) = (await w.executor.mems.page())["containers"]
+def test_the_page(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await owner(world)
+        world.executor.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {1: 7}, {1: 2})})
+        (row,) = (await world.executor.mems.page())["containers"]
         assert row == {
             "id": lse,
             "ref": "ns/lse/c",
@@ -186,26 +186,28 @@ def test_the_page(live: Callable[..., None]) -> None:
             "migrates": False,
         }
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_of_an_observed_container_nothing_is_said_to_be_elsewhere(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        lse = await w.create(await w.pod("lse", "LSE", "", "2-3"))
-        w.runtime.specs[lse] = "0-15"
-        await w.start(lse)
-        w.executor.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {}, {})})
-        (row,) = (await w.executor.mems.page())["containers"]
+def test_of_an_observed_container_nothing_is_said_to_be_elsewhere(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await world.create(await world.pod("lse", "LSE", "", "2-3"))
+        world.runtime.specs[lse] = "0-15"
+        await world.start(lse)
+        world.executor.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {}, {})})
+        (row,) = (await world.executor.mems.page())["containers"]
         assert (row["decided"], row["nodes"]) == ("", "0-1")
         assert not row.keys() & {"outside", "outsideFile"}
 
-    live(day, mode=NodeMode.OBSERVE)
+    run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_updates_without_drift_name_what_was_decided(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        lse = await owner(w)
-        call = await w.call("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=lse))
+def test_updates_without_drift_name_what_was_decided(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await owner(world)
+        call = await world.call(
+            "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=lse)
+        )
         assert pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_mems == "0"
 
-    live(day)
+    run_scenario(scenario)

@@ -17,7 +17,7 @@ from tests.testkit.changed_copy import changed_copy
 
 
 def test_the_explanation_of_a_container_that_shares_is_made_when_it_is_asked_for(
-    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
     real = history_module.explain_pooled
@@ -28,25 +28,27 @@ def test_the_explanation_of_a_container_that_shares_is_made_when_it_is_asked_for
 
     monkeypatch.setattr(history_module, "explain_pooled", explained)
 
-    async def day(w: Any) -> None:
-        await w.run(await w.pod("ls", "LS"))
+    async def scenario(world: Any) -> None:
+        await world.run(await world.pod("ls", "LS"))
         assert made == []
-        (record,) = w.executor.history.find("ls")
+        (record,) = world.executor.history.find("ls")
         assert made == ["ns/ls/c"]
         assert not record.explanation.applied
         assert str(record.explanation.cpus) == "0-15"
 
-    live(day, mode=NodeMode.OBSERVE)
+    run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
 @pytest.mark.parametrize("second", ["4-5", "0-1"])
-def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[..., None], second: str) -> None:
+def test_no_counter_goes_down_when_a_create_is_decided_again(
+    run_scenario: Callable[..., None], second: str
+) -> None:
     """The second decision places the container on other CPUs, or refuses it: 0-1 have an owner."""
 
-    async def day(w: Any) -> None:
-        await w.run(await w.pod("a", "LSE", "", "0-1"))
-        sandbox = await w.pod("b", "LSE", "", "2-3")
-        executor, pod = w.executor, w.executor.state.pods[sandbox]
+    async def scenario(world: Any) -> None:
+        await world.run(await world.pod("a", "LSE", "", "0-1"))
+        sandbox = await world.pod("b", "LSE", "", "2-3")
+        executor, pod = world.executor, world.executor.state.pods[sandbox]
         first = executor.creates.place(pod, "c", 0, Request()).plan
         executor.store.handle(CreateDelegated(first.container.id, "2-3", "0", -1))
         before = executor.telemetry.registry.page()
@@ -60,4 +62,4 @@ def test_no_counter_goes_down_when_a_create_is_decided_again(live: Callable[...,
         assert after.get("creates_failed", 0) == 0
         assert after.get("creates_refused", 0) == (0 if again.verdict.admitted else 1)
 
-    live(day)
+    run_scenario(scenario)

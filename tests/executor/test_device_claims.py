@@ -52,14 +52,14 @@ def test_resources_of_other_names_are_not_in_conflict(
 class Others:
     """Other managers, and what was withdrawn here because of them."""
 
-    def __init__(self, w: Any) -> None:
+    def __init__(self, world: Any) -> None:
         self.elsewhere: ManagedElsewhere | None = ManagedElsewhere()
         self.withdrawn: list[tuple[str, str]] = []
-        self.telemetry = w.executor.telemetry
-        self._store = w.executor.store
+        self.telemetry = world.executor.telemetry
+        self._store = world.executor.store
         self.listens = True
         self.managers = OtherManagers(
-            w.executor, lambda: self.elsewhere, self._withdraw, lambda socket: self.listens
+            world.executor, lambda: self.elsewhere, self._withdraw, lambda socket: self.listens
         )
 
     def register(self, resource: str, *devices: str) -> None:
@@ -73,9 +73,11 @@ class Others:
         return [each["keys"] for each in self.telemetry.problems() if each["message"] == PROBLEM]
 
 
-def test_a_registration_is_refused_until_the_other_manager_has_given_the_resource_up(live: Any) -> None:
-    async def day(w: Any) -> None:
-        others = Others(w)
+def test_a_registration_is_refused_until_the_other_manager_has_given_the_resource_up(
+    run_scenario: Any,
+) -> None:
+    async def scenario(world: Any) -> None:
+        others = Others(world)
         assert await others.managers.conflict(VF, SOCKET) == ""
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
         assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
@@ -85,12 +87,12 @@ def test_a_registration_is_refused_until_the_other_manager_has_given_the_resourc
         assert await others.managers.conflict(VF, SOCKET) == ""
         assert others.problems() == []
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_resource_that_kubelet_has_later_is_withdrawn_once(live: Any) -> None:
-    async def day(w: Any) -> None:
-        others = Others(w)
+def test_a_resource_that_kubelet_has_later_is_withdrawn_once(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        others = Others(world)
         others.register(VF, "a")
         others.register(GPU, "g")
         await others.managers.look()
@@ -99,16 +101,16 @@ def test_a_resource_that_kubelet_has_later_is_withdrawn_once(live: Any) -> None:
         for _ in range(3):
             await others.managers.look()
         assert [resource for resource, _ in others.withdrawn] == [VF]
-        assert w.executor.state.devices.registered.keys() == {GPU}
+        assert world.executor.state.devices.registered.keys() == {GPU}
         (problem,) = others.problems()
         assert (problem["resource"], problem["err"]) == (VF, others.withdrawn[0][1])
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_device_of_a_claim_keeps_its_resource_refused_after_the_withdrawal(live: Any) -> None:
-    async def day(w: Any) -> None:
-        others = Others(w)
+def test_a_device_of_a_claim_keeps_its_resource_refused_after_the_withdrawal(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        others = Others(world)
         others.register(VF, FUNCTION)
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
         await others.managers.look()
@@ -121,12 +123,12 @@ def test_a_device_of_a_claim_keeps_its_resource_refused_after_the_withdrawal(liv
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
         assert await others.managers.conflict(VF, SOCKET) == "", "its plug-in may list others"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_other_managers_that_do_not_answer_end_no_refusal(live: Any) -> None:
-    async def day(w: Any) -> None:
-        others = Others(w)
+def test_other_managers_that_do_not_answer_end_no_refusal(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        others = Others(world)
         others.register(VF, "a")
         others.elsewhere = None
         assert await others.managers.conflict(VF, SOCKET) == ""
@@ -137,29 +139,31 @@ def test_other_managers_that_do_not_answer_end_no_refusal(live: Any) -> None:
         assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
         assert [each["resource"] for each in others.problems()] == [VF]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_first_list_of_a_resource_is_compared_at_once(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_list_of_a_resource_is_compared_at_once(
+    run_scenario: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_claims, "LISTED_S", 0.01)
 
-    async def day(w: Any) -> None:
-        others = Others(w)
+    async def scenario(world: Any) -> None:
+        others = Others(world)
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
         others.register(VF)
         watching = asyncio.create_task(others.managers.run())
         await asyncio.sleep(0.1)
         assert others.withdrawn == [], "it has not listed its devices"
         others.register(VF, FUNCTION)
-        await w.until(lambda: others.withdrawn)
+        await world.until(lambda: others.withdrawn)
         watching.cancel()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_problem_ends_without_another_registration(live: Any) -> None:
-    async def day(w: Any) -> None:
-        others = Others(w)
+def test_a_problem_ends_without_another_registration(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        others = Others(world)
         others.register(VF, FUNCTION)
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
         await others.managers.look()
@@ -168,44 +172,44 @@ def test_a_problem_ends_without_another_registration(live: Any) -> None:
         await others.managers.look()
         assert others.problems() == []
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_refusal_ends_when_its_plugin_has_been_gone_for_long(live: Any) -> None:
-    async def day(w: Any) -> None:
-        others = Others(w)
+def test_a_refusal_ends_when_its_plugin_has_been_gone_for_long(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        others = Others(world)
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
         assert await others.managers.conflict(VF, SOCKET)
         others.listens = False
         await others.managers.look()
-        w.now += GONE_S - 1
+        world.now += GONE_S - 1
         await others.managers.look()
         assert await others.managers.conflict(VF, SOCKET), "it has come again, so it is not gone"
         for listens in (True, False):
             others.listens = listens
             await others.managers.look()
-            w.now += GONE_S - 1
+            world.now += GONE_S - 1
             await others.managers.look()
             assert [each["resource"] for each in others.managers.page()] == [VF]
-        w.now += 1
+        world.now += 1
         await others.managers.look()
         assert (others.managers.page(), others.problems()) == ([], [])
         await others.managers.look()
         assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_plugin_of_an_earlier_run_that_does_not_return_is_gone(live: Any) -> None:
-    async def day(w: Any) -> None:
-        others = Others(w)
+def test_a_plugin_of_an_earlier_run_that_does_not_return_is_gone(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        others = Others(world)
         others.register(VF, "a")
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
         await others.managers.look()
         await others.managers.look()
         assert len(others.problems()) == 1
-        w.now += GONE_S
+        world.now += GONE_S
         await others.managers.look()
         assert (others.managers.page(), others.problems()) == ([], [])
 
-    live(day)
+    run_scenario(scenario)

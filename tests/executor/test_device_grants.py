@@ -100,12 +100,12 @@ def sources(*asks: ContainerResources) -> Any:
     return Kubelet(*(asks or (ask(),))), None
 
 
-def register(w: Any, devices: Any = NICS) -> None:
-    w.executor.store.handle(DevicesChanged(NIC, devices))
+def register(world: Any, devices: Any = NICS) -> None:
+    world.executor.store.handle(DevicesChanged(NIC, devices))
 
 
-def held(w: Any, uid: str = "a", name: str = "c") -> set[str]:
-    return set(w.executor.state.devices.of_container(uid, name, NIC))
+def held(world: Any, uid: str = "a", name: str = "c") -> set[str]:
+    return set(world.executor.state.devices.of_container(uid, name, NIC))
 
 
 def sent(call: Any) -> pb.ContainerConfig:
@@ -117,143 +117,143 @@ def paths(call: Any) -> list[str]:
     return [device.host_path for device in sent(call).devices]
 
 
-def test_a_create_gets_what_its_plug_in_answers(live: Any) -> None:
+def test_a_create_gets_what_its_plug_in_answers(run_scenario: Any) -> None:
     plugins = PlayedPlugins(prefers=("nic3", "nic2"), pre_start=True)
 
-    async def story(w: Any) -> None:
-        register(w)
-        sandbox = await w.pod("a", kube="burstable")
-        call = await w.begin(sandbox)
+    async def story(world: Any) -> None:
+        register(world)
+        sandbox = await world.pod("a", kube="burstable")
+        call = await world.begin(sandbox)
         assert paths(call) == ["/dev/nic2", "/dev/nic3"]
         assert [(env.key, env.value) for env in sent(call).envs] == [("NICS", b"nic2,nic3")]
         ids = ("nic2", "nic3")
         assert plugins.log == [("prefer", tuple(NICS)), ("allocate", ids), ("start", ids)]
-        forwarded = w.log.index("forward CreateContainer")
-        assert "ledger +d/" in w.log[:forwarded], "they are in the ledger before the runtime has them"
-        w.finish(call, "x")
-        again = await w.begin(sandbox)
+        forwarded = world.log.index("forward CreateContainer")
+        assert "ledger +d/" in world.log[:forwarded], "they are in the ledger before the runtime has them"
+        world.finish(call, "x")
+        again = await world.begin(sandbox)
         assert paths(again) == paths(call), "a container that starts again"
         assert plugins.log[3:] == [("start", ids)], "its answer is known"
-        w.finish(again, "y")
-        found = w.executor.history.find("a")
+        world.finish(again, "y")
+        found = world.executor.history.find("a")
         assert any(f"{NIC}=nic2" in record.explanation.devices for record in found)
-        await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+        await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
 
-    live(story, sources=sources(ask(2)), plugins=plugins)
+    run_scenario(story, sources=sources(ask(2)), plugins=plugins)
 
 
-def test_other_containers_are_not_held_up(live: Any) -> None:
+def test_other_containers_are_not_held_up(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
     kubelet = sources(ask(0))
 
-    async def story(w: Any) -> None:
-        sandbox = await w.pod("a", kube="burstable")
-        call = await w.begin(sandbox)
+    async def story(world: Any) -> None:
+        sandbox = await world.pod("a", kube="burstable")
+        call = await world.begin(sandbox)
         assert call.sent is not None
         assert kubelet[0].asked == 0, "nothing is registered, so nothing is asked"
-        register(w)
-        other = await w.pod("b", kube="burstable")
-        call = await w.begin(other)
+        register(world)
+        other = await world.pod("b", kube="burstable")
+        call = await world.begin(other)
         assert not sent(call).devices
         assert kubelet[0].asked == 1
         assert plugins.log == []
 
-    live(story, sources=kubelet, plugins=plugins)
+    run_scenario(story, sources=kubelet, plugins=plugins)
 
 
 @pytest.mark.parametrize("error", [DevicePluginError(NIC, "it hangs"), ZeroDivisionError("a fault of ours")])
-def test_a_plug_in_that_fails_costs_the_create_and_nothing_else(live: Any, error: Exception) -> None:
+def test_a_plug_in_that_fails_costs_the_create_and_nothing_else(run_scenario: Any, error: Exception) -> None:
     plugins = PlayedPlugins()
 
-    async def story(w: Any) -> None:
-        register(w)
-        sandbox = await w.pod("a", kube="burstable")
+    async def story(world: Any) -> None:
+        register(world)
+        sandbox = await world.pod("a", kube="burstable")
         plugins.fail = error
-        call = await w.begin(sandbox)
+        call = await world.begin(sandbox)
         assert call.refused is not None
         assert call.refused[1].startswith("UnexpectedAdmissionError: Allocate failed due to ")
         assert "ns/a/c" in call.refused[1]
-        w.wire.finished(call, None)
-        assert held(w) == set()
-        assert not w.executor.state.containers
-        (record,) = w.executor.history.find("a")
+        world.wire.finished(call, None)
+        assert held(world) == set()
+        assert not world.executor.state.containers
+        (record,) = world.executor.history.find("a")
         assert (record.there, record.explanation.verdict.reason) == (False, "UnexpectedAdmissionError")
         plugins.fail = None
-        assert paths(await w.begin(sandbox)) == ["/dev/nic0"], "the next attempt"
-        w.logged.clear()
+        assert paths(await world.begin(sandbox)) == ["/dev/nic0"], "the next attempt"
+        world.logged.clear()
 
-    live(story, sources=sources(), plugins=plugins)
+    run_scenario(story, sources=sources(), plugins=plugins)
 
 
-def test_a_start_that_is_refused_keeps_the_devices(live: Any) -> None:
+def test_a_start_that_is_refused_keeps_the_devices(run_scenario: Any) -> None:
     plugins = PlayedPlugins(pre_start=True)
 
-    async def story(w: Any) -> None:
-        register(w)
-        sandbox = await w.pod("a", kube="burstable")
+    async def story(world: Any) -> None:
+        register(world)
+        sandbox = await world.pod("a", kube="burstable")
         plugins.fail_start = DevicePluginError(NIC, "no power")
-        call = await w.begin(sandbox)
+        call = await world.begin(sandbox)
         assert call.refused is not None
         assert "no power" in call.refused[1]
-        w.wire.finished(call, None)
-        assert held(w) == {"nic0"}
+        world.wire.finished(call, None)
+        assert held(world) == {"nic0"}
         plugins.fail_start = None
-        assert paths(await w.begin(sandbox)) == ["/dev/nic0"]
+        assert paths(await world.begin(sandbox)) == ["/dev/nic0"]
         assert [what for what, _ in plugins.log] == ["allocate", "start", "start"]
 
-    live(story, sources=sources(), plugins=plugins)
+    run_scenario(story, sources=sources(), plugins=plugins)
 
 
-def test_two_creates_at_once_and_one_that_is_asked_twice(live: Any) -> None:
+def test_two_creates_at_once_and_one_that_is_asked_twice(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
-    async def story(w: Any) -> None:
-        register(w)
-        one, two = await w.pod("a", kube="burstable"), await w.pod("b", kube="burstable")
+    async def story(world: Any) -> None:
+        register(world)
+        one, two = await world.pod("a", kube="burstable"), await world.pod("b", kube="burstable")
         plugins.gate.clear()
-        calls = [asyncio.ensure_future(w.begin(sandbox)) for sandbox in (one, two, one)]
-        await w.until(lambda: len(plugins.log) == 2)
-        assert held(w, "a").isdisjoint(held(w, "b"))
+        calls = [asyncio.ensure_future(world.begin(sandbox)) for sandbox in (one, two, one)]
+        await world.until(lambda: len(plugins.log) == 2)
+        assert held(world, "a").isdisjoint(held(world, "b"))
         plugins.gate.set()
         first, other, again = await asyncio.gather(*calls)
         assert paths(first) == paths(again) != paths(other)
         assert len(plugins.log) == 2, "one Allocate for a container, however often it is asked for"
 
-    live(story, sources=sources(), plugins=plugins)
+    run_scenario(story, sources=sources(), plugins=plugins)
 
 
-def test_a_sandbox_that_is_stopped_while_a_plug_in_is_asked(live: Any) -> None:
+def test_a_sandbox_that_is_stopped_while_a_plug_in_is_asked(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
-    async def story(w: Any) -> None:
-        register(w)
-        sandbox = await w.pod("a", kube="burstable")
-        plugins.during = lambda: w.executor.sandboxes.stopped(sandbox)
-        call = await w.begin(sandbox)
+    async def story(world: Any) -> None:
+        register(world)
+        sandbox = await world.pod("a", kube="burstable")
+        plugins.during = lambda: world.executor.sandboxes.stopped(sandbox)
+        call = await world.begin(sandbox)
         assert call.refused is not None
-        assert w.executor.state.devices.held == {}
-        w.wire.finished(call, None)
+        assert world.executor.state.devices.held == {}
+        world.wire.finished(call, None)
 
-    live(story, sources=sources(), plugins=plugins)
+    run_scenario(story, sources=sources(), plugins=plugins)
 
 
-def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_before(live: Any) -> None:
+def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_before(run_scenario: Any) -> None:
     plugins = PlayedPlugins(pre_start=True)
 
-    async def story(w: Any) -> None:
-        register(w)
-        one = await w.pod("a", kube="burstable")
+    async def story(world: Any) -> None:
+        register(world)
+        one = await world.pod("a", kube="burstable")
         plugins.gate.clear()
-        first = asyncio.ensure_future(w.begin(one))
-        await w.until(lambda: len(plugins.log) == 1)
-        w.executor.sandboxes.stopped(one)
-        two = await w.pod("b", kube="burstable")
-        second = asyncio.ensure_future(w.begin(two))
-        await w.until(lambda: len(plugins.log) == 2)
-        new = await w.pod("a", kube="burstable", sandbox="a2")
-        third = asyncio.ensure_future(w.begin(new))
-        await w.until(lambda: held(w))
-        assert (held(w), held(w, "b")) == ({"nic1"}, {"nic0"})
+        first = asyncio.ensure_future(world.begin(one))
+        await world.until(lambda: len(plugins.log) == 1)
+        world.executor.sandboxes.stopped(one)
+        two = await world.pod("b", kube="burstable")
+        second = asyncio.ensure_future(world.begin(two))
+        await world.until(lambda: len(plugins.log) == 2)
+        new = await world.pod("a", kube="burstable", sandbox="a2")
+        third = asyncio.ensure_future(world.begin(new))
+        await world.until(lambda: held(world))
+        assert (held(world), held(world, "b")) == ({"nic1"}, {"nic0"})
         plugins.gate.set()
         calls = await asyncio.gather(first, second, third)
         assert calls[0].refused is not None
@@ -262,82 +262,82 @@ def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_befor
         starts = sorted(ids for what, ids in plugins.log if what == "start")
         assert starts == [("nic0",), ("nic1",)], "nothing is prepared for the create that is refused"
 
-    live(story, sources=sources(), plugins=plugins)
+    run_scenario(story, sources=sources(), plugins=plugins)
 
 
-def test_a_client_that_goes_while_a_plug_in_is_asked(live: Any) -> None:
+def test_a_client_that_goes_while_a_plug_in_is_asked(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
-    async def story(w: Any) -> None:
-        register(w)
-        sandbox = await w.pod("a", kube="burstable")
+    async def story(world: Any) -> None:
+        register(world)
+        sandbox = await world.pod("a", kube="burstable")
         plugins.gate.clear()
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.config.metadata.name = "c"
-        call = w.played("CreateContainer", request)
-        w.wire.request(call)
-        await w.until(lambda: plugins.log)
+        call = world.played("CreateContainer", request)
+        world.wire.request(call)
+        await world.until(lambda: plugins.log)
         call.done = True
-        w.wire.finished(call, None)
+        world.wire.finished(call, None)
         plugins.gate.set()
-        await w.until(lambda: w.executor.state.devices.answers_of("a", "c"))
+        await world.until(lambda: world.executor.state.devices.answers_of("a", "c"))
         assert call.sent is None
-        assert paths(await w.begin(sandbox)) == ["/dev/nic0"]
+        assert paths(await world.begin(sandbox)) == ["/dev/nic0"]
         assert len(plugins.log) == 1
 
-    live(story, sources=sources(), plugins=plugins)
+    run_scenario(story, sources=sources(), plugins=plugins)
 
 
-def test_a_conflict_with_the_request(live: Any) -> None:
+def test_a_conflict_with_the_request(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
     plugins.extra = {"HOME": "/nic"}
 
-    async def story(w: Any) -> None:
-        register(w)
-        sandbox = await w.pod("a", kube="burstable")
+    async def story(world: Any) -> None:
+        register(world)
+        sandbox = await world.pod("a", kube="burstable")
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.config.metadata.name = "c"
         request.config.envs.add(key="HOME", value=b"/root")
-        call = await w.call("CreateContainer", request)
+        call = await world.call("CreateContainer", request)
         assert call.refused is not None
         words = f"the request and the device plug-in of {NIC} set envs[HOME] differently"
         assert words in call.refused[1]
-        w.wire.finished(call, None)
+        world.wire.finished(call, None)
 
-    live(story, sources=sources(), plugins=plugins)
+    run_scenario(story, sources=sources(), plugins=plugins)
 
 
-def test_owners_of_cpus_get_devices_near_to_them(live: Any) -> None:
+def test_owners_of_cpus_get_devices_near_to_them(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
     rules = {"policy": TopologyPolicy.SINGLE_NUMA_NODE}
     amounts = {"cpu": 2000, "memory": 1 << 20}
     whole = ContainerResources("c", requests=amounts, limits={**amounts, NIC: 1})
 
-    async def story(w: Any) -> None:
+    async def story(world: Any) -> None:
         node1 = {i: device for i, device in NICS.items() if device.nodes == Mask((1,))}
-        register(w, node1)
-        sandbox = await w.pod("a")
-        call = await w.begin(sandbox, memory_limit_in_bytes=1 << 20, **TWO_CPUS)
+        register(world, node1)
+        sandbox = await world.pod("a")
+        call = await world.begin(sandbox, memory_limit_in_bytes=1 << 20, **TWO_CPUS)
         assert sent(call).linux.resources.cpuset_cpus == "4,12"
         assert paths(call) == ["/dev/nic2"]
 
     kubelet = sources(whole)
     kubelet[0].asks = lambda *_: (PodRequests("a", (whole,)), "kubelet's /pods")
-    live(story, sources=kubelet, plugins=plugins, rules=rules)
+    run_scenario(story, sources=kubelet, plugins=plugins, rules=rules)
 
 
-def test_scope_pod_asks_for_all_containers_at_once(live: Any) -> None:
+def test_scope_pod_asks_for_all_containers_at_once(run_scenario: Any) -> None:
     plugins = PlayedPlugins(prefers=("nic1",))
     rules = {"policy": TopologyPolicy.RESTRICTED, "scope": Scope.POD}
 
-    async def story(w: Any) -> None:
-        register(w)
-        sandbox = await w.pod("a", kube="burstable")
-        assert [held(w, "a", name) for name in "cd"] == [{"nic1"}, {"nic0"}]
+    async def story(world: Any) -> None:
+        register(world)
+        sandbox = await world.pod("a", kube="burstable")
+        assert [held(world, "a", name) for name in "cd"] == [{"nic1"}, {"nic0"}]
         assert plugins.log == [("prefer", ("nic0", "nic1"))]
-        assert paths(await w.begin(sandbox, "d")) == ["/dev/nic0"]
+        assert paths(await world.begin(sandbox, "d")) == ["/dev/nic0"]
 
-    live(story, sources=sources(ask(1, "c"), ask(1, "d")), plugins=plugins, rules=rules)
+    run_scenario(story, sources=sources(ask(1, "c"), ask(1, "d")), plugins=plugins, rules=rules)
 
 
 class KubeletDevices:
@@ -352,48 +352,48 @@ class KubeletDevices:
         return self.pods
 
 
-def test_a_resource_is_taken_over_from_kubelet(live: Any) -> None:
+def test_a_resource_is_taken_over_from_kubelet(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
     answer = AllocateAnswer({"NICS": "nic0"})
     kept = {"c": {NIC: DeviceRecord(("nic0",), answer)}, "d": {NIC: DeviceRecord(("nic1",))}}
 
-    async def story(w: Any) -> None:
-        one = await w.pod("a", kube="burstable")
-        await w.create(one)
-        grants = w.executor.device_grants
+    async def story(world: Any) -> None:
+        one = await world.pod("a", kube="burstable")
+        await world.create(one)
+        grants = world.executor.device_grants
         await grants.take_over(NIC)
-        assert w.executor.state.devices.held == {}, "nothing is known of kubelet"
+        assert world.executor.state.devices.held == {}, "nothing is known of kubelet"
         grants._kubelet = KubeletDevices(DevicePluginError(NIC, "it cannot be read"))
         with pytest.raises(DevicePluginError, match="cannot be read"):
             await grants.take_over(NIC)
         grants._kubelet = KubeletDevices({"a": kept, "gone": kept})
         await grants.take_over(NIC)
-        register(w)
-        assert w.executor.state.devices.in_use(NIC) == {"nic0"}, "an entry without an answer says nothing"
+        register(world)
+        assert world.executor.state.devices.in_use(NIC) == {"nic0"}, "an entry without an answer says nothing"
         grants._kubelet = KubeletDevices({"a": {"c": {NIC: DeviceRecord(("nic3",), answer)}}})
         await grants.take_over(NIC)
-        assert held(w) == {"nic0"}, "a resource is taken over once"
-        two = await w.pod("b", kube="burstable")
-        assert paths(await w.begin(two)) == ["/dev/nic1"]
-        again = await w.begin(one)
+        assert held(world) == {"nic0"}, "a resource is taken over once"
+        two = await world.pod("b", kube="burstable")
+        assert paths(await world.begin(two)) == ["/dev/nic1"]
+        again = await world.begin(one)
         assert [(env.key, env.value) for env in sent(again).envs] == [("NICS", b"nic0")]
         assert len(plugins.log) == 1, "kubelet has asked the plug-in for the container that starts again"
 
-    live(story, sources=sources(), plugins=plugins)
+    run_scenario(story, sources=sources(), plugins=plugins)
 
 
-def test_a_takeover_before_the_pods_are_known(live: Any) -> None:
+def test_a_takeover_before_the_pods_are_known(run_scenario: Any) -> None:
     kept = {"c": {NIC: DeviceRecord(("nic0",), AllocateAnswer())}}
 
-    async def story(w: Any) -> None:
-        w.executor.device_grants._kubelet = KubeletDevices({"gone": kept})
-        await w.executor.device_grants.take_over(NIC)
-        register(w)
-        assert held(w, "gone") == {"nic0"}
-        await w.sync.once()
-        assert w.executor.state.devices.held == {}
+    async def story(world: Any) -> None:
+        world.executor.device_grants._kubelet = KubeletDevices({"gone": kept})
+        await world.executor.device_grants.take_over(NIC)
+        register(world)
+        assert held(world, "gone") == {"nic0"}
+        await world.sync.once()
+        assert world.executor.state.devices.held == {}
 
-    live(story, sources=sources(), plugins=PlayedPlugins(), reconciled=False)
+    run_scenario(story, sources=sources(), plugins=PlayedPlugins(), reconciled=False)
 
 
 @pytest.mark.parametrize("name", ["envs", "devices"])
@@ -408,71 +408,73 @@ def test_a_hook_and_a_plug_in_that_set_the_same_thing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("record", "words"), [({"answer": 5}, ANSWER_LOST), ({"ids": 5}, LOST)])
-def test_a_restart_with_a_damaged_record(live: Any, record: dict[str, object], words: str) -> None:
-    async def story(w: Any) -> None:
-        register(w)
-        await w.create(await w.pod("a", kube="burstable"))
-        await w.executor.journal.flush()
-        await w.executor.close()
-        w.ledger.entries["d/a"] = {"c": {NIC: {**w.ledger.entries["d/a"]["c"][NIC], **record}}}
-        w.boot()
-        await w.sync.once()
-        register(w)
-        call = await w.begin(await w.pod("b", kube="burstable"))
+def test_a_restart_with_a_damaged_record(run_scenario: Any, record: dict[str, object], words: str) -> None:
+    async def story(world: Any) -> None:
+        register(world)
+        await world.create(await world.pod("a", kube="burstable"))
+        await world.executor.journal.flush()
+        await world.executor.close()
+        world.ledger.entries["d/a"] = {"c": {NIC: {**world.ledger.entries["d/a"]["c"][NIC], **record}}}
+        world.boot()
+        await world.sync.once()
+        register(world)
+        call = await world.begin(await world.pod("b", kube="burstable"))
         assert paths(call) == ["/dev/nic0" if words == LOST else "/dev/nic1"]
-        (problem,) = w.executor.telemetry.problems()
+        (problem,) = world.executor.telemetry.problems()
         assert (problem["keys"]["record"], problem["keys"]["err"]) == ("d/a", words)
 
-    live(story, sources=sources(), plugins=PlayedPlugins())
+    run_scenario(story, sources=sources(), plugins=PlayedPlugins())
 
 
-def test_a_restart_of_the_daemon(live: Any) -> None:
+def test_a_restart_of_the_daemon(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
-    async def story(w: Any) -> None:
-        register(w)
-        one = await w.pod("a", kube="burstable")
-        await w.create(one)
-        await w.executor.journal.flush()
-        await w.executor.close()
-        w.boot()
-        await w.sync.once()
-        assert held(w) == {"nic0"}
-        two = await w.pod("b", kube="burstable")
-        refused = await w.begin(two)
+    async def story(world: Any) -> None:
+        register(world)
+        one = await world.pod("a", kube="burstable")
+        await world.create(one)
+        await world.executor.journal.flush()
+        await world.executor.close()
+        world.boot()
+        await world.sync.once()
+        assert held(world) == {"nic0"}
+        two = await world.pod("b", kube="burstable")
+        refused = await world.begin(two)
         assert refused.refused is not None
         assert "no healthy devices present" in refused.refused[1], "its plug-in is not back"
-        w.wire.finished(refused, None)
-        register(w)
-        assert paths(await w.begin(two)) == ["/dev/nic1"]
-        again = await w.begin(one)
+        world.wire.finished(refused, None)
+        register(world)
+        assert paths(await world.begin(two)) == ["/dev/nic1"]
+        again = await world.begin(one)
         assert paths(again) == ["/dev/nic0"]
         assert [what for what, _ in plugins.log].count("allocate") == 2
 
-    live(story, sources=sources(), plugins=plugins)
+    run_scenario(story, sources=sources(), plugins=plugins)
 
 
-def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_resource(live: Any) -> None:
+def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_resource(
+    run_scenario: Any,
+) -> None:
     plugins, kubelet = PlayedPlugins(), sources()
 
-    async def story(w: Any) -> None:
-        register(w)
-        one = await w.pod("a", kube="burstable")
-        await w.create(one)
-        register(w, None)
+    async def story(world: Any) -> None:
+        register(world)
+        one = await world.pod("a", kube="burstable")
+        await world.create(one)
+        register(world, None)
         for answer in (kubelet[0].asks, lambda *_: None):
             kubelet[0].asks, asked = answer, kubelet[0].asked
-            await w.executor.journal.flush()
-            await w.executor.close()
-            w.boot()
-            await w.sync.once()
-            again = await w.begin(one)
+            await world.executor.journal.flush()
+            await world.executor.close()
+            world.boot()
+            await world.sync.once()
+            again = await world.begin(one)
             assert paths(again) == ["/dev/nic0"]
-            w.finish(again, f"again-{asked}")
+            world.finish(again, f"again-{asked}")
         assert kubelet[0].asked == 2, "before it stopped answering: also when no resource is registered"
         assert len(plugins.log) == 1
 
-    live(story, sources=kubelet, plugins=plugins)
+    run_scenario(story, sources=kubelet, plugins=plugins)
 
 
 def create_of(uid: str) -> pb.CreateContainerRequest:
@@ -484,90 +486,90 @@ def create_of(uid: str) -> pb.CreateContainerRequest:
     return request
 
 
-def test_a_pod_that_holds_devices_is_not_released_before_the_first_comparison(live: Any) -> None:
+def test_a_pod_that_holds_devices_is_not_released_before_the_first_comparison(run_scenario: Any) -> None:
     kept = {"c": {NIC: DeviceRecord(("nic0",), AllocateAnswer())}}
 
-    async def story(w: Any) -> None:
-        w.executor.store.handle(DevicesImported(NIC, {"a": kept}, every=True))
-        call = await w.call("CreateContainer", create_of("a"))
+    async def story(world: Any) -> None:
+        world.executor.store.handle(DevicesImported(NIC, {"a": kept}, every=True))
+        call = await world.call("CreateContainer", create_of("a"))
         assert call.refused == (14, "cannot place the container: not in step with the runtime yet")
-        assert (await w.call("CreateContainer", create_of("b"))).refused is None, "it holds nothing"
+        assert (await world.call("CreateContainer", create_of("b"))).refused is None, "it holds nothing"
 
-    live(story, sources=sources(), plugins=PlayedPlugins(), reconciled=False, call_timeout=0.2)
+    run_scenario(story, sources=sources(), plugins=PlayedPlugins(), reconciled=False, call_timeout=0.2)
 
 
 def test_a_pod_that_holds_devices_is_not_released_by_a_fault_of_ours(
-    live: Any, monkeypatch: pytest.MonkeyPatch
+    run_scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(w: Any) -> None:
-        register(w)
-        one, two = await w.pod("a", kube="burstable"), await w.pod("b", kube="burstable")
-        await w.create(one)
-        monkeypatch.setattr(w.executor.creates, "place_or_ask", lambda *_: 1 / 0)
-        call = await w.begin(one)
+    async def story(world: Any) -> None:
+        register(world)
+        one, two = await world.pod("a", kube="burstable"), await world.pod("b", kube="burstable")
+        await world.create(one)
+        monkeypatch.setattr(world.executor.creates, "place_or_ask", lambda *_: 1 / 0)
+        call = await world.begin(one)
         assert call.refused is not None
         assert "internal error: ZeroDivisionError" in call.refused[1]
-        w.wire.finished(call, None)
-        assert (await w.begin(two)).refused is None, "it holds nothing"
-        w.logged.clear()
+        world.wire.finished(call, None)
+        assert (await world.begin(two)).refused is None, "it holds nothing"
+        world.logged.clear()
 
-    live(story, sources=sources(), plugins=PlayedPlugins())
+    run_scenario(story, sources=sources(), plugins=PlayedPlugins())
 
 
-def test_a_request_that_devices_cannot_be_added_to_is_refused(live: Any) -> None:
-    async def story(w: Any) -> None:
-        register(w)
-        sandbox = await w.pod("a", kube="burstable")
+def test_a_request_that_devices_cannot_be_added_to_is_refused(run_scenario: Any) -> None:
+    async def story(world: Any) -> None:
+        register(world)
+        sandbox = await world.pod("a", kube="burstable")
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.config.metadata.name = "c"
-        call = w.played("CreateContainer", request)
+        call = world.played("CreateContainer", request)
 
         def undecodable(_: Any) -> Any:
             raise call.unreadable[0]("Error parsing message")
 
         call.add_devices = undecodable
-        w.wire.request(call)
+        world.wire.request(call)
         await call.over.wait()
         assert call.refused is not None
         assert "Allocate failed due to Error parsing message" in call.refused[1]
-        w.wire.finished(call, None)
+        world.wire.finished(call, None)
 
-    live(story, sources=sources(), plugins=PlayedPlugins())
+    run_scenario(story, sources=sources(), plugins=PlayedPlugins())
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_a_pod_that_kubelet_does_not_give_is_a_problem(live: Any, *, refuses: bool) -> None:
+def test_a_pod_that_kubelet_does_not_give_is_a_problem(run_scenario: Any, *, refuses: bool) -> None:
     kubelet, plugins = sources(), PlayedPlugins()
 
-    async def story(w: Any) -> None:
+    async def story(world: Any) -> None:
         def problems() -> list[Any]:
-            found = w.executor.telemetry.problems()
+            found = world.executor.telemetry.problems()
             return [each["what"] for each in found if "asks for devices" in str(each["what"])]
 
         answer, kubelet[0].asks = kubelet[0].asks, lambda *_: None
-        one = await w.pod("a", kube="burstable")
-        call = await w.begin(one)
+        one = await world.pod("a", kube="burstable")
+        call = await world.begin(one)
         assert (call.refused, problems()) == (None, []), "nothing is registered"
-        register(w)
-        call = await w.begin(one)
+        register(world)
+        call = await world.begin(one)
         assert len(problems()) == 1
         if refuses:
             words = "cannot place ns/a/c: kubelet has not given its pod, and it may ask for devices"
             assert call.refused == (14, words)
         else:
             assert paths(call) == []
-        w.wire.finished(call, None)
+        world.wire.finished(call, None)
         kubelet[0].asks = answer
-        assert paths(await w.begin(one)) == ["/dev/nic0"]
+        assert paths(await world.begin(one)) == ["/dev/nic0"]
         assert problems() == []
         kubelet[0].asks = lambda *_: None
-        two = await w.pod("b", kube="burstable")
-        w.wire.finished(await w.begin(two), None)
+        two = await world.pod("b", kube="burstable")
+        world.wire.finished(await world.begin(two), None)
         assert len(problems()) == 1
-        w.executor.sandboxes.stopped(two)
+        world.executor.sandboxes.stopped(two)
         kubelet[0].asks = answer
-        w.wire.finished(await w.begin(await w.pod("d", kube="burstable")), None)
+        world.wire.finished(await world.begin(await world.pod("d", kube="burstable")), None)
         assert problems() == [], "its pod is gone"
-        w.logged.clear()
+        world.logged.clear()
 
-    live(story, sources=kubelet, plugins=plugins, refuse_on_error=refuses)
+    run_scenario(story, sources=kubelet, plugins=plugins, refuse_on_error=refuses)

@@ -50,33 +50,35 @@ HINTS = [
 
 
 @pytest.mark.parametrize("case", cases("device_alloc.json"), ids=lambda case: case["name"])
-def test_devices_come_from_the_nodes_of_kubelets_table(live: Any, case: Any) -> None:
+def test_devices_come_from_the_nodes_of_kubelets_table(run_scenario: Any, case: Any) -> None:
     devices = registered(case["devices"])
     amounts = {"cpu": 2000, "memory": 1 << 20}
     ask = ContainerResources("c", requests=amounts, limits={**amounts, RESOURCE: case["request"]})
     kubelet = Kubelet(ask)
     kubelet.asks = lambda uid, *_: (PodRequests(uid, (ask,)), "kubelet's /pods")  # type: ignore[method-assign]
 
-    async def story(w: Any) -> None:
-        w.executor.store.handle(DevicesChanged(RESOURCE, devices))
-        await w.pod("o")
+    async def story(world: Any) -> None:
+        world.executor.store.handle(DevicesChanged(RESOURCE, devices))
+        await world.pod("o")
         taken = {"c": {RESOURCE: DeviceRecord(tuple(case["allocated"]), AllocateAnswer())}}
-        w.executor.store.handle(DevicesImported(RESOURCE, {"o": taken}, every=False))
+        world.executor.store.handle(DevicesImported(RESOURCE, {"o": taken}, every=False))
         nodes = case["hint"]["affinity"]
         sandbox = (
-            await w.pod("a", "LSE", cpus=CPUS[tuple(nodes)]) if nodes else await w.pod("a", kube="burstable")
+            await world.pod("a", "LSE", cpus=CPUS[tuple(nodes)])
+            if nodes
+            else await world.pod("a", kube="burstable")
         )
-        call = await w.begin(sandbox, memory_limit_in_bytes=1 << 20, **TWO)
+        call = await world.begin(sandbox, memory_limit_in_bytes=1 << 20, **TWO)
         given = [devices[path.removeprefix("/dev/")] for path in paths(call)]
         assert len(given) == case["request"]
         count = Counter(str(next(iter(device.nodes))) for device in given if device.nodes)
         assert count == case["expected_count_per_numa"]
 
-    live(story, sources=(kubelet, None), plugins=PlayedPlugins())
+    run_scenario(story, sources=(kubelet, None), plugins=PlayedPlugins())
 
 
 @pytest.mark.parametrize("case", HINTS, ids=lambda case: case["name"])
-def test_hints_are_those_of_kubelets_table(live: Any, case: Any) -> None:
+def test_hints_are_those_of_kubelets_table(run_scenario: Any, case: Any) -> None:
     kinds = [(ContainerKind.INIT, each) for each in case["pod"].get("init", ())]
     kinds += [(ContainerKind.APP, each) for each in case["pod"]["containers"]]
     asks = [
@@ -87,18 +89,18 @@ def test_hints_are_those_of_kubelets_table(live: Any, case: Any) -> None:
     ]
     uid, name = case["pod"]["uid"], case["pod"]["containers"][0]["name"]
 
-    async def story(w: Any) -> None:
+    async def story(world: Any) -> None:
         for resource, devices in case["devices"].items():
-            w.executor.store.handle(DevicesChanged(resource, registered(devices)))
+            world.executor.store.handle(DevicesChanged(resource, registered(devices)))
         for key in {uid, *case["allocated"]}:
-            await w.pod(key, kube="burstable")
+            await world.pod(key, kube="burstable")
         for key, containers in case["allocated"].items():
             for container, held in containers.items():
                 for resource, ids in held.items():
                     pods = {key: {container: {resource: DeviceRecord(tuple(ids), AllocateAnswer())}}}
-                    w.executor.store.handle(DevicesImported(resource, pods, every=False))
-        await w.begin(f"s-{uid}", name)
-        found = w.executor.history.find(uid)
+                    world.executor.store.handle(DevicesImported(resource, pods, every=False))
+        await world.begin(f"s-{uid}", name)
+        found = world.executor.history.find(uid)
         answers = {a.resource: a for record in found for a in record.explanation.answers}
         for resource, expected in case["expected"].items():
             answer = answers[resource]
@@ -109,4 +111,4 @@ def test_hints_are_those_of_kubelets_table(live: Any, case: Any) -> None:
             assert said == {(tuple(hint["affinity"]), hint["preferred"]) for hint in expected}
 
     rules = {"policy": TopologyPolicy.BEST_EFFORT}
-    live(story, sources=(Kubelet(*asks), None), plugins=PlayedPlugins(), rules=rules)
+    run_scenario(story, sources=(Kubelet(*asks), None), plugins=PlayedPlugins(), rules=rules)

@@ -35,195 +35,201 @@ def linux(call: Any) -> pb.LinuxContainerResources:
     return created(call).linux.resources
 
 
-async def restarted(w: Any) -> None:
+async def restarted(world: Any) -> None:
     """Another daemon comes, and calls that the one before let go are over."""
-    await w.close()
-    w.boot()
-    await w.sync.once()
+    await world.close()
+    world.boot()
+    await world.sync.once()
     for _ in range(2):
-        w.now += 3
-        await w.sync.once()
+        world.now += 3
+        await world.sync.once()
 
 
 # -- creates ------------------------------------------------------------------------------------------------
 
 
-def test_a_hook_narrows_a_pool_and_sets_what_it_wants(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_hook_narrows_a_pool_and_sets_what_it_wants(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             want = Adjustment(cpus=cpus("4-5"), cpu_shares=77, envs={"A": "1"}, annotations={"k": "v"})
             h.add(pre_create_container=want)
-            call = await w.begin(await w.pod("ls", "LS", "burstable"), cpu_shares=512)
+            call = await world.begin(await world.pod("ls", "LS", "burstable"), cpu_shares=512)
             config = created(call)
             assert (config.linux.resources.cpuset_cpus, config.linux.resources.cpu_shares) == ("4-5", 77)
             assert ([(e.key, e.value) for e in config.envs], config.annotations["k"]) == ([("A", b"1")], "v")
-            one = w.finish(call, "one")
-            await w.start(one)
-            assert w.on(one) == "4-5"
-            assert w.executor.history.find("ns/ls")[-1].explanation.reasons[-1] == (
+            one = world.finish(call, "one")
+            await world.start(one)
+            assert world.on(one) == "4-5"
+            assert world.executor.history.find("ns/ls")[-1].explanation.reasons[-1] == (
                 "narrowed to CPUs 4-5 by hook 10-x"
             )
-            w.check()
+            world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_narrowed_container_follows_its_pool_and_survives_a_restart(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_narrowed_container_follows_its_pool_and_survives_a_restart(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("2-5")) if e.pod.name == "ls" else None)
-            one = await w.run(await w.pod("ls", "LS", "burstable"))
-            lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
-            assert (w.on(one), w.on(lse)) == ("4-5", "0-3")
-        await restarted(w)
-        assert str(w.executor.state.wanted(w.executor.state.containers[one])) == "4-5"
-        await w.stop(lse)
-        assert w.on(one) == "2-5"
-        more = await w.run(await w.pod("lse2", "LSE", "", "2-5"))
-        assert (w.on(one), w.on(more)) == ("0-1,6-15", "2-5")
-        assert any("nothing is left of CPUs 2-5" in p["what"] for p in w.executor.telemetry.problems())
-        await w.stop(more)
-        assert w.on(one) == "2-5"
-        w.check()
+            one = await world.run(await world.pod("ls", "LS", "burstable"))
+            lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
+            assert (world.on(one), world.on(lse)) == ("4-5", "0-3")
+        await restarted(world)
+        assert str(world.executor.state.wanted(world.executor.state.containers[one])) == "4-5"
+        await world.stop(lse)
+        assert world.on(one) == "2-5"
+        more = await world.run(await world.pod("lse2", "LSE", "", "2-5"))
+        assert (world.on(one), world.on(more)) == ("0-1,6-15", "2-5")
+        assert any("nothing is left of CPUs 2-5" in p["what"] for p in world.executor.telemetry.problems())
+        await world.stop(more)
+        assert world.on(one) == "2-5"
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(live) -> None:
+def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(run_scenario) -> None:
     """A crash while the runtime makes the container: its list does not say what hooks wanted."""
 
-    async def day(w) -> None:
-        async with hooks(w) as h:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("2-5")) if e.pod.name == "ls" else None)
-            pod = await w.pod("ls", "LS", "burstable")
-            w.log.clear()
-            call = await w.begin(pod)
-            assert w.log[-2:] == ["ledger +i/", "forward CreateContainer"]
-            at_the_crash = dict(w.ledger.entries)
-            one = w.finish(call, "one")
-            await w.executor.journal.flush()
-            assert [key for key in w.ledger.entries if key.startswith("i/")] == []
-            other = await w.begin(await w.pod("other", "LS"))
-            await w.executor.journal.flush()
-            assert [key for key in w.ledger.entries if key.startswith("i/")] == [], "of others nothing"
-            w.finish(other, "other")
-        await w.close()
-        w.ledger.entries.clear()
-        w.ledger.entries.update(at_the_crash)
-        w.boot()
-        await w.sync.once()
-        assert str(w.executor.state.wanted(w.executor.state.containers[one])) == "2-5"
-        assert str(w.executor.state.wanted(w.executor.state.containers["other"])) == "0-15"
+            pod = await world.pod("ls", "LS", "burstable")
+            world.log.clear()
+            call = await world.begin(pod)
+            assert world.log[-2:] == ["ledger +i/", "forward CreateContainer"]
+            at_the_crash = dict(world.ledger.entries)
+            one = world.finish(call, "one")
+            await world.executor.journal.flush()
+            assert [key for key in world.ledger.entries if key.startswith("i/")] == []
+            other = await world.begin(await world.pod("other", "LS"))
+            await world.executor.journal.flush()
+            assert [key for key in world.ledger.entries if key.startswith("i/")] == [], "of others nothing"
+            world.finish(other, "other")
+        await world.close()
+        world.ledger.entries.clear()
+        world.ledger.entries.update(at_the_crash)
+        world.boot()
+        await world.sync.once()
+        assert str(world.executor.state.wanted(world.executor.state.containers[one])) == "2-5"
+        assert str(world.executor.state.wanted(world.executor.state.containers["other"])) == "0-15"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_owner_is_narrowed_within_its_cpus_and_the_rest_stays_free(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_an_owner_is_narrowed_within_its_cpus_and_the_rest_stays_free(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("0-1")) if e.decision.own else None)
-            ls = await w.run(await w.pod("ls", "LS"))
-            call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
+            ls = await world.run(await world.pod("ls", "LS"))
+            call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
             assert linux(call).cpuset_cpus == "0-1"
-            assert w.on(ls) == "4-15", "all that is owned has been left, before the request goes on"
-            await w.start(w.finish(call, "own"))
-            assert (w.on("own"), w.on(ls)) == ("0-1", "4-15")
-            w.check()
+            assert world.on(ls) == "4-15", "all that is owned has been left, before the request goes on"
+            await world.start(world.finish(call, "own"))
+            assert (world.on("own"), world.on(ls)) == ("0-1", "4-15")
+            world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("kind", [("lse", "LSE", "", "0-3"), ("ls", "LS")])
-def test_a_veto_refuses_and_nothing_stays_taken(live, kind) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            ls = await w.run(await w.pod("other", "LS"))
+def test_a_veto_refuses_and_nothing_stays_taken(run_scenario, kind) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            ls = await world.run(await world.pod("other", "LS"))
             h.add(pre_create_container=Veto("no room"))
-            w.log.clear()
-            call = await w.begin(await w.pod(*kind))
+            world.log.clear()
+            call = await world.begin(await world.pod(*kind))
             assert call.refused is not None
             assert call.refused[0] == 9
             assert "10-x" in call.refused[1]
             assert "no room" in call.refused[1]
-            w.wire.finished(call, None)
-            await w.quiet()
-            assert not any(line.startswith("kernel") for line in w.log), "no container has moved for it"
-            verdict = w.executor.history.find(f"ns/{kind[0]}")[-1].explanation.verdict
+            world.wire.finished(call, None)
+            await world.quiet()
+            assert not any(line.startswith("kernel") for line in world.log), "no container has moved for it"
+            verdict = world.executor.history.find(f"ns/{kind[0]}")[-1].explanation.verdict
             assert (verdict.reason, verdict.message) == ("RefusedByHook", call.refused[1])
-            assert (len(w.executor.state.containers), w.on(ls), w.executor.state.runtime.lost) == (
+            assert (
+                len(world.executor.state.containers),
+                world.on(ls),
+                world.executor.state.runtime.lost,
+            ) == (
                 1,
                 "0-15",
                 {},
             )
             assert h.remembers() == len(("other's sandbox", "kind's sandbox", "ls"))
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_what_a_hook_wants_of_owned_cpus_is_refused_unless_configured(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+def test_what_a_hook_wants_of_owned_cpus_is_refused_unless_configured(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
             h.add(pre_create_container=Adjustment(cpus=cpus("3-4")))
-            ls = await w.run(await w.pod("ls", "LS"))
-            assert (w.on(lse), w.on(ls)) == ("0-3", "4-15")
-            assert any("10-x" in p["what"] for p in w.executor.telemetry.problems())
-            w.check()
+            ls = await world.run(await world.pod("ls", "LS"))
+            assert (world.on(lse), world.on(ls)) == ("0-3", "4-15")
+            assert any("10-x" in p["what"] for p in world.executor.telemetry.problems())
+            world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_owned_cpus_may_be_given_where_that_is_configured(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w, owned_cpus=True) as h:
+def test_owned_cpus_may_be_given_where_that_is_configured(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world, owned_cpus=True) as h:
             h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("3-4")) if e.pod.name == "ls" else None)
-            lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
-            ls = await w.run(await w.pod("ls", "LS"))
-            assert (w.on(lse), w.on(ls)) == ("0-3", "3-4")
-            second = await w.run(await w.pod("second", "LSE", "", "4-7"))  # is not refused because of it
-            assert (w.on(second), w.on(ls)) == ("4-7", "3")
-            w.check()
-            await restarted(w)
-            w.check()
-            assert str(w.executor.state.wanted(w.executor.state.containers[ls])) == "3"
+            lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
+            ls = await world.run(await world.pod("ls", "LS"))
+            assert (world.on(lse), world.on(ls)) == ("0-3", "3-4")
+            second = await world.run(
+                await world.pod("second", "LSE", "", "4-7")
+            )  # is not refused because of it
+            assert (world.on(second), world.on(ls)) == ("4-7", "3")
+            world.check()
+            await restarted(world)
+            world.check()
+            assert str(world.executor.state.wanted(world.executor.state.containers[ls])) == "3"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_memory_nodes_of_a_hook(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_memory_nodes_of_a_hook(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(pre_create_container=Adjustment(mems=Mask((1,))))
-            call = await w.begin(await w.pod("ls", "LS"), cpuset_mems="0")
+            call = await world.begin(await world.pod("ls", "LS"), cpuset_mems="0")
             assert linux(call).cpuset_mems == "1"
-            await w.start(w.finish(call, "one"))
-            w.cgroups.mems["one"] = Mask((1,))
-            await w.executor.mems.once()
-            assert w.cgroups.mems["one"] == Mask((1,)), "the check of memory nodes agrees"
-            assert (await w.update("one", cpu_shares=9)).cpuset_mems == "1"
+            await world.start(world.finish(call, "one"))
+            world.cgroups.mems["one"] = Mask((1,))
+            await world.executor.mems.once()
+            assert world.cgroups.mems["one"] == Mask((1,)), "the check of memory nodes agrees"
+            assert (await world.update("one", cpu_shares=9)).cpuset_mems == "1"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_what_the_client_names_does_not_count_when_a_hook_clears_it(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_what_the_client_names_does_not_count_when_a_hook_clears_it(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(
                 pre_create_container=Adjustment(cpus=CLEAR),
                 pre_update_container_resources=Adjustment(cpus=CLEAR),
             )
-            one = await w.run(await w.pod("be", "BE", "besteffort"), cpuset_cpus="1-2")
-            assert w.on(one) == "0-15"
-            got = await w.update(one, cpuset_cpus="3")
+            one = await world.run(await world.pod("be", "BE", "besteffort"), cpuset_cpus="1-2")
+            assert world.on(one) == "0-15"
+            got = await world.update(one, cpuset_cpus="3")
             assert got.cpuset_cpus == "0-15"
-            assert w.executor.state.containers[one].request.cpuset_cpus == "1-2", "3 was not asked for"
+            assert world.executor.state.containers[one].request.cpuset_cpus == "1-2", "3 was not asked for"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_pool_that_counts_is_that_of_when_the_hook_has_answered(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_the_pool_that_counts_is_that_of_when_the_hook_has_answered(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             thinks, may_answer = threading.Event(), threading.Event()
 
             def slow(event: Any) -> Adjustment | None:
@@ -234,24 +240,24 @@ def test_the_pool_that_counts_is_that_of_when_the_hook_has_answered(live) -> Non
                 return Adjustment(cpus=cpus("0-4"))
 
             h.add(pre_create_container=slow)
-            sandbox = await w.pod("ls", "LS")
-            create = asyncio.create_task(w.begin(sandbox))
-            await w.until(thinks.is_set)
-            lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
+            sandbox = await world.pod("ls", "LS")
+            create = asyncio.create_task(world.begin(sandbox))
+            await world.until(thinks.is_set)
+            lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
             may_answer.set()
             call = await create
             assert linux(call).cpuset_cpus == "4"
-            await w.start(w.finish(call, "late"))
-            assert (w.on("late"), w.on(lse)) == ("4", "0-3")
-            w.check()
+            await world.start(world.finish(call, "late"))
+            assert (world.on("late"), world.on(lse)) == ("4", "0-3")
+            world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
-    live, monkeypatch: pytest.MonkeyPatch
+    run_scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def day(w) -> None:
+    async def scenario(world) -> None:
         asked, answer = threading.Event(), threading.Event()
 
         def narrow(event: Any) -> Adjustment | None:
@@ -261,38 +267,41 @@ def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
             answer.wait(30)
             return Adjustment(cpus=cpus("0-5"))
 
-        async with hooks(w) as h:
+        async with hooks(world) as h:
             h.add(pre_create_container=narrow)
-            sandbox = await w.pod("ls", "LS", "burstable")
-            creating = asyncio.create_task(w.begin(sandbox, "narrowed"))
+            sandbox = await world.pod("ls", "LS", "burstable")
+            creating = asyncio.create_task(world.begin(sandbox, "narrowed"))
             await asyncio.to_thread(asked.wait, 30)
-            first = await w.run(await w.pod("first", "LSE", "", "2-3"))
-            narrow = w.executor.reservations.narrow
+            first = await world.run(await world.pod("first", "LSE", "", "2-3"))
+            narrow = world.executor.reservations.narrow
 
             async def slow(container: Any) -> Any:
                 ended = await narrow(container)
                 if container.name == "narrowed":
-                    await w.remove(first)
+                    await world.remove(first)
                     gone = pb.RemovePodSandboxRequest(pod_sandbox_id="s-first")
-                    w.wire.finished(await w.call("RemovePodSandbox", gone), 0)
+                    world.wire.finished(await world.call("RemovePodSandbox", gone), 0)
                 return ended
 
-            monkeypatch.setattr(w.executor.reservations, "narrow", slow)
+            monkeypatch.setattr(world.executor.reservations, "narrow", slow)
             answer.set()
-            shared = w.finish(await creating, "shared")
-            assert (w.runtime.specs[shared], str(w.executor.state.runtime.saved[shared])) == ("0-5", "0-5")
-            owner = await w.run(await w.pod("second", "LSE", "", "2-3"))
-            start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
+            shared = world.finish(await creating, "shared")
+            assert (world.runtime.specs[shared], str(world.executor.state.runtime.saved[shared])) == (
+                "0-5",
+                "0-5",
+            )
+            owner = await world.run(await world.pod("second", "LSE", "", "2-3"))
+            start = await world.call("StartContainer", pb.StartContainerRequest(container_id=shared))
             assert start.refused is None
-            assert (w.runtime.specs[shared], w.on(owner)) == ("0-1,4-5", "2-3")
-            w.wire.finished(start, 0)
+            assert (world.runtime.specs[shared], world.on(owner)) == ("0-1,4-5", "2-3")
+            world.wire.finished(start, 0)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_client_that_goes_while_hooks_think_leaves_nothing(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_client_that_goes_while_hooks_think_leaves_nothing(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             thinks, may_answer = threading.Event(), threading.Event()
 
             def slow(event: Any) -> None:
@@ -300,24 +309,24 @@ def test_a_client_that_goes_while_hooks_think_leaves_nothing(live) -> None:
                 assert may_answer.wait(30)
 
             h.add(pre_create_container=slow)
-            request = pb.CreateContainerRequest(pod_sandbox_id=await w.pod("lse", "LSE", "", "0-3"))
+            request = pb.CreateContainerRequest(pod_sandbox_id=await world.pod("lse", "LSE", "", "0-3"))
             request.config.metadata.name = "c"
-            call = w.played("CreateContainer", request)
-            w.wire.request(call)
-            await w.until(thinks.is_set)
-            assert w.executor.state.owners
+            call = world.played("CreateContainer", request)
+            world.wire.request(call)
+            await world.until(thinks.is_set)
+            assert world.executor.state.owners
             call.done = True
-            w.wire.finished(call, None)
+            world.wire.finished(call, None)
             may_answer.set()
-            await w.until(lambda: not w.executor.state.owners)
-            assert (call.sent, call.refused, w.executor.state.runtime.lost) == (None, None, {})
+            await world.until(lambda: not world.executor.state.owners)
+            assert (call.sent, call.refused, world.executor.state.runtime.lost) == (None, None, {})
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_cpus_that_cannot_be_freed_are_replaced_and_hooks_asked_again(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_cpus_that_cannot_be_freed_are_replaced_and_hooks_asked_again(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             seen: list[str] = []
 
             def mark_owner(event: Any) -> Adjustment | None:
@@ -327,30 +336,30 @@ def test_cpus_that_cannot_be_freed_are_replaced_and_hooks_asked_again(live) -> N
                 return Adjustment(envs={f"ON_{event.decision.own.first()}": str(event.decision.own)})
 
             h.add(pre_create_container=mark_owner)
-            stuck = await w.run(await w.pod("ls", "LS"))
-            w.cgroups.sets[stuck] = cpus("0,8")
-            w.cgroups.broken.add(stuck)
-            call = await w.begin(await w.pod("g"), **TWO_CPUS)
+            stuck = await world.run(await world.pod("ls", "LS"))
+            world.cgroups.sets[stuck] = cpus("0,8")
+            world.cgroups.broken.add(stuck)
+            call = await world.begin(await world.pod("g"), **TWO_CPUS)
             config = created(call)
             assert seen == ["0,8", config.linux.resources.cpuset_cpus]
             assert [e.value.decode() for e in config.envs] == seen[1:], "what was wanted at first is not kept"
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_a_container_removed_during_a_reconcile_stays_removed(
-    live,
+    run_scenario,
 ) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.listen()
-            call = await w.begin(await w.pod("lse", "LSE", "", "2-3"))
-            w.wire.finished(call, None)  # the client went away, and the runtime does it all the same
-            w.runtime.specs["one"] = "2-3"
-            w.runtime.containers["one"] = RuntimeContainer("one", "s-lse", "c", 0, "CREATED")
-            await w.start("one")  # taken in as a container that is not known
+            call = await world.begin(await world.pod("lse", "LSE", "", "2-3"))
+            world.wire.finished(call, None)  # the client went away, and the runtime does it all the same
+            world.runtime.specs["one"] = "2-3"
+            world.runtime.containers["one"] = RuntimeContainer("one", "s-lse", "c", 0, "CREATED")
+            await world.start("one")  # taken in as a container that is not known
             listed, go_on = asyncio.Event(), threading.Event()
-            loop, plain = asyncio.get_running_loop(), w.runtime.list_containers
+            loop, plain = asyncio.get_running_loop(), world.runtime.list_containers
 
             def slowly(container_id: str = "") -> Any:
                 found = plain(container_id)
@@ -358,39 +367,39 @@ def test_a_container_removed_during_a_reconcile_stays_removed(
                 go_on.wait(30)
                 return found
 
-            w.runtime.list_containers = slowly
-            comparing = asyncio.create_task(w.sync.once())
+            world.runtime.list_containers = slowly
+            comparing = asyncio.create_task(world.sync.once())
             await listed.wait()
-            w.runtime.list_containers = plain
-            await w.remove("one")
+            world.runtime.list_containers = plain
+            await world.remove("one")
             go_on.set()
             await comparing
-            assert "one" not in w.executor.state.containers
-            w.now += 10
-            await w.sync.once()
-            await w.quiet()
-            assert not w.executor.state.owners
+            assert "one" not in world.executor.state.containers
+            world.now += 10
+            await world.sync.once()
+            await world.quiet()
+            assert not world.executor.state.owners
             assert h.heard.count("post_stop_container one") == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
 # -- faults of Koordinator's runtime proxy -------------------------------------------------------------------
 
 
-def test_a_create_in_an_unknown_sandbox_passes(live) -> None:
+def test_a_create_in_an_unknown_sandbox_passes(run_scenario) -> None:
     """Koordinator's proxy dies of it (3)."""
 
-    async def day(w) -> None:
-        async with hooks(w) as h:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             seen: list[Any] = []
             h.add(pre_create_container=seen.append)
             request = pb.CreateContainerRequest(pod_sandbox_id="unknown")
             request.config.metadata.name = "c"
-            call = await w.call("CreateContainer", request)
+            call = await world.call("CreateContainer", request)
             assert call.refused is None
             assert (seen[0].pod.sandbox_id, seen[0].container.name) == ("unknown", "c")
-            w.wire.finished(call, 5)
+            world.wire.finished(call, 5)
             for method, message in (
                 ("StartContainer", pb.StartContainerRequest(container_id="unknown")),
                 ("StopContainer", pb.StopContainerRequest(container_id="unknown")),
@@ -402,73 +411,73 @@ def test_a_create_in_an_unknown_sandbox_passes(live) -> None:
                 names = {"pre_start_container", "pre_stop_container", "pre_remove_container"}
                 names |= {"pre_update_container_resources", "pre_stop_pod_sandbox", "pre_remove_pod_sandbox"}
                 h.add(f"20-{method}", **dict.fromkeys(names, seen.append))
-                call = await w.call(method, message)
+                call = await world.call(method, message)
                 assert call.sent == call.body
-                w.wire.finished(call, 5)
+                world.wire.finished(call, 5)
             assert len(seen) == 1, "there is nothing to tell of them"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_hook_that_hangs_costs_its_own_time_and_others_nothing(live) -> None:
+def test_a_hook_that_hangs_costs_its_own_time_and_others_nothing(run_scenario) -> None:
     """Koordinator's proxy waits as long as kubelet does (4)."""
 
-    async def day(w) -> None:
-        async with hooks(w) as h:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             released = threading.Event()
             h.add(pre_create_container=lambda e: released.wait(60) and None, timeout=0.3)
-            sandbox = await w.pod("ls", "LS")
-            create = asyncio.create_task(w.begin(sandbox))
+            sandbox = await world.pod("ls", "LS")
+            create = asyncio.create_task(world.begin(sandbox))
             await asyncio.sleep(0.05)
-            started = await w.call("StopContainer", pb.StopContainerRequest(container_id="x"))
+            started = await world.call("StopContainer", pb.StopContainerRequest(container_id="x"))
             assert started.sent is not None
             assert not create.done(), "the hook still thinks, and another call has passed"
             call = await create
             assert linux(call).cpuset_cpus == "0-15"
-            assert any("10-x" in p["what"] for p in w.executor.telemetry.problems())
+            assert any("10-x" in p["what"] for p in world.executor.telemetry.problems())
             released.set()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_hook_that_must_not_be_missed_refuses_when_it_fails(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_hook_that_must_not_be_missed_refuses_when_it_fails(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(pre_create_container=lambda e: 1 / 0, policy=HookFailurePolicy.FAIL)
-            call = await w.begin(await w.pod("ls", "LS"))
+            call = await world.begin(await world.pod("ls", "LS"))
             assert call.refused is not None
             assert "10-x" in call.refused[1]
-            w.wire.finished(call, None)
-            assert not w.executor.state.containers
+            world.wire.finished(call, None)
+            assert not world.executor.state.containers
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_after_a_restart_hooks_know_pods_containers_and_requests(live) -> None:
+def test_after_a_restart_hooks_know_pods_containers_and_requests(run_scenario) -> None:
     """Koordinator's proxy has forgotten resources and cgroup parents then (6)."""
 
-    async def day(w) -> None:
-        async with hooks(w) as h:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(pre_run_pod_sandbox=Adjustment(cgroup_parent="/kubepods/mine", annotations={"by": "hook"}))
             request = pb.RunPodSandboxRequest(runtime_handler="kata")
             request.config.metadata.uid = request.config.metadata.name = "ls"
             request.config.linux.cgroup_parent = "/kubepods/burstable/podls"
             request.config.labels["koordinator.sh/qosClass"] = "LS"
-            call = await w.call("RunPodSandbox", request)
-            w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-ls").SerializeToString())
-            w.wire.finished(call, 0)
+            call = await world.call("RunPodSandbox", request)
+            world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-ls").SerializeToString())
+            world.wire.finished(call, 0)
             labels = dict(request.config.labels)
-            w.runtime.pods["s-ls"] = RuntimePod("s-ls", "ls", "", "ls", 0, True, labels, {"by": "hook"})
-        one = await w.create("s-ls", cpu_shares=512, memory_limit_in_bytes=1 << 20)
-        await restarted(w)
-        async with hooks(w) as h:
-            h.following.learn(*w.runtime.raw_lists())
+            world.runtime.pods["s-ls"] = RuntimePod("s-ls", "ls", "", "ls", 0, True, labels, {"by": "hook"})
+        one = await world.create("s-ls", cpu_shares=512, memory_limit_in_bytes=1 << 20)
+        await restarted(world)
+        async with hooks(world) as h:
+            h.following.learn(*world.runtime.raw_lists())
             seen: list[Any] = []
             h.add(pre_start_container=seen.append, pre_update_container_resources=seen.append)
             h.add("20-create", pre_create_container=seen.append)
-            assert (await w.start(one)).refused is None
-            await w.update(one, cpu_quota=50_000)
-            again = await w.update(one, memory_limit_in_bytes=2 << 20)
+            assert (await world.start(one)).refused is None
+            await world.update(one, cpu_quota=50_000)
+            again = await world.update(one, memory_limit_in_bytes=2 << 20)
             start, first, second = seen
             assert (start.pod.cgroup_parent, start.pod.kube_qos, start.pod.qos) == (
                 "/kubepods/mine",
@@ -481,18 +490,18 @@ def test_after_a_restart_hooks_know_pods_containers_and_requests(live) -> None:
             assert (second.container.resources.cpu_quota, second.asked.memory_limit) == (50_000, 2 << 20)
             assert again.memory_limit_in_bytes == 2 << 20
             assert again.cpuset_cpus == "0-15"
-            more = await w.begin("s-ls", "more")
+            more = await world.begin("s-ls", "more")
             parent = pb.CreateContainerRequest.FromString(more.sent).sandbox_config.linux.cgroup_parent
             assert parent == "/kubepods/mine", "of all its containers, after a restart too"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_two_updates_of_one_container_stay_in_order(live) -> None:
+def test_two_updates_of_one_container_stay_in_order(run_scenario) -> None:
     """Koordinator's proxy merges both into one record without a lock (13)."""
 
-    async def day(w) -> None:
-        async with hooks(w) as h:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             may_answer = threading.Event()
 
             def slow(event: Any) -> Adjustment:
@@ -504,19 +513,22 @@ def test_two_updates_of_one_container_stay_in_order(live) -> None:
                 )
 
             h.add(pre_update_container_resources=slow)
-            one, two = await w.run(await w.pod("a", "LS")), await w.run(await w.pod("b", "LS"))
+            one, two = (
+                await world.run(await world.pod("a", "LS")),
+                await world.run(await world.pod("b", "LS")),
+            )
 
             def call(container_id: str, shares: int) -> Any:
                 made = pb.UpdateContainerResourcesRequest(container_id=container_id)
                 made.linux.cpu_shares = shares
-                played = w.played("UpdateContainerResources", made)
-                w.wire.request(played)
+                played = world.played("UpdateContainerResources", made)
+                world.wire.request(played)
                 return played
 
             first, second, third = call(one, 100), call(one, 200), call(one, 300)
             other = call(two, 400)
             await asyncio.wait_for(other.over.wait(), 30)
-            await w.quiet()
+            await world.quiet()
             assert not any(each.over.is_set() for each in (first, second, third))
             may_answer.set()
             await asyncio.wait_for(third.over.wait(), 30)
@@ -526,15 +538,15 @@ def test_two_updates_of_one_container_stay_in_order(live) -> None:
                 assert (got.cpu_shares, dict(got.unified)) == (shares, {"memory.high": str(shares - 1)})
                 assert got.cpuset_cpus == "0-15"
             for each in (first, second, third, other):
-                w.wire.finished(each, 0)
-            await w.quiet()
+                world.wire.finished(each, 0)
+            await world.quiet()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_queued_container_that_goes_is_not_checked(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_queued_container_that_goes_is_not_checked(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             may_answer, seen = threading.Event(), []
 
             def slow(event: Any) -> None:
@@ -542,84 +554,84 @@ def test_a_queued_container_that_goes_is_not_checked(live) -> None:
                 assert may_answer.wait(30)
 
             h.add(pre_update_container_resources=slow)
-            one = await w.run(await w.pod("a", "LS"))
+            one = await world.run(await world.pod("a", "LS"))
             calls = []
             for shares in (100, 200, 300):
                 made = pb.UpdateContainerResourcesRequest(container_id=one)
                 made.linux.cpu_shares = shares
-                calls.append(w.played("UpdateContainerResources", made))
-                w.wire.request(calls[-1])
-            await w.until(lambda: seen)
+                calls.append(world.played("UpdateContainerResources", made))
+                world.wire.request(calls[-1])
+            await world.until(lambda: seen)
             calls[1].done = True
-            w.wire.finished(calls[1], None)
+            world.wire.finished(calls[1], None)
             may_answer.set()
             await asyncio.wait_for(calls[2].over.wait(), 30)
             assert (seen, calls[1].sent) == ([100, 300], None)
             for each in (calls[0], calls[2]):
-                w.wire.finished(each, 0)
-            await w.quiet()
+                world.wire.finished(each, 0)
+            await world.quiet()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_answers_that_come_too_late_to_apply_are_reported(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.run(await w.pod("ls", "LS"))
+def test_answers_that_come_too_late_to_apply_are_reported(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
             late = Outcome(Adjustment(mems=Mask((7,))), {"mems": "10-x"})
             h.way.narrow(one, late, cpus("0-15"))
             assert (
                 "cannot bind ns/ls/c to memory of NUMA node 7 by hook 10-x"
-                in (w.executor.telemetry.problems()[0]["what"])
+                in (world.executor.telemetry.problems()[0]["what"])
             )
 
-    live(day)
+    run_scenario(scenario)
 
 
 # -- sandboxes, starts, stops -------------------------------------------------------------------------------
 
 
-def test_labels_and_annotations_of_a_hook_count_for_the_engine(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_labels_and_annotations_of_a_hook_count_for_the_engine(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"4-5"}'}
             want = Adjustment(labels={"koordinator.sh/qosClass": "LSE"}, annotations=status)
             h.add(pre_run_pod_sandbox=want)
             request = pb.RunPodSandboxRequest()
             request.config.metadata.uid = request.config.metadata.name = "p"
             request.config.linux.cgroup_parent = "/kubepods/podp"
-            call = await w.call("RunPodSandbox", request)
+            call = await world.call("RunPodSandbox", request)
             config = pb.RunPodSandboxRequest.FromString(call.sent).config
             assert config.labels["koordinator.sh/qosClass"] == "LSE"
-            w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-p").SerializeToString())
-            w.wire.finished(call, 0)
-            w.parents["s-p"] = "kubepods/podp"
-            assert w.on(await w.run("s-p")) == "4-5"
+            world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-p").SerializeToString())
+            world.wire.finished(call, 0)
+            world.parents["s-p"] = "kubepods/podp"
+            assert world.on(await world.run("s-p")) == "4-5"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_sandbox_and_a_start_may_be_refused(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.create(await w.pod("ls", "LS"))
+def test_a_sandbox_and_a_start_may_be_refused(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.create(await world.pod("ls", "LS"))
             h.add(pre_run_pod_sandbox=Veto("full"), pre_start_container=Veto("wait"))
-            said = await w.pod("more", "LS", may_be_refused=True)
+            said = await world.pod("more", "LS", may_be_refused=True)
             assert "full" in said
-            (found,) = (record.explanation for record in w.executor.history.find("ns/more"))
+            (found,) = (record.explanation for record in world.executor.history.find("ns/more"))
             assert (found.event, found.container) == ("RunPodSandbox", "")
             assert (found.verdict.reason, found.verdict.message) == ("RefusedByHook", said)
-            call = await w.start(one)
+            call = await world.start(one)
             assert call.refused == (9, call.refused[1])
             assert "wait" in call.refused[1]
-            assert w.executor.state.containers[one].phase.value == "created"
+            assert world.executor.state.containers[one].phase.value == "created"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_stops_and_removals_continue_whatever_hooks_do(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_stops_and_removals_continue_whatever_hooks_do(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             seen: list[Any] = []
 
             def bad(event: Any) -> Veto:
@@ -634,26 +646,26 @@ def test_stops_and_removals_continue_whatever_hooks_do(live) -> None:
             )
             for name in names:  # one alone would fail so often that it is not asked any more
                 h.add(name, policy=HookFailurePolicy.FAIL, **{name: bad})
-            sandbox = await w.pod("ls", "LS")
-            one = await w.run(sandbox)
-            await w.stop(one)
-            await w.stop(one)  # kubelet repeats itself
-            await w.remove(one)
+            sandbox = await world.pod("ls", "LS")
+            one = await world.run(sandbox)
+            await world.stop(one)
+            await world.stop(one)  # kubelet repeats itself
+            await world.remove(one)
             for method in ("StopPodSandbox", "StopPodSandbox", "RemovePodSandbox", "RemovePodSandbox"):
                 kind = getattr(pb, f"{method}Request")
-                call = await w.call(method, kind(pod_sandbox_id=sandbox))
+                call = await world.call(method, kind(pod_sandbox_id=sandbox))
                 assert call.sent == call.body
-                w.wire.finished(call, 0)
+                world.wire.finished(call, 0)
             assert [each.NAME for each in seen] == list(names)
-            assert not w.executor.state.containers
+            assert not world.executor.state.containers
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_update_is_changed_narrowed_and_may_be_refused(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.run(await w.pod("ls", "LS"))
+def test_an_update_is_changed_narrowed_and_may_be_refused(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
 
             def wants(event: Any) -> Adjustment | Veto:
                 if event.asked.cpu_shares == 1:
@@ -661,104 +673,104 @@ def test_an_update_is_changed_narrowed_and_may_be_refused(live) -> None:
                 return Adjustment(cpus=cpus("6-7"), memory_limit=1 << 30)
 
             h.add(pre_update_container_resources=wants)
-            got = await w.update(one, cpu_shares=9)
+            got = await world.update(one, cpu_shares=9)
             assert (got.cpu_shares, got.cpuset_cpus, got.memory_limit_in_bytes) == (9, "6-7", 1 << 30)
-            assert w.on(one) == "6-7"
+            assert world.on(one) == "6-7"
             request = pb.UpdateContainerResourcesRequest(container_id=one)
             request.linux.cpu_shares = 1
-            call = await w.call("UpdateContainerResources", request)
+            call = await world.call("UpdateContainerResources", request)
             assert call.refused == (9, call.refused[1])
-            assert w.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "6-7"
-            w.check()
+            assert world.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "6-7"
+            world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 # -- where no hooks are asked -------------------------------------------------------------------------------
 
 
-def test_no_hook_is_called_in_observe_mode_or_on_a_released_node(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_no_hook_is_called_in_observe_mode_or_on_a_released_node(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             seen: list[Any] = []
             h.add(pre_create_container=seen.append)
             h.listen()
-            call = await w.begin(await w.pod("ls", "LS"))
+            call = await world.begin(await world.pod("ls", "LS"))
             assert call.sent == call.body
-            w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
-            call = await w.begin("s-ls", "other")
+            world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+            call = await world.begin("s-ls", "other")
             assert call.sent == call.body
             assert not seen
 
-    live(day, mode=NodeMode.OBSERVE)
+    run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_a_node_that_is_released_while_hooks_think_is_a_relay(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_node_that_is_released_while_hooks_think_is_a_relay(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
 
             def release(event: Any) -> Adjustment:
-                w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+                world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
                 return Adjustment(envs={"A": "1"})
 
             h.add(pre_create_container=release)
-            call = await w.begin(await w.pod("ls", "LS"), cpuset_cpus="7")
+            call = await world.begin(await world.pod("ls", "LS"), cpuset_cpus="7")
             assert (linux(call).cpuset_cpus, created(call).envs[0].key) == ("7", "A")
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_answers_that_cannot_be_written_follow_the_failure_policy(live, monkeypatch) -> None:
+def test_answers_that_cannot_be_written_follow_the_failure_policy(run_scenario, monkeypatch) -> None:
     def never(view: CriHookView, adjustment: Adjustment) -> bytes:
         raise HookError("cannot change it")
 
-    async def day(w) -> None:
-        async with hooks(w) as h:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             want = Adjustment(cpus=cpus("6-7"), labels={"a": "b"})
             h.add(pre_create_container=want, pre_update_container_resources=Adjustment(cpus=cpus("6-7")))
-            one = await w.run(sandbox := await w.pod("ls", "LS"))
-            assert w.on(one) == "6-7"
+            one = await world.run(sandbox := await world.pod("ls", "LS"))
+            assert world.on(one) == "6-7"
             monkeypatch.setattr(CriHookView, "adjusted", never)
-            call = await w.begin(sandbox, "second")
+            call = await world.begin(sandbox, "second")
             assert linux(call).cpuset_cpus == "0-15", "half of an answer does not count"
             assert not created(call).labels
             assert any(
-                each["keys"].get("err") == "cannot change it" for each in w.executor.telemetry.problems()
+                each["keys"].get("err") == "cannot change it" for each in world.executor.telemetry.problems()
             )
-            w.finish(call, "c-second")
+            world.finish(call, "c-second")
             firm = {
                 "pre_create_container": Adjustment(envs={"A": "1"}),
                 "pre_run_pod_sandbox": Adjustment(labels={"a": "b"}),
                 "pre_update_container_resources": Adjustment(memory_limit=1 << 30),
             }
             h.add("20-firm", policy=HookFailurePolicy.FAIL, **firm)
-            before = w.executor.state.containers.keys()
-            call = await w.begin(sandbox, "third")
+            before = world.executor.state.containers.keys()
+            call = await world.begin(sandbox, "third")
             assert call.refused == (9, "cannot change it")
-            w.wire.finished(call, None)
-            assert w.executor.state.containers.keys() == before
-            assert await w.pod("other", "LS", may_be_refused=True) == "cannot change it"
+            world.wire.finished(call, None)
+            assert world.executor.state.containers.keys() == before
+            assert await world.pod("other", "LS", may_be_refused=True) == "cannot change it"
             update = pb.UpdateContainerResourcesRequest(container_id=one)
-            assert (await w.call("UpdateContainerResources", update)).refused == (9, "cannot change it")
-            w.check()
+            assert (await world.call("UpdateContainerResources", update)).refused == (9, "cannot change it")
+            world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.create(await w.pod("ls", "LS"))
+def test_a_node_that_is_released_while_hooks_think_decides_nothing(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.create(await world.pod("ls", "LS"))
 
             def release(event: Any) -> Adjustment:
-                w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+                world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
                 return Adjustment(annotations={"a": "b"})
 
             def start(event: Any) -> None:
-                w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+                world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
 
             h.add(pre_update_container_resources=release, pre_start_container=start)
-            call = await w.call(
+            call = await world.call(
                 "UpdateContainerResources",
                 pb.UpdateContainerResourcesRequest(
                     container_id=one, linux=pb.LinuxContainerResources(cpuset_cpus="7")
@@ -766,44 +778,44 @@ def test_a_node_that_is_released_while_hooks_think_decides_nothing(live) -> None
             )
             sent = pb.UpdateContainerResourcesRequest.FromString(call.sent)
             assert (sent.linux.cpuset_cpus, sent.annotations["a"]) == ("7", "b")
-            w.wire.finished(call, 0)
-            w.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
-            call = await w.call("StartContainer", pb.StartContainerRequest(container_id=one))
+            world.wire.finished(call, 0)
+            world.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
+            call = await world.call("StartContainer", pb.StartContainerRequest(container_id=one))
             assert (call.refused, call.sent) == (None, call.body)
             assert call.state is None, "no start of ours is watched"
-            w.wire.finished(call, 0)
+            world.wire.finished(call, 0)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(pre_create_container=Veto("never"))
             h.engine.ask = lambda event: 1 / 0  # type: ignore[assignment,return-value]
-            call = await w.begin(await w.pod("ls", "LS"))
+            call = await world.begin(await world.pod("ls", "LS"))
             assert linux(call).cpuset_cpus == "0-15"
-            await w.quiet()
-            assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
+            await world.quiet()
+            assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_no_call_waits_for_answers_that_never_come(live, monkeypatch) -> None:
+def test_no_call_waits_for_answers_that_never_come(run_scenario, monkeypatch) -> None:
     class Never:
         outcome = None
 
         async def wait(self) -> Any:
             await asyncio.Event().wait()
 
-    async def day(w) -> None:
+    async def scenario(world) -> None:
         monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
         monkeypatch.setattr(dispatch, "_MARGIN_S", 0.0)
-        async with hooks(w) as h:
+        async with hooks(world) as h:
             h.add(pre_create_container=Veto("never"), pre_update_container_resources=Veto("never"))
             h.engine.ask = lambda event: Never()  # type: ignore[assignment,return-value]
-            one = await w.run(await w.pod("ls", "LS"))
-            assert (await w.update(one, cpu_shares=9)).cpu_shares == 9
-            assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 2
+            one = await world.run(await world.pod("ls", "LS"))
+            assert (await world.update(one, cpu_shares=9)).cpu_shares == 9
+            assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 2
 
-    live(day)
+    run_scenario(scenario)

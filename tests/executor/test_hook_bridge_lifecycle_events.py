@@ -20,294 +20,300 @@ from tests.testkit.be_load import used_beside_be
 from tests.testkit.changed_copy import changed_copy
 
 
-async def ended(w: Any, method: str, sandbox: str, status: int = 0) -> None:
-    call = await w.call(method, getattr(pb, f"{method}Request")(pod_sandbox_id=sandbox))
-    w.wire.finished(call, status)
-    await w.quiet()
+async def ended(world: Any, method: str, sandbox: str, status: int = 0) -> None:
+    call = await world.call(method, getattr(pb, f"{method}Request")(pod_sandbox_id=sandbox))
+    world.wire.finished(call, status)
+    await world.quiet()
 
 
-def test_a_pods_whole_life(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_pods_whole_life(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.listen()
-            sandbox = await w.pod("ls", "LS", "burstable")
+            sandbox = await world.pod("ls", "LS", "burstable")
             await h.hears("post_run_pod_sandbox s-ls")
-            one = await w.create(sandbox, cpu_shares=512)
+            one = await world.create(sandbox, cpu_shares=512)
             await h.hears(f"post_create_container {one}")
-            await w.start(one)
+            await world.start(one)
             await h.hears(f"post_start_container {one}")
-            await w.update(one, cpu_shares=99)
-            await w.until(lambda: h.notified)
+            await world.update(one, cpu_shares=99)
+            await world.until(lambda: h.notified)
             event = h.notified[0]
             assert (event.container.resources.cpu_shares, str(event.decision.cpus)) == (99, "0-15")
             assert (event.pod.ref, event.pod.kube_qos) == ("ns/ls", "Burstable")
             await h.hears(f"post_update_container_resources {one}")
-            await w.stop(one)
-            await w.stop(one)
+            await world.stop(one)
+            await world.stop(one)
             await h.hears(f"post_stop_container {one}")
-            await w.remove(one)
+            await world.remove(one)
             await h.hears(f"post_remove_container {one}")
             for _ in range(2):
-                await ended(w, "StopPodSandbox", sandbox)
+                await ended(world, "StopPodSandbox", sandbox)
             await h.hears("post_stop_pod_sandbox s-ls")
             for _ in range(2):
-                await ended(w, "RemovePodSandbox", sandbox)
+                await ended(world, "RemovePodSandbox", sandbox)
             await h.hears("post_remove_pod_sandbox s-ls")
             assert h.remembers() == 0
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_hooks_are_notified_only_of_what_has_happened(live) -> None:
+def test_hooks_are_notified_only_of_what_has_happened(run_scenario) -> None:
     """Koordinator's proxy notifies of failed calls, too."""
 
-    async def day(w) -> None:
-        async with hooks(w) as h:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.listen()
             request = pb.RunPodSandboxRequest()
             request.config.metadata.uid = "p"
-            call = await w.call("RunPodSandbox", request)
-            w.wire.finished(call, 13)
-            sandbox = await w.pod("ls", "LS")
+            call = await world.call("RunPodSandbox", request)
+            world.wire.finished(call, 13)
+            sandbox = await world.pod("ls", "LS")
             await h.hears("post_run_pod_sandbox s-ls")
-            w.wire.finished(await w.begin(sandbox), 13)
-            one = await w.create(sandbox)
+            world.wire.finished(await world.begin(sandbox), 13)
+            one = await world.create(sandbox)
             await h.hears(f"post_create_container {one}")
-            call = await w.call("StartContainer", pb.StartContainerRequest(container_id=one))
-            w.wire.finished(call, 2)
+            call = await world.call("StartContainer", pb.StartContainerRequest(container_id=one))
+            world.wire.finished(call, 2)
             update = pb.UpdateContainerResourcesRequest(container_id=one)
             update.linux.cpu_shares = 7
-            w.wire.finished(await w.call("UpdateContainerResources", update), 2)
-            w.wire.finished(await w.call("StopContainer", pb.StopContainerRequest(container_id=one)), 2)
-            w.wire.finished(await w.call("RemoveContainer", pb.RemoveContainerRequest(container_id=one)), 2)
-            await ended(w, "StopPodSandbox", sandbox, 13)
-            await ended(w, "RemovePodSandbox", sandbox, 13)
+            world.wire.finished(await world.call("UpdateContainerResources", update), 2)
+            world.wire.finished(
+                await world.call("StopContainer", pb.StopContainerRequest(container_id=one)), 2
+            )
+            world.wire.finished(
+                await world.call("RemoveContainer", pb.RemoveContainerRequest(container_id=one)), 2
+            )
+            await ended(world, "StopPodSandbox", sandbox, 13)
+            await ended(world, "RemovePodSandbox", sandbox, 13)
             await h.hears()
-            w.wire.finished(await w.call("RemoveContainer", pb.RemoveContainerRequest(container_id=one)), 5)
+            world.wire.finished(
+                await world.call("RemoveContainer", pb.RemoveContainerRequest(container_id=one)), 5
+            )
             await h.hears(f"post_remove_container {one}")  # it is not there, which is what was wanted
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_containers_and_pods_that_end_or_go_without_a_call(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            sandbox = await w.pod("ls", "LS")
+def test_containers_and_pods_that_end_or_go_without_a_call(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            sandbox = await world.pod("ls", "LS")
             one, two, never = (
-                await w.run(sandbox, "a"),
-                await w.run(sandbox, "b"),
-                await w.create(sandbox, "c"),
+                await world.run(sandbox, "a"),
+                await world.run(sandbox, "b"),
+                await world.create(sandbox, "c"),
             )
             h.listen()
-            w.end(one)
-            await w.sync.once()
+            world.end(one)
+            await world.sync.once()
             await h.hears(f"post_stop_container {one}")
             for each in (one, two, never):
-                del w.runtime.containers[each]
-            await w.sync.once()
+                del world.runtime.containers[each]
+            await world.sync.once()
             await h.hears(
                 f"post_remove_container {one}",
                 f"post_stop_container {two}",
                 f"post_remove_container {two}",
                 f"post_remove_container {never}",
             )
-            w.runtime.pods[sandbox] = changed_copy(w.runtime.pods[sandbox], ready=False)
-            await w.sync.once()
+            world.runtime.pods[sandbox] = changed_copy(world.runtime.pods[sandbox], ready=False)
+            await world.sync.once()
             await h.hears("post_stop_pod_sandbox s-ls")
-            w.runtime.pods.clear()
-            await w.sync.once()
+            world.runtime.pods.clear()
+            await world.sync.once()
             await h.hears("post_remove_pod_sandbox s-ls")
             assert h.remembers() == 0
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_nothing_is_left_of_many_that_have_gone(live) -> None:
+def test_nothing_is_left_of_many_that_have_gone(run_scenario) -> None:
     """Koordinator's proxy keeps each container that has ended by itself for ever."""
 
-    async def day(w) -> None:
-        async with hooks(w) as h:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.listen()
-            sandbox = await w.pod("ls", "LS")
+            sandbox = await world.pod("ls", "LS")
             for number in range(40):
-                call = await w.begin(sandbox, f"c{number}")
+                call = await world.begin(sandbox, f"c{number}")
                 if number % 4 == 0:
-                    w.wire.finished(call, 13)
+                    world.wire.finished(call, 13)
                     continue
-                one = w.finish(call, f"id-{number}")
+                one = world.finish(call, f"id-{number}")
                 if number % 4 == 1:
-                    w.end(one)
-                    await w.remove(one)
+                    world.end(one)
+                    await world.remove(one)
                 elif number % 4 == 2:
-                    del w.runtime.containers[one]
-            await w.sync.once()
-            assert h.remembers() == len((sandbox, *w.runtime.containers))
+                    del world.runtime.containers[one]
+            await world.sync.once()
+            assert h.remembers() == len((sandbox, *world.runtime.containers))
             assert not h.following.sent
-            w.runtime.containers.clear()
-            await w.sync.once()
+            world.runtime.containers.clear()
+            await world.sync.once()
             assert h.remembers() == len((sandbox,))
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_create_without_an_answer_is_notified_from_the_list(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_create_without_an_answer_is_notified_from_the_list(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.listen()
             h.add(pre_create_container=Adjustment(labels={"from": "hook"}))
-            sandbox = await w.pod("ls", "LS")
+            sandbox = await world.pod("ls", "LS")
             await h.hears("post_run_pod_sandbox s-ls")
-            call = await w.begin(sandbox)
-            w.wire.finished(call, None)
-            w.runtime.containers["late"] = RuntimeContainer("late", sandbox, "c", 0, "CREATED")
-            await w.sync.once()
-            await w.until(lambda: h.notified)
+            call = await world.begin(sandbox)
+            world.wire.finished(call, None)
+            world.runtime.containers["late"] = RuntimeContainer("late", sandbox, "c", 0, "CREATED")
+            await world.sync.once()
+            await world.until(lambda: h.notified)
             assert h.notified[0].container.labels == {"from": "hook"}
             await h.hears("post_create_container late")
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_all_that_exists(live) -> None:
-    async def day(w) -> None:
-        sandbox = await w.pod("ls", "LS")
-        one = await w.run(sandbox)
-        lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-        w.runtime.pods["old"] = changed_copy(w.runtime.pods[sandbox], id="old", uid="u", ready=False)
-        w.runtime.pods["new"] = changed_copy(w.runtime.pods[sandbox], id="new", uid="n")
-        async with hooks(w) as h:
-            h.following.learn(*w.runtime.raw_lists())
+def test_all_that_exists(run_scenario) -> None:
+    async def scenario(world) -> None:
+        sandbox = await world.pod("ls", "LS")
+        one = await world.run(sandbox)
+        lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
+        world.runtime.pods["old"] = changed_copy(world.runtime.pods[sandbox], id="old", uid="u", ready=False)
+        world.runtime.pods["new"] = changed_copy(world.runtime.pods[sandbox], id="new", uid="n")
+        async with hooks(world) as h:
+            h.following.learn(*world.runtime.raw_lists())
             event = h.following.everything()
             assert sorted(pod.sandbox_id for pod in event.pods) == ["old", "s-ls", "s-lse"]
             assert {pod.runtime_handler for pod in event.pods} == {"handled"}
             listed = {each.container.id: each for each in event.containers}
             assert {i: str(each.decision.cpus) for i, each in listed.items()} == {one: "0-1,4-15", lse: "2-3"}
             assert (listed[lse].container.image, listed[lse].pod.qos) == ("listed", "LSE")
-            assert (str(event.pools.shared), event.machine) == ("0-1,4-15", w.executor.state.node.machine)
+            assert (str(event.pools.shared), event.machine) == ("0-1,4-15", world.executor.state.node.machine)
             assert {i: str(own) for i, own in event.pools.owners.items()} == {lse: "2-3"}
-            state = w.executor.state
-            w.executor.store._state = state.knowing(state.runtime.admitting("s-lse"))
+            state = world.executor.state
+            world.executor.store._state = state.knowing(state.runtime.admitting("s-lse"))
             made = [pod.sandbox_id for pod in h.following.everything().pods]
             assert sorted(made) == ["old", "s-ls"], "of one that is being made nothing is sent"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_pools_and_machine_that_change(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_pools_and_machine_that_change(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.listen("pools_changed", "machine_changed")
-            lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-            await w.until(lambda: h.notified and lse in h.notified[-1].after.owners)
+            lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
+            await world.until(lambda: h.notified and lse in h.notified[-1].after.owners)
             assert (str(h.notified[0].before.shared), str(h.notified[-1].after.shared)) == (
                 "0-15",
                 "0-1,4-15",
             )
             h.notified.clear()
-            await w.run(await w.pod("ls", "LS"))
-            await w.quiet()
+            await world.run(await world.pod("ls", "LS"))
+            await world.quiet()
             assert not h.notified, "a container without own CPUs changes nothing"
-            w.executor.store.handle(ContainersRemoved((lse,)))
-            for event in used_beside_be(w.executor.state, 15):
-                w.executor.store.handle(event)
-            assert len(w.executor.state.pools.be_now or ()) == 2
+            world.executor.store.handle(ContainersRemoved((lse,)))
+            for event in used_beside_be(world.executor.state, 15):
+                world.executor.store.handle(event)
+            assert len(world.executor.state.pools.be_now or ()) == 2
             h.following._stir()
-            await w.until(lambda: h.notified)
-            await w.quiet()
+            await world.until(lambda: h.notified)
+            await world.quiet()
             assert [(each.NAME, str(each.after.be)) for each in h.notified] == [
-                ("pools_changed", str(w.executor.state.pools.be_now))
+                ("pools_changed", str(world.executor.state.pools.be_now))
             ], "once"
             h.notified.clear()
-            w.machine = described(2, 1, 4, 1)
-            await w.executor.hotplug.look()
-            await w.until(lambda: len(h.notified) == 2)
+            world.machine = described(2, 1, 4, 1)
+            await world.executor.hotplug.look()
+            await world.until(lambda: len(h.notified) == 2)
             assert {each.NAME for each in h.notified} == {"machine_changed", "pools_changed"}
             machine = next(each for each in h.notified if each.NAME == "machine_changed")
-            assert (len(machine.before.online), machine.after) == (16, w.machine)
+            assert (len(machine.before.online), machine.after) == (16, world.machine)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_no_events_of_a_released_node_and_all_after_the_undo(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_no_events_of_a_released_node_and_all_after_the_undo(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.listen()
-            sandbox = await w.pod("ls", "LS")
-            one = await w.run(sandbox)
+            sandbox = await world.pod("ls", "LS")
+            one = await world.run(sandbox)
             await h.hears(
                 "post_run_pod_sandbox s-ls", f"post_create_container {one}", f"post_start_container {one}"
             )
-            w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
-            w.end(one)
-            await w.sync.once()
+            world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+            world.end(one)
+            await world.sync.once()
             await h.hears()
             assert h.resumed == 0
-            w.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
-            await w.sync.once()
+            world.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
+            await world.sync.once()
             assert h.resumed == 1
-            await w.sync.once()
+            await world.sync.once()
             assert h.resumed == 1
             assert isinstance(h.following.everything(), Synchronize)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_faults_of_notified_hooks_affect_no_container(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_faults_of_notified_hooks_affect_no_container(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(post_create_container=lambda e: 1 / 0)
             h.listen()
-            one = await w.create(await w.pod("ls", "LS"))
+            one = await world.create(await world.pod("ls", "LS"))
             await h.hears("post_run_pod_sandbox s-ls", f"post_create_container {one}")
             h.engine.notify = lambda event: 1 / 0  # type: ignore[assignment,return-value]
-            await w.start(one)
+            await world.start(one)
             await asyncio.sleep(0)
-            assert w.executor.state.containers[one].phase.value == "running"
-            assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
+            assert world.executor.state.containers[one].phase.value == "running"
+            assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_what_came_without_a_call_is_learned_of(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            sandbox = await w.pod("ls", "LS")
-            await w.run(sandbox)
-            await w.pod("other", "LS")
-            await w.sync.once()
+def test_what_came_without_a_call_is_learned_of(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            sandbox = await world.pod("ls", "LS")
+            await world.run(sandbox)
+            await world.pod("other", "LS")
+            await world.sync.once()
             assert h.lacked == 0
-            w.runtime.containers["odd"] = RuntimeContainer("odd", sandbox, "odd", 0, "RUNNING")
-            w.cgroups.sets["odd"] = CpuSet.parse("0-15")
-            await w.sync.once()
+            world.runtime.containers["odd"] = RuntimeContainer("odd", sandbox, "odd", 0, "RUNNING")
+            world.cgroups.sets["odd"] = CpuSet.parse("0-15")
+            await world.sync.once()
             assert h.lacked == 1
             h.following.sent["gone"] = b"a create that has no known end"
-            h.following.listed({sandbox}, (), w.executor.state.runtime.changes.number)
+            h.following.listed({sandbox}, (), world.executor.state.runtime.changes.number)
             assert not h.following.sent
             assert h.lacked == 1, "of what the runtime does not list it tells no more"
-            h.following.learn(*w.runtime.raw_lists())
-            assert h.following.facts(w.executor.state.containers["odd"])[1].labels == {"listed": "odd"}
-            await w.sync.once()
+            h.following.learn(*world.runtime.raw_lists())
+            assert h.following.facts(world.executor.state.containers["odd"])[1].labels == {"listed": "odd"}
+            await world.sync.once()
             assert h.lacked == 1
             h.following.memory.forget(sandbox)
-            await w.sync.once()
+            await world.sync.once()
             assert h.lacked == 2, "and of sandboxes"
-            h.following.listed((), (), w.executor.state.runtime.changes.number)
+            h.following.listed((), (), world.executor.state.runtime.changes.number)
             assert h.lacked == 2
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_list_older_than_a_sandbox_stop_does_not_remove_it(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_a_list_older_than_a_sandbox_stop_does_not_remove_it(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.listen("post_stop_pod_sandbox", "post_remove_pod_sandbox")
-            began = w.executor.state.runtime.changes.number
-            sandbox = await w.pod("ls", "LS")
-            await ended(w, "StopPodSandbox", sandbox)
+            began = world.executor.state.runtime.changes.number
+            sandbox = await world.pod("ls", "LS")
+            await ended(world, "StopPodSandbox", sandbox)
             h.following.listed((), (), began)
             await h.hears("post_stop_pod_sandbox s-ls")
             assert h.following.find_pod(sandbox) is not None
-            h.following.listed((), (), w.executor.state.runtime.changes.number)
+            h.following.listed((), (), world.executor.state.runtime.changes.number)
             await h.hears("post_remove_pod_sandbox s-ls")
 
-    live(day)
+    run_scenario(scenario)

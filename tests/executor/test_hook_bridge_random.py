@@ -1,4 +1,4 @@
-"""Random days with hooks that narrow, refuse, fail, dawdle and want things of others.
+"""Random calls with hooks that narrow CPUs, reject, fail, answer late and update other containers.
 
 The promise of the node is the same as without hooks (see ``test_random``): no container that shares runs on
 a CPU of a container that was let go to start with CPUs of its own; and at the end nothing is left, not even
@@ -60,8 +60,8 @@ class Moody:
 @pytest.mark.parametrize("seed", range(DAYS))
 @pytest.mark.parametrize("wild", [False, True], ids=["one-by-one", "wild"])
 @pytest.mark.parametrize("rules", ["no-policy", "by-pod"])
-def test_a_random_day_with_hooks(live, seed: int, rules: str, *, wild: bool) -> None:
-    async def day(world: Any) -> None:
+def test_a_random_day_with_hooks(run_scenario, seed: int, rules: str, *, wild: bool) -> None:
+    async def scenario(world: Any) -> None:
         settler = world.make_settler()
         settling = asyncio.create_task(settler.run())
         async with hooks(world) as h:
@@ -72,7 +72,7 @@ def test_a_random_day_with_hooks(live, seed: int, rules: str, *, wild: bool) -> 
             h.listen()
             try:
                 play = Play(world, seed, wild=wild)
-                await play.day()
+                await play.run()
             finally:
                 settling.cancel()
                 await asyncio.gather(settling, return_exceptions=True)
@@ -84,4 +84,4 @@ def test_a_random_day_with_hooks(live, seed: int, rules: str, *, wild: bool) -> 
             stops = [line for line in h.heard if line.startswith("post_stop_container")]
             assert len(stops) == len(set(stops)), "once"
 
-    live(day, rules=RULES[rules], settle_per_second=1000, call_timeout=0.5)
+    run_scenario(scenario, rules=RULES[rules], settle_per_second=1000, call_timeout=0.5)

@@ -22,8 +22,8 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def problems(w: Any) -> list[str]:
-    return [problem["what"] for problem in w.executor.telemetry.problems()]
+def problems(world: Any) -> list[str]:
+    return [problem["what"] for problem in world.executor.telemetry.problems()]
 
 
 def lack(which: str, why: str, hook: str = "10-x") -> str:
@@ -36,224 +36,224 @@ def take(h: Any, container_id: str, **fields: Any) -> None:
     h.updates.take({container_id: Update(**fields)}, owners)
 
 
-async def done(w: Any, h: Any) -> None:
-    await w.until(lambda: not h.updates._waiting and not h.updates._runs)
-    await w.quiet()
+async def done(world: Any, h: Any) -> None:
+    await world.until(lambda: not h.updates._waiting and not h.updates._runs)
+    await world.quiet()
 
 
-def test_cpus_of_another_container_are_narrowed_in_kernel_and_runtime(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.run(await w.pod("ls", "LS"))
+def test_cpus_of_another_container_are_narrowed_in_kernel_and_runtime(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
             h.add(pre_create_container=lambda e: Adjustment(updates={one: Update(cpus=cpus("4-5"))}))
-            await w.run(await w.pod("other", "LS"))
-            await w.until(lambda: w.on(one) == "4-5")
-            settler = w.make_settler()
+            await world.run(await world.pod("other", "LS"))
+            await world.until(lambda: world.on(one) == "4-5")
+            settler = world.make_settler()
             await settler.finish(10)
             settler.close()
-            assert w.runtime.specs[one] == "4-5"
-            assert w.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
+            assert world.runtime.specs[one] == "4-5"
+            assert world.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
             take(h, one, cpus=CLEAR)
-            await w.until(lambda: w.on(one) == "0-15")
-            w.check()
+            await world.until(lambda: world.on(one) == "0-15")
+            world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_created_container_starts_with_the_cpus_of_an_update(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            shared = await w.create(await w.pod("ls", "LS", "burstable"))
-            owner = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-            assert w.runtime.specs[shared] == "0-15"
+def test_a_created_container_starts_with_the_cpus_of_an_update(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            shared = await world.create(await world.pod("ls", "LS", "burstable"))
+            owner = await world.run(await world.pod("lse", "LSE", "", "2-3"))
+            assert world.runtime.specs[shared] == "0-15"
             take(h, shared, cpu_shares=9)
-            await w.until(lambda: w.runtime.updates)
-            await done(w, h)
-            start = await w.call("StartContainer", pb.StartContainerRequest(container_id=shared))
+            await world.until(lambda: world.runtime.updates)
+            await done(world, h)
+            start = await world.call("StartContainer", pb.StartContainerRequest(container_id=shared))
             assert start.refused is None
-            assert (w.runtime.specs[shared], w.on(owner)) == ("0-1,4-15", "2-3")
-            assert not w.executor.telemetry.value(
+            assert (world.runtime.specs[shared], world.on(owner)) == ("0-1,4-15", "2-3")
+            assert not world.executor.telemetry.value(
                 metrics.CPUSETS_UPDATED_BEFORE_START
             )  # the update has brought them to the runtime already
-            w.wire.finished(start, 0)
+            world.wire.finished(start, 0)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_notified_hooks_may_ask_for_updates_too(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_notified_hooks_may_ask_for_updates_too(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             h.add(post_start_container=lambda e: Adjustment(updates={e.container.id: Update(cpu_shares=9)}))
-            one = await w.run(await w.pod("ls", "LS"))
-            await w.until(lambda: w.runtime.updates)
-            assert w.runtime.updates == [(one, "0-15", Limits(cpu_shares=9))]
+            one = await world.run(await world.pod("ls", "LS"))
+            await world.until(lambda: world.runtime.updates)
+            assert world.runtime.updates == [(one, "0-15", Limits(cpu_shares=9))]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_other_updates_carry_the_cpus_and_clear_means_no_request(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.run(await w.pod("ls", "LS"))
+def test_other_updates_carry_the_cpus_and_clear_means_no_request(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
             take(
                 h, one, cpus=cpus("2-3"), memory_limit=1 << 20, cpu_quota=CLEAR, unified={"memory.high": "9"}
             )
-            await done(w, h)
+            await done(world, h)
             limits = Limits(cpu_quota=-1, memory_limit=1 << 20, unified={"memory.high": "9"})
-            assert w.runtime.updates == [(one, "2-3", limits)]
-            assert w.executor.telemetry.value(metrics.UPDATED_BY_HOOKS) == 1
-            assert w.on(one) == "2-3"
-            assert not problems(w)
+            assert world.runtime.updates == [(one, "2-3", limits)]
+            assert world.executor.telemetry.value(metrics.UPDATED_BY_HOOKS) == 1
+            assert world.on(one) == "2-3"
+            assert not problems(world)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_removed_quota_stays_off_and_the_wanted_one_is_restored(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            lse = await w.run(await w.pod("lse", "LSE", "", "2-3"), cpu_quota=50_000)
+def test_a_removed_quota_stays_off_and_the_wanted_one_is_restored(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            lse = await world.run(await world.pod("lse", "LSE", "", "2-3"), cpu_quota=50_000)
             take(h, lse, cpu_quota=70_000)
-            await done(w, h)
-            assert [limits.cpu_quota for _, _, limits in w.runtime.updates] == [-1]
-            assert w.executor.quotas.known.records[f"qc/{lse}"].quota == 70_000
+            await done(world, h)
+            assert [limits.cpu_quota for _, _, limits in world.runtime.updates] == [-1]
+            assert world.executor.quotas.known.records[f"qc/{lse}"].quota == 70_000
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_failed_updates_are_reported_with_the_hooks_name(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-            ls = await w.run(await w.pod("ls", "LS"))
-            gone = await w.run("s-ls", "gone")
-            await w.stop(gone)
+def test_failed_updates_are_reported_with_the_hooks_name(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
+            ls = await world.run(await world.pod("ls", "LS"))
+            gone = await world.run("s-ls", "gone")
+            await world.stop(gone)
             take(h, "missing", cpu_shares=2)
             take(h, gone, cpu_shares=2)
             take(h, ls, cpus=cpus("3-4"))
             take(h, lse, cpus=cpus("4"))
-            await done(w, h)
-            w.runtime.update_error = RuntimeCallError("cannot: no", 3)
+            await done(world, h)
+            world.runtime.update_error = RuntimeCallError("cannot: no", 3)
             take(h, ls, cpu_shares=2)
-            await done(w, h)
-            assert problems(w) == [
+            await done(world, h)
+            assert problems(world) == [
                 lack("containerID=missing", "there is no such container"),
                 lack(f"pod=ns/ls container=gone containerID={gone}", "it does not run"),
                 lack(f"pod=ns/ls container=c containerID={ls}", "cannot: no"),
                 lack(f"pod=ns/lse container=c containerID={lse}", "CPUs 4 are not among those it has"),
             ]
-            assert (w.on(ls), w.on(lse)) == ("0-1,4-15", "2-3")
-            assert not w.executor.state.inflight.of(ls)
+            assert (world.on(ls), world.on(lse)) == ("0-1,4-15", "2-3")
+            assert not world.executor.state.inflight.of(ls)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_calls_of_the_client_are_not_raced(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.run(await w.pod("ls", "LS"))
+def test_calls_of_the_client_are_not_raced(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
             request = pb.UpdateContainerResourcesRequest(container_id=one)
             request.linux.cpu_shares = 5
-            call = await w.call("UpdateContainerResources", request)
+            call = await world.call("UpdateContainerResources", request)
             take(h, one, cpu_shares=9)
             await asyncio.sleep(0.2)
-            assert not w.runtime.updates
-            w.wire.finished(call, 0)
-            await done(w, h)
-            assert [limits.cpu_shares for _, _, limits in w.runtime.updates] == [9]
-            assert (w.executor.state.runtime.saved[one], w.executor.state.inflight.of(one)) == (
+            assert not world.runtime.updates
+            world.wire.finished(call, 0)
+            await done(world, h)
+            assert [limits.cpu_shares for _, _, limits in world.runtime.updates] == [9]
+            assert (world.executor.state.runtime.saved[one], world.executor.state.inflight.of(one)) == (
                 cpus("0-15"),
                 (),
             )
-            call = await w.call("UpdateContainerResources", request)
+            call = await world.call("UpdateContainerResources", request)
             take(h, one, cpu_shares=10)
             await asyncio.sleep(0.1)
-            w.now += module.PATIENCE_S + 1
-            await done(w, h)
-            assert problems(w) == [
+            world.now += module.PATIENCE_S + 1
+            await done(world, h)
+            assert problems(world) == [
                 lack(f"pod=ns/ls container=c containerID={one}", "the runtime is still busy with it")
             ]
-            w.wire.finished(call, 0)
-            await w.quiet()
+            world.wire.finished(call, 0)
+            await world.quiet()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_runtime_that_is_away_is_tried_again_for_a_while(live, monkeypatch) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.run(await w.pod("ls", "LS"))
-            w.runtime.update_error = UnavailableError("cannot reach it")
+def test_a_runtime_that_is_away_is_tried_again_for_a_while(run_scenario, monkeypatch) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
+            world.runtime.update_error = UnavailableError("cannot reach it")
             take(h, one, cpu_shares=9)
-            await w.until(lambda: w.executor.state.inflight.strays())
-            w.runtime.update_error = None
-            w.now += 3
-            await w.sync.once()
-            w.now += 3
-            await w.sync.once()
-            await w.until(lambda: w.runtime.updates)
-            await done(w, h)
-            assert not problems(w)
+            await world.until(lambda: world.executor.state.inflight.strays())
+            world.runtime.update_error = None
+            world.now += 3
+            await world.sync.once()
+            world.now += 3
+            await world.sync.once()
+            await world.until(lambda: world.runtime.updates)
+            await done(world, h)
+            assert not problems(world)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_hook_that_floods_overwrites_its_own(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.run(await w.pod("ls", "LS"))
+def test_a_hook_that_floods_overwrites_its_own(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
             for number in range(1000):
                 take(h, one, cpu_shares=number + 2, cpus=cpus(str(number % 16)))
             assert len(h.updates._waiting) == 1
-            await done(w, h)
-            assert [limits.cpu_shares for _, _, limits in w.runtime.updates] == [1001]
-            assert w.on(one) == "7"
+            await done(world, h)
+            assert [limits.cpu_shares for _, _, limits in world.runtime.updates] == [1001]
+            assert world.on(one) == "7"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_so_many_may_wait_and_no_more(live, monkeypatch) -> None:
-    async def day(w) -> None:
+def test_so_many_may_wait_and_no_more(run_scenario, monkeypatch) -> None:
+    async def scenario(world) -> None:
         monkeypatch.setattr(module, "MOST", 2)
-        async with hooks(w) as h:
-            sandbox = await w.pod("ls", "LS")
-            ids = [await w.run(sandbox, f"c{n}") for n in range(3)]
+        async with hooks(world) as h:
+            sandbox = await world.pod("ls", "LS")
+            ids = [await world.run(sandbox, f"c{n}") for n in range(3)]
             for each in ids:
                 take(h, each, cpu_shares=9)
-            await done(w, h)
-            assert len(w.runtime.updates) == 2
-            assert problems(w) == [
+            await done(world, h)
+            assert len(world.runtime.updates) == 2
+            assert problems(world) == [
                 lack(f"pod=ns/ls container=c2 containerID={ids[2]}", "too many updates wait")
             ]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_each_is_reported_with_its_own_hooks(live) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
+def test_each_is_reported_with_its_own_hooks(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
             wants = {name: Update(cpu_shares=9) for name in ("a", "b")}
             h.updates.take(wants, {"updates[a].cpu_shares": "10-x", "updates[b].cpu_shares": "20-y"})
-            assert problems(w) == [
+            assert problems(world) == [
                 lack("containerID=a", "there is no such container"),
                 lack("containerID=b", "there is no such container", "20-y"),
             ]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(live, monkeypatch) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.run(await w.pod("ls", "LS"))
+def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(run_scenario, monkeypatch) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
             request = pb.UpdateContainerResourcesRequest(container_id=one)
             request.linux.cpu_shares = 5
-            fencing, calls = w.executor.unit_properties.fencing, []
+            fencing, calls = world.executor.unit_properties.fencing, []
             prepare = fencing.fitting
 
             async def comes(container_id: str) -> Any:
                 fence = await prepare(container_id)
                 if not calls:
-                    calls.append(await w.call("UpdateContainerResources", request))
+                    calls.append(await world.call("UpdateContainerResources", request))
                 return fence
 
             async def drop(self, fence: Any) -> None:
@@ -263,55 +263,55 @@ def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(live, monkey
             monkeypatch.setattr(type(fencing), "drop", drop)
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: comes(container_id))
             take(h, one, cpu_shares=9)
-            await w.until(lambda: calls and one in h.updates._waiting)
-            assert not w.runtime.updates
+            await world.until(lambda: calls and one in h.updates._waiting)
+            assert not world.runtime.updates
             assert len(dropped) == 1, "what was put up for it is taken down"
-            w.wire.finished(calls[0], 0)
-            await done(w, h)
-            assert [limits.cpu_shares for _, _, limits in w.runtime.updates] == [9]
-            assert not problems(w)
+            world.wire.finished(calls[0], 0)
+            await done(world, h)
+            assert [limits.cpu_shares for _, _, limits in world.runtime.updates] == [9]
+            assert not problems(world)
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
     ("removed", "why"), [(False, "it does not run"), (True, "there is no such container")]
 )
 def test_a_container_that_ends_during_an_update_is_not_notified(
-    live, monkeypatch, removed: bool, why: str
+    run_scenario, monkeypatch, removed: bool, why: str
 ) -> None:
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            one = await w.run(await w.pod("ls", "LS"))
-            fencing = w.executor.unit_properties.fencing
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
+            fencing = world.executor.unit_properties.fencing
             prepare = fencing.fitting
 
             async def ends(container_id: str) -> Any:
                 fence = await prepare(container_id)
-                await w.stop(one)
+                await world.stop(one)
                 if removed:
-                    await w.remove(one)
+                    await world.remove(one)
                 return fence
 
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: ends(container_id))
             take(h, one, cpu_shares=9)
-            await done(w, h)
-            assert not w.runtime.updates
-            assert [problem.rpartition(" err=")[2] for problem in problems(w)] == [f'"{why}"']
-            assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+            await done(world, h)
+            assert not world.runtime.updates
+            assert [problem.rpartition(" err=")[2] for problem in problems(world)] == [f'"{why}"']
+            assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_its_thread_ends_with_it(live) -> None:
+def test_its_thread_ends_with_it(run_scenario) -> None:
     def threads() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.startswith("hook-updates")]
 
-    async def day(w) -> None:
-        async with hooks(w) as h:
-            take(h, await w.run(await w.pod("ls", "LS")), cpu_shares=9)
-            await done(w, h)
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            take(h, await world.run(await world.pod("ls", "LS")), cpu_shares=9)
+            await done(world, h)
             assert threads()
         assert not threads()
 
-    live(day)
+    run_scenario(scenario)

@@ -20,157 +20,157 @@ def wish(cpus: str, **more: Any) -> Narrowing:
     return Narrowing(CpuSet.parse(cpus), by="10-x", **more)
 
 
-def test_kernel_ledger_and_explain_follow(live) -> None:
-    async def day(w) -> None:
-        one = await w.run(await w.pod("ls", "LS"))
-        assert w.executor.overrides.narrow(one, wish("4-5")) == ""
-        await w.until(lambda: w.on(one) == "4-5")
-        await w.quiet()
-        assert w.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
+def test_kernel_ledger_and_explain_follow(run_scenario) -> None:
+    async def scenario(world) -> None:
+        one = await world.run(await world.pod("ls", "LS"))
+        assert world.executor.overrides.narrow(one, wish("4-5")) == ""
+        await world.until(lambda: world.on(one) == "4-5")
+        await world.quiet()
+        assert world.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
         assert (
-            w.executor.history.find("ns/ls")[-1].explanation.reasons[-1]
+            world.executor.history.find("ns/ls")[-1].explanation.reasons[-1]
             == "narrowed to CPUs 4-5 by hook 10-x"
         )
-        w.log.clear()
-        assert w.executor.overrides.narrow(one, wish("4-5")) == ""
-        await w.quiet()
-        assert w.log == [], "nothing is done that is so already"
-        assert w.executor.overrides.narrow(one, Narrowing(clear=True, by="10-x")) == ""
-        await w.until(lambda: w.on(one) == "0-15")
-        reasons = w.executor.history.find("ns/ls")[-1].explanation.reasons
+        world.log.clear()
+        assert world.executor.overrides.narrow(one, wish("4-5")) == ""
+        await world.quiet()
+        assert world.log == [], "nothing is done that is so already"
+        assert world.executor.overrides.narrow(one, Narrowing(clear=True, by="10-x")) == ""
+        await world.until(lambda: world.on(one) == "0-15")
+        reasons = world.executor.history.find("ns/ls")[-1].explanation.reasons
         assert reasons[-1] == "hooks do not narrow it any more"
-        w.check()
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("which", ["absent", "ended"])
-def test_a_container_that_does_not_exist_is_not_narrowed(live, which) -> None:
-    async def day(w) -> None:
-        one = await w.run(await w.pod("ls", "LS"))
-        await w.stop(one)
-        words = w.executor.overrides.narrow(one if which == "ended" else "absent", wish("4-5"))
+def test_a_container_that_does_not_exist_is_not_narrowed(run_scenario, which) -> None:
+    async def scenario(world) -> None:
+        one = await world.run(await world.pod("ls", "LS"))
+        await world.stop(one)
+        words = world.executor.overrides.narrow(one if which == "ended" else "absent", wish("4-5"))
         assert "it is not there" in words
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_unavailable_cpus_are_reported_and_the_rest_is_used(live) -> None:
-    async def day(w) -> None:
-        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        one = await w.run(await w.pod("ls", "LS"))
-        words = w.executor.overrides.narrow(one, wish("2-3", mems=Mask((1,))))
+def test_unavailable_cpus_are_reported_and_the_rest_is_used(run_scenario) -> None:
+    async def scenario(world) -> None:
+        lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        one = await world.run(await world.pod("ls", "LS"))
+        words = world.executor.overrides.narrow(one, wish("2-3", mems=Mask((1,))))
         assert "cannot narrow ns/ls/c to CPUs 2-3 by hook 10-x: it has 4-15" in words
-        assert w.executor.state.containers[one].placement.mems == Mask((1,))
-        await w.quiet()
-        assert (w.on(one), w.on(lse)) == ("4-15", "0-3")
-        w.check()
+        assert world.executor.state.containers[one].placement.mems == Mask((1,))
+        await world.quiet()
+        assert (world.on(one), world.on(lse)) == ("4-15", "0-3")
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(live) -> None:
-    async def day(w) -> None:
-        own = await w.run(await w.pod("g"), **FOUR_CPUS)
-        assert w.on(own) == "0-1,8-9"
-        assert w.executor.overrides.narrow(own, wish("0,8")) == ""
-        await w.until(lambda: w.on(own) == "0,8")
-        whole, smaller = w.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
-        w.machine = smaller
-        await w.executor.hotplug.look()
-        await w.until(lambda: len(w.executor.state.containers[own].placement.replacement) == 2)
+def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(run_scenario) -> None:
+    async def scenario(world) -> None:
+        own = await world.run(await world.pod("g"), **FOUR_CPUS)
+        assert world.on(own) == "0-1,8-9"
+        assert world.executor.overrides.narrow(own, wish("0,8")) == ""
+        await world.until(lambda: world.on(own) == "0,8")
+        whole, smaller = world.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
+        world.machine = smaller
+        await world.executor.hotplug.look()
+        await world.until(lambda: len(world.executor.state.containers[own].placement.replacement) == 2)
         for _ in range(4):
-            await w.executor.hotplug.mend()
-            await w.quiet()
-        container = w.executor.state.containers[own]
+            await world.executor.hotplug.mend()
+            await world.quiet()
+        container = world.executor.state.containers[own]
         assert len(container.placement.replacement) == 2, (
             "what stands in is not given back as long as it is needed"
         )
-        assert w.on(own) == "0"
-        w.check()
-        w.machine = whole
-        await w.executor.hotplug.look()
-        await w.until(lambda: not owners_missing_cpus(w.executor.state))
-        await w.until(lambda: w.on(own) == "0,8")
-        w.check()
+        assert world.on(own) == "0"
+        world.check()
+        world.machine = whole
+        await world.executor.hotplug.look()
+        await world.until(lambda: not owners_missing_cpus(world.executor.state))
+        await world.until(lambda: world.on(own) == "0,8")
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_cpus_that_hooks_gave_to_others_are_not_a_partition(live) -> None:
-    async def day(w) -> None:
-        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        own = await w.run(await w.pod("own", "LSE", "", "4-5"))
-        one = await w.run(await w.pod("ls", "LS"))
+def test_cpus_that_hooks_gave_to_others_are_not_a_partition(run_scenario) -> None:
+    async def scenario(world) -> None:
+        lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        own = await world.run(await world.pod("own", "LSE", "", "4-5"))
+        one = await world.run(await world.pod("ls", "LS"))
 
         def shared(container_id: str) -> str:
-            state = w.executor.state
+            state = world.executor.state
             container = state.containers[container_id]
             return shared_with(state, container)
 
         assert (shared(lse), shared(own)) == ("", "")
-        assert w.executor.overrides.narrow(one, wish("3,6", owned=True)) == ""
+        assert world.executor.overrides.narrow(one, wish("3,6", owned=True)) == ""
         assert shared(lse) == "a hook lets ns/ls/c run on its CPUs"
-        assert w.executor.overrides.narrow(own, wish("4,7", owned=True)) == ""
+        assert world.executor.overrides.narrow(own, wish("4,7", owned=True)) == ""
         assert shared(own) == "a hook has given it CPUs that are not its own"
-        await w.until(lambda: (w.on(one), w.on(own)) == ("3,6", "4,7"))
-        w.check()
+        await world.until(lambda: (world.on(one), world.on(own)) == ("3,6", "4,7"))
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_partitions_are_checked_again(live) -> None:
-    async def day(w) -> None:
-        one = await w.run(await w.pod("ls", "LS"))
+def test_partitions_are_checked_again(run_scenario) -> None:
+    async def scenario(world) -> None:
+        one = await world.run(await world.pod("ls", "LS"))
         stirred: list[bool] = []
 
         class Partitions(Observer):
             def given(self, container: Container) -> None:
                 stirred.append(True)
 
-        w.executor.store.subscribe(Partitions())
-        w.executor.overrides.narrow(one, wish("4-5"))
-        w.executor.overrides.narrow(one, wish("4-5"))
+        world.executor.store.subscribe(Partitions())
+        world.executor.overrides.narrow(one, wish("4-5"))
+        world.executor.overrides.narrow(one, wish("4-5"))
         assert stirred == [True]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_foreign_write_to_a_narrowed_set_is_repaired(live) -> None:
-    async def day(w) -> None:
-        one = await w.run(await w.pod("ls", "LS"))
-        w.executor.overrides.narrow(one, wish("4-5"))
-        await w.until(lambda: w.on(one) == "4-5")
-        w.cgroups.sets[one] = CpuSet.parse("0-15")
-        await w.sync.once()
-        assert w.on(one) == "4-5"
+def test_a_foreign_write_to_a_narrowed_set_is_repaired(run_scenario) -> None:
+    async def scenario(world) -> None:
+        one = await world.run(await world.pod("ls", "LS"))
+        world.executor.overrides.narrow(one, wish("4-5"))
+        await world.until(lambda: world.on(one) == "4-5")
+        world.cgroups.sets[one] = CpuSet.parse("0-15")
+        await world.sync.once()
+        assert world.on(one) == "4-5"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(live) -> None:
-    async def day(w) -> None:
-        await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        some, only = [await w.run(await w.pod(name, "LS")) for name in ("some", "only")]
-        assert w.executor.overrides.narrow(some, wish("3-4", owned=True)) == ""
-        assert w.executor.overrides.narrow(only, wish("2", owned=True)) == ""
-        await w.until(lambda: (w.on(some), w.on(only)) == ("3-4", "2"))
-        await w.close()
-        w.boot()
-        w.executor.overrides.take_back()
-        await w.sync.once()
-        await w.until(lambda: (w.on(some), w.on(only)) == ("4", "4-15"))
-        await w.quiet()
-        w.check()
-        reasons = w.executor.state.containers[some].placement.reasons
+def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(run_scenario) -> None:
+    async def scenario(world) -> None:
+        await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        some, only = [await world.run(await world.pod(name, "LS")) for name in ("some", "only")]
+        assert world.executor.overrides.narrow(some, wish("3-4", owned=True)) == ""
+        assert world.executor.overrides.narrow(only, wish("2", owned=True)) == ""
+        await world.until(lambda: (world.on(some), world.on(only)) == ("3-4", "2"))
+        await world.close()
+        world.boot()
+        world.executor.overrides.take_back()
+        await world.sync.once()
+        await world.until(lambda: (world.on(some), world.on(only)) == ("4", "4-15"))
+        await world.quiet()
+        world.check()
+        reasons = world.executor.state.containers[some].placement.reasons
         assert reasons[-1] == "narrowed to CPUs 3-4 by hook 10-x"
-        problems = [each["what"] for each in w.executor.telemetry.problems()]
+        problems = [each["what"] for each in world.executor.telemetry.problems()]
         assert any(
             "nothing is left of CPUs 2, to which a hook has narrowed ns/only" in what for what in problems
         )
-        assert "beyond" not in w.ledger.entries[f"c/{some}"]["placement"]
-        state = w.executor.state
-        w.executor.overrides.take_back()
-        assert w.executor.state is state
+        assert "beyond" not in world.ledger.entries[f"c/{some}"]["placement"]
+        state = world.executor.state
+        world.executor.overrides.take_back()
+        assert world.executor.state is state
 
-    live(day)
+    run_scenario(scenario)

@@ -61,8 +61,8 @@ def directories(tmp_path: Path) -> Directories:
 
 
 @contextlib.asynccontextmanager
-async def running(w: Any, directories: Directories) -> AsyncIterator[DaemonHooks]:
-    made = DaemonHooks(directories.config, w.executor, w.sync, w.start_update, w.wire)
+async def running(world: Any, directories: Directories) -> AsyncIterator[DaemonHooks]:
+    made = DaemonHooks(directories.config, world.executor, world.sync, world.start_update, world.wire)
     task = asyncio.create_task(made.run())
     try:
         yield made
@@ -72,72 +72,76 @@ async def running(w: Any, directories: Directories) -> AsyncIterator[DaemonHooks
         await made.stop()
 
 
-def followers(w: Any) -> list[LifecycleEvents]:
+def followers(world: Any) -> list[LifecycleEvents]:
     """The parts that follow the node for hooks."""
-    return [observer for observer in w.executor.store._observers if isinstance(observer, LifecycleEvents)]
+    return [observer for observer in world.executor.store._observers if isinstance(observer, LifecycleEvents)]
 
 
-def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(live, directories: Directories) -> None:
-    async def day(w) -> None:
-        async with running(w, directories) as made:
-            await w.until(lambda: w.wire.awaited is None)
-            assert (await w.begin(await w.pod("ls", "LS"))).refused is None
-            assert (made.engine, made.library, made.page(), followers(w)) == (None, None, {}, [])
+def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(
+    run_scenario, directories: Directories
+) -> None:
+    async def scenario(world) -> None:
+        async with running(world, directories) as made:
+            await world.until(lambda: world.wire.awaited is None)
+            assert (await world.begin(await world.pod("ls", "LS"))).refused is None
+            assert (made.engine, made.library, made.page(), followers(world)) == (None, None, {}, [])
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_calls_wait_for_the_hooks_that_are_there(live, directories: Directories) -> None:
+def test_calls_wait_for_the_hooks_that_are_there(run_scenario, directories: Directories) -> None:
     directories.write("import time\ntime.sleep(0.3)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
 
-    async def day(w) -> None:
-        async with running(w, directories):
-            assert w.wire.awaited is not None
-            await w.pod("ls", "LS")
+    async def scenario(world) -> None:
+        async with running(world, directories):
+            assert world.wire.awaited is not None
+            await world.pod("ls", "LS")
             assert directories.calls() == ["asked"]
-            assert w.wire.awaited is None
+            assert world.wire.awaited is None
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_calls_do_not_wait_for_ever(live, directories: Directories, monkeypatch) -> None:
+def test_calls_do_not_wait_for_ever(run_scenario, directories: Directories, monkeypatch) -> None:
     directories.write("import time\ntime.sleep(2)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
 
-    async def day(w) -> None:
-        async with running(w, directories) as made:
-            await w.pod("ls", "LS")
+    async def scenario(world) -> None:
+        async with running(world, directories) as made:
+            await world.pod("ls", "LS")
             assert directories.calls() == []
-            await w.until(lambda: made.engine.points)
+            await world.until(lambda: made.engine.points)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_calls_do_not_wait_for_a_directory_that_hangs(live, directories: Directories, monkeypatch) -> None:
+def test_calls_do_not_wait_for_a_directory_that_hangs(
+    run_scenario, directories: Directories, monkeypatch
+) -> None:
     gate = threading.Event()
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.1)
     monkeypatch.setattr(hooks_setup, "may_be_hooks", lambda config: gate.wait(60))
 
-    async def day(w) -> None:
-        async with running(w, directories) as made:
-            await w.pod("ls", "LS")
+    async def scenario(world) -> None:
+        async with running(world, directories) as made:
+            await world.pod("ls", "LS")
             assert made.engine is None
             assert not gate.is_set()
             gate.set()
-            await w.until(lambda: made.engine)
+            await world.until(lambda: made.engine)
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_what_was_there_is_learned_when_the_runtime_answers(
-    live, directories: Directories, monkeypatch
+    run_scenario, directories: Directories, monkeypatch
 ) -> None:
     monkeypatch.setattr(backfill, "RETRY", Backoff(0.05, 0.05))
     directories.write("def synchronize(event):\n    record([c.container.image for c in event.containers])\n")
 
-    async def day(w) -> None:
-        one = await w.run(await w.pod("ls", "LS"))
-        plain, times = w.runtime.raw_lists, []
+    async def scenario(world) -> None:
+        one = await world.run(await world.pod("ls", "LS"))
+        plain, times = world.runtime.raw_lists, []
 
         def away() -> Any:
             times.append(time.monotonic())
@@ -145,56 +149,59 @@ def test_what_was_there_is_learned_when_the_runtime_answers(
                 raise UnavailableError("cannot reach it")
             return plain()
 
-        w.runtime.raw_lists = away
-        async with running(w, directories):
-            await w.until(lambda: [f for f in followers(w) if f.memory.container(one)])
-            await w.until(lambda: directories.calls() and directories.calls()[-1] == "['listed']")
+        world.runtime.raw_lists = away
+        async with running(world, directories):
+            await world.until(lambda: [f for f in followers(world) if f.memory.container(one)])
+            await world.until(lambda: directories.calls() and directories.calls()[-1] == "['listed']")
             assert len(times) == 3
             before = len(directories.calls())
             assert (
-                "cannot show hooks the labels and annotations" in w.executor.telemetry.problems()[0]["what"]
+                "cannot show hooks the labels and annotations"
+                in world.executor.telemetry.problems()[0]["what"]
             )
-            w.executor.store.handle(ModeChanged(NodeMode.RELEASED))
-            await w.sync.once()
-            w.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
-            await w.sync.once()
-            await w.until(lambda: len(directories.calls()) > before)
+            world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
+            await world.sync.once()
+            world.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
+            await world.sync.once()
+            await world.until(lambda: len(directories.calls()) > before)
             assert directories.calls()[-1] == "['listed']", (
                 "a node that is ours again is synchronized as a whole"
             )
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_hooks_are_synchronized_when_the_runtime_comes_late(
-    live, directories: Directories, monkeypatch
+    run_scenario, directories: Directories, monkeypatch
 ) -> None:
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
     directories.write("def synchronize(event):\n    record(len(event.containers))\n")
 
-    async def day(w) -> None:
-        async with running(w, directories) as made:
-            await w.until(lambda: made.engine is not None and made.engine.points)
+    async def scenario(world) -> None:
+        async with running(world, directories) as made:
+            await world.until(lambda: made.engine is not None and made.engine.points)
             assert directories.calls() == []
-            await w.sync.once()
-            await w.until(directories.calls)
+            await world.sync.once()
+            await world.until(directories.calls)
             assert directories.calls() == ["0"]
 
-    live(day, reconciled=False)
+    run_scenario(scenario, reconciled=False)
 
 
-def test_a_hook_that_does_not_end_is_not_waited_for_long(live, directories: Directories, monkeypatch) -> None:
+def test_a_hook_that_does_not_end_is_not_waited_for_long(
+    run_scenario, directories: Directories, monkeypatch
+) -> None:
     monkeypatch.setattr(hooks_setup, "STOP_S", 0.3)
     directories.write("import time\ndef shutdown(event):\n    record('ends')\n    time.sleep(5)\n")
 
-    async def day(w) -> None:
-        async with running(w, directories) as made:
-            await w.until(lambda: made.engine is not None and made.engine.points)
+    async def scenario(world) -> None:
+        async with running(world, directories) as made:
+            await world.until(lambda: made.engine is not None and made.engine.points)
         assert directories.calls() == ["ends"]
-        call = await w.call("StopContainer", pb.StopContainerRequest(container_id="x"))
+        call = await world.call("StopContainer", pb.StopContainerRequest(container_id="x"))
         assert call.refused is None
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_what_may_be_a_hook(directories: Directories) -> None:

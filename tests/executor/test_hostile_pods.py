@@ -35,16 +35,18 @@ def longest(value: object) -> int:
     return max(map(longest, value), default=0) if isinstance(value, list | tuple) else 0
 
 
-def check_little_is_said(w: Any) -> None:
-    assert max(map(len, w.logged)) <= 2000
-    assert longest(w.executor.telemetry.problems()) <= 2000
+def check_little_is_said(world: Any) -> None:
+    assert max(map(len, world.logged)) <= 2000
+    assert longest(world.executor.telemetry.problems()) <= 2000
     assert (
         longest(
-            [msgspec.to_builtins(r.explanation, enc_hook=str) for r in w.executor.history.find("ns/evil")]
+            [msgspec.to_builtins(r.explanation, enc_hook=str) for r in world.executor.history.find("ns/evil")]
         )
         <= 2000
     )
-    records = {key: json.dumps(value, ensure_ascii=False).encode() for key, value in w.ledger.entries.items()}
+    records = {
+        key: json.dumps(value, ensure_ascii=False).encode() for key, value in world.ledger.entries.items()
+    }
     assert max(map(len, records.values())) < 4000
 
 
@@ -52,43 +54,43 @@ def check_little_is_said(w: Any) -> None:
     "annotation", [SPARSE, OVERLAPPING, SURROGATE], ids=["sparse", "overlapping", "surrogate"]
 )
 @pytest.mark.parametrize("qos", ["LSR", "LS", "BE", ""])
-def test_little_is_reported_and_kept_of_a_hostile_annotation(live, annotation: str, qos: str) -> None:
-    async def day(w: Any) -> None:
-        honest = await w.run(await w.pod("honest", "LSE", "", "2-3"))
+def test_little_is_reported_and_kept_of_a_hostile_annotation(run_scenario, annotation: str, qos: str) -> None:
+    async def scenario(world: Any) -> None:
+        honest = await world.run(await world.pod("honest", "LSE", "", "2-3"))
         began = time.thread_time()
-        call = await w.begin(await w.pod("evil", qos, "burstable", annotation=annotation))
+        call = await world.begin(await world.pod("evil", qos, "burstable", annotation=annotation))
         assert time.thread_time() - began < 0.2
         if qos == "LSR":
             assert call.refused is not None
             assert len(call.refused[1].encode()) <= 500
             assert call.refused[1].isprintable()
         else:
-            w.finish(call, "evil-1")
-        await w.executor.journal.flush()
-        check_little_is_said(w)
-        assert w.on(honest) == "2-3"
-        w.check()
+            world.finish(call, "evil-1")
+        await world.executor.journal.flush()
+        check_little_is_said(world)
+        assert world.on(honest) == "2-3"
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_hostile_pod_is_adopted_after_a_restart_as_before(live) -> None:
-    async def day(w: Any) -> None:
+def test_a_hostile_pod_is_adopted_after_a_restart_as_before(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         for number in range(20):
             uid = f"evil{number}"
-            w.runtime.pods[uid] = RuntimePod(uid, uid, "ns", "evil", 0, True, {}, {STATUS: SPARSE})
-            w.runtime.containers[uid] = RuntimeContainer(uid, uid, "c", 0, "RUNNING")
-            w.cgroups.sets[uid] = CpuSet.parse("0-15")
+            world.runtime.pods[uid] = RuntimePod(uid, uid, "ns", "evil", 0, True, {}, {STATUS: SPARSE})
+            world.runtime.containers[uid] = RuntimeContainer(uid, uid, "c", 0, "RUNNING")
+            world.cgroups.sets[uid] = CpuSet.parse("0-15")
         began = time.thread_time()
-        await w.sync.once()
+        await world.sync.once()
         assert time.thread_time() - began < 0.5, "0.4 s for each of them before sets were bounded"
-        assert len(w.executor.state.containers) == 20
-        check_little_is_said(w)
+        assert len(world.executor.state.containers) == 20
+        check_little_is_said(world)
 
-    live(day, reconciled=False)
+    run_scenario(scenario, reconciled=False)
 
 
-def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
+def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(run_scenario) -> None:
     wide = CpuSet(range(0, 65536, 2))
     pod = Pod("s-evil", "evil", "ns", "evil", 0, QosClass.LSR, cpuset=wide, cgroup_parent="/kubepods/podevil")
     borrower = Pod(
@@ -106,8 +108,8 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
         "c/own-1": dump(owner),
     }
 
-    async def day(w: Any) -> None:
-        pods, containers = w.executor.state.pods, w.executor.state.containers
+    async def scenario(world: Any) -> None:
+        pods, containers = world.executor.state.pods, world.executor.state.containers
         assert pods["s-evil"].cpuset is None
         assert pods["s-evil"].problem.kind is DefectKind.CPU_LIST
         assert pods["s-evil"].problem in pods["s-evil"].defects
@@ -116,10 +118,10 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(live) -> None:
         assert containers["be-1"].placement.pool_cpus_limit == CpuSet(range(0, 16, 2))
         assert containers["be-1"].placement.pool_numa_limit == Mask([0])
         assert longest(dump(containers["be-1"])) <= 2000
-        assert any("c/own-1" in problem["what"] for problem in w.executor.telemetry.problems())
-        assert longest(w.executor.telemetry.problems()) <= 2000
+        assert any("c/own-1" in problem["what"] for problem in world.executor.telemetry.problems())
+        assert longest(world.executor.telemetry.problems()) <= 2000
 
-    live(day, reconciled=False, entries=entries)
+    run_scenario(scenario, reconciled=False, entries=entries)
 
 
 def test_a_record_is_read_as_it_was_written_where_the_machine_has_its_ids() -> None:

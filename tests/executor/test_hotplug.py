@@ -28,71 +28,73 @@ def without(machine: Machine, text: str) -> Machine:
     return changed_copy(machine, cpus=tuple(c for c in machine.cpus if c.id not in gone), nodes=nodes)
 
 
-async def look(w: Any) -> None:
+async def look(world: Any) -> None:
     """The kernel has reported a change, and all that follows is done."""
-    await w.executor.hotplug.look()
-    await w.quiet()
-    await w.executor.hotplug.mend()
-    await w.quiet()
+    await world.executor.hotplug.look()
+    await world.quiet()
+    await world.executor.hotplug.mend()
+    await world.quiet()
 
 
-async def sharer_and_owner(w: Any) -> tuple[str, str, CpuSet]:
+async def sharer_and_owner(world: Any) -> tuple[str, str, CpuSet]:
     """Start an LS container and one that owns two CPUs; returns their ids and these CPUs."""
-    ls = await w.run(await w.pod("ls", "LS"))
-    own = await w.run(await w.pod("g"), **TWO_CPUS)
-    await w.quiet()
-    return ls, own, w.executor.state.containers[own].placement.exclusive
+    ls = await world.run(await world.pod("ls", "LS"))
+    own = await world.run(await world.pod("g"), **TWO_CPUS)
+    await world.quiet()
+    return ls, own, world.executor.state.containers[own].placement.exclusive
 
 
-def explained(w: Any, query: str) -> tuple[list[str], str]:
+def explained(world: Any, query: str) -> tuple[list[str], str]:
     """What ``topoproxy explain`` says of a container: the reasons, and what holds now."""
-    shortage = w.executor.hotplug.shortage
+    shortage = world.executor.hotplug.shortage
     page = history_page(
-        w.executor.history, {"query": query}, lambda one: shortage.explained(one.container_id)
+        world.executor.history, {"query": query}, lambda one: shortage.explained(one.container_id)
     )
     (record,) = page["records"]
     return record["decision"]["reasons"], record.get("now", "")
 
 
-def test_every_container_leaves_an_offline_cpu_and_returns_to_it(live) -> None:
-    async def day(w: Any) -> None:
-        whole = w.machine
-        ls = await w.run(await w.pod("ls", "LS"))
-        lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-        w.machine = without(whole, "3,15")
-        await w.sync.once()
-        await w.quiet()
-        assert (w.on(ls), w.on(lse)) == ("0-1,4-14", "2")
-        call = await w.call("UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls))
+def test_every_container_leaves_an_offline_cpu_and_returns_to_it(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        ls = await world.run(await world.pod("ls", "LS"))
+        lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
+        world.machine = without(whole, "3,15")
+        await world.sync.once()
+        await world.quiet()
+        assert (world.on(ls), world.on(lse)) == ("0-1,4-14", "2")
+        call = await world.call(
+            "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls)
+        )
         got = pb.UpdateContainerResourcesRequest.FromString(call.sent)
         assert got.linux.cpuset_cpus == "0-1,4-14", "the runtime would fail with a CPU that is not there"
-        w.wire.finished(call, 0)
-        clash = await w.begin(await w.pod("other", "LSE", "", "3"))
+        world.wire.finished(call, 0)
+        clash = await world.begin(await world.pod("other", "LSE", "", "3"))
         assert clash.refused[0] == 3
-        w.machine = whole
-        await w.sync.once()
-        await w.quiet()
-        assert (w.on(ls), w.on(lse)) == ("0-1,4-15", "2-3")
-        assert any("the machine changed what=CPUs now=0-15 before=0-2,4-14" in line for line in w.logged)
-        w.check()
+        world.machine = whole
+        await world.sync.once()
+        await world.quiet()
+        assert (world.on(ls), world.on(lse)) == ("0-1,4-15", "2-3")
+        assert any("the machine changed what=CPUs now=0-15 before=0-2,4-14" in line for line in world.logged)
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_runtime_is_told_of_cpus_that_the_kernel_itself_has_taken(live) -> None:
+def test_the_runtime_is_told_of_cpus_that_the_kernel_itself_has_taken(run_scenario) -> None:
     """On v1 nothing is left to write, and an update with a CPU that is not there would fail."""
 
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        w.machine = without(w.machine, "3")
-        w.cgroups.sets[ls] = w.cgroups.sets[ls] & w.machine.online
-        await look(w)
-        settler = w.make_settler()
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        world.machine = without(world.machine, "3")
+        world.cgroups.sets[ls] = world.cgroups.sets[ls] & world.machine.online
+        await look(world)
+        settler = world.make_settler()
         await settler.finish(5)
-        assert (w.on(ls), w.runtime.specs[ls]) == ("0-2,4-15", "0-2,4-15")
+        assert (world.on(ls), world.runtime.specs[ls]) == ("0-2,4-15", "0-2,4-15")
         settler.close()
 
-    live(day)
+    run_scenario(scenario)
 
 
 class BroughtBack:
@@ -106,317 +108,331 @@ class BroughtBack:
         return 0
 
 
-def test_processes_that_were_moved_away_while_no_daemon_ran_are_looked_for(live, monkeypatch) -> None:
-    async def day(w: Any) -> None:
-        own = await w.run(await w.pod("lse", "LSE", "", "3"))
-        w.machine, displaced = without(w.machine, "3"), BroughtBack()
+def test_processes_that_were_moved_away_while_no_daemon_ran_are_looked_for(run_scenario, monkeypatch) -> None:
+    async def scenario(world: Any) -> None:
+        own = await world.run(await world.pod("lse", "LSE", "", "3"))
+        world.machine, displaced = without(world.machine, "3"), BroughtBack()
         ports = functools.partial(Ports, displaced=displaced)
-        monkeypatch.setitem(type(w).boot.__globals__, "Ports", ports)
-        w.boot()  # the machine that it finds first is the one without the CPU
+        monkeypatch.setitem(type(world).boot.__globals__, "Ports", ports)
+        world.boot()  # the machine that it finds first is the one without the CPU
         for _ in range(2):
-            await w.sync.once()
-            await w.quiet()
+            await world.sync.once()
+            await world.quiet()
         assert own in displaced.paths
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_restart_while_a_cpu_is_offline_keeps_its_owner(live) -> None:
-    async def day(w: Any) -> None:
-        whole = w.machine
-        ls = await w.run(await w.pod("ls", "LS"))
-        lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-        own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.on(own)
-        w.runtime.details[own] = RuntimeDetail(f"/kubepods/podg/{own}", 2048, 200_000, 100_000, 0, had)
-        await w.quiet()
-        w.machine = without(whole, "3")
-        for entries in (dict(w.ledger.entries), {}):  # with its ledger, and from the runtime alone
-            w.ledger.entries = entries
-            w.boot()
-            await w.sync.once()
-            await w.quiet()
-            assert (w.on(ls), w.on(lse)) == ("1,4-7,9-15", "2")
-        w.machine = whole
-        await w.sync.once()
-        await w.quiet()
-        assert (w.on(lse), w.on(own)) == ("2-3", had)
-        w.check()
+def test_a_restart_while_a_cpu_is_offline_keeps_its_owner(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        ls = await world.run(await world.pod("ls", "LS"))
+        lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
+        own = await world.run(await world.pod("g"), **TWO_CPUS)
+        had = world.on(own)
+        world.runtime.details[own] = RuntimeDetail(f"/kubepods/podg/{own}", 2048, 200_000, 100_000, 0, had)
+        await world.quiet()
+        world.machine = without(whole, "3")
+        for entries in (dict(world.ledger.entries), {}):  # with its ledger, and from the runtime alone
+            world.ledger.entries = entries
+            world.boot()
+            await world.sync.once()
+            await world.quiet()
+            assert (world.on(ls), world.on(lse)) == ("1,4-7,9-15", "2")
+        world.machine = whole
+        await world.sync.once()
+        await world.quiet()
+        assert (world.on(lse), world.on(own)) == ("2-3", had)
+        world.check()
 
-    live(day)
-
-
-def test_a_machine_that_leaves_nothing_to_share_is_not_followed(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        w.machine = without(w.machine, "4-15")
-        await w.sync.once()
-        await w.quiet()
-        assert w.on(ls) == "4-15"
-        assert any("the shared pool would be empty" in p["what"] for p in w.executor.telemetry.problems())
-
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_owner_gets_another_cpu_until_its_own_returns(live) -> None:
-    async def day(w: Any) -> None:
-        whole = w.machine
-        ls, own, had = await sharer_and_owner(w)
+def test_a_machine_that_leaves_nothing_to_share_is_not_followed(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        world.machine = without(world.machine, "4-15")
+        await world.sync.once()
+        await world.quiet()
+        assert world.on(ls) == "4-15"
+        assert any("the shared pool would be empty" in p["what"] for p in world.executor.telemetry.problems())
+
+    run_scenario(scenario)
+
+
+def test_an_owner_gets_another_cpu_until_its_own_returns(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        ls, own, had = await sharer_and_owner(world)
         gone = max(had)
-        w.machine = without(whole, str(gone))
-        w.log.clear()
-        await look(w)
-        now = CpuSet.parse(w.on(own))
+        world.machine = without(whole, str(gone))
+        world.log.clear()
+        await look(world)
+        now = CpuSet.parse(world.on(own))
         (other,) = now - had
         assert len(now) == 2
         assert now & had == had - CpuSet([gone])
-        assert w.machine.nodes_of(now) == whole.nodes_of(had), "on its NUMA node"
-        assert CpuSet.parse(w.on(ls)) == w.machine.online - now
-        moves = [line for line in w.log if line.startswith("kernel")]
+        assert world.machine.nodes_of(now) == whole.nodes_of(had), "on its NUMA node"
+        assert CpuSet.parse(world.on(ls)) == world.machine.online - now
+        moves = [line for line in world.log if line.startswith("kernel")]
         last_ls = max(i for i, line in enumerate(moves) if ls in line)
         assert moves.index(f"kernel {own} {now}") > last_ls, "the others had left it before"
-        (entry,) = w.executor.hotplug.shortage.page()
+        (entry,) = world.executor.hotplug.shortage.page()
         assert (entry["away"], entry["instead"], entry["missing"]) == (str(gone), str(other), 0)
         words = f"its CPU {gone} is offline: it runs on {now}, with CPU {other} in its place"
-        reasons, said = explained(w, "g")
+        reasons, said = explained(world, "g")
         assert said == words
         assert reasons[-1].endswith(words)
         assert any(
-            line.startswith("a container has less") and f'reason="{words}"' in line for line in w.logged
+            line.startswith("a container has less") and f'reason="{words}"' in line for line in world.logged
         )
-        assert violations(w.executor.state) == []
+        assert violations(world.executor.state) == []
 
-        for entries in (None, dict(w.ledger.entries)):  # by itself, and over a restart meanwhile
+        for entries in (None, dict(world.ledger.entries)):  # by itself, and over a restart meanwhile
             if entries is not None:
-                w.machine = without(whole, str(gone))
-                await look(w)
-                w.boot()
-                await w.sync.once()
-                w.now += 3
-                await w.sync.once()  # calls of before the restart are over
-                await w.quiet()
-                assert CpuSet.parse(w.on(own)) == now, "replacements that are there stay"
-            w.log.clear()
-            w.machine = whole
-            await look(w)
-            assert w.on(own) == str(had)
-            assert CpuSet.parse(w.on(ls)) == whole.online - had
-            moves = [line for line in w.log if line.startswith("kernel")]
-            assert moves.index(f"kernel {own} {had}") < moves.index(f"kernel {ls} {w.on(ls)}")
-            assert w.executor.hotplug.shortage.page() == []
-            assert any("a container has all that was promised again pod=ns/g" in line for line in w.logged)
-            assert "at 1970" in explained(w, "g")[0][-1]
-        w.check()
+                world.machine = without(whole, str(gone))
+                await look(world)
+                world.boot()
+                await world.sync.once()
+                world.now += 3
+                await world.sync.once()  # calls of before the restart are over
+                await world.quiet()
+                assert CpuSet.parse(world.on(own)) == now, "replacements that are there stay"
+            world.log.clear()
+            world.machine = whole
+            await look(world)
+            assert world.on(own) == str(had)
+            assert CpuSet.parse(world.on(ls)) == whole.online - had
+            moves = [line for line in world.log if line.startswith("kernel")]
+            assert moves.index(f"kernel {own} {had}") < moves.index(f"kernel {ls} {world.on(ls)}")
+            assert world.executor.hotplug.shortage.page() == []
+            assert any(
+                "a container has all that was promised again pod=ns/g" in line for line in world.logged
+            )
+            assert "at 1970" in explained(world, "g")[0][-1]
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_replacements_are_given_back_once_a_call_in_flight_is_over(live) -> None:
+def test_replacements_are_given_back_once_a_call_in_flight_is_over(run_scenario) -> None:
     """No comparison is needed: the next one may be far away."""
 
-    async def day(w: Any) -> None:
-        whole = w.machine
-        ls, own, had = await sharer_and_owner(w)
-        w.machine = without(whole, str(max(had)))
-        await look(w)
-        replaced = CpuSet.parse(w.on(own))
-        flight = w.executor.calls.depart(own, replaced)
-        w.machine = whole
-        await look(w)
-        await look(w)
-        assert w.on(own) == str(had)
-        assert CpuSet.parse(w.on(ls)) == whole.online - had - replaced, "the call may bring the owner back"
-        w.cgroups.sets[own] = replaced
-        w.start_update.landed(flight, replaced)
-        await w.quiet()
-        assert w.on(own) == str(had)
-        assert CpuSet.parse(w.on(ls)) == whole.online - had
-        w.check()
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        ls, own, had = await sharer_and_owner(world)
+        world.machine = without(whole, str(max(had)))
+        await look(world)
+        replaced = CpuSet.parse(world.on(own))
+        flight = world.executor.calls.depart(own, replaced)
+        world.machine = whole
+        await look(world)
+        await look(world)
+        assert world.on(own) == str(had)
+        assert CpuSet.parse(world.on(ls)) == whole.online - had - replaced, (
+            "the call may bring the owner back"
+        )
+        world.cgroups.sets[own] = replaced
+        world.start_update.landed(flight, replaced)
+        await world.quiet()
+        assert world.on(own) == str(had)
+        assert CpuSet.parse(world.on(ls)) == whole.online - had
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(live) -> None:
-    async def day(w: Any) -> None:
-        lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-        w.machine = without(w.machine, "3")
+def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
+        world.machine = without(world.machine, "3")
         for _ in range(2):
-            await look(w)
-        assert w.on(lse) == "2"
-        (entry,) = w.executor.hotplug.shortage.page()
+            await look(world)
+        assert world.on(lse) == "2"
+        (entry,) = world.executor.hotplug.shortage.page()
         assert (entry["away"], entry["instead"], entry["missing"]) == ("3", "", 1)
         assert entry["what"] == "its CPU 3 is offline: it runs on 2, 1 fewer than it was promised"
-        assert sum(f'reason="{entry["what"]}"' in line for line in w.logged) == 1, "once"
-        assert w.executor.telemetry.value(metrics.EXCLUSIVE_CPU_SHORTFALLS) == 1
-        await w.remove(lse)
-        await look(w)
-        assert w.executor.hotplug.shortage.page() == []
-        assert not any("again" in line for line in w.logged), "a container that is gone has nothing again"
-        w.check()
+        assert sum(f'reason="{entry["what"]}"' in line for line in world.logged) == 1, "once"
+        assert world.executor.telemetry.value(metrics.EXCLUSIVE_CPU_SHORTFALLS) == 1
+        await world.remove(lse)
+        await look(world)
+        assert world.executor.hotplug.shortage.page() == []
+        assert not any("again" in line for line in world.logged), "a container that is gone has nothing again"
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
     ("full", "policy"), [(True, TopologyPolicy.NONE), (False, TopologyPolicy.SINGLE_NUMA_NODE)]
 )
-def test_smt_switched_off_leaves_one_thread_of_each_core(live, full: bool, policy: TopologyPolicy) -> None:
-    async def day(w: Any) -> None:
-        whole = w.machine
-        ls, be = await w.run(await w.pod("ls", "LS")), await w.run(await w.pod("be", "BE", "besteffort"))
-        own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.executor.state.containers[own].placement.exclusive
+def test_smt_switched_off_leaves_one_thread_of_each_core(
+    run_scenario, full: bool, policy: TopologyPolicy
+) -> None:
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        ls, be = (
+            await world.run(await world.pod("ls", "LS")),
+            await world.run(await world.pod("be", "BE", "besteffort")),
+        )
+        own = await world.run(await world.pod("g"), **TWO_CPUS)
+        had = world.executor.state.containers[own].placement.exclusive
         assert len({whole.by_id[cpu].core for cpu in had}) == 1, "both threads of a core"
         second = CpuSet.from_bits(sum(1 << max(core) for core in whole.cores.values()))
-        w.machine = without(whole, str(second))
-        await look(w)
-        now = CpuSet.parse(w.on(own))
+        world.machine = without(whole, str(second))
+        await look(world)
+        now = CpuSet.parse(world.on(own))
         assert len(now) == 2, "two cores of one thread"
-        assert now <= w.machine.online
-        assert len(w.machine.nodes_of(now)) == 1
+        assert now <= world.machine.online
+        assert len(world.machine.nodes_of(now)) == 1
         for sharer in (ls, be):
-            assert CpuSet.parse(w.on(sharer)) == w.machine.online - now
-        late = await w.run(await w.pod("late"), **TWO_CPUS)
-        assert len(CpuSet.parse(w.on(late))) == 2, "a whole core is one CPU now"
-        w.check()
-        w.machine = whole
-        await look(w)
-        assert w.on(own) == str(had)
-        assert len(CpuSet.parse(w.on(late))) == 2
-        w.check()
+            assert CpuSet.parse(world.on(sharer)) == world.machine.online - now
+        late = await world.run(await world.pod("late"), **TWO_CPUS)
+        assert len(CpuSet.parse(world.on(late))) == 2, "a whole core is one CPU now"
+        world.check()
+        world.machine = whole
+        await look(world)
+        assert world.on(own) == str(had)
+        assert len(CpuSet.parse(world.on(late))) == 2
+        world.check()
 
-    live(day, rules={"options": CpuOptions(full_pcpus_only=full), "policy": policy})
-
-
-def test_half_a_core_is_no_replacement_for_whole_cores(live) -> None:
-    async def day(w: Any) -> None:
-        own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.executor.state.containers[own].placement.exclusive
-        w.machine = without(w.machine, str(max(had)))
-        await look(w)
-        assert CpuSet.parse(w.on(own)) == had - CpuSet([max(had)])
-        assert w.executor.hotplug.shortage.page()[0]["missing"] == 1
-        w.check()
-
-    live(day, rules={"options": CpuOptions(full_pcpus_only=True)})
+    run_scenario(scenario, rules={"options": CpuOptions(full_pcpus_only=full), "policy": policy})
 
 
-def test_cpus_that_cannot_be_freed_are_no_replacement(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        own = await w.run(await w.pod("g"), **TWO_CPUS)
-        had = w.executor.state.containers[own].placement.exclusive
-        w.machine = without(w.machine, str(max(had)))
-        w.cgroups.broken.add(ls)
-        await look(w)
-        assert w.on(own) == str(min(had))
+def test_half_a_core_is_no_replacement_for_whole_cores(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        own = await world.run(await world.pod("g"), **TWO_CPUS)
+        had = world.executor.state.containers[own].placement.exclusive
+        world.machine = without(world.machine, str(max(had)))
+        await look(world)
+        assert CpuSet.parse(world.on(own)) == had - CpuSet([max(had)])
+        assert world.executor.hotplug.shortage.page()[0]["missing"] == 1
+        world.check()
+
+    run_scenario(scenario, rules={"options": CpuOptions(full_pcpus_only=True)})
+
+
+def test_cpus_that_cannot_be_freed_are_no_replacement(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        own = await world.run(await world.pod("g"), **TWO_CPUS)
+        had = world.executor.state.containers[own].placement.exclusive
+        world.machine = without(world.machine, str(max(had)))
+        world.cgroups.broken.add(ls)
+        await look(world)
+        assert world.on(own) == str(min(had))
         assert any(
-            "cannot replace offline CPUs" in problem["what"] for problem in w.executor.telemetry.problems()
+            "cannot replace offline CPUs" in problem["what"]
+            for problem in world.executor.telemetry.problems()
         )
-        assert {c.id for c in w.executor.state.containers.values()} == {ls, own}, "nothing is left of the try"
-        w.cgroups.broken.clear()
-        await w.sync.once()
-        await w.until(lambda: len(CpuSet.parse(w.on(own))) == 2)
-        await w.quiet()
-        w.check()
+        assert {c.id for c in world.executor.state.containers.values()} == {ls, own}, (
+            "nothing is left of the try"
+        )
+        world.cgroups.broken.clear()
+        await world.sync.once()
+        await world.until(lambda: len(CpuSet.parse(world.on(own))) == 2)
+        await world.quiet()
+        world.check()
 
-    live(day)
-
-
-def test_a_container_of_a_pod_that_owns_starts_again_while_a_cpu_is_away(live) -> None:
-    async def day(w: Any) -> None:
-        whole = w.machine
-        pod = await w.pod("lse", "LSE", "", "2-3")
-        first = await w.run(pod)
-        w.machine = without(whole, "3")
-        await look(w)
-        await w.stop(first)
-        second = await w.run(pod)
-        assert w.on(second) == "2"
-        w.machine = whole
-        await look(w)
-        assert w.on(second) == "2-3"
-        w.check()
-
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_owner_without_cpus_leaves_those_of_a_new_owner(live) -> None:
-    async def day(w: Any) -> None:
-        whole = w.machine
-        lost = await w.run(await w.pod("lost", "LSE", "", "3"))
-        w.machine = without(whole, "3")
-        await look(w)
-        assert w.on(lost) == "0-2,4-15"
-        w.log.clear()
-        await w.begin(await w.pod("new", "LSE", "", "4-5"))
-        assert w.log.index(f"kernel {lost} 0-2,6-15") < w.log.index("forward CreateContainer")
-        w.cgroups.broken.add(lost)
-        call = await w.begin(await w.pod("other", "LSE", "", "6"))
+def test_a_container_of_a_pod_that_owns_starts_again_while_a_cpu_is_away(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        pod = await world.pod("lse", "LSE", "", "2-3")
+        first = await world.run(pod)
+        world.machine = without(whole, "3")
+        await look(world)
+        await world.stop(first)
+        second = await world.run(pod)
+        assert world.on(second) == "2"
+        world.machine = whole
+        await look(world)
+        assert world.on(second) == "2-3"
+        world.check()
+
+    run_scenario(scenario)
+
+
+def test_an_owner_without_cpus_leaves_those_of_a_new_owner(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        lost = await world.run(await world.pod("lost", "LSE", "", "3"))
+        world.machine = without(whole, "3")
+        await look(world)
+        assert world.on(lost) == "0-2,4-15"
+        world.log.clear()
+        await world.begin(await world.pod("new", "LSE", "", "4-5"))
+        assert world.log.index(f"kernel {lost} 0-2,6-15") < world.log.index("forward CreateContainer")
+        world.cgroups.broken.add(lost)
+        call = await world.begin(await world.pod("other", "LSE", "", "6"))
         assert call.refused, "no other container may be left on its CPUs"
-        w.cgroups.broken.clear()
-        w.machine = whole
-        await look(w)
-        assert w.on(lost) == "3"
-        w.check()
+        world.cgroups.broken.clear()
+        world.machine = whole
+        await look(world)
+        assert world.on(lost) == "3"
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_an_owner_that_shared_is_off_the_cpus_of_the_next_one_despite_an_update_in_flight(
-    live, named: bool
+    run_scenario, named: bool
 ) -> None:
     """The update carries shared CPUs, and its container has its own, or others in their place, by now."""
 
-    async def day(w: Any) -> None:
-        whole = w.machine
-        sandbox = await w.pod("lost", "LSE" if named else "", "", "3" if named else "")
-        lost = await w.run(sandbox, **({} if named else cpu_request(1)))
-        own = w.executor.state.containers[lost].placement.exclusive
-        w.machine = without(whole, str(own))
-        await look(w)
-        w.machine = whole if named else w.machine
-        await look(w)
-        has = w.executor.state.wanted(w.executor.state.containers[lost])
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        sandbox = await world.pod("lost", "LSE" if named else "", "", "3" if named else "")
+        lost = await world.run(sandbox, **({} if named else cpu_request(1)))
+        own = world.executor.state.containers[lost].placement.exclusive
+        world.machine = without(whole, str(own))
+        await look(world)
+        world.machine = whole if named else world.machine
+        await look(world)
+        has = world.executor.state.wanted(world.executor.state.containers[lost])
         assert len(has) == 1, "it does not share any more"
-        flight = w.executor.calls.depart(lost, whole.online - own)  # before that
-        create = pb.CreateContainerRequest(pod_sandbox_id=await w.pod("new", "LSE", "", "6-7"))
+        flight = world.executor.calls.depart(lost, whole.online - own)  # before that
+        create = pb.CreateContainerRequest(pod_sandbox_id=await world.pod("new", "LSE", "", "6-7"))
         create.config.metadata.name = "c"
-        call = w.played("CreateContainer", create)
-        w.wire.request(call)
-        await w.quiet()
+        call = world.played("CreateContainer", create)
+        world.wire.request(call)
+        await world.quiet()
         assert not call.over.is_set(), "the update may still give its container these CPUs"
-        w.cgroups.sets[lost] = flight.carries & w.machine.online
-        w.start_update.landed(flight, flight.carries)
+        world.cgroups.sets[lost] = flight.carries & world.machine.online
+        world.start_update.landed(flight, flight.carries)
         await asyncio.wait_for(call.over.wait(), 60)
         assert call.refused is None
-        assert CpuSet.parse(w.on(lost)) == has
+        assert CpuSet.parse(world.on(lost)) == has
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(live, named: bool) -> None:
-    async def day(w: Any) -> None:
-        whole = w.machine
-        sandbox = await w.pod("lost", "LSE" if named else "", "", "3" if named else "")
-        lost = await w.run(sandbox, **({} if named else cpu_request(1)))
-        own = w.executor.state.containers[lost].placement.exclusive
-        flight = w.executor.calls.depart(lost, own)
-        w.machine = without(whole, str(own))
-        await look(w)
-        w.machine = whole if named else w.machine
-        await look(w)
-        has = w.executor.state.wanted(w.executor.state.containers[lost])
-        w.cgroups.sets[lost] = w.machine.online - own
-        call = await w.begin(await w.pod("new", "LSE", "", "6-7"))
+def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(
+    run_scenario, named: bool
+) -> None:
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        sandbox = await world.pod("lost", "LSE" if named else "", "", "3" if named else "")
+        lost = await world.run(sandbox, **({} if named else cpu_request(1)))
+        own = world.executor.state.containers[lost].placement.exclusive
+        flight = world.executor.calls.depart(lost, own)
+        world.machine = without(whole, str(own))
+        await look(world)
+        world.machine = whole if named else world.machine
+        await look(world)
+        has = world.executor.state.wanted(world.executor.state.containers[lost])
+        world.cgroups.sets[lost] = world.machine.online - own
+        call = await world.begin(await world.pod("new", "LSE", "", "6-7"))
         assert call.refused is None
-        assert CpuSet.parse(w.on(lost)) == has
-        w.start_update.landed(flight, own)
+        assert CpuSet.parse(world.on(lost)) == has
+        world.start_update.landed(flight, own)
 
-    live(day)
+    run_scenario(scenario)
 
 
 def blocks(machine: Machine, nodes: str) -> Machine:
@@ -426,39 +442,41 @@ def blocks(machine: Machine, nodes: str) -> Machine:
     return changed_copy(machine, nodes=tuple(held))
 
 
-def test_memory_of_a_node_that_goes(live) -> None:
-    async def day(w: Any) -> None:
-        w.machine = blocks(w.machine, "0-1")
-        await look(w)
-        ls = await w.run(await w.pod("ls", "LS"))
-        own = await w.run(await w.pod("lse", "LSE", "", "6-7"))
-        late = await w.create(await w.pod("late", "LS"))
+def test_memory_of_a_node_that_goes(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        world.machine = blocks(world.machine, "0-1")
+        await look(world)
+        ls = await world.run(await world.pod("ls", "LS"))
+        own = await world.run(await world.pod("lse", "LSE", "", "6-7"))
+        late = await world.create(await world.pod("late", "LS"))
         for container, mems in ((ls, "0-1"), (own, "1")):
-            w.cgroups.mems[container] = Mask.parse(mems)
-        w.machine = blocks(w.machine, "0")
-        await look(w)
-        await w.sync.once()
-        await w.quiet()
-        assert {str(w.cgroups.mems[container]) for container in (ls, own)} == {"0"}
-        assert w.executor.telemetry.value(metrics.MEMS_DRIFT) == 0, "no other program wrote it"
-        (entry,) = w.executor.hotplug.shortage.page()
+            world.cgroups.mems[container] = Mask.parse(mems)
+        world.machine = blocks(world.machine, "0")
+        await look(world)
+        await world.sync.once()
+        await world.quiet()
+        assert {str(world.cgroups.mems[container]) for container in (ls, own)} == {"0"}
+        assert world.executor.telemetry.value(metrics.MEMS_DRIFT) == 0, "no other program wrote it"
+        (entry,) = world.executor.hotplug.shortage.page()
         assert (entry["container"], entry["nodes"]) == ("ns/lse/c", "1")
         assert entry["what"] == "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
-        assert (await w.update(own, cpuset_mems="1")).cpuset_mems == "0", "the kernel takes no other"
+        assert (await world.update(own, cpuset_mems="1")).cpuset_mems == "0", "the kernel takes no other"
         sent: list[tuple[str, str]] = []
-        real = w.runtime.update_cpuset
-        w.runtime.update_cpuset = lambda i, c, m, q=0: (sent.append((i, str(m))), real(i, c, m, q))
-        await w.start(late)
+        real = world.runtime.update_cpuset
+        world.runtime.update_cpuset = lambda i, c, m, q=0: (sent.append((i, str(m))), real(i, c, m, q))
+        await world.start(late)
         assert sent == [(late, "0")], "it would not start with the nodes of its create"
-        w.machine = blocks(w.machine, "0-1")
-        await look(w)
-        await w.sync.once()
-        await w.quiet()
-        assert (str(w.cgroups.mems[ls]), str(w.cgroups.mems[own])) == ("0-1", "0-1"), "its memory is on both"
-        assert w.executor.hotplug.shortage.page() == []
-        w.check()
+        world.machine = blocks(world.machine, "0-1")
+        await look(world)
+        await world.sync.once()
+        await world.quiet()
+        assert (str(world.cgroups.mems[ls]), str(world.cgroups.mems[own])) == ("0-1", "0-1"), (
+            "its memory is on both"
+        )
+        assert world.executor.hotplug.shortage.page() == []
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 class PlayedUevents:
@@ -481,28 +499,28 @@ class PlayedUevents:
         os.close(self.out)
 
 
-def test_the_kernel_reports_and_the_machine_is_read(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        whole, uevents = w.machine, PlayedUevents()
-        w.executor.hotplug.events = uevents
-        w.executor.hotplug.start()
-        w.machine = without(whole, "3")
+def test_the_kernel_reports_and_the_machine_is_read(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        whole, uevents = world.machine, PlayedUevents()
+        world.executor.hotplug.events = uevents
+        world.executor.hotplug.start()
+        world.machine = without(whole, "3")
         os.write(uevents.into, b"-")  # about something else
-        await w.quiet()
-        assert "3" not in w.logged[-1]
-        assert w.executor.telemetry.value(metrics.MACHINE_CHANGES) == 0
+        await world.quiet()
+        assert "3" not in world.logged[-1]
+        assert world.executor.telemetry.value(metrics.MACHINE_CHANGES) == 0
         os.write(uevents.into, b"xxx")
-        await w.until(lambda: w.on(ls) == "0-2,4-15")
-        assert w.executor.telemetry.value(metrics.MACHINE_EVENTS) == 1, "many events are one look"
-        w.machine = whole
+        await world.until(lambda: world.on(ls) == "0-2,4-15")
+        assert world.executor.telemetry.value(metrics.MACHINE_EVENTS) == 1, "many events are one look"
+        world.machine = whole
         os.write(uevents.into, b"x")
-        await w.until(lambda: w.on(ls) == "0-15")
+        await world.until(lambda: world.on(ls) == "0-15")
         uevents.broken = True
         os.write(uevents.into, b"x")
-        await w.until(lambda: uevents.closed)
-        assert any("uevents" in problem["what"] for problem in w.executor.telemetry.problems())
-        await w.sync.once()
+        await world.until(lambda: uevents.closed)
+        assert any("uevents" in problem["what"] for problem in world.executor.telemetry.problems())
+        await world.sync.once()
         os.close(uevents.into)
 
-    live(day)
+    run_scenario(scenario)

@@ -70,7 +70,7 @@ class Bench:
 
 
 def test_a_surrogate_in_one_record_costs_no_record_of_the_batch(tmp_path: Path) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
         async with Bench(ledger) as bench:
             bench.journal.put("p/s-2", POISONED)
@@ -81,11 +81,11 @@ def test_a_surrogate_in_one_record_costs_no_record_of_the_batch(tmp_path: Path) 
         ledger.close()
         assert set(open_ledger(tmp_path, "m1")[0].entries) == {"p/s-1", "p/s-2", "i/call-1"}
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_only_the_record_that_cannot_be_stored_is_dropped(tmp_path: Path) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
         async with Bench(ledger) as bench:
             bench.journal.put("p/s-1", HONEST)
@@ -100,11 +100,11 @@ def test_only_the_record_that_cannot_be_stored_is_dropped(tmp_path: Path) -> Non
             assert len(said) < 200
         ledger.close()
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_the_requester_of_a_bad_record_learns_of_its_own_record_only(tmp_path: Path) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
         async with Bench(ledger) as bench:
             bench.journal.put("p/s-1", HONEST)
@@ -113,12 +113,12 @@ def test_the_requester_of_a_bad_record_learns_of_its_own_record_only(tmp_path: P
             assert set(ledger.entries) == {"p/s-1"}
         ledger.close()
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("fault", [TypeError("cannot keep {'p/s-1'...}"), AttributeError("x"), KeyError("y")])
 def test_an_unforeseen_ledger_fault_loses_only_its_record(fault: Exception) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         ledger = Memory()
         ledger.fault = lambda changes: fault if "c/bad" in changes else None  # type: ignore[method-assign]
         async with Bench(ledger) as bench:
@@ -130,7 +130,7 @@ def test_an_unforeseen_ledger_fault_loses_only_its_record(fault: Exception) -> N
                 f"cannot store a record in the ledger record=c/bad err={type(fault).__name__}"
             ]
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_cannot_be_written_now_is_kept_and_written_later(
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
 
-    async def day() -> None:
+    async def scenario() -> None:
         ledger = Memory()
         ledger.fault = lambda changes: fault  # type: ignore[method-assign]
         async with Bench(ledger) as bench:
@@ -154,7 +154,7 @@ def test_what_cannot_be_written_now_is_kept_and_written_later(
                 while "p/s-1" not in ledger:
                     await asyncio.sleep(0.005)
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_a_failed_compaction_is_reported_until_the_next_one_succeeds(
@@ -163,7 +163,7 @@ def test_a_failed_compaction_is_reported_until_the_next_one_succeeds(
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async def day() -> None:
+    async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
         async with Bench(ledger) as bench:
 
@@ -182,13 +182,13 @@ def test_a_failed_compaction_is_reported_until_the_next_one_succeeds(
             assert bench.telemetry.problems() == []
         ledger.close()
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_a_flush_waits_for_a_batch_that_the_worker_has_not_come_to_yet() -> None:
     """What comes after a flush relies on everything put before it, also what the timer has handed over."""
 
-    async def day() -> None:
+    async def scenario() -> None:
         ledger, gate = Memory(), threading.Event()
         async with Bench(ledger) as bench:
             bench.worker.start(gate.wait, 30)
@@ -201,11 +201,11 @@ def test_a_flush_waits_for_a_batch_that_the_worker_has_not_come_to_yet() -> None
             await flush
             assert set(ledger) == {"i/call-1"}
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         ledger, gate = Memory(), threading.Event()
         async with Bench(ledger, limit=0.05) as bench:
             bench.worker.start(gate.wait, 30)
@@ -218,51 +218,51 @@ def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
             await bench.journal.close()
             assert set(ledger) == {"i/call-1"}, "what was waited for in vain is written all the same"
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 # -- through the interceptors ---------------------------------------------------------------------------
 
 
 def test_an_owner_is_created_beside_a_pod_with_a_surrogate(
-    live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_scenario: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def day(w: Any) -> None:
-        await w.close()
-        w.ledger, _ = open_ledger(tmp_path, "m1")
-        w.boot()
-        await w.sync.once()
+    async def scenario(world: Any) -> None:
+        await world.close()
+        world.ledger, _ = open_ledger(tmp_path, "m1")
+        world.boot()
+        await world.sync.once()
         monkeypatch.setattr(module, "DELAY_S", 60.0)  # what is put goes with the next flush
-        honest = await w.pod("payments", "LSE", "", "0-3")
-        await w.pod("evil", "LS", annotation=EVIL)
-        call = await w.begin(honest)
+        honest = await world.pod("payments", "LSE", "", "0-3")
+        await world.pod("evil", "LS", annotation=EVIL)
+        call = await world.begin(honest)
         assert call.refused is None
-        written = set(w.ledger.entries)
+        written = set(world.ledger.entries)
         assert {"p/s-payments", "p/s-evil"} <= written
         assert any(key.startswith("i/") for key in written)
-        owner = w.finish(call, "owner")
-        evil = await w.begin("s-evil")
+        owner = world.finish(call, "owner")
+        evil = await world.begin("s-evil")
         assert evil.refused is None
-        w.finish(evil, "evil")
-        await w.executor.journal.flush()
-        assert {"c/owner", "c/evil"} <= set(w.ledger.entries)
-        assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        world.finish(evil, "evil")
+        await world.executor.journal.flush()
+        assert {"c/owner", "c/evil"} <= set(world.ledger.entries)
+        assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
-        await w.close()
-        w.ledger.close()
-        w.ledger, notes = open_ledger(tmp_path, "m1")
+        await world.close()
+        world.ledger.close()
+        world.ledger, notes = open_ledger(tmp_path, "m1")
         assert notes == []
-        w.boot()
-        await w.sync.once()
-        assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
-        assert str(w.executor.state.owners[w.executor.state.containers[owner].owner].cpus) == "0-3"
-        assert w.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0, "the ledger knows everything"
+        world.boot()
+        await world.sync.once()
+        assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert str(world.executor.state.owners[world.executor.state.containers[owner].owner].cpus) == "0-3"
+        assert world.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0, "the ledger knows everything"
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_only_the_owner_with_an_unstorable_record_is_refused(
-    live: Any, monkeypatch: pytest.MonkeyPatch
+    run_scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dump = module.dump
 
@@ -271,19 +271,19 @@ def test_only_the_owner_with_an_unstorable_record_is_refused(
             raise AttributeError("pod tenant-a/payments")
         return dump(value)
 
-    async def day(w: Any) -> None:
+    async def scenario(world: Any) -> None:
         monkeypatch.setattr(module, "DELAY_S", 60.0)
         monkeypatch.setattr(module, "dump", odd)
-        one, two = await w.pod("one", "LSE", "", "0-1"), await w.pod("two", "LSE", "", "2-3")
-        calls = await asyncio.gather(w.begin(one, "odd"), w.begin(two, "c"))
+        one, two = await world.pod("one", "LSE", "", "0-1"), await world.pod("two", "LSE", "", "2-3")
+        calls = await asyncio.gather(world.begin(one, "odd"), world.begin(two, "c"))
         code, words = calls[0].refused
         assert code == 9
         assert "its record cannot be stored" in words
         assert "payments" not in words
         assert "two" not in words
         assert calls[1].refused is None
-        w.finish(calls[1], "two")
-        assert [str(owner.cpus) for owner in w.executor.state.owners.values()] == ["2-3"]
-        assert w.executor.telemetry.value(metrics.RECORDS_REJECTED) == 1
+        world.finish(calls[1], "two")
+        assert [str(owner.cpus) for owner in world.executor.state.owners.values()] == ["2-3"]
+        assert world.executor.telemetry.value(metrics.RECORDS_REJECTED) == 1
 
-    live(day)
+    run_scenario(scenario)

@@ -41,22 +41,24 @@ class Written:
         return next(each for each in values if each["name"] == name)
 
 
-def problems_of(w: Any) -> list[str]:
-    return [problem["what"] for problem in w.executor.telemetry.problems()]
+def problems_of(world: Any) -> list[str]:
+    return [problem["what"] for problem in world.executor.telemetry.problems()]
 
 
-def test_pools_follow_a_reservation_that_changes(live, tmp_path: Path) -> None:
-    async def day(w: Any) -> None:
-        node = Written(w, tmp_path)
-        ls = await w.run(await w.pod("ls", "LS"))
-        lse = await w.run(await w.pod("lse", "LSE", "", "2-3"))
-        system = await w.run(await w.pod("sys", "SYSTEM"))
-        assert (w.on(ls), w.on(system)) == ("0-1,4-15", "0-1,4-15")
+def test_pools_follow_a_reservation_that_changes(run_scenario, tmp_path: Path) -> None:
+    async def scenario(world: Any) -> None:
+        node = Written(world, tmp_path)
+        ls = await world.run(await world.pod("ls", "LS"))
+        lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
+        system = await world.run(await world.pod("sys", "SYSTEM"))
+        assert (world.on(ls), world.on(system)) == ("0-1,4-15", "0-1,4-15")
         await node.say(reservation={"reservedCPUs": "0,2"}, system={"cpuset": "15"})
-        assert (w.on(ls), w.on(lse), w.on(system)) == ("1,4-14", "2-3", "15"), "owners keep what they have"
+        assert (world.on(ls), world.on(lse), world.on(system)) == ("1,4-14", "2-3", "15"), (
+            "owners keep what they have"
+        )
         assert any(
             "CPUs 2 are kept back now, and ns/lse/c owns them: it keeps them until it ends" in what
-            for what in problems_of(w)
+            for what in problems_of(world)
         )
         assert node.value("reservedCPUs") == {
             "name": "reservedCPUs",
@@ -64,80 +66,83 @@ def test_pools_follow_a_reservation_that_changes(live, tmp_path: Path) -> None:
             "source": f"annotation {RESERVATION} of the Node object",
             "problem": "",
         }
-        w.check()
-        await w.stop(lse)
-        assert w.on(ls) == "1,3-14", "the pools get what is not kept back"
+        world.check()
+        await world.stop(lse)
+        assert world.on(ls) == "1,3-14", "the pools get what is not kept back"
         await node.say()
-        assert (w.on(ls), w.on(system)) == ("0-15", "0-15")
-        assert w.executor.telemetry.value(metrics.NODE_POLICY_CHANGES) == 2
+        assert (world.on(ls), world.on(system)) == ("0-15", "0-15")
+        assert world.executor.telemetry.value(metrics.NODE_POLICY_CHANGES) == 2
         assert any(
-            line.startswith('the policy of the node changed values="reservedCPUs 0,2 (') for line in w.logged
+            line.startswith('the policy of the node changed values="reservedCPUs 0,2 (')
+            for line in world.logged
         )
-        w.check()
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_reservation_that_leaves_nothing_waits_for_owners_to_go(live, tmp_path: Path) -> None:
-    async def day(w: Any) -> None:
-        node = Written(w, tmp_path)
-        ls = await w.run(await w.pod("ls", "LS"))
-        lse = await w.run(await w.pod("lse", "LSE", "", "0-7"))
+def test_a_reservation_that_leaves_nothing_waits_for_owners_to_go(run_scenario, tmp_path: Path) -> None:
+    async def scenario(world: Any) -> None:
+        node = Written(world, tmp_path)
+        ls = await world.run(await world.pod("ls", "LS"))
+        lse = await world.run(await world.pod("lse", "LSE", "", "0-7"))
         await node.say(reservation={"reservedCPUs": "8-15"})
-        assert w.on(ls) == "8-15"
+        assert world.on(ls) == "8-15"
         assert "they would leave the shared pool empty" in node.value("reservedCPUs")["problem"]
-        assert any("cannot keep CPUs 8-15 back" in what for what in problems_of(w))
-        await w.stop(lse)
+        assert any("cannot keep CPUs 8-15 back" in what for what in problems_of(world))
+        await world.stop(lse)
         await node.follow()
-        assert w.on(ls) == "0-7"
+        assert world.on(ls) == "0-7"
         assert node.value("reservedCPUs")["problem"] == ""
-        assert problems_of(w) == []
-        w.check()
+        assert problems_of(world) == []
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_what_cannot_be_read_changes_nothing(live, tmp_path: Path) -> None:
-    async def day(w: Any) -> None:
-        node = Written(w, tmp_path)
+def test_what_cannot_be_read_changes_nothing(run_scenario, tmp_path: Path) -> None:
+    async def scenario(world: Any) -> None:
+        node = Written(world, tmp_path)
         await node.follow()
-        assert any("there is no such file" in what for what in problems_of(w))
-        assert w.executor.node_policy.page()["read"] is False
-        ls = await w.run(await w.pod("ls", "LS"))
+        assert any("there is no such file" in what for what in problems_of(world))
+        assert world.executor.node_policy.page()["read"] is False
+        ls = await world.run(await world.pod("ls", "LS"))
         await node.say(reservation={"reservedCPUs": "0"})
-        assert w.on(ls) == "1-15"
-        assert problems_of(w) == [], "it is there now"
+        assert world.on(ls) == "1-15"
+        assert problems_of(world) == [], "it is there now"
         node.path.write_text('{"metadata": {"anno')
         await node.follow()
-        assert w.on(ls) == "1-15"
-        assert any("its last content stays in effect" in what for what in problems_of(w))
+        assert world.on(ls) == "1-15"
+        assert any("its last content stays in effect" in what for what in problems_of(world))
         await node.say(reservation={"reservedCPUs": "0-"})
-        assert w.on(ls) == "0-15", "a list that is none counts as absent"
-        (left,) = problems_of(w)
+        assert world.on(ls) == "0-15", "a list that is none counts as absent"
+        (left,) = problems_of(world)
         assert f"annotation {RESERVATION}: " in left
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_label_takes_precedence_over_kubelet(live, tmp_path: Path) -> None:
-    async def day(w: Any) -> None:
-        node = Written(w, tmp_path)
+def test_a_label_takes_precedence_over_kubelet(run_scenario, tmp_path: Path) -> None:
+    async def scenario(world: Any) -> None:
+        node = Written(world, tmp_path)
         manager = CpuManager("static", {"full-pcpus-only": "true"}, sources={"options": "configz"})
-        w.executor.store.handle(KubeletCpusRead(manager, {}))
+        world.executor.store.handle(KubeletCpusRead(manager, {}))
         await node.say()
         assert node.value("cpuBindPolicy")["source"] == "kubelet's full-pcpus-only (configz)"
-        odd = await w.begin(await w.pod("odd"), **{**TWO_CPUS, "cpu_shares": 1024, "cpu_quota": 100_000})
+        odd = await world.begin(
+            await world.pod("odd"), **{**TWO_CPUS, "cpu_shares": 1024, "cpu_quota": 100_000}
+        )
         assert odd.refused is not None, "no whole core"
         await node.say({BIND: "SpreadByPCPUs"})
         assert node.value("cpuBindPolicy")["source"] == f"label {BIND} of the Node object"
-        spread = await w.run(await w.pod("spread"), **TWO_CPUS)
-        machine = w.machine
-        assert len({machine.by_id[cpu].core for cpu in w.cgroups.sets[spread]}) == 2
+        spread = await world.run(await world.pod("spread"), **TWO_CPUS)
+        machine = world.machine
+        assert len({machine.by_id[cpu].core for cpu in world.cgroups.sets[spread]}) == 2
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_fault_of_the_source_costs_the_feature_only(live, tmp_path: Path) -> None:
+def test_a_fault_of_the_source_costs_the_feature_only(run_scenario, tmp_path: Path) -> None:
     class Broken:
         source = "nowhere"
         problem = ""
@@ -148,28 +153,28 @@ def test_a_fault_of_the_source_costs_the_feature_only(live, tmp_path: Path) -> N
         def close(self) -> None:
             pass
 
-    async def day(w: Any) -> None:
-        w.executor.node_policy._source = Broken()
-        passes = w.executor.telemetry.value(metrics.RECONCILES)
-        await w.sync.once()
-        await w.quiet()
-        assert w.executor.telemetry.value(metrics.RECONCILES) == passes + 1
-        assert any("RuntimeError: oops" in what for what in problems_of(w))
+    async def scenario(world: Any) -> None:
+        world.executor.node_policy._source = Broken()
+        passes = world.executor.telemetry.value(metrics.RECONCILES)
+        await world.sync.once()
+        await world.quiet()
+        assert world.executor.telemetry.value(metrics.RECONCILES) == passes + 1
+        assert any("RuntimeError: oops" in what for what in problems_of(world))
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_sharing_containers_follow_new_rules_without_a_reconcile(live, tmp_path: Path) -> None:
-    async def day(w: Any) -> None:
-        node = Written(w, tmp_path)
-        ls = await w.run(await w.pod("ls", "LS"))
-        passes = w.executor.telemetry.value(metrics.RECONCILES)
+def test_sharing_containers_follow_new_rules_without_a_reconcile(run_scenario, tmp_path: Path) -> None:
+    async def scenario(world: Any) -> None:
+        node = Written(world, tmp_path)
+        ls = await world.run(await world.pod("ls", "LS"))
+        passes = world.executor.telemetry.value(metrics.RECONCILES)
         node.path.write_text(
             json.dumps({"metadata": {"annotations": {RESERVATION: json.dumps({"reservedCPUs": "0,2"})}}})
         )
-        await w.executor.node_policy.follow(w.executor.kernel)
-        await w.quiet()
-        assert w.on(ls) == "1,3-15"
-        assert w.executor.telemetry.value(metrics.RECONCILES) == passes
+        await world.executor.node_policy.follow(world.executor.kernel)
+        await world.quiet()
+        assert world.on(ls) == "1,3-15"
+        assert world.executor.telemetry.value(metrics.RECONCILES) == passes
 
-    live(day)
+    run_scenario(scenario)

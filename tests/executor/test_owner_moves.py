@@ -28,39 +28,39 @@ def without(machine: Machine, text: str) -> Machine:
     return changed_copy(machine, cpus=tuple(c for c in machine.cpus if c.id not in gone), nodes=nodes)
 
 
-async def owner(w: Any) -> tuple[str, str, CpuSet, CpuSet]:
+async def owner(world: Any) -> tuple[str, str, CpuSet, CpuSet]:
     """Run a container that shares and an owner; gives their ids, the owner's CPUs and as many others."""
-    ls = await w.run(await w.pod("ls", "LS"))
-    own = await w.run(await w.pod("own"), **WHOLE)
-    mine = w.executor.state.containers[own].placement.exclusive
-    near = w.executor.state.node.machine.cpus_of(w.executor.state.node.machine.nodes_of(mine))
-    target = CpuSet(list(w.executor.state.pools.shared & near)[-2:])
-    await w.quiet()
+    ls = await world.run(await world.pod("ls", "LS"))
+    own = await world.run(await world.pod("own"), **WHOLE)
+    mine = world.executor.state.containers[own].placement.exclusive
+    near = world.executor.state.node.machine.cpus_of(world.executor.state.node.machine.nodes_of(mine))
+    target = CpuSet(list(world.executor.state.pools.shared & near)[-2:])
+    await world.quiet()
     return ls, own, mine, target
 
 
-def key(w: Any, own: str) -> str:
-    return str(w.executor.state.containers[own].owner)
+def key(world: Any, own: str) -> str:
+    return str(world.executor.state.containers[own].owner)
 
 
-def kept(w: Any) -> dict[str, Any]:
+def kept(world: Any) -> dict[str, Any]:
     """All that a move that is aborted must leave as it was."""
-    state = w.executor.state
+    state = world.executor.state
     return {
         "owners": dict(state.owners),
         "pools": state.pools,
         "placements": {c.id: (c.placement, c.phase) for c in state.containers.values()},
         "holds": dict(state.holds),
-        "sets": dict(w.cgroups.sets),
-        "ledger": {i: dict(entry) for i, entry in w.ledger.entries.items()},
-        "specs": dict(w.runtime.specs),
+        "sets": dict(world.cgroups.sets),
+        "ledger": {i: dict(entry) for i, entry in world.ledger.entries.items()},
+        "specs": dict(world.runtime.specs),
     }
 
 
-def refuse(w: Any, container_id: str, number: int, cpus: CpuSet, times: int = 1_000_000) -> list[CpuSet]:
+def refuse(world: Any, container_id: str, number: int, cpus: CpuSet, times: int = 1_000_000) -> list[CpuSet]:
     """Have the kernel refuse some CPUs to a container, so often."""
     refused: list[CpuSet] = []
-    plain = w.cgroups.write
+    plain = world.cgroups.write
 
     def write(path: str, wanted: Any, mems: Any, *, inner: bool = True) -> bool:
         if path == container_id and wanted is not None and wanted & cpus and len(refused) < times:
@@ -68,332 +68,341 @@ def refuse(w: Any, container_id: str, number: int, cpus: CpuSet, times: int = 1_
             raise CgroupError(f"cannot write {path}: {errno.errorcode[number]}", number)
         return bool(plain(path, wanted, mems, inner=inner))
 
-    w.cgroups.write = write
+    world.cgroups.write = write
     return refused
 
 
-def test_an_owner_is_moved(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        ls, own, mine, target = await owner(w)
-        w.log.clear()
-        assert await w.executor.owner_moves.move(key(w, own), target) == ""
-        await w.quiet()
-        assert (w.on(own), w.on(ls)) == (str(target), str(ALL - target))
-        kernel = [line for line in w.log if line.startswith("kernel")]
+def test_an_owner_is_moved(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        ls, own, mine, target = await owner(world)
+        world.log.clear()
+        assert await world.executor.owner_moves.move(key(world, own), target) == ""
+        await world.quiet()
+        assert (world.on(own), world.on(ls)) == (str(target), str(ALL - target))
+        kernel = [line for line in world.log if line.startswith("kernel")]
         assert kernel == [
             f"kernel {ls} {ALL - mine - target}",
             f"kernel {own} {target}",
             f"kernel {ls} {ALL - target}",
         ]
-        ledger = [line for line in w.log if line.startswith("ledger")]
-        assert w.log.index("ledger +m/") < w.log.index(kernel[0])
-        assert w.log.index(kernel[1]) < w.log.index("ledger -m/") < w.log.index(kernel[2]), ledger
-        container = w.executor.state.containers[own]
+        ledger = [line for line in world.log if line.startswith("ledger")]
+        assert world.log.index("ledger +m/") < world.log.index(kernel[0])
+        assert world.log.index(kernel[1]) < world.log.index("ledger -m/") < world.log.index(kernel[2]), ledger
+        container = world.executor.state.containers[own]
         assert container.placement.exclusive == target
         assert container.placement.reasons[-1] == f"moved from CPUs {mine} to {target}"
-        assert w.ledger.entries[f"c/{own}"]["placement"]["own"] == str(target)
-        assert not w.executor.state.holds
-        assert violations(w.executor.state) == []
-        assert w.executor.telemetry.value(metrics.OWNERS_MOVED) == 1
+        assert world.ledger.entries[f"c/{own}"]["placement"]["own"] == str(target)
+        assert not world.executor.state.holds
+        assert violations(world.executor.state) == []
+        assert world.executor.telemetry.value(metrics.OWNERS_MOVED) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_runtime_gets_the_new_cpus_afterwards(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        _, own, mine, target = await owner(w)
+def test_the_runtime_gets_the_new_cpus_afterwards(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        _, own, mine, target = await owner(world)
         settler = Settler(
-            w.executor, w.start_update, w.executor.quotas, w.executor.mems, w.executor.unit_properties
+            world.executor,
+            world.start_update,
+            world.executor.quotas,
+            world.executor.mems,
+            world.executor.unit_properties,
         )
-        assert await w.executor.owner_moves.move(key(w, own), target) == ""
-        assert w.runtime.specs[own] == str(mine)
+        assert await world.executor.owner_moves.move(key(world, own), target) == ""
+        assert world.runtime.specs[own] == str(mine)
         await settler.finish(10)
         settler.close()
-        assert w.runtime.specs[own] == str(target)
+        assert world.runtime.specs[own] == str(target)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_owner_is_moved_back_and_forth(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        _, own, mine, target = await owner(w)
-        before = kept(w)
+def test_an_owner_is_moved_back_and_forth(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        _, own, mine, target = await owner(world)
+        before = kept(world)
         for cpus in (target, mine, target, mine):
-            assert await w.executor.owner_moves.move(key(w, own), cpus) == ""
-        await w.quiet()
-        assert kept(w)["sets"] == before["sets"]
-        assert kept(w)["owners"] == before["owners"]
+            assert await world.executor.owner_moves.move(key(world, own), cpus) == ""
+        await world.quiet()
+        assert kept(world)["sets"] == before["sets"]
+        assert kept(world)["owners"] == before["owners"]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_move_to_cpus_that_overlap_the_old_ones(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        ls, own, mine, target = await owner(w)
+def test_a_move_to_cpus_that_overlap_the_old_ones(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        ls, own, mine, target = await owner(world)
         half = CpuSet([next(iter(mine)), next(iter(target))])
-        assert await w.executor.owner_moves.move(key(w, own), half) == ""
-        await w.quiet()
-        assert (w.on(own), w.on(ls)) == (str(half), str(ALL - half))
+        assert await world.executor.owner_moves.move(key(world, own), half) == ""
+        await world.quiet()
+        assert (world.on(own), world.on(ls)) == (str(half), str(ALL - half))
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EBUSY, errno.EROFS])
 def test_a_target_that_cannot_be_freed_leaves_everything_as_it_was(
-    live: Callable[..., None], number: int
+    run_scenario: Callable[..., None], number: int
 ) -> None:
-    async def day(w: Any) -> None:
-        ls, own, _, target = await owner(w)
-        before = kept(w)
-        refuse(w, ls, number, ALL)
-        why = await w.executor.owner_moves.move(key(w, own), target)
+    async def scenario(world: Any) -> None:
+        ls, own, _, target = await owner(world)
+        before = kept(world)
+        refuse(world, ls, number, ALL)
+        why = await world.executor.owner_moves.move(key(world, own), target)
         assert why == f"cannot write {ls}: {errno.errorcode[number]}"
-        await w.quiet()
-        assert kept(w) == before
-        assert w.executor.telemetry.value(metrics.MOVES_ABORTED) == 1
+        await world.quiet()
+        assert kept(world) == before
+        assert world.executor.telemetry.value(metrics.MOVES_ABORTED) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_owner_that_cannot_be_written_goes_back(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        _, own, _, target = await owner(w)
-        before = kept(w)
-        refused = refuse(w, own, errno.EINVAL, target)
-        why = await w.executor.owner_moves.move(key(w, own), target)
+def test_an_owner_that_cannot_be_written_goes_back(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        _, own, _, target = await owner(world)
+        before = kept(world)
+        refused = refuse(world, own, errno.EINVAL, target)
+        why = await world.executor.owner_moves.move(key(world, own), target)
         assert why == f"cannot write {own}: EINVAL"
-        await w.quiet()
+        await world.quiet()
         assert refused
-        assert kept(w) == before
+        assert kept(world) == before
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_owner_that_cannot_be_written_back_at_once_is_in_time(live: Callable[..., None]) -> None:
+def test_an_owner_that_cannot_be_written_back_at_once_is_in_time(run_scenario: Callable[..., None]) -> None:
     """The read fails once the owner is on the target; writes back fail twice."""
 
-    async def day(w: Any) -> None:
-        ls, own, mine, target = await owner(w)
-        before = kept(w)
+    async def scenario(world: Any) -> None:
+        ls, own, mine, target = await owner(world)
+        before = kept(world)
         reads = [0]
-        plain = w.cgroups.read
+        plain = world.cgroups.read
 
         def read(path: str) -> Any:
-            if path == own and w.cgroups.sets[own] == target:
+            if path == own and world.cgroups.sets[own] == target:
                 reads[0] += 1
                 raise CgroupError("cannot read", errno.EIO)
             return plain(path)
 
-        w.cgroups.read = read
-        refused = refuse(w, own, errno.EBUSY, mine, times=2)
-        moving = asyncio.create_task(w.executor.owner_moves.move(key(w, own), target))
-        await w.until(lambda: len(refused) == 2)
-        assert w.on(ls) == str(ALL - mine - target), "both sets are kept free"
+        world.cgroups.read = read
+        refused = refuse(world, own, errno.EBUSY, mine, times=2)
+        moving = asyncio.create_task(world.executor.owner_moves.move(key(world, own), target))
+        await world.until(lambda: len(refused) == 2)
+        assert world.on(ls) == str(ALL - mine - target), "both sets are kept free"
         assert await moving == f"the kernel does not keep it on CPUs {target}"
-        await w.quiet()
+        await world.quiet()
         assert reads[0]
-        assert kept(w) == before
+        assert kept(world) == before
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_without_a_durable_record_nothing_is_moved(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
+def test_without_a_durable_record_nothing_is_moved(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         from proxy.model.errors import CannotCreateError
 
-        _, own, mine, target = await owner(w)
-        plain = w.ledger.write
+        _, own, mine, target = await owner(world)
+        plain = world.ledger.write
 
         def full(changes: Any) -> None:
             raise CannotCreateError("cannot write the ledger: no space left")
 
-        w.ledger.write = full
-        w.log.clear()
-        why = await w.executor.owner_moves.move(key(w, own), target)
+        world.ledger.write = full
+        world.log.clear()
+        why = await world.executor.owner_moves.move(key(world, own), target)
         assert why == "cannot record the placement: the ledger cannot be written now"
-        assert w.on(own) == str(mine)
-        assert not [line for line in w.log if line.startswith(f"kernel {own}")]
-        w.ledger.write = plain
+        assert world.on(own) == str(mine)
+        assert not [line for line in world.log if line.startswith(f"kernel {own}")]
+        world.ledger.write = plain
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_container_that_exits_meanwhile_gives_its_cpus_back(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        ls, own, mine, target = await owner(w)
-        plain = w.cgroups.write
+def test_a_container_that_exits_meanwhile_gives_its_cpus_back(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        ls, own, mine, target = await owner(world)
+        plain = world.cgroups.write
         gone = []
 
         def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
             if path == own and cpus == target and not gone:
                 gone.append(path)
-                w.cgroups.end(own)
-                w._state(own, "EXITED")
+                world.cgroups.end(own)
+                world._state(own, "EXITED")
             return bool(plain(path, cpus, mems, inner=inner))
 
-        w.cgroups.write = write
-        moving = asyncio.create_task(w.executor.owner_moves.move(key(w, own), target))
-        await w.until(lambda: gone)
-        await w.sync.once()
+        world.cgroups.write = write
+        moving = asyncio.create_task(world.executor.owner_moves.move(key(world, own), target))
+        await world.until(lambda: gone)
+        await world.sync.once()
         assert await moving == "it has ended, or may no longer be moved"
-        await w.quiet()
-        assert w.on(ls) == str(ALL)
-        assert not w.executor.state.owners
-        assert not w.executor.state.holds
-        assert w.executor.state.containers[own].placement.exclusive == mine
-        assert not [i for i in w.ledger.entries if i.startswith("m/")]
+        await world.quiet()
+        assert world.on(ls) == str(ALL)
+        assert not world.executor.state.owners
+        assert not world.executor.state.holds
+        assert world.executor.state.containers[own].placement.exclusive == mine
+        assert not [i for i in world.ledger.entries if i.startswith("m/")]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_call_that_carries_the_old_cpus_is_waited_for(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        ls, own, mine, target = await owner(w)
-        update = await w.call(
+def test_a_call_that_carries_the_old_cpus_is_waited_for(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        ls, own, mine, target = await owner(world)
+        update = await world.call(
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=own)
         )
-        moving = asyncio.create_task(w.executor.owner_moves.move(key(w, own), target))
-        await w.until(lambda: w.on(ls) == str(ALL - mine - target))
+        moving = asyncio.create_task(world.executor.owner_moves.move(key(world, own), target))
+        await world.until(lambda: world.on(ls) == str(ALL - mine - target))
         await asyncio.sleep(0.05)
-        assert w.on(own) == str(mine)
-        w.cgroups.sets[own] = mine  # what the update carries
-        w.wire.finished(update, 0)
+        assert world.on(own) == str(mine)
+        world.cgroups.sets[own] = mine  # what the update carries
+        world.wire.finished(update, 0)
         assert await moving == ""
-        await w.quiet()
-        assert (w.on(own), w.on(ls)) == (str(target), str(ALL - target))
+        await world.quiet()
+        assert (world.on(own), world.on(ls)) == (str(target), str(ALL - target))
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_call_that_hangs_has_the_owner_stay(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        _, own, mine, target = await owner(w)
-        before = kept(w)
-        update = await w.call(
+def test_a_call_that_hangs_has_the_owner_stay(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        _, own, mine, target = await owner(world)
+        before = kept(world)
+        update = await world.call(
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=own)
         )
-        why = await w.executor.owner_moves.move(key(w, own), target)
+        why = await world.executor.owner_moves.move(key(world, own), target)
         assert "the runtime is still busy with the update of ns/own/c" in why
-        assert w.on(own) == str(mine)
-        w.wire.finished(update, 0)
-        await w.quiet()
-        assert kept(w)["sets"] == before["sets"]
-        assert kept(w)["placements"] == before["placements"]
+        assert world.on(own) == str(mine)
+        world.wire.finished(update, 0)
+        await world.quiet()
+        assert kept(world)["sets"] == before["sets"]
+        assert kept(world)["placements"] == before["placements"]
 
-    live(day, call_timeout=0.1)
+    run_scenario(scenario, call_timeout=0.1)
 
 
 def test_a_target_cpu_that_goes_offline_is_replaced_afterwards(
-    live: Callable[..., None],
+    run_scenario: Callable[..., None],
 ) -> None:
-    async def day(w: Any) -> None:
-        ls, own, mine, target = await owner(w)
-        update = await w.call(
+    async def scenario(world: Any) -> None:
+        ls, own, mine, target = await owner(world)
+        update = await world.call(
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=own)
         )
-        moving = asyncio.create_task(w.executor.owner_moves.move(key(w, own), target))
-        await w.until(lambda: w.executor.state.containers[own].placement.exclusive == target)
+        moving = asyncio.create_task(world.executor.owner_moves.move(key(world, own), target))
+        await world.until(lambda: world.executor.state.containers[own].placement.exclusive == target)
         gone = next(iter(target))
-        w.machine = without(w.machine, str(gone))
-        await w.sync.once()
-        assert not w.executor.state.containers[own].placement.replacement, "its CPUs are being changed"
-        w.cgroups.sets[own] = mine
-        w.wire.finished(update, 0)
+        world.machine = without(world.machine, str(gone))
+        await world.sync.once()
+        assert not world.executor.state.containers[own].placement.replacement, "its CPUs are being changed"
+        world.cgroups.sets[own] = mine
+        world.wire.finished(update, 0)
         assert await moving == ""
-        await w.sync.once()
-        await w.quiet()
-        placement = w.executor.state.containers[own].placement
+        await world.sync.once()
+        await world.quiet()
+        placement = world.executor.state.containers[own].placement
         assert placement.exclusive == target
         assert len(placement.replacement) == 1
-        assert CpuSet.parse(w.on(own)) == target - CpuSet([gone]) | placement.replacement
-        assert CpuSet.parse(w.on(ls)) == w.machine.online - target - placement.replacement
-        assert violations(w.executor.state) == []
+        assert CpuSet.parse(world.on(own)) == target - CpuSet([gone]) | placement.replacement
+        assert CpuSet.parse(world.on(ls)) == world.machine.online - target - placement.replacement
+        assert violations(world.executor.state) == []
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_old_cpus_that_go_offline_during_a_move_that_fails_are_replaced_afterwards(
-    live: Callable[..., None],
+    run_scenario: Callable[..., None],
 ) -> None:
-    async def day(w: Any) -> None:
-        ls, own, mine, target = await owner(w)
-        plain, tries = w.cgroups.write, list[CpuSet]()
+    async def scenario(world: Any) -> None:
+        ls, own, mine, target = await owner(world)
+        plain, tries = world.cgroups.write, list[CpuSet]()
 
         def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
             if path == own and cpus == target:
-                w.machine = without(w.machine, str(mine))
-            if path == own and (cpus == target or not cpus <= w.machine.online):
+                world.machine = without(world.machine, str(mine))
+            if path == own and (cpus == target or not cpus <= world.machine.online):
                 tries.append(cpus)
                 raise CgroupError(f"cannot write {path}: EINVAL", errno.EINVAL)
             return bool(plain(path, cpus, mems, inner=inner))
 
-        w.cgroups.write = write
-        moving = asyncio.create_task(w.executor.owner_moves.move(key(w, own), target))
-        await w.until(lambda: mine in tries)
-        await w.sync.once()
+        world.cgroups.write = write
+        moving = asyncio.create_task(world.executor.owner_moves.move(key(world, own), target))
+        await world.until(lambda: mine in tries)
+        await world.sync.once()
         assert await asyncio.wait_for(moving, 10) == f"cannot write {own}: EINVAL"
-        assert not w.executor.state.holds
-        await w.sync.once()
-        await w.quiet()
-        assert not [i for i in w.ledger.entries if i.startswith("m/")]
-        placement = w.executor.state.containers[own].placement
+        assert not world.executor.state.holds
+        await world.sync.once()
+        await world.quiet()
+        assert not [i for i in world.ledger.entries if i.startswith("m/")]
+        placement = world.executor.state.containers[own].placement
         assert (placement.exclusive, len(placement.replacement)) == (mine, len(mine))
-        assert CpuSet.parse(w.on(own)) == placement.replacement
-        assert CpuSet.parse(w.on(ls)) == w.machine.online - placement.replacement
-        assert violations(w.executor.state) == []
+        assert CpuSet.parse(world.on(own)) == placement.replacement
+        assert CpuSet.parse(world.on(ls)) == world.machine.online - placement.replacement
+        assert violations(world.executor.state) == []
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_owner_is_moved_once_at_a_time(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        _, own, _, target = await owner(w)
-        first = asyncio.create_task(w.executor.owner_moves.move(key(w, own), target))
+def test_an_owner_is_moved_once_at_a_time(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        _, own, _, target = await owner(world)
+        first = asyncio.create_task(world.executor.owner_moves.move(key(world, own), target))
         await asyncio.sleep(0)
-        assert await w.executor.owner_moves.move(key(w, own), target) == "its CPUs are being changed already"
+        assert (
+            await world.executor.owner_moves.move(key(world, own), target)
+            == "its CPUs are being changed already"
+        )
         assert await first == ""
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_two_owners_move_at_the_same_time_and_a_third_is_created(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        ids = [await w.run(await w.pod(name), **WHOLE) for name in ("a", "b")]
-        mine = [w.executor.state.containers[i].placement.exclusive for i in ids]
-        machine = w.executor.state.node.machine
-        free = [w.executor.state.pools.shared & machine.cpus_of(machine.nodes_of(cpus)) for cpus in mine]
+def test_two_owners_move_at_the_same_time_and_a_third_is_created(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        ids = [await world.run(await world.pod(name), **WHOLE) for name in ("a", "b")]
+        mine = [world.executor.state.containers[i].placement.exclusive for i in ids]
+        machine = world.executor.state.node.machine
+        free = [world.executor.state.pools.shared & machine.cpus_of(machine.nodes_of(cpus)) for cpus in mine]
         targets = [CpuSet(list(free[0])[-2:]), CpuSet(list(free[1])[:2])]
-        moves = [w.executor.owner_moves.move(key(w, i), cpus) for i, cpus in zip(ids, targets, strict=True)]
-        create = w.begin(await w.pod("c"), **WHOLE)
+        moves = [
+            world.executor.owner_moves.move(key(world, i), cpus) for i, cpus in zip(ids, targets, strict=True)
+        ]
+        create = world.begin(await world.pod("c"), **WHOLE)
         *said, call = await asyncio.gather(*moves, create)
         assert said == ["", ""]
-        new = w.finish(call, "third")
-        await w.quiet()
-        state = w.executor.state
+        new = world.finish(call, "third")
+        await world.quiet()
+        state = world.executor.state
         assert [state.containers[i].placement.exclusive for i in ids] == targets
         third = state.containers[new].placement.exclusive
         assert third.isdisjoint(targets[0] | targets[1])
-        assert CpuSet.parse(w.on(ls)) == ALL - targets[0] - targets[1] - third
+        assert CpuSet.parse(world.on(ls)) == ALL - targets[0] - targets[1] - third
         assert violations(state) == []
 
-    live(day)
+    run_scenario(scenario)
 
 
 class Killed(BaseException):
     """The daemon is killed."""
 
 
-async def killed_at(w: Any, own: str, target: CpuSet, at: int) -> bool:
+async def killed_at(world: Any, own: str, target: CpuSet, at: int) -> bool:
     """Kill the daemon before an effect of a move; False where it has no so many."""
-    reservations, count = w.executor.reservations, [0]
+    reservations, count = world.executor.reservations, [0]
     left: list[Any] = []
     perform, performed = reservations._perform, reservations._performed
 
     def step() -> None:
         count[0] += 1
         if count[0] == at:
-            left.append((dict(w.ledger.entries), dict(w.cgroups.sets), dict(w.runtime.specs)))
+            left.append((dict(world.ledger.entries), dict(world.cgroups.sets), dict(world.runtime.specs)))
             raise Killed
 
     def at_once(*args: Any) -> None:
@@ -408,99 +417,103 @@ async def killed_at(w: Any, own: str, target: CpuSet, at: int) -> bool:
         return result
 
     reservations._perform, reservations._performed = at_once, waited_for
-    moving = asyncio.ensure_future(w.executor.owner_moves.move(key(w, own), target))
+    moving = asyncio.ensure_future(world.executor.owner_moves.move(key(world, own), target))
     await asyncio.wait([moving])
     if not left:
         assert moving.result() == ""
         return False
     assert isinstance(moving.exception(), Killed)
-    await w.close()
+    await world.close()
     entries, sets, specs = left[0]
-    w.ledger.entries.clear()
-    w.ledger.entries.update(entries)
-    w.cgroups.sets.clear()
-    w.cgroups.sets.update(sets)
-    w.runtime.specs.clear()
-    w.runtime.specs.update(specs)
+    world.ledger.entries.clear()
+    world.ledger.entries.update(entries)
+    world.cgroups.sets.clear()
+    world.cgroups.sets.update(sets)
+    world.runtime.specs.clear()
+    world.runtime.specs.update(specs)
     return True
 
 
-def test_a_crash_at_every_step_ends_in_the_old_or_the_new_placement(live: Callable[..., None]) -> None:
+def test_a_crash_at_every_step_ends_in_the_old_or_the_new_placement(
+    run_scenario: Callable[..., None],
+) -> None:
     ends = set[str]()
 
-    async def day(w: Any) -> None:
-        ls, own, mine, target = await owner(w)
-        plain, overlaps = w.cgroups.write, list[str]()
+    async def scenario(world: Any) -> None:
+        ls, own, mine, target = await owner(world)
+        plain, overlaps = world.cgroups.write, list[str]()
 
         def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
             done = bool(plain(path, cpus, mems, inner=inner))
-            on = w.cgroups.sets
+            on = world.cgroups.sets
             if not on[ls].isdisjoint(on[own]):
                 overlaps.append(f"{ls} on {on[ls]}, {own} on {on[own]}")
             return done
 
-        w.cgroups.write = write
+        world.cgroups.write = write
         at = 1
-        while await killed_at(w, own, target, at):
-            w.boot()
-            assert violations(w.executor.state) == []
-            await w.sync.once()
-            w.now += 3
-            await w.sync.once()
-            await w.until(lambda: not w.executor.state.holds)
-            await w.quiet()
+        while await killed_at(world, own, target, at):
+            world.boot()
+            assert violations(world.executor.state) == []
+            await world.sync.once()
+            world.now += 3
+            await world.sync.once()
+            await world.until(lambda: not world.executor.state.holds)
+            await world.quiet()
             assert overlaps == [], f"after a crash before effect {at}"
-            on, state = CpuSet.parse(w.on(own)), w.executor.state
+            on, state = CpuSet.parse(world.on(own)), world.executor.state
             ends.add(str(on))
             assert on in (mine, target)
             assert state.containers[own].placement.exclusive == on
             assert [held.cpus for held in state.owners.values()] == [on]
-            assert CpuSet.parse(w.on(ls)) == ALL - on
-            assert w.ledger.entries[f"c/{own}"]["placement"]["own"] == str(on)
-            assert not [i for i in w.ledger.entries if i.startswith("m/")]
+            assert CpuSet.parse(world.on(ls)) == ALL - on
+            assert world.ledger.entries[f"c/{own}"]["placement"]["own"] == str(on)
+            assert not [i for i in world.ledger.entries if i.startswith("m/")]
             assert violations(state) == []
             if on == target:
-                assert await w.executor.owner_moves.move(key(w, own), mine) == ""
-                await w.quiet()
+                assert await world.executor.owner_moves.move(key(world, own), mine) == ""
+                await world.quiet()
             at += 1
         assert at > 15
         assert ends == {str(mine), str(target)}
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_crash_at_every_step_after_which_the_old_cpus_are_offline(live: Callable[..., None]) -> None:
+def test_a_crash_at_every_step_after_which_the_old_cpus_are_offline(
+    run_scenario: Callable[..., None],
+) -> None:
     """The owner has others in their place, or the new CPUs, and nothing is held for the move."""
     ends = set[str]()
 
-    async def day(w: Any) -> None:
-        ls, own, mine, target = await owner(w)
-        whole, at = w.machine, 1
-        while await killed_at(w, own, target, at):
-            w.machine = without(whole, str(mine))
-            w.boot()
-            await w.sync.once()
-            w.now += 3
-            await w.sync.once()
-            await w.until(lambda: not w.executor.state.holds)
-            await w.sync.once()
-            await w.quiet()
-            placement = w.executor.state.containers[own].placement
+    async def scenario(world: Any) -> None:
+        ls, own, mine, target = await owner(world)
+        whole, at = world.machine, 1
+        while await killed_at(world, own, target, at):
+            world.machine = without(whole, str(mine))
+            world.boot()
+            await world.sync.once()
+            world.now += 3
+            await world.sync.once()
+            await world.until(lambda: not world.executor.state.holds)
+            await world.sync.once()
+            await world.quiet()
+            placement = world.executor.state.containers[own].placement
             ends.add(str(placement.exclusive))
             on = target if placement.exclusive == target else placement.replacement
             assert len(on) == len(mine), f"after a crash before effect {at}"
-            assert CpuSet.parse(w.on(own)) == on
-            assert CpuSet.parse(w.on(ls)) == w.machine.online - on
-            assert not [i for i in w.ledger.entries if i.startswith("m/")]
-            assert violations(w.executor.state) == []
-            w.machine = whole
-            await w.sync.once()
-            await w.quiet()
-            assert CpuSet.parse(w.on(own)) == placement.exclusive
+            assert CpuSet.parse(world.on(own)) == on
+            assert CpuSet.parse(world.on(ls)) == world.machine.online - on
+            assert not [i for i in world.ledger.entries if i.startswith("m/")]
+            assert violations(world.executor.state) == []
+            world.machine = whole
+            await world.sync.once()
+            await world.quiet()
+            assert CpuSet.parse(world.on(own)) == placement.exclusive
             if placement.exclusive == target:
-                assert await w.executor.owner_moves.move(key(w, own), mine) == ""
-                await w.quiet()
+                assert await world.executor.owner_moves.move(key(world, own), mine) == ""
+                await world.quiet()
             at += 1
         assert ends == {str(mine), str(target)}
 
-    live(day)
+    run_scenario(scenario)

@@ -65,292 +65,302 @@ class PlayedPartitions:
         self.states.pop(path, None)
 
 
-def with_partitions(w: Any, asked: str = "isolated", **more: Any) -> tuple[PartitionSync, PlayedPartitions]:
-    kernel = PlayedPartitions(w.log, **more)
-    made = w.executor.partitions = PartitionSync(w.executor, kernel, asked)
-    w.executor.store.subscribe(made)
-    w.sync._parts = changed_copy(w.sync._parts, partitions=made)
-    made.load(dict(w.ledger.entries))
+def with_partitions(
+    world: Any, asked: str = "isolated", **more: Any
+) -> tuple[PartitionSync, PlayedPartitions]:
+    kernel = PlayedPartitions(world.log, **more)
+    made = world.executor.partitions = PartitionSync(world.executor, kernel, asked)
+    world.executor.store.subscribe(made)
+    world.sync._parts = changed_copy(world.sync._parts, partitions=made)
+    made.load(dict(world.ledger.entries))
     return made, kernel
 
 
-def shown(w: Any) -> Any:
+def shown(world: Any) -> Any:
     """What ``status`` says."""
-    return node_page(w.executor)["partitions"]
+    return node_page(world.executor)["partitions"]
 
 
-async def owner(w: Any, qos: str = "LSE") -> str:
-    container: str = await w.run(await w.pod("own", qos, cpus="2-3"))
-    await w.until(lambda: not w.executor.partitions._is_due)
-    await w.quiet()
+async def owner(world: Any, qos: str = "LSE") -> str:
+    container: str = await world.run(await world.pod("own", qos, cpus="2-3"))
+    await world.until(lambda: not world.executor.partitions._is_due)
+    await world.quiet()
     return container
 
 
-def of_partitions(w: Any) -> list[str]:
-    return [line for line in w.log if line.startswith("partition ")]
+def of_partitions(world: Any) -> list[str]:
+    return [line for line in world.log if line.startswith("partition ")]
 
 
-def test_made_after_the_start_when_others_have_left(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        partitions, _ = with_partitions(w)
-        await w.run(await w.pod("ls", "LS"))
-        w.log.clear()
-        container = await owner(w)
-        await w.until(lambda: container in partitions.jobs.known.records)
-        await w.until(lambda: of_partitions(w))
-        kinds = [line.split()[0] for line in w.log]
-        made = w.log.index("partition isolated 2-3")
+def test_made_after_the_start_when_others_have_left(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        partitions, _ = with_partitions(world)
+        await world.run(await world.pod("ls", "LS"))
+        world.log.clear()
+        container = await owner(world)
+        await world.until(lambda: container in partitions.jobs.known.records)
+        await world.until(lambda: of_partitions(world))
+        kinds = [line.split()[0] for line in world.log]
+        made = world.log.index("partition isolated 2-3")
         assert kinds.index("kernel") < made
-        assert w.log.index("ledger +x/") < made
-        assert "forward StartContainer" in w.log[:made]
-        await w.sync.once()
-        assert of_partitions(w) == ["partition isolated 2-3"]
-        assert w.ledger.entries[f"x/{container}"]["lent"] == {"kubepods": "2-3"}
+        assert world.log.index("ledger +x/") < made
+        assert "forward StartContainer" in world.log[:made]
+        await world.sync.once()
+        assert of_partitions(world) == ["partition isolated 2-3"]
+        assert world.ledger.entries[f"x/{container}"]["lent"] == {"kubepods": "2-3"}
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_what_stands_in_for_cpus_that_are_away_is_one_soon(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        partitions, _ = with_partitions(w)
-        whole: Machine = w.machine
-        own = await w.run(await w.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
-        await w.until(lambda: own in partitions.jobs.known.records)
-        had = w.executor.state.containers[own].placement.exclusive
+def test_what_stands_in_for_cpus_that_are_away_is_one_soon(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        partitions, _ = with_partitions(world)
+        whole: Machine = world.machine
+        own = await world.run(await world.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+        await world.until(lambda: own in partitions.jobs.known.records)
+        had = world.executor.state.containers[own].placement.exclusive
 
         gone = CpuSet([max(had)])
         nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in whole.nodes)
         cpus = tuple(c for c in whole.cpus if c.id not in gone)
-        w.machine = changed_copy(whole, cpus=cpus, nodes=nodes)
-        await w.executor.hotplug.look()
-        await w.until(lambda: w.on(own) != str(had) and len(CpuSet.parse(w.on(own))) == len(had))
-        now = CpuSet.parse(w.on(own))
-        await w.until(lambda: of_partitions(w)[-1] == f"partition isolated {now}")
+        world.machine = changed_copy(whole, cpus=cpus, nodes=nodes)
+        await world.executor.hotplug.look()
+        await world.until(lambda: world.on(own) != str(had) and len(CpuSet.parse(world.on(own))) == len(had))
+        now = CpuSet.parse(world.on(own))
+        await world.until(lambda: of_partitions(world)[-1] == f"partition isolated {now}")
 
-        w.machine = whole
-        await w.executor.hotplug.look()
-        await w.until(lambda: of_partitions(w)[-1] == f"partition isolated {had}")
+        world.machine = whole
+        await world.executor.hotplug.look()
+        await world.until(lambda: of_partitions(world)[-1] == f"partition isolated {had}")
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_ended_before_others_grow(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        partitions, _ = with_partitions(w)
-        shared = await w.run(await w.pod("ls", "LS"))
-        container = await owner(w)
-        await w.until(lambda: of_partitions(w))
-        w.log.clear()
-        await w.stop(container)
-        await w.until(lambda: w.cgroups.sets[shared] >= CpuSet.parse("2-3"))
-        ended = next(i for i, line in enumerate(w.log) if line.startswith("partition member 2-3"))
-        grown = next(i for i, line in enumerate(w.log) if line.startswith(f"kernel {shared} "))
+def test_ended_before_others_grow(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        partitions, _ = with_partitions(world)
+        shared = await world.run(await world.pod("ls", "LS"))
+        container = await owner(world)
+        await world.until(lambda: of_partitions(world))
+        world.log.clear()
+        await world.stop(container)
+        await world.until(lambda: world.cgroups.sets[shared] >= CpuSet.parse("2-3"))
+        ended = next(i for i, line in enumerate(world.log) if line.startswith("partition member 2-3"))
+        grown = next(i for i, line in enumerate(world.log) if line.startswith(f"kernel {shared} "))
         assert ended < grown
-        await w.sync.once()
-        await w.until(lambda: f"x/{container}" not in w.ledger.entries)
+        await world.sync.once()
+        await world.until(lambda: f"x/{container}" not in world.ledger.entries)
         assert partitions.jobs.known.records == {}
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_partition_that_cannot_be_removed_is_reported(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        partitions, kernel = with_partitions(w)
-        container = await owner(w)
-        await w.until(lambda: of_partitions(w))
+def test_a_partition_that_cannot_be_removed_is_reported(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        partitions, kernel = with_partitions(world)
+        container = await owner(world)
+        await world.until(lambda: of_partitions(world))
         kernel.stuck = True
-        await w.stop(container)
-        await w.sync.once()
-        await w.quiet()
-        assert any("cannot end a partition cpus=2-3" in p["what"] for p in w.executor.telemetry.problems())
+        await world.stop(container)
+        await world.sync.once()
+        await world.quiet()
+        assert any(
+            "cannot end a partition cpus=2-3" in p["what"] for p in world.executor.telemetry.problems()
+        )
         assert container in partitions.jobs.known.records
         kernel.stuck = False
-        await w.sync.once()
-        await w.sync.once()
+        await world.sync.once()
+        await world.sync.once()
         assert partitions.jobs.known.records == {}
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_kernels_reason_is_reported_once_and_retried_ever_more_rarely(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        with_partitions(w, refuses="Parent is not a partition root")
-        container = await owner(w)
+def test_the_kernels_reason_is_reported_once_and_retried_ever_more_rarely(
+    run_scenario: Callable[..., None],
+) -> None:
+    async def scenario(world: Any) -> None:
+        with_partitions(world, refuses="Parent is not a partition root")
+        container = await owner(world)
         for _ in range(30):
-            await w.sync.once()
-        assert 3 < len(of_partitions(w)) < 10
-        problems = [p for p in w.executor.telemetry.problems() if "cannot make a partition pod=" in p["what"]]
+            await world.sync.once()
+        assert 3 < len(of_partitions(world)) < 10
+        problems = [
+            p for p in world.executor.telemetry.problems() if "cannot make a partition pod=" in p["what"]
+        ]
         assert len(problems) == 1
         assert "(Parent" not in problems[0]["what"]
         assert problems[0]["keys"]["err"] == "Parent is not a partition root"
-        page = shown(w)
+        page = shown(world)
         assert page["containers"][0]["reason"] == "Parent is not a partition root"
-        await w.until(lambda: f"x/{container}" not in w.ledger.entries)
+        await world.until(lambda: f"x/{container}" not in world.ledger.entries)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_cpus_that_be_may_use_are_none(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        with_partitions(w)
-        await owner(w, "LSR")
-        await w.sync.once()
-        assert of_partitions(w) == []
-        (row,) = shown(w)["containers"]
+def test_cpus_that_be_may_use_are_none(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        with_partitions(world)
+        await owner(world, "LSR")
+        await world.sync.once()
+        assert of_partitions(world) == []
+        (row,) = shown(world)["containers"]
         assert (row["state"], row["reason"]) == ("member", "BE containers may run on its CPUs")
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_containers_that_have_the_same_cpus_are_none(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        with_partitions(w)
-        sandbox = await w.pod("own", "LSE", cpus="2-3")
-        await w.run(sandbox, "one")
-        await w.until(lambda: of_partitions(w))
-        await w.run(sandbox, "two")
-        await w.sync.once()
-        assert [line.split()[1] for line in of_partitions(w)] == ["isolated", "member"]
-        rows = shown(w)["containers"]
+def test_containers_that_have_the_same_cpus_are_none(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        with_partitions(world)
+        sandbox = await world.pod("own", "LSE", cpus="2-3")
+        await world.run(sandbox, "one")
+        await world.until(lambda: of_partitions(world))
+        await world.run(sandbox, "two")
+        await world.sync.once()
+        assert [line.split()[1] for line in of_partitions(world)] == ["isolated", "member"]
+        rows = shown(world)["containers"]
         assert {row["state"] for row in rows} == {"member"}
         assert "has these CPUs too" in rows[0]["reason"]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_partition_that_the_kernel_ended_is_reported_and_made_again(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        _, kernel = with_partitions(w)
-        container = await owner(w)
-        await w.until(lambda: of_partitions(w))
+def test_a_partition_that_the_kernel_ended_is_reported_and_made_again(
+    run_scenario: Callable[..., None],
+) -> None:
+    async def scenario(world: Any) -> None:
+        _, kernel = with_partitions(world)
+        container = await owner(world)
+        await world.until(lambda: of_partitions(world))
         kernel.states[container] = PartitionState("isolated", valid=False, reason="No cpu available")
-        w.log.clear()
-        await w.sync.once()
-        assert of_partitions(w)[0].startswith("partition member")
-        assert w.executor.telemetry.value(metrics.PARTITIONS_LOST) == 1
+        world.log.clear()
+        await world.sync.once()
+        assert of_partitions(world)[0].startswith("partition member")
+        assert world.executor.telemetry.value(metrics.PARTITIONS_LOST) == 1
         assert any(
-            "isolated invalid (No cpu available)" in p["what"] for p in w.executor.telemetry.problems()
+            "isolated invalid (No cpu available)" in p["what"] for p in world.executor.telemetry.problems()
         )
-        await w.sync.once()
-        assert of_partitions(w)[-1] == "partition isolated 2-3"
+        await world.sync.once()
+        assert of_partitions(world)[-1] == "partition isolated 2-3"
         assert kernel.states[container].valid
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_after_a_crash_what_is_not_wanted_is_ended(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        _, kernel = with_partitions(w)
-        container = await owner(w)
-        await w.until(lambda: kernel.states)
-        w.boot()
-        partitions, again = with_partitions(w, "")
+def test_after_a_crash_what_is_not_wanted_is_ended(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        _, kernel = with_partitions(world)
+        container = await owner(world)
+        await world.until(lambda: kernel.states)
+        world.boot()
+        partitions, again = with_partitions(world, "")
         again.states = dict(kernel.states)
-        w.log.clear()
-        await w.sync.once()
-        assert of_partitions(w)[0].startswith("partition member 2-3 {'kubepods'")
-        await w.sync.once()
+        world.log.clear()
+        await world.sync.once()
+        assert of_partitions(world)[0].startswith("partition member 2-3 {'kubepods'")
+        await world.sync.once()
         assert partitions.jobs.known.records == {}
-        await w.until(lambda: f"x/{container}" not in w.ledger.entries)
+        await world.until(lambda: f"x/{container}" not in world.ledger.entries)
         assert again.states == {}
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_after_a_crash_what_is_wanted_stays(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        _, kernel = with_partitions(w)
-        await owner(w)
-        await w.until(lambda: kernel.states)
-        w.boot()
-        _, again = with_partitions(w)
+def test_after_a_crash_what_is_wanted_stays(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        _, kernel = with_partitions(world)
+        await owner(world)
+        await world.until(lambda: kernel.states)
+        world.boot()
+        _, again = with_partitions(world)
         again.states = dict(kernel.states)
-        w.log.clear()
-        await w.sync.once()
-        assert of_partitions(w) == []
+        world.log.clear()
+        await world.sync.once()
+        assert of_partitions(world) == []
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_without_a_ledger_the_partition_is_made_again(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        _, kernel = with_partitions(w)
-        await owner(w)
-        await w.until(lambda: kernel.states)
-        w.ledger.entries = {k: v for k, v in w.ledger.entries.items() if not k.startswith("x/")}
-        w.boot()
-        _, again = with_partitions(w)
+def test_without_a_ledger_the_partition_is_made_again(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        _, kernel = with_partitions(world)
+        await owner(world)
+        await world.until(lambda: kernel.states)
+        world.ledger.entries = {k: v for k, v in world.ledger.entries.items() if not k.startswith("x/")}
+        world.boot()
+        _, again = with_partitions(world)
         again.states = dict(kernel.states)
-        w.log.clear()
-        await w.sync.once()
-        w.now += 3
-        await w.sync.once()  # calls of before the restart are over
-        assert [line.split()[1] for line in of_partitions(w)] == ["member", "isolated"]
+        world.log.clear()
+        await world.sync.once()
+        world.now += 3
+        await world.sync.once()  # calls of before the restart are over
+        assert [line.split()[1] for line in of_partitions(world)] == ["member", "isolated"]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_release_ends_all(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        partitions, kernel = with_partitions(w)
-        await owner(w)
-        await w.until(lambda: kernel.states)
-        enter(w.executor, NodeMode.RELEASED)
+def test_a_release_ends_all(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        partitions, kernel = with_partitions(world)
+        await owner(world)
+        await world.until(lambda: kernel.states)
+        enter(world.executor, NodeMode.RELEASED)
         await partitions.once()
         assert partitions.jobs.known.records == {}
         assert kernel.states == {}
         await partitions.once()
         assert kernel.states == {}
-        enter(w.executor, NodeMode.ENFORCE)
-        await w.sync.once()
+        enter(world.executor, NodeMode.ENFORCE)
+        await world.sync.once()
         assert len(kernel.states) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_owner_that_ends_meanwhile_leaves_nothing(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        partitions, kernel = with_partitions(w, refuses="not yet")
-        container = await owner(w)
+def test_an_owner_that_ends_meanwhile_leaves_nothing(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        partitions, kernel = with_partitions(world, refuses="not yet")
+        container = await owner(world)
         kernel.refuses = ""
         loop = asyncio.get_running_loop()
 
         def during() -> None:
-            asyncio.run_coroutine_threadsafe(w.stop(container), loop)
+            asyncio.run_coroutine_threadsafe(world.stop(container), loop)
 
         kernel.during = during
         for _ in range(12):
-            await w.sync.once()
-        await w.quiet()
-        await w.sync.once()
+            await world.sync.once()
+        await world.quiet()
+        await world.sync.once()
         assert kernel.states == {}
         assert partitions.jobs.known.records == {}
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_cgroup_v1_is_reported_once(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        with_partitions(w, lack="cgroup v1 has none")
-        await owner(w)
-        await w.sync.once()
-        assert of_partitions(w) == []
-        (problem,) = [p for p in w.executor.telemetry.problems() if "apply.partitions" in p["what"]]
+def test_cgroup_v1_is_reported_once(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        with_partitions(world, lack="cgroup v1 has none")
+        await owner(world)
+        await world.sync.once()
+        assert of_partitions(world) == []
+        (problem,) = [p for p in world.executor.telemetry.problems() if "apply.partitions" in p["what"]]
         assert (problem["count"], "v1" in problem["what"]) == (1, True)
-        page = "\n".join(shown_lines(shown(w)))
+        page = "\n".join(shown_lines(shown(world)))
         assert page.strip() == "Partitions of owned CPUs (isolated): there are none, cgroup v1 has none"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_invalid_record_is_reported(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        w.ledger.entries["x/a"] = {"path": 7}
-        partitions, _ = with_partitions(w)
+def test_an_invalid_record_is_reported(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        world.ledger.entries["x/a"] = {"path": 7}
+        partitions, _ = with_partitions(world)
         assert partitions.jobs.known.records == {}
-        assert any("record=x/a" in p["what"] for p in w.executor.telemetry.problems())
+        assert any("record=x/a" in p["what"] for p in world.executor.telemetry.problems())
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_status_shows_the_partitions() -> None:
@@ -371,7 +381,7 @@ def test_status_shows_the_partitions() -> None:
 
 
 def test_a_change_is_reported_once_until_the_watcher_is_wound(tmp_path: Path) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         reports: list[int] = []
         watcher = PartitionWatcher(lambda: reports.append(1))
         path = next(path for path in ("/proc/self/mounts", "/proc/mounts") if os.access(path, os.R_OK))
@@ -391,4 +401,4 @@ def test_a_change_is_reported_once_until_the_watcher_is_wound(tmp_path: Path) ->
         assert watcher._files == {}
         watcher.close()
 
-    asyncio.run(day())
+    asyncio.run(scenario())

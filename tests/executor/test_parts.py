@@ -89,7 +89,7 @@ class Broken:
 
 
 def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         reported: list[str] = []
         worker = Worker("w", lambda e: reported.append(repr(e)))
         journal = Journal(Broken(), worker, telemetry(reported))
@@ -108,7 +108,7 @@ def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
         ]
         worker.close()
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 class _Full(dict):
@@ -125,7 +125,7 @@ class _Full(dict):
 
 
 def test_what_could_not_be_written_never_replaces_what_is_newer() -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         worker = Worker("k", lambda error: None)
         ledger = _Full()
         ledger.full = True
@@ -145,11 +145,11 @@ def test_what_could_not_be_written_never_replaces_what_is_newer() -> None:
         assert ledger == {"q/pod": {"quota": 2}}
         worker.close()
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_a_wait_that_is_given_up_costs_no_record() -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         worker = Worker("k", lambda error: None)
         ledger = _Full()
         journal = Journal(ledger, worker, telemetry())
@@ -166,11 +166,11 @@ def test_a_wait_that_is_given_up_costs_no_record() -> None:
         worker.close()
         assert set(ledger) == {"i/one", "c/two"}
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_the_worker_keeps_order_and_reports() -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         seen: list[int] = []
         failed: list[BaseException] = []
         worker = Worker("w", failed.append)
@@ -185,100 +185,100 @@ def test_the_worker_keeps_order_and_reports() -> None:
         worker.close()
         assert isinstance(failed[0], ZeroDivisionError)
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
-def test_moved_containers_are_sent_to_the_runtime_later(live) -> None:
-    async def day(w) -> None:
-        settler = w.make_settler()
+def test_moved_containers_are_sent_to_the_runtime_later(run_scenario) -> None:
+    async def scenario(world) -> None:
+        settler = world.make_settler()
         task = asyncio.create_task(settler.run())
-        one, two = [await w.run(await w.pod(uid, "LS")) for uid in ("one", "two")]
-        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        await w.until(lambda: w.executor.telemetry.value(metrics.RUNTIME_UPDATES) == 2)
-        assert (w.runtime.specs[one], w.runtime.specs[two]) == ("4-15", "4-15")
-        assert w.runtime.specs[lse] == "0-3"
-        w.log.clear()
-        await w.quiet()
-        assert w.log == [], "what is settled is left alone"
-        w.check()
+        one, two = [await world.run(await world.pod(uid, "LS")) for uid in ("one", "two")]
+        lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_UPDATES) == 2)
+        assert (world.runtime.specs[one], world.runtime.specs[two]) == ("4-15", "4-15")
+        assert world.runtime.specs[lse] == "0-3"
+        world.log.clear()
+        await world.quiet()
+        assert world.log == [], "what is settled is left alone"
+        world.check()
         task.cancel()
         settler.close()
 
-    live(day, settle_per_second=1000)
+    run_scenario(scenario, settle_per_second=1000)
 
 
-def test_a_settling_call_that_is_overtaken_is_put_right(live) -> None:
-    async def day(w) -> None:
-        settler = w.make_settler()
+def test_a_settling_call_that_is_overtaken_is_put_right(run_scenario) -> None:
+    async def scenario(world) -> None:
+        settler = world.make_settler()
         task = asyncio.create_task(settler.run())
-        ls = await w.run(await w.pod("ls", "LS"))
+        ls = await world.run(await world.pod("ls", "LS"))
         gate, inside = threading.Event(), threading.Event()
 
         def slow(_: str) -> None:
             inside.set()
             gate.wait(60)
 
-        w.runtime.on_update = slow
-        await w.run(await w.pod("a", "LSE", "", "0"))
+        world.runtime.on_update = slow
+        await world.run(await world.pod("a", "LSE", "", "0"))
         await asyncio.to_thread(inside.wait, 60)
-        second = asyncio.create_task(w.begin(await w.pod("b", "LSE", "", "1")))
+        second = asyncio.create_task(world.begin(await world.pod("b", "LSE", "", "1")))
         await asyncio.sleep(0.1)
         assert not second.done(), "the runtime may still write the set of its last update"
         gate.set()
-        w.finish(await second, "b")
-        assert w.on(ls) == "2-15"
-        await w.until(lambda: w.runtime.specs[ls] == "2-15")
-        w.check()
+        world.finish(await second, "b")
+        assert world.on(ls) == "2-15"
+        await world.until(lambda: world.runtime.specs[ls] == "2-15")
+        world.check()
         task.cancel()
         settler.close()
 
-    live(day, settle_per_second=1000)
+    run_scenario(scenario, settle_per_second=1000)
 
 
-def test_settling_survives_errors(live) -> None:
-    async def day(w) -> None:
-        settler = w.make_settler()
+def test_settling_survives_errors(run_scenario) -> None:
+    async def scenario(world) -> None:
+        settler = world.make_settler()
         task = asyncio.create_task(settler.run())
-        ls = await w.run(await w.pod("ls", "LS"))
+        ls = await world.run(await world.pod("ls", "LS"))
         for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):
-            w.runtime.update_error = error
-            w.executor.store.handle(ContainersUnsettled((ls,)))
-            w.executor.store.handle(SavedCpusLearned(ls, None))
-            w.executor.to_settle.set()
-            await w.quiet()
-        await w.until(w.executor.telemetry.problems)
-        assert [p["what"] for p in w.executor.telemetry.problems()] == [
+            world.runtime.update_error = error
+            world.executor.store.handle(ContainersUnsettled((ls,)))
+            world.executor.store.handle(SavedCpusLearned(ls, None))
+            world.executor.to_settle.set()
+            await world.quiet()
+        await world.until(world.executor.telemetry.problems)
+        assert [p["what"] for p in world.executor.telemetry.problems()] == [
             'cannot save a cpuset at the runtime pod=ns/ls container=c containerID=s-ls-c-1 err="cannot: odd"'
         ]
-        w.now += 5
-        w.runtime.update_error = UnavailableError("cannot: down")
-        w.executor.store.handle(ContainersUnsettled((ls,)))
-        w.executor.store.handle(SavedCpusLearned(ls, None))
-        w.executor.to_settle.set()
-        await w.until(lambda: w.executor.state.inflight.strays())
-        w.runtime.update_error = None
-        settled = w.executor.telemetry.value(metrics.RUNTIME_UPDATES)
+        world.now += 5
+        world.runtime.update_error = UnavailableError("cannot: down")
+        world.executor.store.handle(ContainersUnsettled((ls,)))
+        world.executor.store.handle(SavedCpusLearned(ls, None))
+        world.executor.to_settle.set()
+        await world.until(lambda: world.executor.state.inflight.strays())
+        world.runtime.update_error = None
+        settled = world.executor.telemetry.value(metrics.RUNTIME_UPDATES)
         for _ in range(2):
-            await w.sync.once()
-            w.now += 3
-        assert not w.executor.state.inflight.of(ls)
-        w.now += 3
-        w.executor.settle_later(ls)
-        await w.until(lambda: w.executor.telemetry.value(metrics.RUNTIME_UPDATES) > settled)
+            await world.sync.once()
+            world.now += 3
+        assert not world.executor.state.inflight.of(ls)
+        world.now += 3
+        world.executor.settle_later(ls)
+        await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_UPDATES) > settled)
         task.cancel()
         settler.close()
 
-    live(day, settle_per_second=1000)
+    run_scenario(scenario, settle_per_second=1000)
 
 
-def test_the_page_shows_the_sandboxes(live) -> None:
-    async def day(w) -> None:
-        await w.run(await w.pod("ls", "LS"))
-        lse = await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        gone = await w.run(await w.pod("gone", "LSR", "", "4"))
-        await w.stop(gone)
-        await w.executor.kernel_view.refresh()
-        page = node_page(w.executor)
+def test_the_page_shows_the_sandboxes(run_scenario) -> None:
+    async def scenario(world) -> None:
+        await world.run(await world.pod("ls", "LS"))
+        lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        gone = await world.run(await world.pod("gone", "LSR", "", "4"))
+        await world.stop(gone)
+        await world.executor.kernel_view.refresh()
+        page = node_page(world.executor)
         assert page["ready"] is True
         assert page["pools"]["shared"] == page["pools"]["be"] == "4-15"
         assert page["pools"]["nodes"][0] == {"node": 0, "shared": "8-11", "be": "8-11"}
@@ -301,16 +301,16 @@ def test_the_page_shows_the_sandboxes(live) -> None:
         assert (rows["ns/lse/c"]["cpus"], rows["ns/gone/c"]["cpus"]) == ("0-3", "")
         assert page["violations"] == []
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_start_of_what_has_exited_is_the_runtimes_to_refuse(live) -> None:
-    async def day(w) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        await w.stop(ls)
-        call = await w.call("StartContainer", pb.StartContainerRequest(container_id=ls))
+def test_start_of_what_has_exited_is_the_runtimes_to_refuse(run_scenario) -> None:
+    async def scenario(world) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        await world.stop(ls)
+        call = await world.call("StartContainer", pb.StartContainerRequest(container_id=ls))
         assert call.sent == call.body
-        w.wire.finished(call, 2)
-        assert w.executor.state.containers[ls].phase is Phase.EXITED
+        world.wire.finished(call, 2)
+        assert world.executor.state.containers[ls].phase is Phase.EXITED
 
-    live(day)
+    run_scenario(scenario)

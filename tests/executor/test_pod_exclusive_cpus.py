@@ -14,72 +14,72 @@ def given(call) -> str:
     return pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus
 
 
-def test_all_containers_of_an_lse_pod_get_its_cpus(live) -> None:
-    async def day(w) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        s = await w.pod("lse", "LSE", total=FOUR)
-        assert w.on(ls) == "0-15", "no container moves before a container comes"
+def test_all_containers_of_an_lse_pod_get_its_cpus(run_scenario) -> None:
+    async def scenario(world) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        s = await world.pod("lse", "LSE", total=FOUR)
+        assert world.on(ls) == "0-15", "no container moves before a container comes"
         for name in ("main", "side"):
-            call = await w.begin(s, name, **HALF)
+            call = await world.begin(s, name, **HALF)
             assert given(call) == "0-1,8-9"
-            w.finish(call, f"{s}-{name}")
-            await w.start(f"{s}-{name}")
-        assert w.on(ls) == "2-7,10-15"
-        other = await w.pod("other", "LSR", total=FOUR)
-        assert given(await w.begin(other, "c", **FOUR)) == "2-3,10-11"
-        assert violations(w.executor.state) == []
-        stop = await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s))
-        w.wire.finished(stop, 0)
-        await w.quiet()
-        assert w.on(ls) == "0-1,4-9,12-15"
-        assert f"p/{s}" not in w.ledger.entries
+            world.finish(call, f"{s}-{name}")
+            await world.start(f"{s}-{name}")
+        assert world.on(ls) == "2-7,10-15"
+        other = await world.pod("other", "LSR", total=FOUR)
+        assert given(await world.begin(other, "c", **FOUR)) == "2-3,10-11"
+        assert violations(world.executor.state) == []
+        stop = await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s))
+        world.wire.finished(stop, 0)
+        await world.quiet()
+        assert world.on(ls) == "0-1,4-9,12-15"
+        assert f"p/{s}" not in world.ledger.entries
 
-    live(day, static=True)
+    run_scenario(scenario, static=True)
 
 
-def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing(live) -> None:
-    async def day(w) -> None:
-        said = await w.pod("lse", "LSE", total=ODD, may_be_refused=True)
+def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing(run_scenario) -> None:
+    async def scenario(world) -> None:
+        said = await world.pod("lse", "LSE", total=ODD, may_be_refused=True)
         assert said.startswith(
             "cannot place ns/lse: LSE pod: its containers request about 1500m CPU together"
         )
-        assert (len(w.executor.state.pods), w.ledger.entries) == (0, {})
-        assert [r.explanation.verdict.reason for r in w.executor.history.find("ns/lse")] == [
+        assert (len(world.executor.state.pods), world.ledger.entries) == (0, {})
+        assert [r.explanation.verdict.reason for r in world.executor.history.find("ns/lse")] == [
             "InvalidCPURequest"
         ]
-        assert await w.pod("lsr", "LSR", total=ODD, may_be_refused=True) != "s-lsr"
-        assert await w.pod("ls", "LS", total=ODD) == "s-ls"
+        assert await world.pod("lsr", "LSR", total=ODD, may_be_refused=True) != "s-lsr"
+        assert await world.pod("ls", "LS", total=ODD) == "s-ls"
 
-    live(day, static=True)
+    run_scenario(scenario, static=True)
 
 
-def test_what_was_chosen_is_in_the_ledger_before_the_sandbox_is_made(live) -> None:
-    async def day(w) -> None:
-        s = await w.pod("lse", "LSE", total=FOUR)
-        await w.executor.journal.flush()
-        record = w.ledger.entries[f"p/{s}"]
+def test_what_was_chosen_is_in_the_ledger_before_the_sandbox_is_made(run_scenario) -> None:
+    async def scenario(world) -> None:
+        s = await world.pod("lse", "LSE", total=FOUR)
+        await world.executor.journal.flush()
+        record = world.ledger.entries[f"p/{s}"]
         assert (record["cpuset"], record["chosen"], record["aside"]["cpus"]) == ("0-1,8-9", True, "0-1,8-9")
 
-    live(day, static=True)
+    run_scenario(scenario, static=True)
 
 
-def test_a_pod_with_unknown_cgroup_parent_owns_the_chosen_cpus(live) -> None:
-    async def day(w) -> None:
+def test_a_pod_with_unknown_cgroup_parent_owns_the_chosen_cpus(run_scenario) -> None:
+    async def scenario(world) -> None:
         metadata = pb.PodSandboxMetadata(name="lsr", uid="lsr", namespace="ns")
         config = pb.PodSandboxConfig(metadata=metadata, labels={"koordinator.sh/qosClass": "LSR"})
         resources = pb.LinuxContainerResources(**FOUR)
         asked = pb.PodSandboxConfig(linux=pb.LinuxPodSandboxConfig(resources=resources))
         asked.MergeFrom(config)
-        call = await w.call("RunPodSandbox", pb.RunPodSandboxRequest(config=asked))
-        w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
-        w.wire.finished(call, 0)
+        call = await world.call("RunPodSandbox", pb.RunPodSandboxRequest(config=asked))
+        world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
+        world.wire.finished(call, 0)
         for name in ("main", "side"):
             request = pb.CreateContainerRequest(pod_sandbox_id="s", sandbox_config=config)
             request.config.metadata.name = name
             request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**HALF))
-            call = await w.call("CreateContainer", request)
+            call = await world.call("CreateContainer", request)
             assert given(call) == "0-1,8-9"
-            w.finish(call, name)
-        assert list(w.executor.state.owners) == ["lsr"]
+            world.finish(call, name)
+        assert list(world.executor.state.owners) == ["lsr"]
 
-    live(day, static=True)
+    run_scenario(scenario, static=True)

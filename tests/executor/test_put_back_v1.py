@@ -54,7 +54,7 @@ def stuck(base: Path) -> Iterator[Path]:
     subprocess.run(["umount", file], check=True)
 
 
-def test_every_container_keeps_its_set(live: Callable[..., None], base: Path, stuck: Path) -> None:
+def test_every_container_keeps_its_set(run_scenario: Callable[..., None], base: Path, stuck: Path) -> None:
     """The second of three, and a group in it, cannot be narrowed: the first has been, with what is in it."""
     kernel = KernelCgroups(MOUNT, 1)
     narrowed: list[str] = []
@@ -80,29 +80,29 @@ def test_every_container_keeps_its_set(live: Callable[..., None], base: Path, st
         files = base.rglob("cpuset.cpus")
         return {str(file.relative_to(base)): file.read_text() for file in files}
 
-    async def day(w: Any) -> None:
-        w.machine, w.cgroups = described(1, 1, 2, 1), Groups()
-        await w.executor.close()
-        w.boot()
-        await w.sync.once()
+    async def scenario(world: Any) -> None:
+        world.machine, world.cgroups = described(1, 1, 2, 1), Groups()
+        await world.executor.close()
+        world.boot()
+        await world.sync.once()
         before = held()
         for uid in "abc":
-            container_id = await w.create(await w.pod(uid, "LS"))
-            await started(w, container_id)
-        assert set(w.executor.state.containers) == set(IDS)
-        call = await w.begin(await w.pod("lse", "LSE", "", "1"))
+            container_id = await world.create(await world.pod(uid, "LS"))
+            await started(world, container_id)
+        assert set(world.executor.state.containers) == set(IDS)
+        call = await world.begin(await world.pod("lse", "LSE", "", "1"))
         assert call.refused is not None
         assert "ead-only" in call.refused[1]
         assert {IDS[0], IDS[2]} <= set(narrowed)
-        await w.until(lambda: held() == before)
-        assert not w.executor.state.owners
+        await world.until(lambda: held() == before)
+        assert not world.executor.state.owners
 
-    live(day, reconciled=False)
+    run_scenario(scenario, reconciled=False)
 
 
-async def started(w: Any, container_id: str) -> None:
+async def started(world: Any, container_id: str) -> None:
     """Have a container run that has its group already."""
-    call = await w.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
-    w._state(container_id, "RUNNING")
-    w.wire.finished(call, 0)
-    await w.quiet()
+    call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
+    world._state(container_id, "RUNNING")
+    world.wire.finished(call, 0)
+    await world.quiet()

@@ -1,4 +1,4 @@
-"""Random days: calls that overlap in every way, answered, refused, failed and cancelled, and passes between.
+"""Random calls that overlap in every way, with failures and cancellations, and reconciles in between.
 
 The runtime is played in three moments: a call is let go to it, it does it, it answers. Between any two of
 them anything else may happen. What is checked all the time is the promise of the node: no running container
@@ -52,7 +52,7 @@ class Play:
     """A client with many hands, and the runtime that it talks to."""
 
     def __init__(self, world: Any, seed: int, *, wild: bool) -> None:
-        self.w = world
+        self.world = world
         self.dice = random.Random(seed)
         self.wild = wild
         self.faulty = False
@@ -73,7 +73,7 @@ class Play:
 
     def slow(self, name: str, *, after: bool) -> None:
         """Make a call of ours at the runtime take its time, before or after it has its effect."""
-        plain = getattr(self.w.runtime, name)
+        plain = getattr(self.world.runtime, name)
         dice = random.Random(self.dice.random())
 
         def slowly(*args: Any) -> Any:
@@ -82,7 +82,7 @@ class Play:
             time.sleep(dice.choice((0, 0.002, 0.005)) if after else 0)
             return answer
 
-        setattr(self.w.runtime, name, slowly)
+        setattr(self.world.runtime, name, slowly)
 
     async def breathe(self) -> None:
         """Let others act: not at all, for some turns of the loop, or for a while."""
@@ -94,8 +94,8 @@ class Play:
 
     def look(self) -> None:
         """Check the promise at the kernel."""
-        for container_id, cpus in self.w.cgroups.sets.items():
-            container = self.w.executor.state.containers.get(container_id)
+        for container_id, cpus in self.world.cgroups.sets.items():
+            container = self.world.executor.state.containers.get(container_id)
             pool = "own" if container is None else container.placement.pool.value
             for owner, (own, hard) in self.exclusive.items():
                 if pool == "own" or (pool == "be" and not hard) or cpus.isdisjoint(own):
@@ -103,16 +103,16 @@ class Play:
                 self.faults.append(f"{container_id} ({pool}) runs on {cpus}, {own} belong to {owner}")
 
     async def call(self, method: str, message: Any) -> Any:
-        call = await self.w.call(method, message)
+        call = await self.world.call(method, message)
         if call.refused is not None:
-            self.w.wire.finished(call, None)
+            self.world.wire.finished(call, None)
             return None
         await self.breathe()
         return call
 
     def look_at_asides(self) -> None:
         """No pod owns what is set aside for another; the memory carried along is the memory counted again."""
-        state = self.w.executor.state
+        state = self.world.executor.state
         for pod in state.pods.values():
             for owner, held in state.owners.items():
                 if pod.reserved_for_pod is not None and not owner.startswith(f"{pod.key}/"):
@@ -128,8 +128,8 @@ class Play:
         kind = self.dice.choice(KINDS)
         uid = f"u{self.serial}"
         more = {"total": kind[3], "quota": 200_000, "may_be_refused": True}
-        sandbox = await self.w.pod(uid, kind[0], kind[1], kind[2], **more)
-        if sandbox in self.w.runtime.pods:
+        sandbox = await self.world.pod(uid, kind[0], kind[1], kind[2], **more)
+        if sandbox in self.world.runtime.pods:
             self.kinds[sandbox] = kind
 
     async def create(self, sandbox: str) -> None:
@@ -146,57 +146,57 @@ class Play:
             return
         fate = self.dice.random()
         if fate < 0.1:
-            self.w.wire.finished(call, self.dice.choice((2, 13)))
+            self.world.wire.finished(call, self.dice.choice((2, 13)))
             return
         if fate < 0.15:
-            self.w.wire.finished(call, None)
+            self.world.wire.finished(call, None)
             return
-        pod = self.w.runtime.pods.get(sandbox)
+        pod = self.world.runtime.pods.get(sandbox)
         if pod is None or not pod.ready:  # a stopped sandbox takes no container
-            self.w.wire.finished(call, 5 if pod is None else 2)
+            self.world.wire.finished(call, 5 if pod is None else 2)
             return
         self.serial += 1
         container_id = f"x{self.serial}"
         got = pb.CreateContainerRequest.FromString(call.sent)
-        self.w.runtime.specs[container_id] = got.config.linux.resources.cpuset_cpus
-        self.w.runtime.quotas[container_id] = got.config.linux.resources.cpu_quota
-        self.w.runtime.containers[container_id] = RuntimeContainer(
+        self.world.runtime.specs[container_id] = got.config.linux.resources.cpuset_cpus
+        self.world.runtime.quotas[container_id] = got.config.linux.resources.cpu_quota
+        self.world.runtime.containers[container_id] = RuntimeContainer(
             container_id, sandbox, "c", got.config.metadata.attempt, "CREATED"
         )
         self.alive.add(container_id)
         await self.breathe()
         if fate < 0.2:
-            self.w.wire.finished(call, None)
+            self.world.wire.finished(call, None)
             return
         answer = pb.CreateContainerResponse(container_id=container_id).SerializeToString()
-        self.w.wire.response(call, answer)
-        self.w.wire.finished(call, 0)
+        self.world.wire.response(call, answer)
+        self.world.wire.finished(call, 0)
 
     async def start(self, container_id: str) -> None:
         call = await self.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
         if call is None:
             return
-        there = self.w.runtime.containers.get(container_id)
+        there = self.world.runtime.containers.get(container_id)
         if self.dice.random() < 0.1 or there is None or there.state != "CREATED":
-            self.w.wire.finished(call, 2)
+            self.world.wire.finished(call, 2)
             return
         stray = self.dice.random() < 0.1
         if stray:  # its client goes away, and the runtime does it all the same, later
-            self.w.wire.finished(call, None)
+            self.world.wire.finished(call, None)
             await self.breathe()
-            there = self.w.runtime.containers.get(container_id)
+            there = self.world.runtime.containers.get(container_id)
             if there is None or there.state != "CREATED":
                 return
-        held = self.w.executor.state.containers.get(container_id)
+        held = self.world.executor.state.containers.get(container_id)
         if held is not None and held.placement.pool.value == "own":
             self.exclusive[container_id] = (held.placement.exclusive, held.placement.excludes_be)
-        self.w.cgroups.sets[container_id] = CpuSet.parse(self.w.runtime.specs[container_id])
-        self.w.cpu.quotas[f"{self.w.parents[there.sandbox_id]}/{container_id}"] = -1
-        self.w.runtime.limit(container_id, 0)
-        self.w._state(container_id, "RUNNING")
+        self.world.cgroups.sets[container_id] = CpuSet.parse(self.world.runtime.specs[container_id])
+        self.world.cpu.quotas[f"{self.world.parents[there.sandbox_id]}/{container_id}"] = -1
+        self.world.runtime.limit(container_id, 0)
+        self.world._state(container_id, "RUNNING")
         await self.breathe()
         if not stray:
-            self.w.wire.finished(call, 0)
+            self.world.wire.finished(call, 0)
 
     async def update(self, container_id: str) -> None:
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
@@ -205,82 +205,82 @@ class Play:
         call = await self.call("UpdateContainerResources", request)
         if call is None:
             return
-        there = self.w.runtime.containers.get(container_id)
+        there = self.world.runtime.containers.get(container_id)
         if self.dice.random() < 0.2 or there is None or there.state == "EXITED":
-            self.w.wire.finished(call, self.dice.choice((2, None)))
+            self.world.wire.finished(call, self.dice.choice((2, None)))
             return
         stray = self.dice.random() < 0.1
         if stray:
-            self.w.wire.finished(call, None)
+            self.world.wire.finished(call, None)
             await self.breathe()
-            there = self.w.runtime.containers.get(container_id)
+            there = self.world.runtime.containers.get(container_id)
             if there is None or there.state == "EXITED":
                 return
         got = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux
         cpus = got.cpuset_cpus
-        self.w.runtime.specs[container_id] = cpus
-        self.w.runtime.limit(container_id, got.cpu_quota)
-        if container_id in self.w.cgroups.sets:
-            self.w.cgroups.sets[container_id] = CpuSet.parse(cpus)
+        self.world.runtime.specs[container_id] = cpus
+        self.world.runtime.limit(container_id, got.cpu_quota)
+        if container_id in self.world.cgroups.sets:
+            self.world.cgroups.sets[container_id] = CpuSet.parse(cpus)
         await self.breathe()
         if not stray:
-            self.w.wire.finished(call, 0)
+            self.world.wire.finished(call, 0)
 
     def inside(self, sandbox: str) -> list[str]:
-        return sorted(c.id for c in self.w.runtime.containers.values() if c.sandbox_id == sandbox)
+        return sorted(c.id for c in self.world.runtime.containers.values() if c.sandbox_id == sandbox)
 
     def _dead(self, container_id: str) -> None:
         self.exclusive.pop(container_id, None)
-        self.w.cgroups.end(container_id)
-        self.w.cpu.quotas.pop(self.w.runtime.group(container_id) or "", None)
-        if container_id in self.w.runtime.containers:
-            self.w._state(container_id, "EXITED")
+        self.world.cgroups.end(container_id)
+        self.world.cpu.quotas.pop(self.world.runtime.group(container_id) or "", None)
+        if container_id in self.world.runtime.containers:
+            self.world._state(container_id, "EXITED")
 
     async def stop(self, container_id: str) -> None:
         call = await self.call("StopContainer", pb.StopContainerRequest(container_id=container_id))
         if self.dice.random() < 0.1:
-            self.w.wire.finished(call, None)
+            self.world.wire.finished(call, None)
             return
         self._dead(container_id)
         await self.breathe()
-        self.w.wire.finished(call, self.dice.choice((0, 0, 0, None)))
+        self.world.wire.finished(call, self.dice.choice((0, 0, 0, None)))
 
     async def remove(self, container_id: str) -> None:
         call = await self.call("RemoveContainer", pb.RemoveContainerRequest(container_id=container_id))
         self._dead(container_id)
-        self.w.runtime.containers.pop(container_id, None)
+        self.world.runtime.containers.pop(container_id, None)
         self.alive.discard(container_id)
         await self.breathe()
-        self.w.wire.finished(call, self.dice.choice((0, 0, 0, None)))
+        self.world.wire.finished(call, self.dice.choice((0, 0, 0, None)))
 
     async def drop(self, sandbox: str) -> None:
         call = await self.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
         for container_id in self.inside(sandbox):
             self._dead(container_id)
-        if (pod := self.w.runtime.pods.get(sandbox)) is not None:
-            self.w.runtime.pods[sandbox] = changed_copy(pod, ready=False)
+        if (pod := self.world.runtime.pods.get(sandbox)) is not None:
+            self.world.runtime.pods[sandbox] = changed_copy(pod, ready=False)
         await self.breathe()
-        self.w.wire.finished(call, 0)
+        self.world.wire.finished(call, 0)
         call = await self.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
         for container_id in self.inside(sandbox):
             self._dead(container_id)
-            self.w.runtime.containers.pop(container_id, None)
+            self.world.runtime.containers.pop(container_id, None)
             self.alive.discard(container_id)
-        self.w.runtime.pods.pop(sandbox, None)
-        self.w.cpu.quotas.pop(self.w.parents[sandbox], None)
+        self.world.runtime.pods.pop(sandbox, None)
+        self.world.cpu.quotas.pop(self.world.parents[sandbox], None)
         self.kinds.pop(sandbox, None)
         await self.breathe()
-        self.w.wire.finished(call, 0)
+        self.world.wire.finished(call, 0)
 
     async def exit(self, container_id: str) -> None:
         """It ends by itself, and nothing reports it."""
-        if container_id in self.w.cgroups.sets:
+        if container_id in self.world.cgroups.sets:
             self._dead(container_id)
 
     async def compare(self) -> None:
-        await self.w.sync.once()
+        await self.world.sync.once()
 
-    # -- the day ------------------------------------------------------------------------------------------
+    # -- the run ------------------------------------------------------------------------------------------
 
     def begin(self, key: str, work: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
         if key in self.busy and not self.wild:
@@ -314,7 +314,7 @@ class Play:
             else:
                 self.begin(sandbox, self.drop, sandbox)
             return
-        state = self.w.runtime.containers[container_id := self.dice.choice(inside)].state
+        state = self.world.runtime.containers[container_id := self.dice.choice(inside)].state
         if what < 0.65 and state == "CREATED":
             self.begin(sandbox, self.start, container_id)
         elif what < 0.75:
@@ -330,27 +330,27 @@ class Play:
         results = await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
         assert [r for r in results if r is not None] == []
-        self.w.now += 10
-        await self.w.sync.once()
-        await self.w.quiet()
-        self.w.now += 10
-        await self.w.sync.once()
-        await self.w.quiet()
+        self.world.now += 10
+        await self.world.sync.once()
+        await self.world.quiet()
+        self.world.now += 10
+        await self.world.sync.once()
+        await self.world.quiet()
 
-    async def day(self) -> None:
+    async def run(self) -> None:
         for _ in range(STEPS):
             self.act()
             await self.breathe()
             assert self.faults == []
             self.look_at_asides()
         await self.settle_down()
-        self.w.check()
+        self.world.check()
         self.check_quotas()
-        state = self.w.executor.state
-        live = {c.id for c in self.w.runtime.containers.values() if c.state != "EXITED"}
+        state = self.world.executor.state
+        running = {c.id for c in self.world.runtime.containers.values() if c.state != "EXITED"}
         known = {c.id for c in state.containers.values() if c.phase.value != "exited"}
-        assert known == live
-        owners = {state.containers[i].owner for i in live if state.containers[i].owner}
+        assert known == running
+        owners = {state.containers[i].owner for i in running if state.containers[i].owner}
         assert set(state.owners) == owners
         for sandbox in sorted(self.kinds):
             self.begin(sandbox, self.drop, sandbox)
@@ -360,20 +360,20 @@ class Play:
 
     def check_quotas(self) -> None:
         """A container that owns CPUs has no quota, nor has its pod; all others have their own quota."""
-        state, kernel = self.w.executor.state, self.w.cpu.quotas
+        state, kernel = self.world.executor.state, self.world.cpu.quotas
         owning = {
             c.pod.sandbox_id for c in state.containers.values() if c.owner and c.phase.value != "exited"
         }
         for sandbox in self.kinds:
-            assert kernel[self.w.parents[sandbox]] == (-1 if sandbox in owning else 200_000), sandbox
-        for container_id in self.w.cgroups.sets:
+            assert kernel[self.world.parents[sandbox]] == (-1 if sandbox in owning else 200_000), sandbox
+        for container_id in self.world.cgroups.sets:
             container = state.containers[container_id]
-            found = kernel[self.w.runtime.group(container_id)]
-            asked = self.w.runtime.quotas.get(container_id) or -1
+            found = kernel[self.world.runtime.group(container_id)]
+            asked = self.world.runtime.quotas.get(container_id) or -1
             assert found == (-1 if container.owner else asked), container_id
 
     def nothing_is_left(self) -> None:
-        executor = self.w.executor
+        executor = self.world.executor
         assert violations(executor.state) == []
         assert str(executor.state.pools.shared) == str(executor.state.pools.be) == "0-15"
         assert executor.state.memory == executor.state.node.memory
@@ -388,7 +388,7 @@ class Play:
             executor.quotas.known.unsent,
             executor.state.inflight.calls,
             executor.state.runtime.arriving,
-            self.w.ledger.entries,
+            self.world.ledger.entries,
         ):
             assert not rest
         faults = [each for each in executor.telemetry.problems() if each["message"] == "internal error"]
@@ -442,22 +442,27 @@ RULES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("seed", range(DAYS // 2))
 @pytest.mark.parametrize(("rules", "with_sources"), [("by-pod", False), *((rules, True) for rules in RULES)])
-def test_a_random_day_under_a_topology_policy(live, seed: int, rules: str, *, with_sources: bool) -> None:
-    async def day(world: Any) -> None:
+def test_a_random_day_under_a_topology_policy(
+    run_scenario, seed: int, rules: str, *, with_sources: bool
+) -> None:
+    async def scenario(world: Any) -> None:
         play = Play(world, seed, wild=seed % 2 == 1)
         play.faulty = with_sources
-        await play.day()
+        await play.run()
 
     # After its client went away, a start is waited for until a pass shows it; no pass comes by a timer here.
-    live(
-        day, rules=RULES[rules], sources=(SlowSources(seed), None) if with_sources else None, call_timeout=0.3
+    run_scenario(
+        scenario,
+        rules=RULES[rules],
+        sources=(SlowSources(seed), None) if with_sources else None,
+        call_timeout=0.3,
     )
 
 
-def test_a_sandbox_that_is_being_stopped_takes_no_container(live) -> None:
+def test_a_sandbox_that_is_being_stopped_takes_no_container(run_scenario) -> None:
     """Whatever is created after the stop has ended all containers would run without an owner's CPUs."""
 
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         play = Play(world, 0, wild=True)
         play.dice.random = lambda: 0.5  # type: ignore[method-assign]  # no call fails by chance
         await world.run(await world.pod("ls", "LS", "burstable"))
@@ -485,22 +490,22 @@ def test_a_sandbox_that_is_being_stopped_takes_no_container(live) -> None:
         assert play.faults == []
         assert not play.alive
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("seed", range(DAYS))
 @pytest.mark.parametrize("wild", [False, True], ids=["one-by-one", "wild"])
-def test_a_random_day(live, seed: int, *, wild: bool) -> None:
+def test_a_random_day(run_scenario, seed: int, *, wild: bool) -> None:
     """``wild``: calls for one pod overlap too, as they may when kubelet restarts in the middle."""
 
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         settler = world.make_settler()
         settling = asyncio.create_task(settler.run())
         try:
-            await Play(world, seed, wild=wild).day()
+            await Play(world, seed, wild=wild).run()
         finally:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
             await asyncio.to_thread(settler.close)
 
-    live(day, settle_per_second=1000, call_timeout=0.5)
+    run_scenario(scenario, settle_per_second=1000, call_timeout=0.5)

@@ -21,146 +21,149 @@ from proxy.telemetry.text import rendered
 from tests.testkit.changed_copy import changed_copy
 
 
-def test_a_lost_create_is_resolved_before_the_next_period(live, monkeypatch) -> None:
+def test_a_lost_create_is_resolved_before_the_next_period(run_scenario, monkeypatch) -> None:
     monkeypatch.setattr(reconciler, "GRACE_S", 0.05)
     monkeypatch.setattr(reconciler, "GAP_S", 0.0)
 
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        lost = await w.begin(await w.pod("lost", "LSE", "", "0-3"))
-        w.wire.finished(lost, None)
-        w.executor.attention.clear()  # the pass that it asks for comes at once, too early to know
-        task = asyncio.create_task(w.sync.run())
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        lost = await world.begin(await world.pod("lost", "LSE", "", "0-3"))
+        world.wire.finished(lost, None)
+        world.executor.attention.clear()  # the pass that it asks for comes at once, too early to know
+        task = asyncio.create_task(world.sync.run())
         await asyncio.sleep(0.02)
-        assert w.executor.state.runtime.lost
-        w.now += 10
-        await w.until(lambda: (w.executor.state.runtime.lost, w.on(ls)) == ({}, "0-15"))
+        assert world.executor.state.runtime.lost
+        world.now += 10
+        await world.until(lambda: (world.executor.state.runtime.lost, world.on(ls)) == ({}, "0-15"))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    live(day, reconcile_period=60)
+    run_scenario(scenario, reconcile_period=60)
 
 
-def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(live) -> None:
-    async def day(w: Any) -> None:
-        lost = await w.begin(await w.pod("lost", "LSE", "", "0-3"))
-        w.wire.finished(lost, None)
-        w.now += 10
-        await w.sync.once()
-        assert (w.executor.state.runtime.lost, w.executor.state.runtime.saved) == ({}, {})
+def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        lost = await world.begin(await world.pod("lost", "LSE", "", "0-3"))
+        world.wire.finished(lost, None)
+        world.now += 10
+        await world.sync.once()
+        assert (world.executor.state.runtime.lost, world.executor.state.runtime.saved) == ({}, {})
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_container_that_goes_during_a_search_stops_no_other(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        w.executor.enforcer._paths.clear()
+def test_a_container_that_goes_during_a_search_stops_no_other(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        world.executor.enforcer._paths.clear()
 
         def find(parent: str, container_id: str) -> None:
-            w.executor.store.handle(ContainersRemoved((ls,)))
+            world.executor.store.handle(ContainersRemoved((ls,)))
 
-        w.cgroups.find = find
-        call = await w.begin(await w.pod("lse", "LSE", "", "0-3"))
+        world.cgroups.find = find
+        call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         assert call.sent is not None
         assert pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus == "0-3"
-        assert w.executor.telemetry.problems() == []
+        assert world.executor.telemetry.problems() == []
 
-    live(day)
-
-
-def test_a_start_that_never_began_is_created_again_after_a_restart(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.create(await w.pod("ls", "LS"))
-        await w.quiet()
-        container = w.executor.state.containers[ls].in_phase(Phase.STARTING)
-        w.ledger.entries[f"c/{ls}"] = dump(container)
-        w.boot()
-        await w.sync.once()
-        assert w.executor.state.containers[ls].phase is Phase.STARTING
-        w.now += 3
-        await w.sync.once()
-        assert w.executor.state.containers[ls].phase is Phase.CREATED
-        await w.start(ls)
-        assert w.executor.state.containers[ls].phase is Phase.RUNNING
-
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_list_that_says_created_does_not_stop_what_runs(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        w._state(ls, "CREATED")
-        await w.sync.once()
-        assert w.executor.state.containers[ls].phase is Phase.RUNNING
+def test_a_start_that_never_began_is_created_again_after_a_restart(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.create(await world.pod("ls", "LS"))
+        await world.quiet()
+        container = world.executor.state.containers[ls].in_phase(Phase.STARTING)
+        world.ledger.entries[f"c/{ls}"] = dump(container)
+        world.boot()
+        await world.sync.once()
+        assert world.executor.state.containers[ls].phase is Phase.STARTING
+        world.now += 3
+        await world.sync.once()
+        assert world.executor.state.containers[ls].phase is Phase.CREATED
+        await world.start(ls)
+        assert world.executor.state.containers[ls].phase is Phase.RUNNING
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_start_waits_no_longer_than_agreed_for_a_runtime_that_hangs(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.create(await w.pod("ls", "LS"))
-        await w.create(await w.pod("lse", "LSE", "", "0-3"))
+def test_a_list_that_says_created_does_not_stop_what_runs(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        world._state(ls, "CREATED")
+        await world.sync.once()
+        assert world.executor.state.containers[ls].phase is Phase.RUNNING
+
+    run_scenario(scenario)
+
+
+def test_a_start_waits_no_longer_than_agreed_for_a_runtime_that_hangs(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.create(await world.pod("ls", "LS"))
+        await world.create(await world.pod("lse", "LSE", "", "0-3"))
         gate = threading.Event()
-        w.runtime.on_update = lambda _: gate.wait(60)
-        call = await w.start(ls)
+        world.runtime.on_update = lambda _: gate.wait(60)
+        call = await world.start(ls)
         hung = not gate.is_set()
-        assert w.executor.state.inflight.of(ls), "the runtime may still take it"
+        assert world.executor.state.inflight.of(ls), "the runtime may still take it"
         gate.set()
         assert hung
         assert call.refused is not None
         assert "does not answer" in call.refused[1]
-        await w.until(lambda: not w.executor.state.inflight.of(ls))
-        w.runtime.on_update = None
-        assert (await w.start(ls)).refused is None
-        assert w.on(ls) == "4-15"
+        await world.until(lambda: not world.executor.state.inflight.of(ls))
+        world.runtime.on_update = None
+        assert (await world.start(ls)).refused is None
+        assert world.on(ls) == "4-15"
 
-    live(day, call_timeout=2.0)
-
-
-def test_a_container_of_an_unknown_state_is_left_as_it_was(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        w._state(ls, "UNKNOWN")
-        await w.sync.once()
-        assert w.executor.state.containers[ls].phase is Phase.RUNNING
-        w.runtime.containers["odd"] = RuntimeContainer("odd", "s-ls", "odd", 0, "UNKNOWN")
-        w.cgroups.sets["odd"] = CpuSet.parse("0")
-        await w.sync.once()
-        assert w.executor.state.containers["odd"].phase is Phase.RUNNING
-        assert w.on("odd") == "0-15"
-
-    live(day)
+    run_scenario(scenario, call_timeout=2.0)
 
 
-def test_a_start_that_fails_while_another_is_on_its_way(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.create(await w.pod("ls", "LS"))
-        w.executor.attention.clear()
+def test_a_container_of_an_unknown_state_is_left_as_it_was(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        world._state(ls, "UNKNOWN")
+        await world.sync.once()
+        assert world.executor.state.containers[ls].phase is Phase.RUNNING
+        world.runtime.containers["odd"] = RuntimeContainer("odd", "s-ls", "odd", 0, "UNKNOWN")
+        world.cgroups.sets["odd"] = CpuSet.parse("0")
+        await world.sync.once()
+        assert world.executor.state.containers["odd"].phase is Phase.RUNNING
+        assert world.on("odd") == "0-15"
+
+    run_scenario(scenario)
+
+
+def test_a_start_that_fails_while_another_is_on_its_way(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.create(await world.pod("ls", "LS"))
+        world.executor.attention.clear()
         message = pb.StartContainerRequest(container_id=ls)
-        first, second = await w.call("StartContainer", message), await w.call("StartContainer", message)
-        w.wire.finished(first, 2)
-        assert w.executor.state.containers[ls].phase is Phase.STARTING
-        assert w.executor.attention.is_set(), "the runtime knows what became of it"
-        w.wire.finished(second, 2)
-        assert w.executor.state.containers[ls].phase is Phase.STARTING, "it may run all the same"
-        await w.sync.once()
-        assert w.executor.state.containers[ls].phase is Phase.CREATED
+        first, second = (
+            await world.call("StartContainer", message),
+            await world.call("StartContainer", message),
+        )
+        world.wire.finished(first, 2)
+        assert world.executor.state.containers[ls].phase is Phase.STARTING
+        assert world.executor.attention.is_set(), "the runtime knows what became of it"
+        world.wire.finished(second, 2)
+        assert world.executor.state.containers[ls].phase is Phase.STARTING, "it may run all the same"
+        await world.sync.once()
+        assert world.executor.state.containers[ls].phase is Phase.CREATED
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_problems_of_an_adopted_container_are_reported(live) -> None:
-    async def day(w: Any) -> None:
+def test_problems_of_an_adopted_container_are_reported(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"90"}'}
         for uid, more in (("fine", {}), ("odd", status)):
-            w.runtime.pods[uid] = RuntimePod(uid, uid, "ns", uid, 0, True, {}, more)
-            w.runtime.containers[uid] = RuntimeContainer(uid, uid, "c", 0, "RUNNING")
-            w.cgroups.sets[uid] = CpuSet.parse("0-15")
-        assert (w.sync.runtime_version, w.sync.connected) == ("", False)
-        await w.sync.once()
-        assert (w.sync.runtime_version, w.sync.connected) == ("played 1", True)
-        (problem,) = w.executor.telemetry.problems()
+            world.runtime.pods[uid] = RuntimePod(uid, uid, "ns", uid, 0, True, {}, more)
+            world.runtime.containers[uid] = RuntimeContainer(uid, uid, "c", 0, "RUNNING")
+            world.cgroups.sets[uid] = CpuSet.parse("0-15")
+        assert (world.sync.runtime_version, world.sync.connected) == ("", False)
+        await world.sync.once()
+        assert (world.sync.runtime_version, world.sync.connected) == ("played 1", True)
+        (problem,) = world.executor.telemetry.problems()
         assert problem["message"] == "cannot follow what a pod requests"
         assert problem["keys"] == {
             "pod": "ns/odd",
@@ -169,61 +172,61 @@ def test_problems_of_an_adopted_container_are_reported(live) -> None:
             "cpuset: CPU 90 is not on this machine (0-15)",
         }
 
-    live(day, reconciled=False)
+    run_scenario(scenario, reconciled=False)
 
 
-def test_unusable_records_are_reported_and_ignored(live) -> None:
-    async def day(w: Any) -> None:
-        own = await w.run(await w.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
-        await w.quiet()
-        record = dict(w.ledger.entries[f"c/{own}"])
-        w.ledger.entries["c/odd"] = {"id": "odd"}
-        w.ledger.entries["c/away"] = {
+def test_unusable_records_are_reported_and_ignored(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        own = await world.run(await world.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+        await world.quiet()
+        record = dict(world.ledger.entries[f"c/{own}"])
+        world.ledger.entries["c/odd"] = {"id": "odd"}
+        world.ledger.entries["c/away"] = {
             **record,
             "id": "away",
             "placement": {**record["placement"], "own": "90"},
         }
-        w.ledger.entries["p/odd"] = {"uid": 3}
-        w.ledger.entries["x/later"] = {}
-        w.boot()
-        assert set(w.executor.state.containers) == {own}
-        assert set(w.executor.state.pods) == {"s-g"}
-        await w.sync.once()
-        assert [p["what"].partition(" err=")[0] for p in w.executor.telemetry.problems()] == [
+        world.ledger.entries["p/odd"] = {"uid": 3}
+        world.ledger.entries["x/later"] = {}
+        world.boot()
+        assert set(world.executor.state.containers) == {own}
+        assert set(world.executor.state.pods) == {"s-g"}
+        await world.sync.once()
+        assert [p["what"].partition(" err=")[0] for p in world.executor.telemetry.problems()] == [
             "cannot use a record of the ledger record=c/odd",
             "cannot use a record of the ledger record=c/away",
             "cannot use a record of the ledger record=p/odd",
         ]
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("part", ["quotas", "mems"])
-def test_a_fault_beside_the_reconcile_does_not_delay_readiness(live, part: str) -> None:
-    async def day(w: Any) -> None:
+def test_a_fault_beside_the_reconcile_does_not_delay_readiness(run_scenario, part: str) -> None:
+    async def scenario(world: Any) -> None:
         async def fault() -> None:
             raise RuntimeError("a fault of ours")
 
-        getattr(w.executor, part).once = fault
-        await w.sync.once()
+        getattr(world.executor, part).once = fault
+        await world.sync.once()
         await asyncio.sleep(0)
-        assert w.executor.reconciled.is_set()
-        assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
+        assert world.executor.reconciled.is_set()
+        assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
 
-    live(day, reconciled=False)
+    run_scenario(scenario, reconciled=False)
 
 
-def test_a_pod_known_only_from_a_create_is_recorded(live) -> None:
-    async def day(w: Any) -> None:
+def test_a_pod_known_only_from_a_create_is_recorded(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         request = pb.CreateContainerRequest(pod_sandbox_id="s")
         request.config.metadata.name = "c"
         request.sandbox_config.metadata.uid = "u"
-        await w.call("CreateContainer", request)
-        await w.quiet()
-        assert w.ledger.entries["p/s"]["uid"] == "u"
-        assert w.executor.state.pods["s"].uid == "u"
+        await world.call("CreateContainer", request)
+        await world.quiet()
+        assert world.ledger.entries["p/s"]["uid"] == "u"
+        assert world.executor.state.pods["s"].uid == "u"
 
-    live(day)
+    run_scenario(scenario)
 
 
 class Log:
@@ -240,165 +243,169 @@ class Log:
         self.lines[level].append(rendered(message, keys))
 
 
-def test_owners_are_logged_and_others_only_at_debug_level(live) -> None:
-    async def day(w: Any) -> None:
+def test_owners_are_logged_and_others_only_at_debug_level(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         for chatty in (True, False):
             info: list[str] = []
             debug: list[str] = []
-            w.executor.telemetry._sink = Log(info, debug, chatty)
-            await w.begin(await w.pod(f"ls{chatty}", "LS"))
-            await w.begin(await w.pod(f"lse{chatty}", "LSE", "", "1" if chatty else "2"))
+            world.executor.telemetry._sink = Log(info, debug, chatty)
+            await world.begin(await world.pod(f"ls{chatty}", "LS"))
+            await world.begin(await world.pod(f"lse{chatty}", "LSE", "", "1" if chatty else "2"))
             assert [line.split()[1] for line in info] == [f"pod=ns/lse{chatty}"]
             assert [line.split()[1] for line in debug] == ([f"pod=ns/ls{chatty}"] if chatty else [])
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_container_named_by_two_calls_at_once_is_adopted_once(live) -> None:
-    async def day(w: Any) -> None:
-        w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
-        w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")
-        w.cgroups.sets["x"] = CpuSet.parse("0-15")
-        one = w.sync.adoption.adopt_one
+def test_a_container_named_by_two_calls_at_once_is_adopted_once(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        world.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
+        world.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")
+        world.cgroups.sets["x"] = CpuSet.parse("0-15")
+        one = world.sync.adoption.adopt_one
         assert await asyncio.gather(one("x"), one("x")) == [True, True]
-        assert w.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 1
+        assert world.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_start_of_an_unknown_container_brings_the_current_set(live) -> None:
-    async def day(w: Any) -> None:
-        await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
-        w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "CREATED")
-        w.runtime.details["x"] = RuntimeDetail("/kubepods/burstable/podv/x", cpuset_cpus="0-15")
-        w.runtime.specs["x"] = "0-15"
-        assert (await w.start("x")).refused is None
-        assert w.on("x") == "4-15"
-        assert w.executor.telemetry.value(metrics.CPUSETS_UPDATED_BEFORE_START) == 1
+def test_the_start_of_an_unknown_container_brings_the_current_set(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        world.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
+        world.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "CREATED")
+        world.runtime.details["x"] = RuntimeDetail("/kubepods/burstable/podv/x", cpuset_cpus="0-15")
+        world.runtime.specs["x"] = "0-15"
+        assert (await world.start("x")).refused is None
+        assert world.on("x") == "4-15"
+        assert world.executor.telemetry.value(metrics.CPUSETS_UPDATED_BEFORE_START) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("silent", ["list_pods", "detail"])
-def test_the_start_of_an_unknown_container_is_refused_where_the_runtime_does_not_answer(live, silent) -> None:
+def test_the_start_of_an_unknown_container_is_refused_where_the_runtime_does_not_answer(
+    run_scenario, silent
+) -> None:
     """With the set that is saved, it would run on the CPUs of an owner."""
 
-    async def day(w: Any) -> None:
+    async def scenario(world: Any) -> None:
         def hangs(*_args: str) -> Any:
             raise UnavailableError("cannot query the runtime: deadline exceeded")
 
-        await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
-        w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "CREATED")
-        w.runtime.specs["x"] = "0-15"
-        answers = getattr(w.runtime, silent)
-        setattr(w.runtime, silent, hangs)
-        refused = (await w.start("x")).refused
+        await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        world.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
+        world.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "CREATED")
+        world.runtime.specs["x"] = "0-15"
+        answers = getattr(world.runtime, silent)
+        setattr(world.runtime, silent, hangs)
+        refused = (await world.start("x")).refused
         assert refused is not None
         assert "deadline exceeded" in refused[1]
-        setattr(w.runtime, silent, answers)
-        assert (await w.start("x")).refused is None
-        assert w.on("x") == "4-15"
+        setattr(world.runtime, silent, answers)
+        assert (await world.start("x")).refused is None
+        assert world.on("x") == "4-15"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_work_that_is_cancelled_is_not_a_fault(live) -> None:
-    async def day(w: Any) -> None:
+def test_work_that_is_cancelled_is_not_a_fault(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         odd: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: odd.append(context))
-        w.executor.spawn(asyncio.sleep(60))
-        for task in list(w.executor._tasks):
+        world.executor.spawn(asyncio.sleep(60))
+        for task in list(world.executor._tasks):
             task.cancel()
-        await w.quiet()
-        assert (odd, w.executor.telemetry.value(metrics.INTERNAL_ERRORS)) == ([], 0)
+        await world.quiet()
+        assert (odd, world.executor.telemetry.value(metrics.INTERNAL_ERRORS)) == ([], 0)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_answer_to_a_call_that_passed_undecided_passes_too(live) -> None:
-    async def day(w: Any) -> None:
-        w.runtime.down = True
-        call = await w.call("CreateContainer", pb.CreateContainerRequest(pod_sandbox_id="s"))
+def test_the_answer_to_a_call_that_passed_undecided_passes_too(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        world.runtime.down = True
+        call = await world.call("CreateContainer", pb.CreateContainerRequest(pod_sandbox_id="s"))
         assert call.sent == call.body
-        w.wire.response(call, pb.CreateContainerResponse(container_id="x").SerializeToString())
-        w.wire.finished(call, 0)
-        assert dict(w.executor.state.containers) == {}
+        world.wire.response(call, pb.CreateContainerResponse(container_id="x").SerializeToString())
+        world.wire.finished(call, 0)
+        assert dict(world.executor.state.containers) == {}
 
-    live(day, reconciled=False, call_timeout=0.5)
+    run_scenario(scenario, reconciled=False, call_timeout=0.5)
 
 
-def test_a_missing_runtime_is_reported_once_each_time(live) -> None:
-    async def day(w: Any) -> None:
+def test_a_missing_runtime_is_reported_once_each_time(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         def logged() -> int:
-            return w.logged.count('cannot reach the runtime err="cannot reach the runtime: down"')
+            return world.logged.count('cannot reach the runtime err="cannot reach the runtime: down"')
 
         for times in (1, 2):
-            w.runtime.down = True
+            world.runtime.down = True
             for _ in range(3):
                 with pytest.raises(UnavailableError) as caught:
-                    await w.sync.once()
-                w.sync._failed(caught.value)
-            assert (logged(), w.sync.connected) == (times, False)
-            w.runtime.down = False
-            await w.sync.once()
-            assert w.sync.connected
+                    await world.sync.once()
+                world.sync._failed(caught.value)
+            assert (logged(), world.sync.connected) == (times, False)
+            world.runtime.down = False
+            await world.sync.once()
+            assert world.sync.connected
 
-    live(day, reconciled=False)
+    run_scenario(scenario, reconciled=False)
 
 
-def test_containers_of_a_dead_sandbox_keep_their_cpus_until_they_end(live) -> None:
+def test_containers_of_a_dead_sandbox_keep_their_cpus_until_they_end(run_scenario) -> None:
     """The sandbox's own process may die alone; kubelet then stops the containers, with their grace period."""
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a")
-        container = await w.run(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
-        before = w.executor.state.containers[container].placement
-        w.runtime.pods[s] = changed_copy(w.runtime.pods[s], ready=False)
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a")
+        container = await world.run(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+        before = world.executor.state.containers[container].placement
+        world.runtime.pods[s] = changed_copy(world.runtime.pods[s], ready=False)
         for _ in range(3):
-            await w.sync.once()
-            assert w.executor.state.containers[container].phase is Phase.RUNNING
-            assert w.executor.state.owners
-        assert w.executor.state.containers[container].placement == before
-        assert w.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
-        w._state(container, "EXITED")
-        w.cgroups.sets.clear()
-        await w.sync.once()
-        assert not w.executor.state.owners
-        assert s not in w.executor.state.pods
-        await w.quiet()
-        w.check()
+            await world.sync.once()
+            assert world.executor.state.containers[container].phase is Phase.RUNNING
+            assert world.executor.state.owners
+        assert world.executor.state.containers[container].placement == before
+        assert world.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
+        world._state(container, "EXITED")
+        world.cgroups.sets.clear()
+        await world.sync.once()
+        assert not world.executor.state.owners
+        assert s not in world.executor.state.pods
+        await world.quiet()
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_unstarted_containers_of_a_dead_sandbox_are_not_changed(live) -> None:
-    async def day(w: Any) -> None:
-        s = await w.pod("a")
-        container = await w.create(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
-        w.runtime.pods[s] = changed_copy(w.runtime.pods[s], ready=False)
+def test_unstarted_containers_of_a_dead_sandbox_are_not_changed(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a")
+        container = await world.create(s, "c", cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
+        world.runtime.pods[s] = changed_copy(world.runtime.pods[s], ready=False)
         for _ in range(5):
-            await w.sync.once()
-            assert not w.executor.state.owners
-            assert s not in w.executor.state.pods
-        assert w.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
-        assert container in w.runtime.containers
+            await world.sync.once()
+            assert not world.executor.state.owners
+            assert s not in world.executor.state.pods
+        assert world.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
+        assert container in world.runtime.containers
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_call_about_an_unknown_container_does_not_wait_for_a_comparison(live) -> None:
-    async def day(w: Any) -> None:
+def test_a_call_about_an_unknown_container_does_not_wait_for_a_comparison(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         gate = threading.Event()
-        held = asyncio.ensure_future(w.sync._worker.run(gate.wait, 60))  # a comparison that takes its time
+        held = asyncio.ensure_future(
+            world.sync._worker.run(gate.wait, 60)
+        )  # a comparison that takes its time
         try:
-            w.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
-            w.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")
+            world.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
+            world.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")
             async with asyncio.timeout(20):
-                assert await w.sync.adoption.adopt_one("x")
+                assert await world.sync.adoption.adopt_one("x")
         finally:
             gate.set()
             await held
 
-    live(day)
+    run_scenario(scenario)

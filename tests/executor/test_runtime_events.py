@@ -102,8 +102,8 @@ async def owner_and_sharer(world: Any) -> tuple[str, str]:
 # Ends.
 
 
-def test_an_exit_gives_the_cpus_back(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_an_exit_gives_the_cpus_back(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
@@ -118,11 +118,11 @@ def test_an_exit_gives_the_cpus_back(live: Callable[..., None]) -> None:
         assert not world.executor.attention.is_set()
         world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_exit_before_the_answer_to_the_start(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_an_exit_before_the_answer_to_the_start(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         sharer = await world.run(await world.pod("b", "LS"))
@@ -136,11 +136,11 @@ def test_an_exit_before_the_answer_to_the_start(live: Callable[..., None]) -> No
         assert hears.phase(owner) is Phase.EXITED
         assert world.on(sharer) == ALL
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_next_container_may_have_the_cpus_at_once(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_the_next_container_may_have_the_cpus_at_once(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         first = await world.run(await world.pod("a", "LSE", cpus=OWN))
@@ -153,12 +153,14 @@ def test_the_next_container_may_have_the_cpus_at_once(live: Callable[..., None])
         assert hears.phase(second) is Phase.RUNNING
         world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "CREATED", "UNKNOWN"])
-def test_a_list_that_is_behind_brings_no_container_back(live: Callable[..., None], state: str) -> None:
-    async def day(world: Any) -> None:
+def test_a_list_that_is_behind_brings_no_container_back(
+    run_scenario: Callable[..., None], state: str
+) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
@@ -174,11 +176,11 @@ def test_a_list_that_is_behind_brings_no_container_back(live: Callable[..., None
         await world.sync.once()
         assert hears.phase(owner) is Phase.EXITED
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_after_a_while_the_list_is_right(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_after_a_while_the_list_is_right(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
@@ -188,13 +190,13 @@ def test_after_a_while_the_list_is_right(live: Callable[..., None]) -> None:
         assert hears.phase(owner) is Phase.RUNNING
         assert not hears.runtime_events._exits
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_exit_during_adoption(live: Callable[..., None]) -> None:
+def test_an_exit_during_adoption(run_scenario: Callable[..., None]) -> None:
     """It was on the list, and ended while the runtime was asked about it."""
 
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         sharer = await world.run(await world.pod("b", "LS"))
@@ -215,11 +217,11 @@ def test_an_exit_during_adoption(live: Callable[..., None]) -> None:
         await world.quiet()
         assert world.on(sharer) == ALL
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_exit_of_a_container_whose_create_was_not_answered(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_an_exit_of_a_container_whose_create_was_not_answered(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         sharer = await world.run(await world.pod("b", "LS"))
@@ -233,11 +235,11 @@ def test_an_exit_of_a_container_whose_create_was_not_answered(live: Callable[...
         await world.quiet()
         assert world.on(sharer) == ALL
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_exit_of_an_unknown_container(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_an_exit_of_an_unknown_container(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
@@ -248,14 +250,14 @@ def test_an_exit_of_an_unknown_container(live: Callable[..., None]) -> None:
         assert world.executor.state is state
         assert not await hears.moment()
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("report", ["delete", "answer"])
 def test_an_id_that_the_runtime_uses_again_is_not_taken_for_the_one_that_exited(
-    live: Callable[..., None], report: str
+    run_scenario: Callable[..., None], report: str
 ) -> None:
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
@@ -274,11 +276,13 @@ def test_an_id_that_the_runtime_uses_again_is_not_taken_for_the_one_that_exited(
         assert hears.phase(again) is Phase.RUNNING
         assert world.on(again) == OWN
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_list_from_before_a_deletion_does_not_bring_a_container_back(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_a_list_from_before_a_deletion_does_not_bring_a_container_back(
+    run_scenario: Callable[..., None],
+) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         sandbox = await world.pod("a", "LSE", cpus=OWN)
@@ -298,27 +302,29 @@ def test_a_list_from_before_a_deletion_does_not_bring_a_container_back(live: Cal
         await world.sync.once()
         assert hears.phase("stranger") is None
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_exits_of_strangers_are_forgotten(live: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exits_of_strangers_are_forgotten(
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runtime_events, "EXITS_LIMIT", 3)
 
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         for number in range(10):
             await hears.send(EXIT, f"stranger-{number}")
         assert len(hears.runtime_events._exits) == 3
 
-    live(day)
+    run_scenario(scenario)
 
 
 # Sandboxes, and what is done behind our back.
 
 
-def test_the_end_of_a_sandbox_is_compared(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_the_end_of_a_sandbox_is_compared(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
@@ -332,11 +338,11 @@ def test_the_end_of_a_sandbox_is_compared(live: Callable[..., None]) -> None:
         await world.quiet()
         assert world.on(sharer) == ALL
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_end_of_an_empty_sandbox(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_the_end_of_an_empty_sandbox(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
@@ -344,14 +350,14 @@ def test_the_end_of_an_empty_sandbox(live: Callable[..., None]) -> None:
         await hears.send(EXIT, "s-a")
         assert not await hears.moment()
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_start_of_an_unknown_container(
-    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         if answered:
@@ -362,14 +368,14 @@ def test_a_start_of_an_unknown_container(
             await world.pod("late", "LS")
         assert await hears.moment() is not answered
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_deletion_of_a_known_container(
-    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
@@ -384,16 +390,16 @@ def test_a_deletion_of_a_known_container(
             await world.remove(owner)
         assert await hears.moment() is not answered
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_more_in_doubt_than_are_remembered(
-    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_events, "DOUBTS_LIMIT", 2)
     monkeypatch.setattr(runtime_events, "LATER_S", 30)
 
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
@@ -407,14 +413,14 @@ def test_more_in_doubt_than_are_remembered(
         assert not world.executor.attention.is_set(), "just now everything was compared"
         assert hears.runtime_events._doubtful is not None
 
-    live(day)
+    run_scenario(scenario)
 
 
 # The stream.
 
 
-def test_a_new_subscription_leads_to_a_reconcile(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_a_new_subscription_leads_to_a_reconcile(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world, start=False)
         assert hears.runtime_events.events_state.value == "waiting"
         runs = asyncio.ensure_future(world.sync.run())
@@ -427,16 +433,16 @@ def test_a_new_subscription_leads_to_a_reconcile(live: Callable[..., None]) -> N
         runs.cancel()
         await asyncio.gather(runs, return_exceptions=True)
 
-    live(day, reconcile_period=3600.0)
+    run_scenario(scenario, reconcile_period=3600.0)
 
 
 def test_a_stream_that_ends_is_opened_again(
-    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_events, "PAUSES", Backoff(0.01, 0.01))
     monkeypatch.setattr(runtime_events, "REFUSED_S", 0.01)
 
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world, start=False)
         hears.events.refusals = [
             UnavailableError("not there yet"),
@@ -459,11 +465,13 @@ def test_a_stream_that_ends_is_opened_again(
         await hears.send(EXIT, owner)
         assert hears.phase(owner) is Phase.EXITED
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_pauses_grow_and_are_bounded(live: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def day(world: Any) -> None:
+def test_pauses_grow_and_are_bounded(
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world, start=False)
         hears.events.refusals = [UnavailableError("not there")] * 10
         pauses: list[float] = []
@@ -488,11 +496,11 @@ def test_pauses_grow_and_are_bounded(live: Callable[..., None], monkeypatch: pyt
         await world.until(enough.is_set)
         assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 0.1, 0.2]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_runtime_without_events_is_reported_once(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_a_runtime_without_events_is_reported_once(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world, start=False)
         hears.events.refusals = [RuntimeCallError("cannot listen: unknown service", 12)]
         hears.runtime_events.start()
@@ -502,23 +510,23 @@ def test_a_runtime_without_events_is_reported_once(live: Callable[..., None]) ->
         assert world.executor.telemetry.problems() == []
         assert sum("not offered" in said for said in world.logged) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_events_are_not_read_where_there_are_none(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_events_are_not_read_where_there_are_none(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         threads = threading.active_count()
         world.executor.runtime_events.start()
         assert world.executor.runtime_events.events_state is EventsState.OFF
         assert threading.active_count() == threads
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_one_event_that_fails_costs_no_other(
-    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
@@ -536,11 +544,11 @@ def test_one_event_that_fails_costs_no_other(
         assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
         assert world.executor.attention.is_set()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_flood_leaves_the_loop_its_turns(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_a_flood_leaves_the_loop_its_turns(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, sharer = await owner_and_sharer(world)
@@ -557,15 +565,15 @@ def test_a_flood_leaves_the_loop_its_turns(live: Callable[..., None]) -> None:
         assert world.on(sharer) == ALL
         assert world.executor.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 0
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_what_the_queue_cannot_hold_is_compared(
-    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_events, "QUEUE_LIMIT", 4)
 
-    async def day(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         for number in range(50):
@@ -579,11 +587,11 @@ def test_what_the_queue_cannot_hold_is_compared(
         assert len(hears.runtime_events._exits) == 4
         await hears.connected()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_close_ends_the_thread(live: Callable[..., None]) -> None:
-    async def day(world: Any) -> None:
+def test_close_ends_the_thread(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         hears = Hears(world)
         await hears.connected()
         owner, _ = await owner_and_sharer(world)
@@ -597,4 +605,4 @@ def test_close_ends_the_thread(live: Callable[..., None]) -> None:
         await world.quiet()
         assert hears.phase(owner) is Phase.RUNNING
 
-    live(day)
+    run_scenario(scenario)

@@ -37,16 +37,16 @@ HOLDERS = ("executor", "_executor", "store", "_store", "context", "_context")
 """Names under which the code has what holds the state."""
 
 
-def kubelet_holds(w: Any, directory: Path, held: dict[str, dict[str, CpuSet]]) -> None:
+def kubelet_holds(world: Any, directory: Path, held: dict[str, dict[str, CpuSet]]) -> None:
     """Write the state file of kubelet's CPU manager, and have the node follow it."""
     write_text(directory, static_state(ALL, held, reserved=CpuSet([15])))
     port = KubeletCpuManagerReader(
-        KubeletSettings(), str(directory), "", lambda: w.executor.state.node.topology
+        KubeletSettings(), str(directory), "", lambda: world.executor.state.node.topology
     )
-    w.beside(port)
+    world.beside(port)
 
 
-async def create_unannounced(w: Any, uid: str, qos: str) -> Any:
+async def create_unannounced(world: Any, uid: str, qos: str) -> Any:
     """CreateContainer of a pod with a sandbox that was made when no proxy ran."""
     request = pb.CreateContainerRequest(pod_sandbox_id=f"s-{uid}")
     request.config.metadata.name = "c"
@@ -54,30 +54,30 @@ async def create_unannounced(w: Any, uid: str, qos: str) -> Any:
     request.sandbox_config.metadata.namespace = "ns"
     request.sandbox_config.labels["koordinator.sh/qosClass"] = qos
     request.sandbox_config.linux.cgroup_parent = f"/kubepods/burstable/pod{uid}"
-    return await w.call("CreateContainer", request)
+    return await world.call("CreateContainer", request)
 
 
 def test_a_create_that_recounts_the_pools_notifies_kernel_and_hooks(
-    live: Callable[..., None], tmp_path: Path
+    run_scenario: Callable[..., None], tmp_path: Path
 ) -> None:
     """kubelet's state file holds CPUs for a pod; its label, known with the create, says that it shares."""
 
-    async def day(w: Any) -> None:
-        kubelet_holds(w, tmp_path, {"g": {"c": CpuSet([2, 3])}})
-        await w.sync.once()
-        ls = await w.run(await w.pod("ls", "LS", "burstable"))
-        assert w.on(ls) == "0-1,4-15"
+    async def scenario(world: Any) -> None:
+        kubelet_holds(world, tmp_path, {"g": {"c": CpuSet([2, 3])}})
+        await world.sync.once()
+        ls = await world.run(await world.pod("ls", "LS", "burstable"))
+        assert world.on(ls) == "0-1,4-15"
         stirred: list[str] = []
-        w.executor.store.subscribe(Hears(lambda: stirred.append(str(w.executor.state.pools.shared))))
-        call = await create_unannounced(w, "g", "LS")
+        world.executor.store.subscribe(Hears(lambda: stirred.append(str(world.executor.state.pools.shared))))
+        call = await create_unannounced(world, "g", "LS")
         assert call.refused is None
-        assert str(w.executor.state.pools.shared) == "0-15"
+        assert str(world.executor.state.pools.shared) == "0-15"
         assert stirred[:1] == ["0-15"]
-        await w.quiet()
-        assert w.on(ls) == "0-15"
-        w.executor.kubelet_cpus.close()
+        await world.quiet()
+        assert world.on(ls) == "0-15"
+        world.executor.kubelet_cpus.close()
 
-    live(day, static=False)
+    run_scenario(scenario, static=False)
 
 
 class Hears(ObserverBase):
@@ -111,13 +111,13 @@ class Observer(ObserverBase):
 def in_store(work: Callable[[NodeStore, list[BaseException]], None]) -> None:
     """Do something with the store of an empty node; what observers raise is collected."""
 
-    async def day() -> None:
+    async def scenario() -> None:
         faults: list[BaseException] = []
         node = Node(MACHINE, CpuTopology.of(MACHINE), True)
         journal = Journal(None, Worker("ledger", faults.append), print, Counter())
         work(NodeStore(NodeState.empty(node), journal, faults.append), faults)
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def held(cpus: str, reason: str) -> CpusHeld:
@@ -270,9 +270,9 @@ def test_no_part_of_the_executor_knows_the_executor() -> None:
     assert importing == {"plan_report.py", "status_data.py"}
 
 
-def test_the_kernel_follows_before_hooks_hear_of_a_change(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        names = [type(observer).__name__ for observer in w.executor.store._observers]
+def test_the_kernel_follows_before_hooks_hear_of_a_change(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        names = [type(observer).__name__ for observer in world.executor.store._observers]
         assert names == ["KernelWrites", "HookOverrides", "Rejections", "OwnerQuotas", "RuntimeEvents"]
 
-    live(day)
+    run_scenario(scenario)

@@ -131,24 +131,24 @@ class Bed:
         return found
 
 
-async def be_pod(w: Any, name: str = "be", **more: Any) -> str:
-    return await w.run(await w.pod(name, "BE", "besteffort", **more))
+async def be_pod(world: Any, name: str = "be", **more: Any) -> str:
+    return await world.run(await world.pod(name, "BE", "besteffort", **more))
 
 
-def test_be_lives_on_what_the_others_leave(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        be = await be_pod(w)
-        ls = await w.run(await w.pod("ls", "LS", "burstable"), **PART)
-        assert w.on(be) == "0-15"
+def test_be_lives_on_what_the_others_leave(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        be = await be_pod(world)
+        ls = await world.run(await world.pod("ls", "LS", "burstable"), **PART)
+        assert world.on(be) == "0-15"
         await bed.rounds(2)
         assert len(bed.be) == 11, "65 % of 16 CPUs, no other pod uses any"
         bed.meter.pods = {"ls": 6.0, "be": 4.0}
         await bed.rounds()
         assert len(bed.be) == 5, "10.4 - 6 = 4.4; what BE itself uses does not matter"
-        w.check()
-        assert w.on(be) == str(bed.be)
-        assert w.on(ls) == "0-15"
+        world.check()
+        assert world.on(be) == str(bed.be)
+        assert world.on(ls) == "0-15"
         assert bed.page["budget_milli"] == 4400
         assert bed.page["usage"] == {"node": 10.0, "be": 4.0, "others": 6.0, "system": 0.0}
         bed.meter.beside = 1.5
@@ -157,159 +157,159 @@ def test_be_lives_on_what_the_others_leave(live: Any) -> None:
         bed.meter.pods["ls"] = 15.0
         await bed.rounds()
         assert len(bed.be) == 2, "never less"
-        cores = {cpu.core for cpu in w.machine.cpus if cpu.id in bed.be}
+        cores = {cpu.core for cpu in world.machine.cpus if cpu.id in bed.be}
         assert len(cores) == 1, "siblings together"
         bed.meter.pods, bed.meter.beside = {}, 0.0
         assert await bed.until_still() == [2, 4, 6, 8, 10, 11, 11], "a tenth of 16 CPUs at a time"
-        w.check()
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_only_be_is_changed(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        hard = await w.run(await w.pod("lse", "LSE", cpus="0-5"))
-        soft = await w.run(await w.pod("lsr", "LSR", cpus="6-9"))
-        be, plain = await be_pod(w), await w.run(await w.pod("plain", "", "besteffort"))
+def test_only_be_is_changed(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        hard = await world.run(await world.pod("lse", "LSE", cpus="0-5"))
+        soft = await world.run(await world.pod("lsr", "LSR", cpus="6-9"))
+        be, plain = await be_pod(world), await world.run(await world.pod("plain", "", "besteffort"))
         bed.meter.pods = {"lse": 4.0, "lsr": 2.0}
-        before = len(w.log)
+        before = len(world.log)
         await bed.rounds(2)
         assert len(bed.be) == 5
         assert not bed.be & CpuSet.parse("0-5")
         assert len(bed.be & CpuSet.parse("6-9")) == 2, "in proportion from LSR and from the others"
-        assert w.on(be) == w.on(plain) == str(bed.be)
-        touched = {line.split()[1] for line in w.log[before:] if line.startswith(("kernel", "runtime"))}
+        assert world.on(be) == world.on(plain) == str(bed.be)
+        touched = {line.split()[1] for line in world.log[before:] if line.startswith(("kernel", "runtime"))}
         assert touched == {be, plain}
-        assert (w.on(hard), w.on(soft)) == ("0-5", "6-9")
+        assert (world.on(hard), world.on(soft)) == ("0-5", "6-9")
         # A new owner takes CPUs that BE was narrowed to: it leaves them before that one starts.
         taken = bed.be - CpuSet.parse("6-9")
-        await w.run(await w.pod("lse2", "LSE", cpus=str(taken)))
-        w.check()
+        await world.run(await world.pod("lse2", "LSE", cpus=str(taken)))
+        world.check()
         assert not bed.be & taken
         await bed.rounds()
         assert not bed.be & taken
-        w.check()
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_idle_node_gives_be_the_whole_of_a_small_pool(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        await w.run(await w.pod("lse", "LSE", cpus="0-9"))
-        be = await be_pod(w)
+def test_an_idle_node_gives_be_the_whole_of_a_small_pool(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        await world.run(await world.pod("lse", "LSE", cpus="0-9"))
+        be = await be_pod(world)
         bed.meter.pods = {"lse": 9.5}
         await bed.rounds(2)
         assert len(bed.be) == 2
         bed.meter.pods = {}
         assert await bed.until_still() == [2, 4, 6, 6]
-        assert w.on(be) == "10-15"
-        assert w.executor.state.pools.be_now is None
+        assert world.on(be) == "10-15"
+        assert world.executor.state.pools.be_now is None
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_groups_of_pods_without_containers_follow(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def day(w: Any) -> None:
-        bed, seen = Bed(w), []
-        await w.pod("be", "BE", "besteffort")
-        enforce = w.executor.enforcer.enforce
+def test_groups_of_pods_without_containers_follow(run_scenario: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: Any) -> None:
+        bed, seen = Bed(world), []
+        await world.pod("be", "BE", "besteffort")
+        enforce = world.executor.enforcer.enforce
 
         def noted(ids: Iterable[str]) -> Any:
-            seen.append(w.executor.state.pools.be_now)
+            seen.append(world.executor.state.pools.be_now)
             return enforce(ids)
 
-        monkeypatch.setattr(w.executor.enforcer, "enforce", noted)
+        monkeypatch.setattr(world.executor.enforcer, "enforce", noted)
         await bed.rounds(2)
         await bed.it.stop()
         assert [limit and len(limit) for limit in seen] == [11, None]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_new_and_updated_containers_get_the_narrowed_set(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        await be_pod(w)
+def test_new_and_updated_containers_get_the_narrowed_set(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        await be_pod(world)
         bed.meter.pods = {"ls": 9.0}
-        await w.pod("ls", "LS", "burstable")
+        await world.pod("ls", "LS", "burstable")
         await bed.rounds(2)
-        late = await be_pod(w, "late")
-        assert w.runtime.specs[late] == w.on(late) == str(bed.be)
+        late = await be_pod(world, "late")
+        assert world.runtime.specs[late] == world.on(late) == str(bed.be)
         assert len(bed.be) == 2
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_be_pod_stays_within_its_own_limit(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        await w.pod("ls", "LS", "burstable")
-        bound = await be_pod(w, "bound", annotation='{"cpuset":"12-13"}')
-        await be_pod(w)
+def test_a_be_pod_stays_within_its_own_limit(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        await world.pod("ls", "LS", "burstable")
+        bound = await be_pod(world, "bound", annotation='{"cpuset":"12-13"}')
+        await be_pod(world)
         bed.meter.pods = {"ls": 9.0}
         await bed.rounds(2)
         assert not bed.be & CpuSet.parse("12-13")
-        assert w.on(bound) == "12-13"
+        assert world.on(bound) == "12-13"
         bed.meter.pods = {}
         await bed.until_still()
-        assert CpuSet.parse(w.on(bound)) <= CpuSet.parse("12-13")
-        w.check()
+        assert CpuSet.parse(world.on(bound)) <= CpuSet.parse("12-13")
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_suppressed_sets_are_not_made_lasting(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed, settler = Bed(w), w.make_settler()
+def test_suppressed_sets_are_not_made_lasting(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed, settler = Bed(world), world.make_settler()
         task = asyncio.ensure_future(settler.run())
-        be = await be_pod(w)
-        await w.pod("ls", "LS", "burstable")
+        be = await be_pod(world)
+        await world.pod("ls", "LS", "burstable")
         try:
             for used in (0.0, 3.0, 5.0, 8.0, 4.0, 1.0):
                 bed.meter.pods = {"ls": used}
                 await bed.rounds(2)
-                await w.until(lambda: not w.executor.state.runtime.unsettled)
-            assert not [line for line in w.log if line.startswith("runtime")]
+                await world.until(lambda: not world.executor.state.runtime.unsettled)
+            assert not [line for line in world.log if line.startswith("runtime")]
             # What the runtime has saved holds CPUs that BE may no longer use: that is worth telling.
-            await w.run(await w.pod("lse", "LSE", cpus="0"))
-            await w.until(lambda: f"runtime {be} {w.on(be)}" in w.log)
-            counted = sum(line.startswith("runtime") for line in w.log)
-            narrow = CpuSet.parse(w.runtime.specs[be])
+            await world.run(await world.pod("lse", "LSE", cpus="0"))
+            await world.until(lambda: f"runtime {be} {world.on(be)}" in world.log)
+            counted = sum(line.startswith("runtime") for line in world.log)
+            narrow = CpuSet.parse(world.runtime.specs[be])
             bed.meter.pods = {"ls": 9.0}
             await bed.rounds()
-            await w.until(lambda: not w.executor.state.runtime.unsettled)
-            assert sum(line.startswith("runtime") for line in w.log) == counted
-            assert narrow <= w.executor.state.pools.be
+            await world.until(lambda: not world.executor.state.runtime.unsettled)
+            assert sum(line.startswith("runtime") for line in world.log) == counted
+            assert narrow <= world.executor.state.pools.be
         finally:
             task.cancel()
         # At the end, what was saved narrow is sent too.
         await bed.it.stop()
         await settler.finish(60)
-        assert w.runtime.specs[be] == w.on(be) == "1-15"
+        assert world.runtime.specs[be] == world.on(be) == "1-15"
         settler.close()
 
-    live(day, settle_per_second=1000)
+    run_scenario(scenario, settle_per_second=1000)
 
 
-def test_what_went_between_two_readings_does_not_narrow_those_that_stay(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        await be_pod(w)
-        other = await be_pod(w, "be2")
+def test_what_went_between_two_readings_does_not_narrow_those_that_stay(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        await be_pod(world)
+        other = await be_pod(world, "be2")
         bed.meter.pods = {"be": 2.0, "be2": 6.0}
         await bed.rounds(2)
         before = len(bed.be)
-        await w.remove(other)
-        w.wire.finished(await w.call("RemovePodSandbox", _remove("s-be2")), 0)
-        await w.quiet()
-        assert "s-be2" not in w.executor.state.pods
+        await world.remove(other)
+        world.wire.finished(await world.call("RemovePodSandbox", _remove("s-be2")), 0)
+        await world.quiet()
+        assert "s-be2" not in world.executor.state.pods
         await bed.rounds()
         assert len(bed.be) == before
         assert bed.page["usage"]["be"] == 8.0
 
-    live(day)
+    run_scenario(scenario)
 
 
 def _remove(sandbox: str) -> Any:
@@ -319,37 +319,37 @@ def _remove(sandbox: str) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["cpuset", "cfs-quota"])
-def test_without_figures_be_gets_everything_back(live: Any, mode: str) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w, mode)
-        be = await be_pod(w)
-        await w.pod("ls", "LS", "burstable")
+def test_without_figures_be_gets_everything_back(run_scenario: Any, mode: str) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world, mode)
+        be = await be_pod(world)
+        await world.pod("ls", "LS", "burstable")
         bed.meter.pods = {"ls": 8.0}
         await bed.rounds(2)
-        narrow = (w.on(be), bed.quotas.at[BE_GROUP])
+        narrow = (world.on(be), bed.quotas.at[BE_GROUP])
         assert narrow == ((str(bed.be), -1) if mode == "cpuset" else ("0-15", 240_000))
         assert mode != "cpuset" or len(bed.be) == 3
         bed.meter.broken = CgroupError("cannot read the CPU time of cgroup /x: I/O error", 5)
         await bed.rounds(PATIENCE - 1)
-        assert (w.on(be), bed.quotas.at[BE_GROUP]) == narrow, "for a while nothing changes"
-        assert not w.executor.telemetry.problems()
+        assert (world.on(be), bed.quotas.at[BE_GROUP]) == narrow, "for a while nothing changes"
+        assert not world.executor.telemetry.problems()
         await bed.rounds(2)
-        assert (w.on(be), bed.quotas.at[BE_GROUP]) == ("0-15", -1)
-        (problem,) = w.executor.telemetry.problems()
+        assert (world.on(be), bed.quotas.at[BE_GROUP]) == ("0-15", -1)
+        (problem,) = world.executor.telemetry.problems()
         assert "I/O error" in str(problem["what"])
         assert "budget_milli" not in bed.page
-        assert KEY not in w.ledger.entries
+        assert KEY not in world.ledger.entries
         bed.meter.broken = None
         await bed.rounds()
         assert (len(bed.be) == 3) if mode == "cpuset" else (bed.quotas.at[BE_GROUP] == 240_000)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_figure_now_and_then_is_enough(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        await be_pod(w)
+def test_a_figure_now_and_then_is_enough(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        await be_pod(world)
         await bed.rounds(2)
         for _ in range(3):
             bed.meter.broken = CgroupError("cannot read: no", 5)
@@ -357,53 +357,53 @@ def test_a_figure_now_and_then_is_enough(live: Any) -> None:
             bed.meter.broken = None
             await bed.rounds()
         assert len(bed.be) == 11
-        assert not w.executor.telemetry.problems()
+        assert not world.executor.telemetry.problems()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_quota_of_before_rises_though_all_be_pods_are_gone(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w, "cfs-quota")
-        w.ledger.entries[KEY] = {"quota": [BE_GROUP]}
+def test_a_quota_of_before_rises_though_all_be_pods_are_gone(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world, "cfs-quota")
+        world.ledger.entries[KEY] = {"quota": [BE_GROUP]}
         bed.quotas.at[BE_GROUP] = 240_000
         bed.begin("cfs-quota")
         await bed.rounds(2)
         assert bed.quotas.at == {BE_GROUP: 400_000}
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_pods_that_share_a_parent_are_be_only_if_all_are(live: Any) -> None:
-    async def day(w: Any) -> None:
-        await w.pod("x", "BE", "burstable", sandbox="s-be")
-        assert usage_query(w.executor.state).be == {"/kubepods/burstable/podx"}
-        await w.pod("x", "LS", "burstable", sandbox="s-ls")
-        await w.pod("be")
-        asked = usage_query(w.executor.state)
+def test_pods_that_share_a_parent_are_be_only_if_all_are(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        await world.pod("x", "BE", "burstable", sandbox="s-be")
+        assert usage_query(world.executor.state).be == {"/kubepods/burstable/podx"}
+        await world.pod("x", "LS", "burstable", sandbox="s-ls")
+        await world.pod("be")
+        asked = usage_query(world.executor.state)
         parents = {"/kubepods/burstable/podx", "/kubepods/podbe"}
         assert {group.parent for group in asked.groups.values()} == parents
         assert asked.be == frozenset()
-        await be_pod(w, "be", sandbox="s-other")
-        assert usage_query(w.executor.state).be == {"/kubepods/besteffort/podbe"}
+        await be_pod(world, "be", sandbox="s-other")
+        assert usage_query(world.executor.state).be == {"/kubepods/besteffort/podbe"}
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_quota_for_all_be_pods(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w, "cfs-quota")
-        await w.pod("ls", "LS", "burstable")
+def test_a_quota_for_all_be_pods(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world, "cfs-quota")
+        await world.pod("ls", "LS", "burstable")
         await bed.rounds(2)
         assert bed.quotas.at == {BE_GROUP: -1}, "no BE pod, no group"
-        await be_pod(w)
+        await be_pod(world)
         bed.meter.pods = {"ls": 8.4, "be": 1.0}
-        w.log.clear()
+        world.log.clear()
         await bed.rounds(2)
         assert bed.quotas.at == {BE_GROUP: 200_000}
-        written = w.log.index(f"quota {BE_GROUP} 200000")
-        assert "ledger +b/" in w.log[:written], "the ledger knows it first"
-        assert w.executor.state.pools.be_now is None
+        written = world.log.index(f"quota {BE_GROUP} 200000")
+        assert "ledger +b/" in world.log[:written], "the ledger knows it first"
+        assert world.executor.state.pools.be_now is None
         bed.meter.pods["ls"] = 8.39  # less than a hundredth of the machine
         await bed.rounds()
         assert bed.quotas.at == {BE_GROUP: 200_000}
@@ -418,62 +418,62 @@ def test_a_quota_for_all_be_pods(live: Any) -> None:
         assert seen == [361_000, 521_000, 681_000, 841_000, 1_001_000, 1_040_000, 1_040_000]
         await bed.it.stop()
         assert bed.quotas.at == {BE_GROUP: -1}
-        assert KEY not in w.ledger.entries
+        assert KEY not in world.ledger.entries
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("mode", ["off", "cpuset", "cfs-quota"])
-def test_after_a_crash_unwanted_quotas_are_removed(live: Any, mode: str) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w, "cfs-quota")
-        await w.pod("ls", "LS", "burstable")
-        be = await be_pod(w)
+def test_after_a_crash_unwanted_quotas_are_removed(run_scenario: Any, mode: str) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world, "cfs-quota")
+        await world.pod("ls", "LS", "burstable")
+        be = await be_pod(world)
         bed.meter.pods = {"ls": 8.0}
         await bed.rounds(2)
         assert bed.quotas.at == {BE_GROUP: 240_000}
-        await w.close()
-        w.boot()
+        await world.close()
+        world.boot()
         bed.begin(mode)
-        await w.sync.once()
+        await world.sync.once()
         task = asyncio.ensure_future(bed.it.run())
         rounds = {"off": 0, "cpuset": 3, "cfs-quota": 3}[mode]
-        await w.until(
+        await world.until(
             lambda: (
-                w.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) >= rounds
-                and (mode != "off" or KEY not in w.ledger.entries)
+                world.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) >= rounds
+                and (mode != "off" or KEY not in world.ledger.entries)
             )
         )
         task.cancel()
         kept = mode == "cfs-quota"
         assert bed.quotas.at == {BE_GROUP: 240_000 if kept else -1}
-        assert (KEY in w.ledger.entries) is kept
-        assert (w.on(be) == "0-15") is (mode != "cpuset")
+        assert (KEY in world.ledger.entries) is kept
+        assert (world.on(be) == "0-15") is (mode != "cpuset")
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_after_a_crash_narrowed_containers_have_the_whole_pool(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        be = await be_pod(w)
-        await w.pod("ls", "LS", "burstable")
+def test_after_a_crash_narrowed_containers_have_the_whole_pool(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        be = await be_pod(world)
+        await world.pod("ls", "LS", "burstable")
         bed.meter.pods = {"ls": 9.0}
         await bed.rounds(2)
-        assert w.on(be) == str(bed.be) != "0-15"
-        await w.close()
-        w.boot()
-        await w.sync.once()
-        assert w.on(be) == "0-15"
+        assert world.on(be) == str(bed.be) != "0-15"
+        await world.close()
+        world.boot()
+        await world.sync.once()
+        assert world.on(be) == "0-15"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_containers_do_not_move_with_every_flutter(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        await be_pod(w)
-        await w.pod("ls", "LS", "burstable")
+def test_containers_do_not_move_with_every_flutter(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        await be_pod(world)
+        await world.pod("ls", "LS", "burstable")
         seen = []
         for used in (0.0, 4.45, 4.35, 4.41, 4.20, 4.39, 4.14, 4.41):
             bed.meter.pods = {"ls": used}
@@ -481,72 +481,72 @@ def test_containers_do_not_move_with_every_flutter(live: Any) -> None:
             seen.append(len(bed.be))
         assert seen == [11, 6, 6, 6, 6, 6, 7, 6]
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("mode", ["cpuset", "cfs-quota"])
-def test_a_runtime_that_does_not_answer_at_the_start(live: Any, mode: str) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w, mode)
+def test_a_runtime_that_does_not_answer_at_the_start(run_scenario: Any, mode: str) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world, mode)
         bed.quotas.at[BE_GROUP] = 240_000
-        w.ledger.entries[KEY] = {"quota": [BE_GROUP]}
+        world.ledger.entries[KEY] = {"quota": [BE_GROUP]}
         bed.begin(mode)
         task = asyncio.ensure_future(bed.it.run())
-        await w.until(lambda: bed.quotas.at == {BE_GROUP: -1} and KEY not in w.ledger.entries)
-        assert w.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) == 0
-        await w.sync.once()
-        await be_pod(w)
-        rounds = w.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS)
-        await w.until(lambda: w.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) > rounds + 3)
+        await world.until(lambda: bed.quotas.at == {BE_GROUP: -1} and KEY not in world.ledger.entries)
+        assert world.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) == 0
+        await world.sync.once()
+        await be_pod(world)
+        rounds = world.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS)
+        await world.until(lambda: world.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) > rounds + 3)
         task.cancel()
         assert bed.quotas.at == {BE_GROUP: -1 if mode == "cpuset" else 1_040_000}
-        assert w.log.count(f"quota {BE_GROUP} -1") == 1
+        assert world.log.count(f"quota {BE_GROUP} -1") == 1
 
-    live(day, reconciled=False)
+    run_scenario(scenario, reconciled=False)
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOENT])
-def test_a_quota_that_cannot_be_written(live: Any, number: int) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w, "cfs-quota")
-        await be_pod(w)
+def test_a_quota_that_cannot_be_written(run_scenario: Any, number: int) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world, "cfs-quota")
+        await be_pod(world)
         await bed.rounds(2)
         assert bed.quotas.at == {BE_GROUP: 1_040_000}
         bed.quotas.refuses = number
         bed.meter.beside = 8.0
         await bed.rounds()
-        assert any("cannot set the CFS quota" in str(p["what"]) for p in w.executor.telemetry.problems())
+        assert any("cannot set the CFS quota" in str(p["what"]) for p in world.executor.telemetry.problems())
         await bed.it.stop()
-        assert (KEY in w.ledger.entries) is (number == errno.EINVAL), "a group that is gone has no quota"
+        assert (KEY in world.ledger.entries) is (number == errno.EINVAL), "a group that is gone has no quota"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_without_counters(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
+def test_without_counters(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
         bed.it = Suppression(
-            w.executor,
-            w.executor.writes,
+            world.executor,
+            world.executor.writes,
             SuppressionSettings(SuppressMode.CPUSET),
             None,
             None,
             {"quota": "broken"},
         )
-        await be_pod(w)
+        await be_pod(world)
         await bed.rounds(PATIENCE + 1)
-        (problem,) = w.executor.telemetry.problems()
+        (problem,) = world.executor.telemetry.problems()
         assert "nothing counts" in str(problem["what"])
-        w.check()
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_the_reserve_and_the_least_share(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w, threshold=50, least=25)
-        await be_pod(w)
-        await w.pod("ls", "LS", "burstable")
+def test_the_reserve_and_the_least_share(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world, threshold=50, least=25)
+        await be_pod(world)
+        await world.pod("ls", "LS", "burstable")
         await bed.rounds(2)
         assert bed.page["budget_milli"] == 5000, "8 CPUs, 3 of them kept back"
         assert "3.0 are kept back" in bed.page["why"]
@@ -555,18 +555,18 @@ def test_the_reserve_and_the_least_share(live: Any) -> None:
         assert bed.page["budget_milli"] == 4000
         assert len(bed.be) == 4
 
-    live(day, rules={"reserved": CpuSet.parse("0-2")})
+    run_scenario(scenario, rules={"reserved": CpuSet.parse("0-2")})
 
 
-def test_problems_are_worded_for_users(live: Any) -> None:
-    async def day(w: Any) -> None:
-        bed = Bed(w)
-        be, ls = await be_pod(w), await w.run(await w.pod("ls", "LS", "burstable"), **PART)
-        state = w.executor.state
+def test_problems_are_worded_for_users(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        bed = Bed(world)
+        be, ls = await be_pod(world), await world.run(await world.pod("ls", "LS", "burstable"), **PART)
+        state = world.executor.state
         assert suppression_note(bed.it.known, bed.it.settings, state, state.containers[be]) == ""
         bed.meter.pods = {"ls": 8.0}
         await bed.rounds(2)
-        state = w.executor.state
+        state = world.executor.state
         said = suppression_note(bed.it.known, bed.it.settings, state, state.containers[be])
         assert said.startswith(
             f"BE is suppressed: it runs on {bed.be} now, of 0-15; the budget is 2.4 CPUs: "
@@ -577,42 +577,42 @@ def test_problems_are_worded_for_users(live: Any) -> None:
         assert suppression_note(bed.it.known, bed.it.settings, observed, state.containers[be]) == ""
         change = bed.page["last_change"]
         assert (change["before"], change["after"]) == ("CPUs 0-15", f"CPUs {bed.be}")
-        assert w.executor.telemetry.value(metrics.BE_SUPPRESS_CHANGES) == 1
+        assert world.executor.telemetry.value(metrics.BE_SUPPRESS_CHANGES) == 1
         bed.begin("cfs-quota")
         await bed.rounds(2)
         said = suppression_note(
-            bed.it.known, bed.it.settings, w.executor.state.suppressing(None), state.containers[be]
+            bed.it.known, bed.it.settings, world.executor.state.suppressing(None), state.containers[be]
         )
         assert "all BE pods together have a CFS quota of 2.40 CPUs" in said
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_cpus_that_come_and_go(live: Any) -> None:
-    async def day(w: Any) -> None:
+def test_cpus_that_come_and_go(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
         from proxy.topology.build import described
 
-        bed = Bed(w)
-        be = await be_pod(w)
+        bed = Bed(world)
+        be = await be_pod(world)
         await bed.rounds(2)
-        w.machine = described(1, 1, 4, 2)
-        await w.sync.once()
-        await w.quiet()
+        world.machine = described(1, 1, 4, 2)
+        await world.sync.once()
+        await world.quiet()
         await bed.rounds()
         assert len(bed.be) == 6, "65 % of 8"
-        assert w.on(be) == str(bed.be)
-        assert bed.be <= w.machine.online
+        assert world.on(be) == str(bed.be)
+        assert bed.be <= world.machine.online
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_loads_and_owners(live: Any, seed: int) -> None:
-    async def day(w: Any) -> None:
-        chance, bed = random.Random(seed), Bed(w, ["cpuset", "cfs-quota"][seed % 2])
-        await w.pod("ls", "LS", "burstable")
+def test_random_loads_and_owners(run_scenario: Any, seed: int) -> None:
+    async def scenario(world: Any) -> None:
+        chance, bed = random.Random(seed), Bed(world, ["cpuset", "cfs-quota"][seed % 2])
+        await world.pod("ls", "LS", "burstable")
         for name in ("be", "be2"):
-            await be_pod(w, name)
+            await be_pod(world, name)
         await bed.rounds(2)
         owners: list[str] = []
         for number in range(30):
@@ -622,18 +622,18 @@ def test_random_loads_and_owners(live: Any, seed: int) -> None:
                 bed.meter.pods = {name: chance.uniform(0, 6) for name in ("ls", "be", "be2")}
                 bed.meter.beside = chance.uniform(0, 3)
             elif deed == "comes" and len(owners) < 3:
-                free = sorted(w.executor.state.pools.shared)
+                free = sorted(world.executor.state.pools.shared)
                 own = CpuSet(chance.sample(free, chance.randint(1, 4)))
                 kind = chance.choice(["LSE", "LSR"])
-                owners.append(await w.run(await w.pod(f"own{number}", kind, cpus=str(own))))
+                owners.append(await world.run(await world.pod(f"own{number}", kind, cpus=str(own))))
                 before = 16  # the pool itself may have become another
             elif deed == "goes" and owners:
-                await w.remove(owners.pop())
+                await world.remove(owners.pop())
                 before = 16
             bed.meter.broken = CgroupError("no", 5) if deed == "unreadable" else None
             await bed.rounds()
-            w.check()
-            pool = w.executor.state.pools.be
+            world.check()
+            pool = world.executor.state.pools.be
             assert bed.be <= pool
             assert len(bed.be) <= max(2, before + 2)
             assert len(bed.be) >= min(2, len(pool))
@@ -641,7 +641,7 @@ def test_random_loads_and_owners(live: Any, seed: int) -> None:
                 milli = bed.page["budget_milli"]
                 assert len(bed.be) <= max(2, -(-milli // 1000)), "never beyond the budget"
         await bed.it.stop()
-        assert (bed.be, bed.quotas.at[BE_GROUP]) == (w.executor.state.pools.be, -1)
-        w.check()
+        assert (bed.be, bed.quotas.at[BE_GROUP]) == (world.executor.state.pools.be, -1)
+        world.check()
 
-    live(day)
+    run_scenario(scenario)

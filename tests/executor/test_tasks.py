@@ -62,7 +62,7 @@ def test_what_it_waited_for_was_cancelled(pauses: list[float]) -> None:
 
 
 def test_a_cancelled_task_ends() -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         reported: list[BaseException] = []
         task = asyncio.create_task(tended(asyncio.Event().wait, reported.append))  # type: ignore[arg-type]
         await asyncio.sleep(0)
@@ -71,32 +71,35 @@ def test_a_cancelled_task_ends() -> None:
             await task
         assert not reported
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
-def test_settling_continues_after_an_internal_fault(live: Callable[..., None]) -> None:
+def test_settling_continues_after_an_internal_fault(run_scenario: Callable[..., None]) -> None:
     """One container that causes a fault must not keep the moves of others from being made lasting."""
 
-    async def day(w: Any) -> None:
-        odd, good = await w.run(await w.pod("odd", "LS")), await w.run(await w.pod("good", "LS"))
-        await w.run(await w.pod("lse", "LSE", "", "0-3"))
-        await w.quiet()
-        carried = w.executor.quotas.carried
+    async def scenario(world: Any) -> None:
+        odd, good = (
+            await world.run(await world.pod("odd", "LS")),
+            await world.run(await world.pod("good", "LS")),
+        )
+        await world.run(await world.pod("lse", "LSE", "", "0-3"))
+        await world.quiet()
+        carried = world.executor.quotas.carried
 
         def broken(container: Any) -> int:
             if container.id == odd:
                 raise ZeroDivisionError("odd")
             return int(carried(container))
 
-        w.executor.quotas.carried = broken
+        world.executor.quotas.carried = broken
         for container_id in (odd, good):
-            w.executor.store.handle(SavedCpusLearned(container_id, None))
-            w.executor.settle_later(container_id)
-        settler = w.make_settler()
-        w.executor.tend(settler.run)
-        await w.until(lambda: w.runtime.specs[good] == "4-15")
-        assert w.executor.telemetry.value(metrics.TASKS_RESTARTED) == 1
-        assert any("ZeroDivisionError" in problem["what"] for problem in w.executor.telemetry.problems())
+            world.executor.store.handle(SavedCpusLearned(container_id, None))
+            world.executor.settle_later(container_id)
+        settler = world.make_settler()
+        world.executor.tend(settler.run)
+        await world.until(lambda: world.runtime.specs[good] == "4-15")
+        assert world.executor.telemetry.value(metrics.TASKS_RESTARTED) == 1
+        assert any("ZeroDivisionError" in problem["what"] for problem in world.executor.telemetry.problems())
         settler.close()
 
-    live(day, settle_per_second=1000)
+    run_scenario(scenario, settle_per_second=1000)

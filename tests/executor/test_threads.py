@@ -56,7 +56,7 @@ def test_the_oldest_running_job_and_the_queue_can_be_seen() -> None:
 
 
 def test_a_job_without_its_requester_is_dropped() -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         worker, gate, seen = Worker("w", lambda error: None), threading.Event(), list[str]()
         worker.start(gate.wait, 30)
         with pytest.raises(TimeoutError):
@@ -67,7 +67,7 @@ def test_a_job_without_its_requester_is_dropped() -> None:
         assert seen == ["next"]
         worker.close()
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_a_stuck_job_does_not_hold_up_the_end_and_what_waits_is_cancelled() -> None:

@@ -43,65 +43,65 @@ class Probe:
             self.longest, self.turns = max(self.longest, before - now), self.turns + 1
 
 
-def populate(w: Any) -> None:
+def populate(world: Any) -> None:
     for n in range(MANY):
         qos, cpus = ("LSE", str(2 + n)) if n < 4 else ("LS", "0-15")
         status = {"scheduling.koordinator.sh/resource-status": f'{{"cpuset":"{cpus}"}}'} if n < 4 else {}
         labels = {"koordinator.sh/qosClass": qos}
-        w.runtime.pods[f"s{n}"] = RuntimePod(f"s{n}", f"u{n}", "ns", f"p{n}", 0, True, labels, status)
-        w.runtime.containers[f"c{n}"] = RuntimeContainer(f"c{n}", f"s{n}", "c", 0, "RUNNING")
-        w.runtime.details[f"c{n}"] = RuntimeDetail(f"/kubepods/burstable/podu{n}/c{n}", cpuset_cpus=cpus)
-        w.cgroups.sets[f"c{n}"] = CpuSet.parse(cpus)
+        world.runtime.pods[f"s{n}"] = RuntimePod(f"s{n}", f"u{n}", "ns", f"p{n}", 0, True, labels, status)
+        world.runtime.containers[f"c{n}"] = RuntimeContainer(f"c{n}", f"s{n}", "c", 0, "RUNNING")
+        world.runtime.details[f"c{n}"] = RuntimeDetail(f"/kubepods/burstable/podu{n}/c{n}", cpuset_cpus=cpus)
+        world.cgroups.sets[f"c{n}"] = CpuSet.parse(cpus)
 
 
-def test_a_first_pass_over_a_thousand_containers(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
-        populate(w)
+def test_a_first_pass_over_a_thousand_containers(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
+        populate(world)
         for again in (False, True):
             if again:
-                await w.close()
-                w.boot()
+                await world.close()
+                world.boot()
             probe = Probe()
             task = asyncio.create_task(probe.run())
-            await w.sync.once()
-            await w.quiet()
+            await world.sync.once()
+            await world.quiet()
             task.cancel()
-            assert len(w.executor.state.containers) == MANY
+            assert len(world.executor.state.containers) == MANY
             assert probe.longest < BOUND_S
-            w.check()
+            world.check()
 
-    live(day, reconciled=False)
+    run_scenario(scenario, reconciled=False)
 
 
 def test_other_work_continues_while_containers_are_adopted(
-    live: Callable[..., None], monkeypatch: Any
+    run_scenario: Callable[..., None], monkeypatch: Any
 ) -> None:
     """With a slice of nothing there is a turn at each container, and what changes meanwhile is seen."""
 
-    async def day(w: Any) -> None:
+    async def scenario(world: Any) -> None:
         monkeypatch.setattr("proxy.executor.tasks.SLICE_S", 0.0)
         monkeypatch.setattr(TimeSlices.__init__, "__defaults__", (0.0, time.perf_counter))
-        populate(w)
+        populate(world)
         probe, ended = Probe(), list[str]()
 
         async def end_some() -> None:
             """Those that end before they are taken in must not come back."""
-            while len(w.executor.state.containers) < 20:
+            while len(world.executor.state.containers) < 20:
                 await asyncio.sleep(0)
             for n in (990, 995, 0):
-                w.executor.lifecycle.removed([f"c{n}"])
-                w.cgroups.sets.pop(f"c{n}")
+                world.executor.lifecycle.removed([f"c{n}"])
+                world.cgroups.sets.pop(f"c{n}")
                 ended.append(f"c{n}")
 
         task, other = asyncio.create_task(probe.run()), asyncio.create_task(end_some())
-        await w.sync.once()
+        await world.sync.once()
         await other
         task.cancel()
         assert probe.turns > MANY
-        assert not w.executor.state.containers.keys() & set(ended)
-        assert len(w.executor.state.containers) == MANY - len(ended)
+        assert not world.executor.state.containers.keys() & set(ended)
+        assert len(world.executor.state.containers) == MANY - len(ended)
 
-    live(day, reconciled=False)
+    run_scenario(scenario, reconciled=False)
 
 
 def test_a_turn_is_given_when_the_slice_is_used_up() -> None:

@@ -95,481 +95,494 @@ def sandbox(uid: str, attempt: int = 0, parent: str | None = None, **total: int)
     )
 
 
-def asides(w: Any) -> dict[str, str]:
+def asides(world: Any) -> dict[str, str]:
     return {
         p.uid: str(p.reserved_for_pod.cpus)
-        for p in w.executor.state.pods.values()
+        for p in world.executor.state.pods.values()
         if p.reserved_for_pod is not None
     }
 
 
-def records(w: Any, query: str) -> list[tuple[str, bool, bool]]:
+def records(world: Any, query: str) -> list[tuple[str, bool, bool]]:
     """Give what explain finds: the pod or container, admitted or not, there or gone."""
-    found = w.executor.history.find(query)
+    found = world.executor.history.find(query)
     return [(r.explanation.ref, r.explanation.verdict.admitted, r.there) for r in found]
 
 
-def nothing_is_left(w: Any) -> None:
-    state = w.executor.state
+def nothing_is_left(world: Any) -> None:
+    state = world.executor.state
     assert violations(state) == []
-    assert (state.pools.shared, state.aside()) == (w.machine.online, CpuSet())
-    assert not w.executor.state.runtime.arriving
+    assert (state.pools.shared, state.aside()) == (world.machine.online, CpuSet())
+    assert not world.executor.state.runtime.arriving
     assert not state.pods
 
 
 # -- sandboxes under scope pod ----------------------------------------------------------------------------
 
 
-def test_a_pod_is_admitted_once_and_its_containers_use_the_set_aside(live) -> None:
-    async def day(w: Any) -> None:
-        s = await w.pod("a", total=FOUR)
-        assert asides(w) == {"a": "0-1,8-9"}
-        assert w.executor.state.pools.shared == w.machine.online
-        await w.quiet()
-        assert w.ledger.entries[f"p/{s}"]["aside"]["cpus"] == "0-1,8-9"
-        first = await w.run(s, "x", **TWO_CPUS)
-        second = await w.run(s, "y", **TWO_CPUS)
-        assert {w.on(first), w.on(second)} == {"0,8", "1,9"}
-        assert records(w, "ns/a") == [("ns/a", True, True), ("ns/a/x", True, True), ("ns/a/y", True, True)]
-        w.check()
-        call = await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s))
-        w.cgroups.sets.clear()
-        w.wire.finished(call, 0)
-        nothing_is_left(w)
-        await w.quiet()
-        assert f"p/{s}" not in w.ledger.entries
+def test_a_pod_is_admitted_once_and_its_containers_use_the_set_aside(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a", total=FOUR)
+        assert asides(world) == {"a": "0-1,8-9"}
+        assert world.executor.state.pools.shared == world.machine.online
+        await world.quiet()
+        assert world.ledger.entries[f"p/{s}"]["aside"]["cpus"] == "0-1,8-9"
+        first = await world.run(s, "x", **TWO_CPUS)
+        second = await world.run(s, "y", **TWO_CPUS)
+        assert {world.on(first), world.on(second)} == {"0,8", "1,9"}
+        assert records(world, "ns/a") == [
+            ("ns/a", True, True),
+            ("ns/a/x", True, True),
+            ("ns/a/y", True, True),
+        ]
+        world.check()
+        call = await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s))
+        world.cgroups.sets.clear()
+        world.wire.finished(call, 0)
+        nothing_is_left(world)
+        await world.quiet()
+        assert f"p/{s}" not in world.ledger.entries
 
-    live(day, rules=BY_POD)
+    run_scenario(scenario, rules=BY_POD)
 
 
-def test_a_refused_pod_leaves_its_reason_and_nothing_else(live) -> None:
-    async def day(w: Any) -> None:
-        await w.pod("a", total=SIX)
-        await w.pod("b", total=SIX)
-        before = w.executor.state
-        refusal = await w.pod("c", total=FOUR, may_be_refused=True)
+def test_a_refused_pod_leaves_its_reason_and_nothing_else(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        await world.pod("a", total=SIX)
+        await world.pod("b", total=SIX)
+        before = world.executor.state
+        refusal = await world.pod("c", total=FOUR, may_be_refused=True)
         assert refusal.startswith(f"{AFFINITY} (ns/c: ")
-        assert w.executor.state is before
-        assert records(w, "ns/c") == [("ns/c", False, False)]
-        assert w.executor.telemetry.value(metrics.PODS_REFUSED) == 1
-        assert not w.executor.state.runtime.arriving
-        assert any(line.startswith("refused a pod pod=ns/c ") for line in w.logged)
+        assert world.executor.state is before
+        assert records(world, "ns/c") == [("ns/c", False, False)]
+        assert world.executor.telemetry.value(metrics.PODS_REFUSED) == 1
+        assert not world.executor.state.runtime.arriving
+        assert any(line.startswith("refused a pod pod=ns/c ") for line in world.logged)
 
-    live(day, rules=BY_POD)
+    run_scenario(scenario, rules=BY_POD)
 
 
 @pytest.mark.parametrize("status", [2, 13, None], ids=["fails", "breaks", "is-cancelled"])
-def test_a_failed_sandbox_returns_what_was_set_aside(live, status: int | None) -> None:
-    async def day(w: Any) -> None:
-        call = await w.call("RunPodSandbox", sandbox("a", **FOUR))
-        assert asides(w) == {"a": "0-1,8-9"}
-        await w.sync.once()
-        assert asides(w) == {"a": "0-1,8-9"}, "the runtime's list does not have it yet"
-        w.wire.finished(call, status)
-        nothing_is_left(w)
-        assert records(w, "ns/a") == [("ns/a", True, False)]
-        await w.executor.journal.flush()
-        assert w.ledger.entries == {}
+def test_a_failed_sandbox_returns_what_was_set_aside(run_scenario, status: int | None) -> None:
+    async def scenario(world: Any) -> None:
+        call = await world.call("RunPodSandbox", sandbox("a", **FOUR))
+        assert asides(world) == {"a": "0-1,8-9"}
+        await world.sync.once()
+        assert asides(world) == {"a": "0-1,8-9"}, "the runtime's list does not have it yet"
+        world.wire.finished(call, status)
+        nothing_is_left(world)
+        assert records(world, "ns/a") == [("ns/a", True, False)]
+        await world.executor.journal.flush()
+        assert world.ledger.entries == {}
 
-    live(day, rules=BY_POD)
-
-
-def test_an_answer_without_an_id_counts_as_none(live) -> None:
-    async def day(w: Any) -> None:
-        call = await w.call("RunPodSandbox", sandbox("a", **FOUR))
-        w.wire.response(call, b"")
-        w.wire.finished(call, 0)
-        nothing_is_left(w)
-
-    live(day, rules=BY_POD)
+    run_scenario(scenario, rules=BY_POD)
 
 
-def test_a_sandbox_without_an_answer_is_known_by_its_containers(live) -> None:
-    async def day(w: Any) -> None:
+def test_an_answer_without_an_id_counts_as_none(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        call = await world.call("RunPodSandbox", sandbox("a", **FOUR))
+        world.wire.response(call, b"")
+        world.wire.finished(call, 0)
+        nothing_is_left(world)
+
+    run_scenario(scenario, rules=BY_POD)
+
+
+def test_a_sandbox_without_an_answer_is_known_by_its_containers(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         request = sandbox("a", **FOUR)
-        call = await w.call("RunPodSandbox", request)
-        w.runtime.pods["s-a"] = RuntimePod("s-a", "a", "ns", "a", 0, True, {}, {})
-        w.wire.finished(call, None)
+        call = await world.call("RunPodSandbox", request)
+        world.runtime.pods["s-a"] = RuntimePod("s-a", "a", "ns", "a", 0, True, {}, {})
+        world.wire.finished(call, None)
         create = pb.CreateContainerRequest(pod_sandbox_id="s-a", sandbox_config=request.config)
         create.config.metadata.name = "c"
         create.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**FOUR))
-        call = await w.call("CreateContainer", create)
-        container_id = w.finish(call, "x")
-        await w.start(container_id)
-        assert w.on(container_id) == "0-1,8-9"
-        assert asides(w) == {}
-        w.check()
+        call = await world.call("CreateContainer", create)
+        container_id = world.finish(call, "x")
+        await world.start(container_id)
+        assert world.on(container_id) == "0-1,8-9"
+        assert asides(world) == {}
+        world.check()
 
-    live(day, rules=BY_POD)
-
-
-def test_a_sandbox_made_again_keeps_what_was_decided_for_its_pod(live) -> None:
-    async def day(w: Any) -> None:
-        old = await w.pod("a", total=FOUR)
-        await w.pod("b", total=FOUR)
-        await w.run(old, "c", **FOUR)
-        new = await w.pod("a", attempt=1, sandbox="new", total=FOUR)
-        assert asides(w)["a"] == "0-1,8-9"
-        w.cgroups.sets.clear()
-        w.wire.finished(await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=old)), 0)
-        again = await w.run(new, "c", **FOUR)
-        assert w.on(again) == "0-1,8-9"
-        assert set(w.executor.state.pods) == {"s-b", "new"}
-
-    live(day, rules=BY_POD)
+    run_scenario(scenario, rules=BY_POD)
 
 
-def test_two_pods_at_once_are_not_promised_the_same_cpus(live) -> None:
+def test_a_sandbox_made_again_keeps_what_was_decided_for_its_pod(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        old = await world.pod("a", total=FOUR)
+        await world.pod("b", total=FOUR)
+        await world.run(old, "c", **FOUR)
+        new = await world.pod("a", attempt=1, sandbox="new", total=FOUR)
+        assert asides(world)["a"] == "0-1,8-9"
+        world.cgroups.sets.clear()
+        world.wire.finished(
+            await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=old)), 0
+        )
+        again = await world.run(new, "c", **FOUR)
+        assert world.on(again) == "0-1,8-9"
+        assert set(world.executor.state.pods) == {"s-b", "new"}
+
+    run_scenario(scenario, rules=BY_POD)
+
+
+def test_two_pods_at_once_are_not_promised_the_same_cpus(run_scenario) -> None:
     kubelet = PlayedKubelet(ask("c", 4))
 
-    async def day(w: Any) -> None:
+    async def scenario(world: Any) -> None:
         kubelet.gate.clear()
-        calls = [asyncio.create_task(w.call("RunPodSandbox", sandbox(uid, **FOUR))) for uid in "abcd"]
+        calls = [asyncio.create_task(world.call("RunPodSandbox", sandbox(uid, **FOUR))) for uid in "abcd"]
         while kubelet.asked < 4:
             await asyncio.sleep(0.001)
-        assert asides(w) == {}
+        assert asides(world) == {}
         kubelet.gate.set()
         done = await asyncio.gather(*calls)
         assert sorted(call.refused is None for call in done) == [False, True, True, True]
-        assert w.executor.state.aside() == CpuSet.parse("0-5,8-13"), "the last one would have left nothing"
-        assert sum(len(p.reserved_for_pod.cpus) for p in w.executor.state.pods.values()) == 12
+        assert world.executor.state.aside() == CpuSet.parse("0-5,8-13"), (
+            "the last one would have left nothing"
+        )
+        assert sum(len(p.reserved_for_pod.cpus) for p in world.executor.state.pods.values()) == 12
 
-    live(day, rules=BY_POD, sources=(kubelet, None))
+    run_scenario(scenario, rules=BY_POD, sources=(kubelet, None))
 
 
-def test_a_pod_without_a_cgroup_parent_keeps_what_was_set_aside(live) -> None:
-    async def day(w: Any) -> None:
+def test_a_pod_without_a_cgroup_parent_keeps_what_was_set_aside(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         request = sandbox("a", parent="", **FOUR)
-        call = await w.call("RunPodSandbox", request)
-        w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-a").SerializeToString())
-        w.wire.finished(call, 0)
+        call = await world.call("RunPodSandbox", request)
+        world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-a").SerializeToString())
+        world.wire.finished(call, 0)
         create = pb.CreateContainerRequest(pod_sandbox_id="s-a", sandbox_config=request.config)
         create.config.metadata.name = "c"
         create.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**TWO_CPUS))
-        await w.call("CreateContainer", create)
-        assert asides(w) == {"a": "0-1,8-9"}
+        await world.call("CreateContainer", create)
+        assert asides(world) == {"a": "0-1,8-9"}
 
-    live(day, rules=BY_POD)
+    run_scenario(scenario, rules=BY_POD)
 
 
 # -- crashes ----------------------------------------------------------------------------------------------
 
 
-def test_a_crash_between_deciding_and_the_answer_leaves_nothing_set_aside(live) -> None:
-    async def day(w: Any) -> None:
-        kept = await w.pod("kept", total=FOUR)
-        await w.call("RunPodSandbox", sandbox("a", **FOUR))
-        await w.quiet()
-        await w.executor.close()
-        w.boot()
-        await w.sync.once()
-        assert asides(w) == {"kept": "0-1,8-9"}
-        first = await w.run(kept, "c", **FOUR)
-        assert w.on(first) == "0-1,8-9"
-        await w.pod("a", total=FOUR)
-        assert asides(w)["a"] == "2-3,10-11"
+def test_a_crash_between_deciding_and_the_answer_leaves_nothing_set_aside(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        kept = await world.pod("kept", total=FOUR)
+        await world.call("RunPodSandbox", sandbox("a", **FOUR))
+        await world.quiet()
+        await world.executor.close()
+        world.boot()
+        await world.sync.once()
+        assert asides(world) == {"kept": "0-1,8-9"}
+        first = await world.run(kept, "c", **FOUR)
+        assert world.on(first) == "0-1,8-9"
+        await world.pod("a", total=FOUR)
+        assert asides(world)["a"] == "2-3,10-11"
 
-    live(day, rules=BY_POD)
+    run_scenario(scenario, rules=BY_POD)
 
 
-def test_memory_and_parts_are_found_again_after_a_crash(live) -> None:
+def test_memory_and_parts_are_found_again_after_a_crash(run_scenario) -> None:
     kubelet = PlayedKubelet(ask("i", 4, ContainerKind.INIT), ask("c", 2))
     rules = BY_POD | {"reserved_memory": {0: {"memory": MIB}}}
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a", total=FOUR)
-        await w.run(s, "i", memory_limit_in_bytes=MIB, **FOUR)
-        before = w.executor.state
-        await w.quiet()
-        await w.executor.close()
-        w.boot()
-        await w.sync.once()
-        after = w.executor.state
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a", total=FOUR)
+        await world.run(s, "i", memory_limit_in_bytes=MIB, **FOUR)
+        before = world.executor.state
+        await world.quiet()
+        await world.executor.close()
+        world.boot()
+        await world.sync.once()
+        after = world.executor.state
         assert (after.owners, after.pools, after.aside()) == (before.owners, before.pools, before.aside())
         assert after.memory == before.memory
         assert after.memory == NodeState.of(after.node, after.pods.values(), after.containers.values()).memory
         assert after.pods[s].reserved_for_pod == before.pods[s].reserved_for_pod
 
-    live(day, rules=rules, sources=(kubelet, None))
+    run_scenario(scenario, rules=rules, sources=(kubelet, None))
 
 
-def test_memory_of_an_init_container_is_not_promised_after_a_crash(live) -> None:
+def test_memory_of_an_init_container_is_not_promised_after_a_crash(run_scenario) -> None:
     kubelet = PlayedKubelet(ask("i", 4, ContainerKind.INIT, 20), ask("c", 2))
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a", total=FOUR)
-        first = await w.run(s, "i", memory_limit_in_bytes=20 * MIB, **FOUR)
-        await w.stop(first)
-        await w.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
-        before = w.executor.state.memory
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a", total=FOUR)
+        first = await world.run(s, "i", memory_limit_in_bytes=20 * MIB, **FOUR)
+        await world.stop(first)
+        await world.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
+        before = world.executor.state.memory
         assert {name for name, blocks in before.assignments["a"].items() if blocks} == {"c"}
-        await w.quiet()
-        await w.executor.close()
-        w.boot()
-        await w.sync.once()
-        assert w.executor.state.memory == before
+        await world.quiet()
+        await world.executor.close()
+        world.boot()
+        await world.sync.once()
+        assert world.executor.state.memory == before
 
-    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, sources=(kubelet, None))
+    run_scenario(scenario, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, sources=(kubelet, None))
 
 
-def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(live, monkeypatch) -> None:
-    async def day(w: Any) -> None:
+def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(run_scenario, monkeypatch) -> None:
+    async def scenario(world: Any) -> None:
         async def broken() -> None:
             raise RuntimeError("ours")
 
         with monkeypatch.context() as patch:
-            patch.setattr(w.executor.journal, "flush", broken)
-            call = await w.call("RunPodSandbox", sandbox("a", **FOUR))
+            patch.setattr(world.executor.journal, "flush", broken)
+            call = await world.call("RunPodSandbox", sandbox("a", **FOUR))
         assert call.sent == call.body
-        w.wire.finished(call, 2)
-        nothing_is_left(w)
-        assert records(w, "ns/a") == [("ns/a", True, False)]
+        world.wire.finished(call, 2)
+        nothing_is_left(world)
+        assert records(world, "ns/a") == [("ns/a", True, False)]
 
-    live(day, rules=BY_POD)
+    run_scenario(scenario, rules=BY_POD)
 
 
-def test_records_of_the_version_before_are_read(live) -> None:
-    async def day(w: Any) -> None:
-        s = await w.pod("a")
-        container = await w.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
-        await w.quiet()
-        old = copy.deepcopy(w.ledger.entries)
+def test_records_of_the_version_before_are_read(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a")
+        container = await world.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
+        await world.quiet()
+        old = copy.deepcopy(world.ledger.entries)
         for value in (*old.values(), old[f"c/{container}"]["pod"]):
             value.pop("aside", None)
         old[f"c/{container}"]["placement"].pop("blocks", None)
         old[f"c/{container}"]["request"].pop("huge_pages", None)
-        await w.executor.close()
-        w.ledger.entries = old
-        w.rules = BY_POD | {"reserved_memory": {0: {"memory": MIB}}}
-        w.boot()
-        await w.sync.once()
-        assert w.executor.state.containers[container].placement.exclusive == CpuSet.parse("0,8")
-        memory = w.executor.state.memory
+        await world.executor.close()
+        world.ledger.entries = old
+        world.rules = BY_POD | {"reserved_memory": {0: {"memory": MIB}}}
+        world.boot()
+        await world.sync.once()
+        assert world.executor.state.containers[container].placement.exclusive == CpuSet.parse("0,8")
+        memory = world.executor.state.memory
         assert memory is not None
         assert [n.table("memory").reserved for n in memory.nodes.values()] == [MIB, 0]  # it uses it already
-        assert (await w.pod("b", total=FOUR), asides(w)) == ("s-b", {"b": "1-2,9-10"})
-        w.check()
+        assert (await world.pod("b", total=FOUR), asides(world)) == ("s-b", {"b": "1-2,9-10"})
+        world.check()
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("where", ["aside", "blocks"])
-def test_a_record_with_a_damaged_part_is_built_again(live, where: str) -> None:
-    async def day(w: Any) -> None:
-        s = await w.pod("a", total=FOUR)
-        container = await w.run(s, "c", memory_limit_in_bytes=MIB, **FOUR)
-        await w.quiet()
+def test_a_record_with_a_damaged_part_is_built_again(run_scenario, where: str) -> None:
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a", total=FOUR)
+        container = await world.run(s, "c", memory_limit_in_bytes=MIB, **FOUR)
+        await world.quiet()
         if where == "aside":
-            w.ledger.entries[f"p/{s}"]["aside"]["cpus"] = 7
+            world.ledger.entries[f"p/{s}"]["aside"]["cpus"] = 7
         else:
-            w.ledger.entries[f"c/{container}"]["placement"]["blocks"] = [["0", "memory"]]
-        await w.executor.close()
-        w.boot()
-        await w.sync.once()
-        assert violations(w.executor.state) == []
-        assert container in w.executor.state.containers
+            world.ledger.entries[f"c/{container}"]["placement"]["blocks"] = [["0", "memory"]]
+        await world.executor.close()
+        world.boot()
+        await world.sync.once()
+        assert violations(world.executor.state) == []
+        assert container in world.executor.state.containers
 
-    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}})
+    run_scenario(scenario, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}})
 
 
 # -- what kubelet reports ---------------------------------------------------------------------------------
 
 
-def test_facts_of_kubelet_take_precedence_over_the_cri(live) -> None:
+def test_facts_of_kubelet_take_precedence_over_the_cri(run_scenario) -> None:
     kubelet = PlayedKubelet(
         ask("c", 3), ContainerResources("half", ContainerKind.APP, {"cpu": 2500}, {"cpu": 2500})
     )
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a")
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a")
         assert kubelet.asked == 1, "known with the sandbox"
-        assert w.on(await w.run(s, "c", **TWO_CPUS)) == "0-1,8"
-        half, unheard = await w.create(s, "half", **TWO_CPUS), await w.create(s, "unheard", **TWO_CPUS)
-        assert w.executor.state.containers[half].owner == ""
-        assert w.executor.state.containers[unheard].owner == "a/unheard"
+        assert world.on(await world.run(s, "c", **TWO_CPUS)) == "0-1,8"
+        half, unheard = (
+            await world.create(s, "half", **TWO_CPUS),
+            await world.create(s, "unheard", **TWO_CPUS),
+        )
+        assert world.executor.state.containers[half].owner == ""
+        assert world.executor.state.containers[unheard].owner == "a/unheard"
         assert kubelet.asked == 1
-        facts = w.executor.history.find("ns/a/c")[0].explanation.facts
+        facts = world.executor.history.find("ns/a/c")[0].explanation.facts
         assert ("cpu request", "3 CPUs", "kubelet's /pods") in [(f.what, f.value, f.source) for f in facts]
 
-    live(day, sources=(kubelet, None))
+    run_scenario(scenario, sources=(kubelet, None))
 
 
-def test_kubelet_that_learns_of_a_pod_late_is_asked_again(live) -> None:
+def test_kubelet_that_learns_of_a_pod_late_is_asked_again(run_scenario) -> None:
     kubelet = PlayedKubelet()
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a")
-        assert w.executor.state.pods[s].asks is None
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a")
+        assert world.executor.state.pods[s].asks is None
         kubelet.answer = PodRequests("?", (ask("c", 3),)), "kubelet's /pods"
-        container = await w.create(s, "c", **TWO_CPUS)
-        assert len(w.executor.state.containers[container].placement.exclusive) == 3
+        container = await world.create(s, "c", **TWO_CPUS)
+        assert len(world.executor.state.containers[container].placement.exclusive) == 3
         assert kubelet.asked == 2
 
-    live(day, sources=(kubelet, None))
+    run_scenario(scenario, sources=(kubelet, None))
 
 
 @pytest.mark.parametrize("method", ["RunPodSandbox", "CreateContainer"])
 @pytest.mark.parametrize("rules", [{}, BY_POD, BY_CONTAINER], ids=["none", "pod", "container"])
-def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(live, method: str, rules: Any) -> None:
+def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(
+    run_scenario, method: str, rules: Any
+) -> None:
     kubelet = PlayedKubelet(ask("c", 4))
 
-    async def day(w: Any) -> None:
+    async def scenario(world: Any) -> None:
         kubelet.answer = None
-        s = await w.pod("a")
-        before, asked = w.executor.state, kubelet.asked
+        s = await world.pod("a")
+        before, asked = world.executor.state, kubelet.asked
         kubelet.gate.clear()
         message: Any = sandbox("b", **FOUR)
         if method == "CreateContainer":
             message = pb.CreateContainerRequest(pod_sandbox_id=s)
             message.config.metadata.name = "c"
             message.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**FOUR))
-        call = w.played(method, message)
-        w.wire.request(call)
+        call = world.played(method, message)
+        world.wire.request(call)
         while kubelet.asked == asked:
             await asyncio.sleep(0.001)
         call.done = True
-        w.wire.finished(call, None)
+        world.wire.finished(call, None)
         kubelet.gate.set()
-        await w.quiet()
+        await world.quiet()
         assert (call.sent, call.refused) == (None, None)
         assert not isinstance(call.state, CallContext), "nothing would end it"
-        assert w.executor.state.containers == before.containers
-        assert w.executor.state.aside() == CpuSet()
-        assert not w.executor.state.runtime.arriving
+        assert world.executor.state.containers == before.containers
+        assert world.executor.state.aside() == CpuSet()
+        assert not world.executor.state.runtime.arriving
 
-    live(day, rules=rules, sources=(kubelet, None))
+    run_scenario(scenario, rules=rules, sources=(kubelet, None))
 
 
 @pytest.mark.parametrize("what", ["pods", "devices", "sysfs"])
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("rubbish"), KeyError("x")])
-def test_a_port_that_breaks_is_done_without(live, what: str, error: Exception) -> None:
+def test_a_port_that_breaks_is_done_without(run_scenario, what: str, error: Exception) -> None:
     kubelet, hardware = PlayedKubelet(), PlayedHardware()
     kubelet.knows_pods, kubelet.knows_devices = what == "pods", what == "devices"
     kubelet.error = hardware.error = error
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a", total=FOUR)
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a", total=FOUR)
         request = pb.CreateContainerRequest(pod_sandbox_id=s)
         request.config.metadata.name = "c"
         request.config.devices.add(container_path="/dev/gpu", host_path="/dev/gpu", permissions="rw")
         request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**FOUR))
-        call = await w.call("CreateContainer", request)
+        call = await world.call("CreateContainer", request)
         assert call.refused is None
         assert pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus == "0-1,8-9"
-        await w.quiet()
-        assert w.executor.telemetry.value(metrics.INTERNAL_ERRORS) > 0
+        await world.quiet()
+        assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) > 0
 
-    live(day, rules=BY_POD, sources=(kubelet, hardware))
+    run_scenario(scenario, rules=BY_POD, sources=(kubelet, hardware))
 
 
 @pytest.mark.parametrize("answer", [(None, ""), ("text", 5), (PodRequests("?", ()), ""), 7], ids=str)
-def test_rubbish_from_kubelet_is_done_without(live, answer: Any) -> None:
+def test_rubbish_from_kubelet_is_done_without(run_scenario, answer: Any) -> None:
     kubelet = PlayedKubelet()
     kubelet.answer = answer
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a", total=FOUR)
-        assert w.on(await w.run(s, "c", **FOUR)) == "0-1,8-9"
-        w.check()
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a", total=FOUR)
+        assert world.on(await world.run(s, "c", **FOUR)) == "0-1,8-9"
+        world.check()
 
     for rules in ({}, BY_POD, BY_CONTAINER):
-        live(day, rules=rules, sources=(kubelet, None))
+        run_scenario(scenario, rules=rules, sources=(kubelet, None))
 
 
-def test_an_empty_answer_takes_back_nothing(live) -> None:
+def test_an_empty_answer_takes_back_nothing(run_scenario) -> None:
     """Two creates of a pod ask at once; the one that gets no answer must not forget the other's."""
     kubelet = PlayedKubelet()
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a")
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a")
         kubelet.gate.clear()
-        silent = asyncio.create_task(w.begin(s, "c", **TWO_CPUS))
-        await w.until(lambda: kubelet.asked == 2)
-        pod = w.executor.state.pods[s]
+        silent = asyncio.create_task(world.begin(s, "c", **TWO_CPUS))
+        await world.until(lambda: kubelet.asked == 2)
+        pod = world.executor.state.pods[s]
         pod = changed_copy(pod, asks=PodRequests("a", (ask("c", 2),)), source="kubelet's /pods")
-        w.executor.store.handle(PodLearned(pod, "a test", recorded=False))
+        world.executor.store.handle(PodLearned(pod, "a test", recorded=False))
         kubelet.gate.set()
         await silent
-        assert w.executor.state.pods[s] == pod
+        assert world.executor.state.pods[s] == pod
 
-    live(day, sources=(kubelet, None))
+    run_scenario(scenario, sources=(kubelet, None))
 
 
-def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(live) -> None:
+def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(run_scenario) -> None:
     kubelet = PlayedKubelet()
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a")
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a")
         kubelet.answer = PodRequests("?", (ask("c", 4),)), "kubelet's /pods"
         kubelet.gate.clear()
-        creating = asyncio.create_task(w.begin(s, "c", **FOUR))
+        creating = asyncio.create_task(world.begin(s, "c", **FOUR))
         while kubelet.asked < 2:
             await asyncio.sleep(0.001)
         for method, done in (
             ("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s)),
             ("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=s)),
         ):
-            w.wire.finished(await w.call(method, done), 0)
+            world.wire.finished(await world.call(method, done), 0)
         kubelet.gate.set()
         call = await creating
-        assert s not in w.executor.state.pods
-        w.wire.finished(call, 5)
-        nothing_is_left(w)
-        assert not w.executor.state.containers
-        assert records(w, "ns/a/c") == [("ns/a/c", True, False)]
+        assert s not in world.executor.state.pods
+        world.wire.finished(call, 5)
+        nothing_is_left(world)
+        assert not world.executor.state.containers
+        assert records(world, "ns/a/c") == [("ns/a/c", True, False)]
 
-    live(day, sources=(kubelet, None))
+    run_scenario(scenario, sources=(kubelet, None))
 
 
-def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(live) -> None:
+def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(run_scenario) -> None:
     """Nothing reports that a container ends by itself, but kubelet asks for the next one only then."""
     kubelet = PlayedKubelet(ask("i", 6, ContainerKind.INIT), ask("c", 6))
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a")
-        first = await w.run(s, "i", **SIX)
-        had = w.executor.state.containers[first].placement.exclusive
-        w.cgroups.sets.pop(first)
-        w._state(first, "EXITED")
-        second = await w.run(s, "c", **SIX)
-        assert w.executor.state.containers[second].placement.exclusive == had
-        assert w.executor.state.containers[first].phase is Phase.EXITED
-        w.check()
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a")
+        first = await world.run(s, "i", **SIX)
+        had = world.executor.state.containers[first].placement.exclusive
+        world.cgroups.sets.pop(first)
+        world._state(first, "EXITED")
+        second = await world.run(s, "c", **SIX)
+        assert world.executor.state.containers[second].placement.exclusive == had
+        assert world.executor.state.containers[first].phase is Phase.EXITED
+        world.check()
 
     for rules in ({}, BY_CONTAINER, BY_POD):
-        live(day, rules=rules, sources=(kubelet, None))
+        run_scenario(scenario, rules=rules, sources=(kubelet, None))
 
 
-def test_devices_draw_cpus_to_their_nodes(live) -> None:
+def test_devices_draw_cpus_to_their_nodes(run_scenario) -> None:
     near = LocatedDevice("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
     kubelet = PlayedKubelet(ask("c", 4))
     kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a", total=FOUR)
-        assert w.on(await w.run(s, "c", **FOUR)) == "4-5,12-13"
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a", total=FOUR)
+        assert world.on(await world.run(s, "c", **FOUR)) == "4-5,12-13"
 
     for rules in ({}, BY_CONTAINER, BY_POD):
-        live(day, rules=rules, sources=(kubelet, None))
+        run_scenario(scenario, rules=rules, sources=(kubelet, None))
 
 
 # -- ways to run ------------------------------------------------------------------------------------------
 
 
-def test_observing_changes_nothing(live) -> None:
-    async def day(w: Any) -> None:
+def test_observing_changes_nothing(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
         for uid in "abc":
-            call = await w.call("RunPodSandbox", sandbox(uid, **SIX))
+            call = await world.call("RunPodSandbox", sandbox(uid, **SIX))
             assert (call.sent, call.refused) == (call.body, None)
-            w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id=f"s-{uid}").SerializeToString())
-            w.wire.finished(call, 0)
-        assert asides(w) == {"a": "0-2,8-10", "b": "4-6,12-14"}
-        assert records(w, "ns/c") == [("ns/c", False, True)]
-        call = await w.begin("s-a", "c", **SIX)
+            world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id=f"s-{uid}").SerializeToString())
+            world.wire.finished(call, 0)
+        assert asides(world) == {"a": "0-2,8-10", "b": "4-6,12-14"}
+        assert records(world, "ns/c") == [("ns/c", False, True)]
+        call = await world.begin("s-a", "c", **SIX)
         assert call.sent == call.body
-        assert not [line for line in w.log if not line.startswith(("forward", "ledger"))]
+        assert not [line for line in world.log if not line.startswith(("forward", "ledger"))]
 
-    live(day, rules=BY_POD, mode=NodeMode.OBSERVE)
+    run_scenario(scenario, rules=BY_POD, mode=NodeMode.OBSERVE)
 
 
 @pytest.mark.parametrize(
@@ -582,9 +595,9 @@ def test_observing_changes_nothing(live) -> None:
     ],
 )
 def test_an_internal_fault_refuses_only_pods_with_a_strict_policy(
-    live, monkeypatch: pytest.MonkeyPatch, policy: TopologyPolicy, kube: str, *, strict: bool
+    run_scenario, monkeypatch: pytest.MonkeyPatch, policy: TopologyPolicy, kube: str, *, strict: bool
 ) -> None:
-    async def day(w: Any) -> None:
+    async def scenario(world: Any) -> None:
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name="a", uid="a", namespace="ns"),
             linux=pb.LinuxPodSandboxConfig(cgroup_parent=f"/kubepods/{kube}/poda"),
@@ -595,27 +608,27 @@ def test_an_internal_fault_refuses_only_pods_with_a_strict_policy(
         def broken(*_: object) -> None:
             raise RuntimeError("ours")
 
-        monkeypatch.setattr(w.executor.creates, "place", broken)
-        call = await w.call("CreateContainer", request)
+        monkeypatch.setattr(world.executor.creates, "place", broken)
+        call = await world.call("CreateContainer", request)
         assert (call.refused is not None) is strict
         assert strict or call.sent == call.body
-        monkeypatch.setattr(w.executor.sandboxes, "admit", broken)
-        pod = await w.call("RunPodSandbox", sandbox("b", **FOUR))
+        monkeypatch.setattr(world.executor.sandboxes, "admit", broken)
+        pod = await world.call("RunPodSandbox", sandbox("b", **FOUR))
         assert pod.sent == pod.body, "its containers are decided one by one"
 
-    live(day, rules={"policy": policy, "scope": Scope.POD})
+    run_scenario(scenario, rules={"policy": policy, "scope": Scope.POD})
 
 
-def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(live) -> None:
+def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(run_scenario) -> None:
     near = LocatedDevice("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
     kubelet = PlayedKubelet(ask("c", 2))
     kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
 
-    async def day(w: Any) -> None:
-        s = await w.pod("a", kube="burstable", total=TWO_CPUS)
-        container = await w.run(s, "c", **TWO_CPUS)
-        placement = w.executor.state.containers[container].placement
+    async def scenario(world: Any) -> None:
+        s = await world.pod("a", kube="burstable", total=TWO_CPUS)
+        container = await world.run(s, "c", **TWO_CPUS)
+        placement = world.executor.state.containers[container].placement
         assert (placement.exclusive, placement.blocks) == (CpuSet(), ())
-        assert w.executor.state.pods[s].asks.guaranteed is False
+        assert world.executor.state.pods[s].asks.guaranteed is False
 
-    live(day, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, sources=(kubelet, None))
+    run_scenario(scenario, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, sources=(kubelet, None))

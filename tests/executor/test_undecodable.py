@@ -62,50 +62,52 @@ def cpus(call: Any) -> str:
     ],
     ids=["value", "key", "container", "paths"],
 )
-def test_a_create_with_odd_strings_is_placed_and_keeps_its_bytes(live: Callable[..., None], odd: Raw) -> None:
-    async def day(w: Any) -> None:
-        await w.run(await w.pod("lse", "LSE", cpus="2-3"))
-        call = await w.call("CreateContainer", odd)
+def test_a_create_with_odd_strings_is_placed_and_keeps_its_bytes(
+    run_scenario: Callable[..., None], odd: Raw
+) -> None:
+    async def scenario(world: Any) -> None:
+        await world.run(await world.pod("lse", "LSE", cpus="2-3"))
+        call = await world.call("CreateContainer", odd)
         assert cpus(call) == "0-1,4-15"
         assert call.sent.startswith(odd.raw)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_owner_with_odd_strings_gets_its_cpus(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
+def test_an_owner_with_odd_strings_gets_its_cpus(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         pod = sandbox("LSE", (b"note", ODD), (STATUS, b'{"cpuset":"2-3"}'))
-        call = await w.call("RunPodSandbox", Raw(field(1, pod)))
+        call = await world.call("RunPodSandbox", Raw(field(1, pod)))
         assert call.sent == field(1, pod)
-        w.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
-        w.wire.finished(call, 0)
-        assert cpus(await w.call("CreateContainer", create(b"", pod))) == "2-3"
+        world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
+        world.wire.finished(call, 0)
+        assert cpus(await world.call("CreateContainer", create(b"", pod))) == "2-3"
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("qos", "refuses"), [("LSR", True), ("LS", False)])
-def test_an_odd_claim_is_malformed(live: Callable[..., None], qos: str, refuses: bool) -> None:
-    async def day(w: Any) -> None:
+def test_an_odd_claim_is_malformed(run_scenario: Callable[..., None], qos: str, refuses: bool) -> None:
+    async def scenario(world: Any) -> None:
         pod = sandbox(qos, (STATUS, b'{"note":"' + ODD + b'","cpuset":"2-3"}'))
-        call = await w.call("CreateContainer", create(b"", pod))
+        call = await world.call("CreateContainer", create(b"", pod))
         assert (call.refused is not None) is refuses
         assert refuses or cpus(call) == "0-15"
-        assert any("ns/p" in each["what"] for each in w.executor.telemetry.problems())
+        assert any("ns/p" in each["what"] for each in world.executor.telemetry.problems())
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_sandbox_configuration_that_comes_twice_is_merged(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
+def test_a_sandbox_configuration_that_comes_twice_is_merged(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         first = sandbox("LSE", (STATUS, b'{"cpuset":"2-3"}'))
-        call = await w.call("CreateContainer", create(b"", first, field(8, field(4, b""))))
+        call = await world.call("CreateContainer", create(b"", first, field(8, field(4, b""))))
         assert cpus(call) == "2-3"
-        twice = await w.call("CreateContainer", create(b"", sandbox(), entry(7, b"a", b"b"), pod_id=b"t"))
+        twice = await world.call("CreateContainer", create(b"", sandbox(), entry(7, b"a", b"b"), pod_id=b"t"))
         assert cpus(twice) == "0-1,4-15"
-        assert w.executor.state.pods["t"].name == "p"
+        assert world.executor.state.pods["t"].name == "p"
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -122,80 +124,80 @@ def test_a_sandbox_configuration_that_comes_twice_is_merged(live: Callable[..., 
     ids=["LSR", "LS", "best-effort", "Guaranteed", "Burstable", "unknown pod", "nothing known"],
 )
 def test_a_create_that_cannot_be_decoded(
-    live: Callable[..., None], request_: Raw, refuses: bool, policy: TopologyPolicy | None
+    run_scenario: Callable[..., None], request_: Raw, refuses: bool, policy: TopologyPolicy | None
 ) -> None:
-    async def day(w: Any) -> None:
-        w.executor.attention.clear()
-        call = await w.call("CreateContainer", request_)
+    async def scenario(world: Any) -> None:
+        world.executor.attention.clear()
+        call = await world.call("CreateContainer", request_)
         assert (call.refused is not None) is refuses
         assert refuses or call.sent == request_.raw
-        assert w.executor.attention.is_set()
-        assert w.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 1
+        assert world.executor.attention.is_set()
+        assert world.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 1
         assert any(
             "cannot decode a request method=CreateContainer" in each["what"]
-            for each in w.executor.telemetry.problems()
+            for each in world.executor.telemetry.problems()
         )
 
-    live(day, rules={"policy": policy} if policy else None)
+    run_scenario(scenario, rules={"policy": policy} if policy else None)
 
 
 @pytest.mark.parametrize(("qos", "refuses"), [("LSE", True), ("LS", False)])
 def test_of_a_pod_that_is_known_not_even_the_configuration_is_needed(
-    live: Callable[..., None], qos: str, refuses: bool
+    run_scenario: Callable[..., None], qos: str, refuses: bool
 ) -> None:
-    async def day(w: Any) -> None:
-        known = await w.pod("p", qos, cpus="2-3")
-        call = await w.call("CreateContainer", create(DEEP, DEEP, pod_id=known.encode()))
+    async def scenario(world: Any) -> None:
+        known = await world.pod("p", qos, cpus="2-3")
+        call = await world.call("CreateContainer", create(DEEP, DEEP, pod_id=known.encode()))
         assert (call.refused is not None) is refuses
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_in_observe_mode_everything_is_forwarded(live: Callable[..., None]) -> None:
-    async def day(w: Any) -> None:
+def test_in_observe_mode_everything_is_forwarded(run_scenario: Callable[..., None]) -> None:
+    async def scenario(world: Any) -> None:
         for method in ("CreateContainer", "RunPodSandbox"):
-            assert (await w.call(method, Raw(DEEP))).sent == DEEP
+            assert (await world.call(method, Raw(DEEP))).sent == DEEP
 
-    live(day, mode=NodeMode.OBSERVE)
+    run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_an_unreadable_entry_does_not_cost_the_container_its_cpus(live: Callable[..., None]) -> None:
+def test_an_unreadable_entry_does_not_cost_the_container_its_cpus(run_scenario: Callable[..., None]) -> None:
     from proxy.executor.runtime_ports import Listed
 
-    async def day(w: Any) -> None:
-        owner = await w.run(await w.pod("lse", "LSE", cpus="2-3"))
-        other = await w.run(await w.pod("ls", "LS"))
+    async def scenario(world: Any) -> None:
+        owner = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
+        other = await world.run(await world.pod("ls", "LS"))
         for unread in ({owner}, {""}):
-            w.runtime.list_containers = lambda container_id="", unread=unread: Listed(
-                [c for c in w.runtime.containers.values() if c.id not in (owner, "")], unread
+            world.runtime.list_containers = lambda container_id="", unread=unread: Listed(
+                [c for c in world.runtime.containers.values() if c.id not in (owner, "")], unread
             )
-            w.runtime.list_pods = lambda: Listed([], {"s-lse", "s-ls"})
-            await w.sync.once()
-            assert w.executor.state.owners
-            assert (w.on(owner), w.on(other)) == ("2-3", "0-1,4-15")
-        w.runtime.list_containers = lambda container_id="": Listed([], {other})
-        await w.sync.once()
-        assert not w.executor.state.owners, "what is certainly not in the list is gone"
+            world.runtime.list_pods = lambda: Listed([], {"s-lse", "s-ls"})
+            await world.sync.once()
+            assert world.executor.state.owners
+            assert (world.on(owner), world.on(other)) == ("2-3", "0-1,4-15")
+        world.runtime.list_containers = lambda container_id="": Listed([], {other})
+        await world.sync.once()
+        assert not world.executor.state.owners, "what is certainly not in the list is gone"
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_one_container_that_cannot_be_adopted_does_not_cost_the_others(
-    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def day(w: Any) -> None:
-        sandbox_id = await w.pod("p", "LS")
+    async def scenario(world: Any) -> None:
+        sandbox_id = await world.pod("p", "LS")
         for name in ("a", "b", "c"):
-            w.runtime.containers[name] = RuntimeContainer(name, sandbox_id, name, 0, "RUNNING")
-        take_in = w.sync.adoption._take_in
+            world.runtime.containers[name] = RuntimeContainer(name, sandbox_id, name, 0, "RUNNING")
+        take_in = world.sync.adoption._take_in
 
         def faulty(seen: Any, *rest: Any) -> None:
             if seen.id == "a":
                 raise UnicodeError("odd")
             take_in(seen, *rest)
 
-        monkeypatch.setattr(w.sync.adoption, "_take_in", faulty)
-        await w.sync.once()
-        assert w.executor.state.containers.keys() == {"b", "c"}
+        monkeypatch.setattr(world.sync.adoption, "_take_in", faulty)
+        await world.sync.once()
+        assert world.executor.state.containers.keys() == {"b", "c"}
 
-    live(day)
+    run_scenario(scenario)

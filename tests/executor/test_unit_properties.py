@@ -173,11 +173,13 @@ class PlayedSystemd:
         pass
 
 
-Day = Callable[[Any, PlayedSystemd], Awaitable[None]]
+Scenario = Callable[[Any, PlayedSystemd], Awaitable[None]]
 
 
-def on_systemd(live: Any, day: Day, *, wrong: bool = True, settles: bool = False, **options: Any) -> None:
-    """Play a day in which containers are scopes."""
+def on_systemd(
+    run_scenario: Any, scenario: Scenario, *, wrong: bool = True, settles: bool = False, **options: Any
+) -> None:
+    """Run a scenario in which the cgroups of containers are systemd scopes."""
 
     async def whole(world: Any) -> None:
         systemd = PlayedSystemd(world, wrong=wrong)
@@ -195,7 +197,7 @@ def on_systemd(live: Any, day: Day, *, wrong: bool = True, settles: bool = False
             tasks.append(asyncio.create_task(settler.run()))
         assert scopes.version == 2
         try:
-            await day(world, systemd)
+            await scenario(world, systemd)
         finally:
             for task in tasks:
                 task.cancel()
@@ -203,7 +205,7 @@ def on_systemd(live: Any, day: Day, *, wrong: bool = True, settles: bool = False
             if settles:
                 settler.close()
 
-    live(whole, reconciled=False, **options)
+    run_scenario(whole, reconciled=False, **options)
 
 
 async def join(world: Any) -> None:
@@ -269,8 +271,8 @@ async def has(world: Any, container_id: str, cpus: CpuSet) -> None:
     assert world.systemd.units[unit_of(container_id)].cpus == cpus == world.cgroups.sets[container_id]
 
 
-def test_a_moved_container_has_its_set_as_a_property(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_moved_container_has_its_set_as_a_property(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         await has(world, ls, cpus_of(ALL))
         await run(world, "lse", qos="LSE", cpus=OWNED)
@@ -281,11 +283,11 @@ def test_a_moved_container_has_its_set_as_a_property(live: Any) -> None:
         assert world.cgroups.sets[ls] == REST
         assert world.executor.telemetry.value(metrics.SYSTEMD_RELOADS) == 1
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_wrong_masks_are_detected_corrected_and_reported_once(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_wrong_masks_are_detected_corrected_and_reported_once(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         assert world.executor.unit_properties.order is MaskOrder.REVERSED
         await has(world, lse, cpus_of(OWNED))
@@ -294,11 +296,11 @@ def test_wrong_masks_are_detected_corrected_and_reported_once(live: Any) -> None
         assert world.executor.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 2
         assert len([p for p in world.executor.telemetry.problems() if "runc before 1.1.6" in str(p)]) == 1
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_a_call_with_a_doubtful_set_leaves_in_a_fence(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_call_with_a_doubtful_set_leaves_in_a_fence(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
         del world.log[:]
@@ -310,11 +312,11 @@ def test_a_call_with_a_doubtful_set_leaves_in_a_fence(live: Any) -> None:
         assert world.log[2:] == [f"unit {unit_of(ls)} {REST}", f"fence {slice_of('ls')} {ALL}"]
         assert world.cgroups.sets[ls] == REST
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_a_call_is_in_flight_until_all_is_right(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_call_is_in_flight_until_all_is_right(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
         call = await update(world, ls, cpu_shares=100)
@@ -329,11 +331,11 @@ def test_a_call_is_in_flight_until_all_is_right(live: Any) -> None:
         await calm(world)
         await has(world, ls, REST)
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_a_start_leaves_in_a_fence(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_start_leaves_in_a_fence(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         container = await world.create(await pod(world, "ls", qos="LS"), **SHARES)
         del world.log[:]
@@ -345,11 +347,11 @@ def test_a_start_leaves_in_a_fence(live: Any) -> None:
         ]
         await has(world, container, REST)
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
         first = await world.create(sandbox, "one", **SHARES)
         await start(world, first)
@@ -369,11 +371,11 @@ def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(live: Any)
         await calm(world)
         assert world.scopes.slices[slice_of("lse")] == cpus_of("0-14"), "as it was before"
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_runtime_with_right_sets_is_trusted(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         unit_properties: Any = world.executor.unit_properties
         ls = await run(world, "ls", qos="LS")
         assert unit_properties.order is MaskOrder.UNKNOWN, "all CPUs read the same in both orders"
@@ -390,11 +392,11 @@ def test_a_runtime_with_right_sets_is_trusted(live: Any) -> None:
         assert len(systemd.asked) == asked, "what is known to be so is not asked for"
         assert world.executor.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 0
 
-    on_systemd(live, day, wrong=False)
+    on_systemd(run_scenario, scenario, wrong=False)
 
 
-def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_runc_that_gets_worse_is_found_out(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         def order() -> Any:
             return world.executor.unit_properties.order
 
@@ -405,11 +407,11 @@ def test_a_runc_that_gets_worse_is_found_out(live: Any) -> None:
         await has(world, ls, REST)
         assert order() is MaskOrder.REVERSED
 
-    on_systemd(live, day, wrong=False)
+    on_systemd(run_scenario, scenario, wrong=False)
 
 
-def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         await run(world, "lsr", qos="LSR", cpus="12-13")
         await has(world, ls, cpus_of("0-11,14-15"))
@@ -421,11 +423,11 @@ def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(live: Any) ->
         await has(world, ls, cpus_of("0-11,14-15"))
         assert not [line for line in world.log if line.startswith("runtime ")]
 
-    on_systemd(live, day, settles=True, settle_per_second=1000)
+    on_systemd(run_scenario, scenario, settles=True, settle_per_second=1000)
 
 
-def test_an_unknown_runtime_is_called_within_a_fence(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_an_unknown_runtime_is_called_within_a_fence(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
         await world.create(sandbox, **SHARES)  # ls moves, and how the runtime is, is not known yet
@@ -435,11 +437,11 @@ def test_an_unknown_runtime_is_called_within_a_fence(live: Any) -> None:
         assert f"fence {slice_of('ls')} {REST}" in world.log[:at]
         await has(world, ls, REST)
 
-    on_systemd(live, day, settles=True, settle_per_second=1000)
+    on_systemd(run_scenario, scenario, settles=True, settle_per_second=1000)
 
 
-def test_units_are_read_when_systemd_is_available(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_units_are_read_when_systemd_is_available(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         systemd.late = True
         ls = await run_unasked(world, "ls")
         await run_unasked(world, "lse", qos="LSE", cpus=OWNED)
@@ -453,13 +455,13 @@ def test_units_are_read_when_systemd_is_available(live: Any) -> None:
         await world.quiet()
         assert world.executor.unit_properties.page()["systemd"]["connected"] is False
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) -> None:
+def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(run_scenario: Any) -> None:
     """A reload may take longer than our deadline, and then the set comes all the same."""
 
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         shared = await run(world, "ls", qos="LS")
         await calm(world)
         systemd.slow = []
@@ -481,7 +483,7 @@ def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(live: Any) 
         await has(world, shared, REST)
         assert not world.executor.state.inflight.of(shared)
 
-    on_systemd(live, day, wrong=False)
+    on_systemd(run_scenario, scenario, wrong=False)
 
 
 async def run_unasked(world: Any, uid: str, **more: Any) -> str:
@@ -494,8 +496,8 @@ async def run_unasked(world: Any, uid: str, **more: Any) -> str:
     return container_id
 
 
-def test_a_foreign_property_is_repaired(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_foreign_property_is_repaired(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
         systemd.set(unit_of(ls), cpus_of("3"), None)
@@ -504,11 +506,11 @@ def test_a_foreign_property_is_repaired(live: Any) -> None:
         await calm(world)
         await has(world, ls, REST)
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_memory_nodes_last_as_the_kernel_has_them(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_memory_nodes_last_as_the_kernel_has_them(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         assert systemd.units[unit_of(ls)].mems == Mask()
         world.cgroups.mems[ls] = Mask.parse("1")
@@ -516,11 +518,11 @@ def test_memory_nodes_last_as_the_kernel_has_them(live: Any) -> None:
         await calm(world)
         assert systemd.units[unit_of(ls)].mems == Mask.parse("1")
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_slices_above_hold_what_is_in_them(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_slices_above_hold_what_is_in_them(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         systemd.units[TOP] = UnitSets(cpus_of("0-3"), Mask())
         systemd.units[slice_of("ls")] = UnitSets(CpuSet(), Mask())
         world.scopes.slices[TOP] = cpus_of(ALL)  # as a write of ours has widened it
@@ -530,22 +532,22 @@ def test_slices_above_hold_what_is_in_them(live: Any) -> None:
         assert systemd.units[TOP].cpus == cpus_of(ALL)
         assert systemd.units[slice_of("ls")].cpus == CpuSet(), "one without a set has that of its parent"
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_a_slice_that_the_kernel_has_not_widened_stays(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_slice_that_the_kernel_has_not_widened_stays(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         systemd.units[TOP] = UnitSets(cpus_of("0-3"), Mask())
         world.scopes.slices[TOP] = cpus_of("0-3")
         await run(world, "lse", qos="LSE", cpus=OWNED)
         await calm(world)
         assert systemd.units[TOP].cpus == cpus_of("0-3")
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_a_slice_that_is_not_a_pods_stays_and_its_content_is_repaired(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_slice_that_is_not_a_pods_stays_and_its_content_is_repaired(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         sandbox = await world.pod("odd", parent="system.slice", qos="LS")
         odd = await world.create(sandbox, **SHARES)
@@ -556,11 +558,11 @@ def test_a_slice_that_is_not_a_pods_stays_and_its_content_is_repaired(live: Any)
             await has(world, odd, REST)
         assert "system.slice" not in world.scopes.slices
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_fences_are_taken_at_the_end(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_fences_are_taken_at_the_end(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
         await update(world, ls, cpu_shares=9)
@@ -568,11 +570,11 @@ def test_fences_are_taken_at_the_end(live: Any) -> None:
         await world.executor.unit_properties.close()
         assert world.scopes.slices[slice_of("ls")] == cpus_of(ALL)
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_a_start_that_is_refused_leaves_no_fence(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_start_that_is_refused_leaves_no_fence(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         container = await world.create(await pod(world, "ls", qos="LS"), **SHARES)
         call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
@@ -581,11 +583,11 @@ def test_a_start_that_is_refused_leaves_no_fence(live: Any) -> None:
         await calm(world)
         assert world.scopes.slices[slice_of("ls")] == cpus_of(ALL)
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_without_scopes_systemd_is_not_asked(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_without_scopes_systemd_is_not_asked(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         sandbox = await world.pod("ls", qos="LS")
         container = await world.create(sandbox, **SHARES)
         call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
@@ -594,11 +596,11 @@ def test_without_scopes_systemd_is_not_asked(live: Any) -> None:
         assert systemd.heard is None
         assert world.executor.unit_properties.page() == {}
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_a_container_with_returned_cpus_has_them_as_a_property(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_a_container_with_returned_cpus_has_them_as_a_property(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
         world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
@@ -608,11 +610,11 @@ def test_a_container_with_returned_cpus_has_them_as_a_property(live: Any) -> Non
         await world.executor.unit_properties.give(ls, REST, Mask.parse("0"))
         assert "cannot query systemd" in str(world.executor.telemetry.problems())
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_no_container_is_ever_on_an_owners_cpus(live: Any) -> None:
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+def test_no_container_is_ever_on_an_owners_cpus(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         systemd.owner = await run(world, "lse", qos="LSE", cpus=OWNED)
         first, second = [await run(world, uid, qos="LS") for uid in ("one", "two")]
         for _ in range(3):
@@ -628,13 +630,13 @@ def test_no_container_is_ever_on_an_owners_cpus(live: Any) -> None:
         assert world.cgroups.sets[systemd.owner] == cpus_of(OWNED)
         assert systemd.overlaps == []
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)
 
 
-def test_an_owner_waits_for_a_call_whose_fence_has_its_cpus(live: Any) -> None:
+def test_an_owner_waits_for_a_call_whose_fence_has_its_cpus(run_scenario: Any) -> None:
     """The call carries none of them. In the wrong order it does, and a sibling widens the fence."""
 
-    async def day(world: Any, systemd: PlayedSystemd) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         low, carried = cpus_of("0-7"), cpus_of("8")
         first = await run(world, "first", qos="LSE", cpus=str(low))
         sandbox = await pod(world, "mixed")
@@ -656,4 +658,4 @@ def test_an_owner_waits_for_a_call_whose_fence_has_its_cpus(live: Any) -> None:
         await creating
         assert world.cgroups.sets[own] == carried
 
-    on_systemd(live, day)
+    on_systemd(run_scenario, scenario)

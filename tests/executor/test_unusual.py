@@ -12,21 +12,21 @@ SERVICE = "/runtime.v1.RuntimeService/"
 
 
 @pytest.mark.parametrize("kind", RequestAnomaly)
-def test_it_is_counted_reported_and_followed_by_a_comparison(live, kind):
-    async def day(world):
+def test_it_is_counted_reported_and_followed_by_a_comparison(run_scenario, kind):
+    async def scenario(world):
         world.executor.attention.clear()
         world.wire.anomaly(f"{SERVICE}StopContainer", kind)
         assert world.executor.telemetry.value(metrics.CALLS_MALFORMED) == 1
         assert f'a request is not one plain message method=StopContainer reason="{kind}"' in world.logged
         assert world.executor.attention.is_set()
 
-    live(day)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("kind", RequestAnomaly)
 @pytest.mark.parametrize("path", [f"{SERVICE}CreateContainer", f"{SERVICE[1:]}CreateContainer"])
-def test_a_create_that_cannot_be_read_and_might_be_executed_is_refused(live, kind, path):
-    async def day(world):
+def test_a_create_that_cannot_be_read_and_might_be_executed_is_refused(run_scenario, kind, path):
+    async def scenario(world):
         refusal = world.wire.anomaly(path, kind)
         if kind in (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS):
             assert refusal == (GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}")
@@ -34,23 +34,23 @@ def test_a_create_that_cannot_be_read_and_might_be_executed_is_refused(live, kin
             assert refusal is None
         assert world.wire.anomaly(f"{SERVICE}UpdateContainerResources", kind) is None
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(live):
-    async def day(world):
+def test_nothing_is_refused_in_observe_mode_or_on_a_released_node(run_scenario):
+    async def scenario(world):
         assert world.wire.anomaly(f"{SERVICE}CreateContainer", RequestAnomaly.COMPRESSED) is None
 
     async def released(world):
         world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
         assert world.wire.anomaly(f"{SERVICE}CreateContainer", RequestAnomaly.COMPRESSED) is None
 
-    live(day, mode=NodeMode.OBSERVE)
-    live(released)
+    run_scenario(scenario, mode=NodeMode.OBSERVE)
+    run_scenario(released)
 
 
-def test_an_answer_that_cannot_be_read_leads_to_a_comparison(live):
-    async def day(world):
+def test_an_answer_that_cannot_be_read_leads_to_a_comparison(run_scenario):
+    async def scenario(world):
         sandbox = await world.pod("a")
         call = await world.begin(sandbox)
         world.executor.attention.clear()
@@ -59,11 +59,11 @@ def test_an_answer_that_cannot_be_read_leads_to_a_comparison(live):
         assert any("cannot decode an answer" in line for line in world.logged)
         world.wire.finished(call, 0)
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_refusals_of_one_container_are_not_written_again_and_again(live):
-    async def day(world):
+def test_refusals_of_one_container_are_not_written_again_and_again(run_scenario):
+    async def scenario(world):
         owner = await world.pod("a", "LSR", cpus="2-3")
         await world.run(owner)
         other = await world.pod("b", "LSR", cpus="2-3")
@@ -75,14 +75,14 @@ def test_refusals_of_one_container_are_not_written_again_and_again(live):
         assert 1 <= len(lines) <= 5
         assert world.executor.telemetry.value(metrics.CREATES_REFUSED) == 1000
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_warnings_that_a_client_can_cause_are_not_written_again_and_again(live):
-    async def day(world):
+def test_warnings_that_a_client_can_cause_are_not_written_again_and_again(run_scenario):
+    async def scenario(world):
         for number in range(2000):
             world.executor.telemetry.problem("cannot continue a connection", err=f"reason {number}")
             world.executor.telemetry.problem("a fault", pod=f"ns/pod-{number}")
         assert len(world.logged) < 300
 
-    live(day)
+    run_scenario(scenario)

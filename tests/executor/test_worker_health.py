@@ -39,36 +39,36 @@ class Watch:
 
 
 def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
-    w = Watch()
-    w.kernel.seconds = 9.9
-    w.health.look()
-    assert (w.logged, w.health.stuck()) == ([], {})
-    for w.kernel.seconds in (10.0, 12.0, 14.0):
-        w.health.look()
-    assert w.logged == ["a worker thread is stuck in one job worker=kernel seconds=10"]
-    assert w.health.stuck() == {"kernel": 14.0}
-    assert w.health.page() == {
+    world = Watch()
+    world.kernel.seconds = 9.9
+    world.health.look()
+    assert (world.logged, world.health.stuck()) == ([], {})
+    for world.kernel.seconds in (10.0, 12.0, 14.0):
+        world.health.look()
+    assert world.logged == ["a worker thread is stuck in one job worker=kernel seconds=10"]
+    assert world.health.stuck() == {"kernel": 14.0}
+    assert world.health.page() == {
         "kernel": {"stuck_s": 14.0, "waiting": 3},
         "scout": {"stuck_s": 0.0, "waiting": 3},
     }
-    w.kernel.seconds = 0.0
-    w.health.look()
-    w.health.look()
-    assert w.logged[1:] == [
+    world.kernel.seconds = 0.0
+    world.health.look()
+    world.health.look()
+    assert world.logged[1:] == [
         'resolved problem="a worker thread is stuck in one job" worker=kernel seconds=10',
         "a worker thread continues worker=kernel seconds=14",
     ]
-    assert w.health.stuck() == {}
+    assert world.health.stuck() == {}
 
 
 def test_a_worker_that_is_not_vital_is_reported_and_leaves_the_node_ready() -> None:
-    w = Watch()
-    w.fact_lookup.seconds = 2 * RESTART_S
-    w.now += 10 * RESTART_S
-    w.health.look()
-    assert w.logged == ["a worker thread is stuck in one job worker=scout seconds=60"]
-    assert w.health.stuck() == {}
-    assert not w.health.may_restart()
+    world = Watch()
+    world.fact_lookup.seconds = 2 * RESTART_S
+    world.now += 10 * RESTART_S
+    world.health.look()
+    assert world.logged == ["a worker thread is stuck in one job worker=scout seconds=60"]
+    assert world.health.stuck() == {}
+    assert not world.health.may_restart()
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_a_worker_that_is_not_vital_is_reported_and_leaves_the_node_ready() -> N
 def test_a_restart_is_requested_late_and_not_if_stuck_from_the_start(
     worked: float, stuck: float, restart: bool
 ) -> None:
-    w = Watch()
-    w.now += worked + stuck
-    w.kernel.seconds = stuck
-    assert w.health.may_restart() is restart
+    world = Watch()
+    world.now += worked + stuck
+    world.kernel.seconds = stuck
+    assert world.health.may_restart() is restart
 
 
 @pytest.fixture
@@ -95,66 +95,66 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(place, "STUCK_S", 0.1)
 
 
-def test_a_stuck_kernel_holds_up_owners_only_and_heals(live: Any, hasty: None) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        one, two = await w.pod("one", "LSE", "", "0-1"), await w.pod("two", "LSE", "", "2-3")
-        gate, inside, write = threading.Event(), threading.Event(), w.cgroups.write
+def test_a_stuck_kernel_holds_up_owners_only_and_heals(run_scenario: Any, hasty: None) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        one, two = await world.pod("one", "LSE", "", "0-1"), await world.pod("two", "LSE", "", "2-3")
+        gate, inside, write = threading.Event(), threading.Event(), world.cgroups.write
 
         def stuck(*args: Any, **more: Any) -> bool:
             inside.set()
             gate.wait(60)
             return bool(write(*args, **more))
 
-        w.cgroups.write = stuck
-        refused = await w.begin(one)
+        world.cgroups.write = stuck
+        refused = await world.begin(one)
         assert inside.is_set()
         assert refused.refused is not None
         assert "in time" in refused.refused[1]
-        w.wire.finished(refused, None)
-        await w.until(w.executor.health.stuck)
-        w.executor.health.look()
-        page = node_page(w.executor)
+        world.wire.finished(refused, None)
+        await world.until(world.executor.health.stuck)
+        world.executor.health.look()
+        page = node_page(world.executor)
         assert page["ready"] is False
         assert page["workers"]["kernel"]["stuck_s"] > 0
         assert any("a worker thread is stuck in one job worker=kernel" in p["what"] for p in page["problems"])
-        more = await w.begin(await w.pod("more", "LS"))
+        more = await world.begin(await world.pod("more", "LS"))
         assert more.refused is None, "a container that only shares needs no kernel write"
-        w.finish(more, "more")
-        await w.executor.journal.flush()
-        assert "c/more" in w.ledger.entries, "the ledger is not behind the kernel worker"
-        await asyncio.wait_for(w.sync.once(), 60)  # nor is a comparison with the runtime
+        world.finish(more, "more")
+        await world.executor.journal.flush()
+        assert "c/more" in world.ledger.entries, "the ledger is not behind the kernel worker"
+        await asyncio.wait_for(world.sync.once(), 60)  # nor is a comparison with the runtime
 
-        w.cgroups.write = write
+        world.cgroups.write = write
         gate.set()
-        await w.until(lambda: not w.executor.health.stuck())
-        w.executor.attention.clear()
-        w.executor.health.look()
-        assert w.executor.attention.is_set(), "what was written late may be outdated"
-        await w.sync.once()
-        assert node_page(w.executor)["ready"] is True
-        call = await w.begin(two)
+        await world.until(lambda: not world.executor.health.stuck())
+        world.executor.attention.clear()
+        world.executor.health.look()
+        assert world.executor.attention.is_set(), "what was written late may be outdated"
+        await world.sync.once()
+        assert node_page(world.executor)["ready"] is True
+        call = await world.begin(two)
         assert call.refused is None
-        w.finish(call, "two")
-        assert w.on(ls) == "0-1,4-15"
-        w.check()
+        world.finish(call, "two")
+        assert world.on(ls) == "0-1,4-15"
+        world.check()
 
-    live(day, call_timeout=0.3)
+    run_scenario(scenario, call_timeout=0.3)
 
 
-def test_a_first_reconcile_ends_although_the_kernel_does_not_answer(live: Any, hasty: None) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        await w.executor.journal.flush()
-        await w.close()
-        w.boot()
-        gate, read = threading.Event(), w.executor.enforcer.enforce_all
-        w.executor.enforcer.enforce_all = lambda *args: gate.wait(60) and read(*args)
-        await asyncio.wait_for(w.sync.once(), 60)
-        assert w.executor.reconciled.is_set(), "creates wait for that"
+def test_a_first_reconcile_ends_although_the_kernel_does_not_answer(run_scenario: Any, hasty: None) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        await world.executor.journal.flush()
+        await world.close()
+        world.boot()
+        gate, read = threading.Event(), world.executor.enforcer.enforce_all
+        world.executor.enforcer.enforce_all = lambda *args: gate.wait(60) and read(*args)
+        await asyncio.wait_for(world.sync.once(), 60)
+        assert world.executor.reconciled.is_set(), "creates wait for that"
         gate.set()
-        await w.sync.once()
-        assert w.on(ls) == "0-15"
-        w.check()
+        await world.sync.once()
+        assert world.on(ls) == "0-15"
+        world.check()
 
-    live(day)
+    run_scenario(scenario)

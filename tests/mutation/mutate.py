@@ -71,7 +71,9 @@ CALLS = [
 BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
 NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "narrowing pool_placement")]
 SEARCHES = "reservation_search device_interleaving every_interleaving"
-THROUGH_THE_EXECUTOR = "quotas suppression partitions hotplug pod_exclusive_cpus plan_report random day"
+THROUGH_THE_EXECUTOR = (
+    "quotas suppression partitions hotplug pod_exclusive_cpus plan_report random client_calls"
+)
 """Tests that send events to the engine through the executor; they notice much that its own do not."""
 SLOW_WITHOUT_THE_ENGINE = "be_groups codec worker_health threads tasks history"
 ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
@@ -96,7 +98,10 @@ ROOMS: dict[str, list[Part]] = {
         )
     ],
     "executor": [
-        Part(["proxy/executor", *CALLS], tests_of("executor", "parts enforce rare day bad_days random")),
+        Part(
+            ["proxy/executor", *CALLS],
+            tests_of("executor", "parts enforce rare client_calls failures random"),
+        ),
     ],
     "pages": [
         Part(
@@ -153,7 +158,7 @@ ROOMS: dict[str, list[Part]] = {
             ["proxy/frontends/hookserver"],
             [
                 f"tests/frontends/hookserver/test_hookserver_{name}.py"
-                for name in ("messages", "socket_path", "day", "daemon", "faults", "random")
+                for name in ("messages", "socket_path", "calls", "daemon", "faults", "random")
             ],
         ),
         Part(["proxy/hooks/remote"], ["tests/hooks/remote"]),

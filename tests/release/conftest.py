@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.executor.conftest import live as live
+from tests.executor.conftest import run_scenario as run_scenario
 from tests.release.leaving_node import Node
 
 

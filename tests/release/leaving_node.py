@@ -49,8 +49,8 @@ settle: {{perSecond: 100}}
         await self.ask("/release/start", act=True)
         await until(lambda: daemon.pages.status()["mode"] == "released")
 
-    def live(self, daemon: Daemon, day: Callable[[], Any]) -> None:
-        run(daemon, day)
+    def run_scenario(self, daemon: Daemon, scenario: Callable[[], Any]) -> None:
+        run(daemon, scenario)
 
 
 def command(node: Node, *words: str, config: str = "") -> Any:

@@ -29,7 +29,7 @@ from tests.testkit.waiting import until
 def test_every_container_gets_everything_back(node: Node) -> None:
     ids: list[str] = []
 
-    async def day() -> None:
+    async def scenario() -> None:
         ids.append(await node.launch(DemoPod("ls", "LS")))
         ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
         assert [node.cpus(i) for i in ids] == ["0-1,4-15", "2-3"]
@@ -45,7 +45,7 @@ def test_every_container_gets_everything_back(node: Node) -> None:
         assert [node.cpus(i) for i in ids] == [ALL] * 4
 
     daemon = node.daemon()
-    node.live(daemon, day)
+    node.run_scenario(daemon, scenario)
 
     again = node.daemon()
 
@@ -62,11 +62,11 @@ def test_every_container_gets_everything_back(node: Node) -> None:
         lsr = await node.launch(DemoPod("lsr", "LSR", cpuset="6-7"))
         assert node.cpus(lsr) == "6-7"
 
-    node.live(again, after)
+    node.run_scenario(again, after)
 
 
 def test_the_command(node: Node) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         with pytest.raises(LockedError, match="without --offline"):
             await asyncio.to_thread(command, node, "--offline")
@@ -84,11 +84,11 @@ def test_the_command(node: Node) -> None:
             await asyncio.to_thread(command, node, "--undo")
 
     daemon = node.daemon()
-    node.live(daemon, day)
+    node.run_scenario(daemon, scenario)
 
 
 def test_a_slow_release_is_reported(node: Node) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         node.runtime.stop()
         with pytest.raises(
@@ -98,12 +98,12 @@ def test_a_slow_release_is_reported(node: Node) -> None:
         assert node.cpus(lse) == ALL
 
     daemon = node.daemon()
-    node.live(daemon, day)
+    node.run_scenario(daemon, scenario)
 
 
 @pytest.mark.parametrize("mode", ["observe", "passthrough"])
 def test_there_may_be_nothing_to_release(node: Node, mode: str) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         done = await asyncio.to_thread(command, node)
         assert done.stdout.startswith(f"there is nothing to release: in {mode} mode no container is moved")
         with pytest.raises(InputError, match=f"in {mode} mode"):
@@ -111,13 +111,13 @@ def test_there_may_be_nothing_to_release(node: Node, mode: str) -> None:
         assert daemon.pages.status()["mode"] == mode
 
     daemon = node.daemon(f"mode: {mode}")
-    node.live(daemon, day)
+    node.run_scenario(daemon, scenario)
 
 
 def test_without_a_daemon(node: Node) -> None:
     ids: list[str] = []
 
-    async def day() -> None:
+    async def scenario() -> None:
         ids.append(await node.launch(DemoPod("ls", "LS")))
         ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
         assert daemon.executor is not None
@@ -129,7 +129,7 @@ def test_without_a_daemon(node: Node) -> None:
     with pytest.raises(UnavailableError, match="topoproxy release --offline"):
         command(node)
     daemon = node.daemon()
-    node.live(daemon, day)
+    node.run_scenario(daemon, scenario)
     assert [node.cpus(i) for i in ids] == ["0-1,4-15", "2-3"]
     node.runtime.stop()
     with pytest.raises(TopoproxyError, match="run it again"):
@@ -161,10 +161,10 @@ def test_without_a_daemon_and_without_permission(node: Node, monkeypatch: pytest
 def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
     ids: list[str] = []
 
-    async def day() -> None:
+    async def scenario() -> None:
         ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
 
-    node.live(node.daemon("releaseAtStop: true"), day)
+    node.run_scenario(node.daemon("releaseAtStop: true"), scenario)
     assert node.cpus(ids[0]) == ALL
     again = node.daemon("releaseAtStop: true")
 
@@ -172,14 +172,14 @@ def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
         await until(lambda: node.cpus(ids[0]) == "2-3")
         assert again.pages.status()["mode"] == "enforce"
 
-    node.live(again, after)
+    node.run_scenario(again, after)
     assert node.cpus(ids[0]) == ALL
 
 
 def test_kubelets_file_names_the_cpus_of_each_container(node: Node) -> None:
     """An owner of ours with other CPUs at kubelet, and a sharing container, beside policy static."""
 
-    async def day() -> None:
+    async def scenario() -> None:
         web = await node.launch(DemoPod("web", "LS"))
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert daemon.executor is not None
@@ -191,4 +191,4 @@ def test_kubelets_file_names_the_cpus_of_each_container(node: Node) -> None:
         assert (node.cpus(lse), node.cpus(web)) == ("8-9", "0-7,10-15")
 
     daemon = node.daemon()
-    node.live(daemon, day)
+    node.run_scenario(daemon, scenario)

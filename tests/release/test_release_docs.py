@@ -31,7 +31,7 @@ def test_the_walk(node: Node) -> None:
         done = await asyncio.to_thread(command, node, *words.split()[2:])
         assert done.stdout == shown(words)
 
-    async def day() -> None:
+    async def scenario() -> None:
         await node.launch(DemoPod("web", "LS"))
         await node.launch(DemoPod("db", "LSE", cpuset="2-3"))
         await typed("topoproxy release")
@@ -41,7 +41,7 @@ def test_the_walk(node: Node) -> None:
         await until(lambda: {"2-3"} <= {node.cpus(i) for i in daemon.executor.state.containers})
 
     daemon = node.daemon()
-    node.live(daemon, day)
+    node.run_scenario(daemon, scenario)
     assert command(node, "--offline").stdout == shown("topoproxy release --offline")
     assert command(node, "--offline", "--undo").stdout == shown("topoproxy release --offline --undo")
 

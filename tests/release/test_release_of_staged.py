@@ -25,7 +25,7 @@ def test_observed_pods_are_left_as_they_are() -> None:
         daemon = node.from_file(STAGED)
         ids: dict[str, str] = {}
 
-        async def day() -> None:
+        async def scenario() -> None:
             assert daemon._leaving is not None
             ids["enforced"] = await node.launch(DemoPod("enforced", "LSE", cpuset="2-3", labels=CHOSEN))
             ids["observed"] = await node.launch(DemoPod("observed", "LS"))
@@ -46,7 +46,7 @@ def test_observed_pods_are_left_as_they_are() -> None:
                 lambda: daemon._leaving is not None and daemon._leaving.answer()["stage"] == "released"
             )
 
-        run(daemon, day, reconciled=True)
+        run(daemon, scenario, reconciled=True)
         later = node.from_file(OBSERVE)
 
         async def observed() -> None:
@@ -62,7 +62,7 @@ def test_steps_go_on_after_a_release_that_came_between_them() -> None:
     with temporary_node(FileNode) as node:
         daemon = node.from_file(OBSERVE)
 
-        async def day() -> None:
+        async def scenario() -> None:
             assert daemon._leaving is not None
             ids = await load(node, 3)
             await node.reload(daemon, ENFORCE)
@@ -76,4 +76,4 @@ def test_steps_go_on_after_a_release_that_came_between_them() -> None:
             await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
             await until(lambda: world(node, ids) == {**dict.fromkeys(ids, "0-1,6-15"), **OWNERS})
 
-        run(daemon, day, reconciled=True)
+        run(daemon, scenario, reconciled=True)

@@ -42,7 +42,7 @@ def live_keys(part: Any = None, prefix: str = "") -> list[str]:
 def test_what_can_change_changes_together(node: FileNode) -> None:
     daemon = node.from_file("reconcilePeriod: 1h\n")
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.executor is not None
         page = await node.reload(
             daemon, "reconcilePeriod: 300ms\nexplainHistory: 7\nonError: refuse\nsettle: {perSecond: 3}\n"
@@ -61,7 +61,7 @@ def test_what_can_change_changes_together(node: FileNode) -> None:
         before = daemon.executor.telemetry.registry.page()["reconciles"]
         await until(lambda: daemon.executor.telemetry.registry.page()["reconciles"] > before + 2, 20)
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 @pytest.mark.parametrize("mode", ["enforce", "passthrough"])
@@ -79,7 +79,7 @@ def test_a_notice_is_the_same_at_the_start_and_at_a_reload_and_ends_with_its_cau
         found = [row for row in daemon._telemetry.problems() if "notice" in str(row["message"])]
         return [(row["message"], row["count"]) for row in found]
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert noticed() == [(NOTICE, 1)]
         await node.reload(daemon)
         assert noticed() == [(NOTICE, 2)]
@@ -89,7 +89,7 @@ def test_a_notice_is_the_same_at_the_start_and_at_a_reload_and_ends_with_its_cau
         await node.reload(daemon, text)
         assert noticed() == []
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 @pytest.mark.parametrize("mode", ["cpuset", "cfs-quota"])
@@ -97,19 +97,19 @@ def test_suppression_that_cannot_work_is_refused_when_it_is_switched_on(node: Fi
     text = f"cgroupRoot: {node.directory}/nothing\n"
     daemon = node.from_file(text)
 
-    async def day() -> None:
+    async def scenario() -> None:
         page = await node.reload(daemon, f"{text}callTimeout: 3s\nbeSuppress: {{mode: {mode}}}\n")
         assert page["reload"]["result"] == "refused"
         assert "beSuppress.mode: cannot find the kernel's CPU times" in page["reload"]["reason"]
         assert daemon.config.call_timeout == 5
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: FileNode) -> None:
     daemon = node.from_file("callTimeout: 3s\n")
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.executor is not None
         ls = await node.launch(DemoPod("ls", "LS"))
         before, options = daemon.config, daemon.executor.options
@@ -132,7 +132,7 @@ def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: File
         assert "topoproxy_config_last_reload_successful 1" in text
         assert f"topoproxy_config_last_reload_success_timestamp_seconds {page['since']}" in text
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_one_part_that_cannot_be_applied_keeps_all_others_back(
 ) -> None:
     daemon = node.from_file()
 
-    async def day() -> None:
+    async def scenario() -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         ls = await node.launch(DemoPod("ls", "LS"))
         threshold = logs.log.enabled("debug")
@@ -160,13 +160,13 @@ def test_one_part_that_cannot_be_applied_keeps_all_others_back(
         assert (node.cpus(lse), node.cpus(ls)) == ("2-3", "0-1,4-15")
         assert changes(daemon.config, Config()) == changes(daemon.reload.config, Config())
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_keys_that_need_a_restart_are_named_and_wait(node: FileNode) -> None:
     daemon = node.from_file()
 
-    async def day() -> None:
+    async def scenario() -> None:
         page = await node.reload(daemon, "sysfsRoot: /elsewhere\nlog: {format: json}\n")
         assert page["reload"]["result"] == "applied"
         assert page["restart"] == [{"key": "sysfsRoot", "before": "/sys", "after": "/elsewhere"}]
@@ -177,38 +177,38 @@ def test_keys_that_need_a_restart_are_named_and_wait(node: FileNode) -> None:
         page = await node.reload(daemon, "")
         assert page["reload"]["result"] == "unchanged"
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_a_change_that_contradicts_what_waits_for_a_restart_is_refused(node: FileNode) -> None:
     daemon = node.from_file()
 
-    async def day() -> None:
+    async def scenario() -> None:
         page = await node.reload(
             daemon, "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: true}\n"
         )
         assert page["reload"]["result"] == "refused"
         assert "restart to apply the whole file" in page["reload"]["reason"]
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_words_of_the_command_line_stay_on_top(node: FileNode) -> None:
     daemon = node.from_file("explainHistory: 5\n", {"explainHistory": ("--explain-history", "9")})
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.executor is not None
         page = await node.reload(daemon, "explainHistory: 6\nonError: refuse\n")
         assert [row["key"] for row in page["reload"]["applied"]] == ["onError"]
         assert daemon.executor.options.history == 9
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_no_more_containers_move_than_must(node: FileNode) -> None:
     daemon = node.from_file()
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.executor is not None
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         ls = await node.launch(DemoPod("ls", "LS"))
@@ -226,7 +226,7 @@ def test_no_more_containers_move_than_must(node: FileNode) -> None:
         with pytest.raises(Exception, match="maxCPUsPerPod"):
             await node.launch(DemoPod("much", "LSE", cpuset="4-9"))
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_a_fault_while_applying_takes_back_what_was_applied(
@@ -234,7 +234,7 @@ def test_a_fault_while_applying_takes_back_what_was_applied(
 ) -> None:
     daemon = node.from_file()
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.executor is not None
         ls = await node.launch(DemoPod("ls", "LS"))
         change = daemon.executor.change_options
@@ -251,37 +251,37 @@ def test_a_fault_while_applying_takes_back_what_was_applied(
         assert logs.log.enabled("info")
         assert node.cpus(ls) == "0-15"
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_a_daemon_that_only_relays_reloads_what_it_has(node: FileNode) -> None:
     daemon = node.from_file("mode: passthrough\n")
 
-    async def day() -> None:
+    async def scenario() -> None:
         page = await node.reload(daemon, "mode: passthrough\ndrainTimeout: 1s\ncallTimeout: 7s\n")
         assert [row["key"] for row in page["reload"]["applied"]] == ["callTimeout", "drainTimeout"]
         assert daemon.config.drain_timeout == 1
         assert daemon.pages.status()["config"]["reload"]["result"] == "applied"
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_a_daemon_without_a_file_refuses(node: FileNode) -> None:
     daemon = node.daemon()
 
-    async def day() -> None:
+    async def scenario() -> None:
         page = await daemon.reload.action()
         assert (
             page["reload"]["reason"] == "cannot reload: the daemon was not started from a configuration file"
         )
 
-    run(daemon, day)
+    run(daemon, scenario)
 
 
 def test_each_live_key_has_one_step_and_each_step_has_live_keys(node: FileNode) -> None:
     daemon = node.from_file()
 
-    async def day() -> None:
+    async def scenario() -> None:
         steps = daemon.reload._steps
         owners = {key: sum(step.applies(key) for step in steps) for key in live_keys()}
         assert {key: count for key, count in owners.items() if count != 1} == {}
@@ -289,4 +289,4 @@ def test_each_live_key_has_one_step_and_each_step_has_live_keys(node: FileNode) 
             for own in step.keys:
                 assert any(key == own or key.startswith(f"{own}.") for key in live_keys()), own
 
-    run(daemon, day)
+    run(daemon, scenario)

@@ -65,14 +65,14 @@ def test_steps_prepare_first_and_a_refusal_of_the_last_applies_none() -> None:
     def refuse(before: Config, after: Config) -> Commit:
         raise ConfigError("not now")
 
-    async def day() -> None:
+    async def scenario() -> None:
         reload = reload_of([LiveStep(("callTimeout",), prepare), LiveStep(("log",), refuse)], other)
         outcome = await reload.run("admin")
         assert (outcome.result, outcome.reason, outcome.at) == ("refused", "not now", 7.0)
         assert done == ["prepared"]
         assert reload.config.call_timeout == 5
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_a_fault_takes_back_what_was_applied_the_last_first() -> None:
@@ -89,7 +89,7 @@ def test_a_fault_takes_back_what_was_applied_the_last_first() -> None:
 
         return LiveStep((name,), prepare)
 
-    async def day() -> None:
+    async def scenario() -> None:
         steps = [
             step("callTimeout", lambda config: config.call_timeout),
             step("log", lambda config: str(config.log.level)),
@@ -101,19 +101,19 @@ def test_a_fault_takes_back_what_was_applied_the_last_first() -> None:
         assert values == [("callTimeout", 3), ("log", "error"), ("log", "info"), ("callTimeout", 5)]
         assert reload.config == Config()
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_steps_that_are_not_concerned_are_not_asked() -> None:
     def never(before: Config, after: Config) -> Commit:
         raise AssertionError
 
-    async def day() -> None:
+    async def scenario() -> None:
         reload = reload_of([LiveStep(("koordinator", "callTimeouts"), never)], other)
         assert (await reload.run("admin")).result == "applied"
         assert (await reload.run("admin")).result == "unchanged"
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_one_reload_at_a_time_and_systemd_hears_of_each() -> None:
@@ -130,14 +130,14 @@ def test_one_reload_at_a_time_and_systemd_hears_of_each() -> None:
             raise ConfigError("bad")
         return await other(origin)
 
-    async def day() -> None:
+    async def scenario() -> None:
         reload = reload_of([], read, notified)
         outcomes = await asyncio.gather(*(reload.run("admin") for _ in range(3)))
         assert [outcome.result for outcome in outcomes] == ["applied", "unchanged", "refused"]
         assert most == 1
         assert notified.sent == ["reloading", "ready"] * 3
 
-    asyncio.run(day())
+    asyncio.run(scenario())
 
 
 def test_a_reload_that_is_cancelled_lets_the_next_one_run() -> None:
@@ -147,7 +147,7 @@ def test_a_reload_that_is_cancelled_lets_the_next_one_run() -> None:
         await asyncio.sleep(60 if len(notified.sent) < 2 else 0)
         return await other(origin)
 
-    async def day() -> None:
+    async def scenario() -> None:
         reload = reload_of([], read, notified)
         first = asyncio.create_task(reload.run("SIGHUP"))
         await asyncio.sleep(0.01)
@@ -156,4 +156,4 @@ def test_a_reload_that_is_cancelled_lets_the_next_one_run() -> None:
             await first
         assert (await reload.run("SIGHUP")).result == "applied"
 
-    asyncio.run(day())
+    asyncio.run(scenario())

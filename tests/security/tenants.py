@@ -1,6 +1,6 @@
 """Honest and hostile pods on a node in memory, and everything that the daemon says about them.
 
-``Tenants`` plays the same honest day with and without hostile pods between its steps. What it gives back is
+``Tenants`` plays the same honest pods with and without hostile pods between its steps. What it gives back is
 what the honest pods see: the answers to their calls, their records in the ledger, their CPUs in the kernel.
 """
 
@@ -134,7 +134,7 @@ class Node(World):
 
 
 class Tenants:
-    """A day of honest pods, with hostile ones between its steps."""
+    """A sequence of honest pods, with hostile ones between the steps."""
 
     def __init__(self, directory: Path) -> None:
         self.node = Node(directory)
@@ -362,7 +362,7 @@ Visits = Sequence[tuple[int, HostilePod, str]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Played:
-    """What a day showed.
+    """The results of a scenario.
 
     Attributes:
         seen: What the honest pods see.
@@ -377,9 +377,9 @@ class Played:
 
 
 def play(visits: Visits, restart_at: int = 5) -> Played:
-    """Play the honest day with these pods between its steps, and a restart before one of them."""
+    """Play the honest pods with these pods between their steps, and a restart before one of them."""
 
-    async def day() -> Played:
+    async def scenario() -> Played:
         with tempfile.TemporaryDirectory(prefix="tp-") as directory, pytest.MonkeyPatch.context() as patch:
             tenants = Tenants(Path(directory))
             task = asyncio.current_task()
@@ -399,4 +399,4 @@ def play(visits: Visits, restart_at: int = 5) -> Played:
                 await tenants.close()
             return Played(seen, tenants.timed.worst, tenants.timed.what, tenants.longest)
 
-    return asyncio.run(day())
+    return asyncio.run(scenario())

@@ -1,6 +1,7 @@
 """Whatever a pod's author writes, the node and the other tenants are as without that pod.
 
-The honest day of ``tenants`` is played with hostile pods between its steps, and with a restart in the middle.
+The honest pods of ``tenants`` are played with hostile pods between their steps, and a restart in the
+middle.
 Each of these must hold, for every attack that is known and for random ones:
 
 * the shared pool keeps its floor, and a hostile pod never owns a CPU;
@@ -26,7 +27,7 @@ _quiet: dict[int, dict[str, Any]] = {}
 
 
 def check(visits: Visits, restart_at: int = 5) -> None:
-    """Play the day with and without the hostile pods."""
+    """Play the honest pods with and without the hostile ones."""
     if restart_at not in _quiet:
         _quiet[restart_at] = play((), restart_at).seen
     held = []
@@ -134,7 +135,10 @@ POD_NAME = st.sampled_from(["", "evil", "x" * 253]) | st.text(
     max_examples=20,
     deadline=None,
     derandomize=True,
-    phases=[Phase.explicit, Phase.generate],  # a day takes too long to be played while a failure is shrunk
+    phases=[
+        Phase.explicit,
+        Phase.generate,
+    ],  # a scenario takes too long to be played while a failure is shrunk
     suppress_health_check=list(HealthCheck),
 )
 @given(

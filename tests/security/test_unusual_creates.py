@@ -116,7 +116,7 @@ def test_a_path_without_its_first_slash_is_placed(daemon: Any) -> None:
 def test_a_sandbox_config_in_two_parts_is_read_as_the_runtime_reads_it(tmp_path: Path) -> None:
     """Go merges the parts of a message; the last part alone would be another pod."""
 
-    async def day() -> str:
+    async def scenario() -> str:
         node = Node(tmp_path)
         try:
             await node.sync.once()
@@ -144,4 +144,4 @@ def test_a_sandbox_config_in_two_parts_is_read_as_the_runtime_reads_it(tmp_path:
             await node.close()
             node.ledger.close()
 
-    assert asyncio.run(day()) == "2-3"
+    assert asyncio.run(scenario()) == "2-3"

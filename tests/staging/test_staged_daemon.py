@@ -130,7 +130,7 @@ def world(node: FileNode, ids: dict[str, str]) -> dict[str, str]:
 def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> None:
     daemon = node.from_file(OBSERVE)
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon._staging is not None
         ids = await load(node)
         assert set(world(node, ids).values()) == {ALL}
@@ -158,14 +158,14 @@ def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> No
         assert watch.most == 1, "more than podsPerStep pods changed together"
         assert watch.looks > 20
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_calls_of_observed_pods_pass_and_nothing_of_them_is_written(node: FileNode) -> None:
     chosen = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chosen}}, stepPeriod")
     daemon = node.from_file(chosen)
 
-    async def day() -> None:
+    async def scenario() -> None:
         watched = await node.launch(DemoPod("watched", "LS"))
         owner = await node.launch(DemoPod("owner", "LSE", cpuset="2-3"))
         rival = await node.launch(DemoPod("rival", "LSE", cpuset="2-3"))  # it would be rejected
@@ -183,7 +183,7 @@ def test_calls_of_observed_pods_pass_and_nothing_of_them_is_written(node: FileNo
         assert cpus(node, watched) == "2,4"  # drift of an observed container is not repaired
         assert page(daemon) == {"enforced": 2, "observed": 3, "toEnforce": 0, "toGiveBack": 0, "inStep": 0}
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_a_restart_in_the_middle_goes_on_from_there(node: FileNode) -> None:
@@ -225,7 +225,7 @@ def test_a_restart_in_the_middle_goes_on_from_there(node: FileNode) -> None:
 def test_a_percentage_selects_the_same_pods_again(node: FileNode) -> None:
     daemon = node.from_file(ENFORCE.replace("{stepPeriod", "{percent: 0, stepPeriod"))
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.executor is not None
         ids = await load(node, 8)
         keys = {c.id: c.pod.key for c in daemon.executor.state.containers.values()}
@@ -239,7 +239,7 @@ def test_a_percentage_selects_the_same_pods_again(node: FileNode) -> None:
             )
             assert {name for name, has in world(node, ids).items() if has != ALL} == wanted
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def refuse_writes(node: FileNode, group: str | None, but: CpuSet | None = None) -> Callable[[], None]:
@@ -275,7 +275,7 @@ def test_a_pod_that_cannot_be_enforced_is_given_back_and_tried_again(
     monkeypatch.setattr("proxy.staging.service.AGAIN", Backoff(0.3, 0.3))
     daemon = node.from_file(OBSERVE)
 
-    async def day() -> None:
+    async def scenario() -> None:
         ids = await load(node, 2)
         end = refuse_writes(node, node.cgroups.find("", ids["ls-0"]), CpuSet.parse(ALL))
         await node.reload(daemon, ENFORCE)
@@ -290,14 +290,14 @@ def test_a_pod_that_cannot_be_enforced_is_given_back_and_tried_again(
         await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
         assert problems(daemon) == {}
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 @pytest.mark.parametrize("ends", ["another target", "the pod is gone"])
 def test_a_problem_ends_with_its_pod_and_with_the_target(node: FileNode, ends: str) -> None:
     daemon = node.from_file(OBSERVE)
 
-    async def day() -> None:
+    async def scenario() -> None:
         assert daemon.executor is not None
         ids = await load(node, 2)
         refuse_writes(node, node.cgroups.find("", ids["ls-0"]), CpuSet.parse(ALL))
@@ -310,7 +310,7 @@ def test_a_problem_ends_with_its_pod_and_with_the_target(node: FileNode, ends: s
             daemon.executor.lifecycle.removed([ids["ls-0"]])
         await until(lambda: problems(daemon) == {})
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_a_pod_that_cannot_be_given_back_does_not_keep_the_others(
@@ -321,7 +321,7 @@ def test_a_pod_that_cannot_be_given_back_does_not_keep_the_others(
     enforce = ENFORCE.replace("{stepPeriod", "{podsPerStep: 10, stepPeriod")
     daemon = node.from_file(enforce)
 
-    async def day() -> None:
+    async def scenario() -> None:
         ids = await load(node, 3)
         end = refuse_writes(node, node.cgroups.find("", ids["ls-1"]))
         await node.reload(daemon, enforce.replace("enforce\n", "observe\n"))
@@ -333,13 +333,13 @@ def test_a_pod_that_cannot_be_given_back_does_not_keep_the_others(
         assert problems(daemon) == {}
         assert set(world(node, ids).values()) == {ALL}
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)
 
 
 def test_guaranteed_pods_are_not_needed_to_be_known(node: FileNode) -> None:
     daemon = node.from_file(f"{OBSERVE}cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n")
 
-    async def day() -> None:
+    async def scenario() -> None:
         own = await node.launch(DemoPod("own", kube_qos=KubeQos.GUARANTEED, cpus=2))
         other = await node.launch(DemoPod("other", "LS"))
         await node.reload(daemon, f"{ENFORCE}cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n")
@@ -347,4 +347,4 @@ def test_guaranteed_pods_are_not_needed_to_be_known(node: FileNode) -> None:
         assert len(CpuSet.parse(cpus(node, own))) == 2
         assert CpuSet.parse(cpus(node, own)).isdisjoint(CpuSet.parse(cpus(node, other)))
 
-    run(daemon, day, reconciled=True)
+    run(daemon, scenario, reconciled=True)

@@ -34,7 +34,7 @@ def test_hooks_begin_with_enforcement_and_leave_observed_pods_alone() -> None:
         section = f"hooks: {{folder: {directory}, vendorFolder: {nothing}, serverFolder: {nothing}}}\n"
         daemon = node.from_file(OBSERVE + section)
 
-        async def day() -> None:
+        async def scenario() -> None:
             first = await node.launch(DemoPod("bad-first", "LS"))
             assert daemon.hooking is None
             staged = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chosen}}, stepPeriod")
@@ -46,4 +46,4 @@ def test_hooks_begin_with_enforcement_and_leave_observed_pods_alone() -> None:
                 await node.launch(DemoPod("bad-third", "LS", labels=CHOSEN))
             assert [cpus(node, each) for each in (first, observed, enforced)] == [ALL, ALL, "0-1"]
 
-        run(daemon, day, reconciled=True)
+        run(daemon, scenario, reconciled=True)

@@ -429,7 +429,7 @@ def test_a_successor_learns_which_calls_are_relayed_and_which_are_over(
         predecessor.follow(heard.append, lambda: ended.append(True))
         predecessor.serving()
 
-    async def day() -> None:
+    async def scenario() -> None:
         waiting = asyncio.ensure_future(asyncio.to_thread(predecessor.wait_for_turn))
         waiting.add_done_callback(serve)
         assert json.loads(await asyncio.to_thread(ours.recv, 200))["ready"] is True
@@ -445,7 +445,7 @@ def test_a_successor_learns_which_calls_are_relayed_and_which_are_over(
         predecessor.close()
         successor.over("call-3")  # which has ended meanwhile
 
-    asyncio.run(day())
+    asyncio.run(scenario())
     assert predecessor.relayed == RELAYED
     assert heard == ["call-2", "call-1"]
 

@@ -100,16 +100,16 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path)
 
 
-def live(world: World, day: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_scenario(world: World, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         async with world.following():
-            await day()
+            await scenario()
 
     asyncio.run(whole())
 
 
 def test_the_daemon_gets_what_applies_and_the_node_says_so(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("base")
         await until(lambda: world.said)
         assert world.content == {"log": {"level": "debug"}}
@@ -133,7 +133,7 @@ def test_the_daemon_gets_what_applies_and_the_node_says_so(world: World) -> None
         assert world.content is None
         assert world.daemon.reloads == 4
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_daemon_gets_what_applies_and_the_node_says_so(world: World) -> None
     ],
 )
 def test_what_the_node_does_not_permit_changes_nothing(world: World, config: Any, why: str) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("good")
         await until(lambda: world.said)
         world.put("good", 2, config)
@@ -157,12 +157,12 @@ def test_what_the_node_does_not_permit_changes_nothing(world: World, config: Any
         assert world.daemon.reloads == 1, "the daemon is not asked for what is known to be wrong"
         await until(lambda: world.status("good")[0]["accepted"] is False)
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 @pytest.mark.parametrize("noted", [False, True])
 def test_what_the_daemon_refuses_is_not_there_at_its_next_start(world: World, noted: bool) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("good")
         await until(lambda: world.said)
         if noted:
@@ -174,13 +174,13 @@ def test_what_the_daemon_refuses_is_not_there_at_its_next_start(world: World, no
         assert "there is no CPU 9" in world.said["reason"]
         assert world.content == {"log": {"level": "debug"}}
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_a_daemon_that_is_down_gets_it_later(world: World) -> None:
     world.daemon.down = True
 
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("base")
         await until(lambda: world.content)
         await until(lambda: any("cannot apply the settings of the cluster" in line for line in world.lines))
@@ -189,11 +189,11 @@ def test_a_daemon_that_is_down_gets_it_later(world: World) -> None:
         await until(lambda: world.said)
         assert world.said["accepted"]
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_an_api_server_without_the_crd_or_out_of_reach_leaves_what_is_there(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("base")
         await until(lambda: world.said)
         world.api.answers[COLLECTION] += [404] * 20
@@ -202,11 +202,11 @@ def test_an_api_server_without_the_crd_or_out_of_reach_leaves_what_is_there(worl
         assert world.content == {"log": {"level": "debug"}}
         assert world.daemon.reloads == 1
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_a_node_leaves_the_status_of_an_object_that_it_no_longer_uses(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("gold", nodeSelector={"matchLabels": {"tier": "gold"}})
         await until(lambda: world.status("gold"))
         world.api.put(NODES, "n1", metadata={"labels": {}})
@@ -219,7 +219,7 @@ def test_a_node_leaves_the_status_of_an_object_that_it_no_longer_uses(world: Wor
         assert json.loads(applied()[1].content)["status"] == {}, "an apply without what its owner had before"
         assert {r.url.params["fieldManager"] for r in applied()} == {"topoproxy-n1"}, "only its own entry"
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_nodes_take_settings_at_once_and_report_them_at_different_times(
@@ -227,7 +227,7 @@ def test_nodes_take_settings_at_once_and_report_them_at_different_times(
 ) -> None:
     monkeypatch.setattr(following.random, "uniform", lambda low, high: 0.5)
 
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("base")
         await until(lambda: world.daemon.reloads)
         await asyncio.sleep(0.2)
@@ -236,7 +236,7 @@ def test_nodes_take_settings_at_once_and_report_them_at_different_times(
         await until(lambda: world.said)
         await until(lambda: world.status("base"))
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 @pytest.mark.parametrize("message", ["status.nodes: Too many: 21: must have at most 20 items", "status: no"])
@@ -250,7 +250,7 @@ def test_a_list_that_other_nodes_have_filled_meanwhile_is_no_fault(world: World,
 
     world.api._one = full  # type: ignore[method-assign]
 
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("base")
         await until(lambda: world.said)
         asked = f"{COLLECTION}/base/status"
@@ -260,7 +260,7 @@ def test_a_list_that_other_nodes_have_filled_meanwhile_is_no_fault(world: World,
         problem = "cannot report which settings of the cluster are in effect"
         assert any(problem in line for line in world.lines) == ("Too many" not in message)
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_a_key_that_the_operator_permits_no_more_is_said(
@@ -268,7 +268,7 @@ def test_a_key_that_the_operator_permits_no_more_is_said(
 ) -> None:
     monkeypatch.setattr(following, "RECHECK_S", 0.05)
 
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("base")
         await until(lambda: world.said)
         assert world.said["accepted"]
@@ -284,11 +284,11 @@ def test_a_key_that_the_operator_permits_no_more_is_said(
         await asyncio.sleep(0.3)
         assert world.daemon.reloads == reloads, "the daemon is not asked without a change"
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_settings_that_are_refused_after_an_outage_of_the_daemon_are_put_back(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         world.put("good")
         await until(lambda: world.said)
         world.daemon.down = True
@@ -300,25 +300,25 @@ def test_settings_that_are_refused_after_an_outage_of_the_daemon_are_put_back(wo
         assert not world.said["accepted"]
         assert world.content == {"log": {"level": "debug"}}
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_an_odd_object_is_ignored_with_a_reason(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         world.api.put(COLLECTION, "odd", spec={"config": 5, "priority": 100})
         world.put("base")
         await until(lambda: world.said)
         assert world.said["name"] == "base"
         assert any("spec.config is missing" in line for line in world.lines)
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_a_node_that_permits_nothing_asks_for_nothing(world: World) -> None:
     world.config = Config()
 
-    async def day() -> None:
+    async def scenario() -> None:
         await asyncio.sleep(0.1)
 
-    live(world, day)
+    run_scenario(world, scenario)
     assert not world.api.requests

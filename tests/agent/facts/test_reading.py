@@ -87,24 +87,24 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     tmp_path.chmod(0o700)
     monkeypatch.setattr(reading, "CONFIRM_S", 0.2)
     monkeypatch.setattr(reading, "NAMESPACES_S", 0.4)
-    w = World(tmp_path)
-    w.api.put(NODES, "n1", metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}})
-    w.api.put(NAMESPACES, "team", metadata={"labels": {"a": "b"}})
-    w.api.put(PODS, "team/web", metadata={"uid": "u1"}, spec=SPEC)
-    return w
+    world = World(tmp_path)
+    world.api.put(NODES, "n1", metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}})
+    world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "b"}})
+    world.api.put(PODS, "team/web", metadata={"uid": "u1"}, spec=SPEC)
+    return world
 
 
-def live(world: World, day: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_scenario(world: World, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         async with world.reading():
             await until(lambda: all(page["read_s"] is not None for page in world.pages().values()))
-            await day()
+            await scenario()
 
     asyncio.run(whole())
 
 
 def test_files_follow_the_objects(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         meta = world.files.node.read()
         assert meta is not None
         assert meta.labels == {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}
@@ -119,13 +119,13 @@ def test_files_follow_the_objects(world: World) -> None:
         world.api.put(NAMESPACES, "team", metadata={"labels": {}})
         await until(lambda: world.files.namespaces.read() == {"team": {}}, 1.0)
 
-    live(world, day)
+    run_scenario(world, scenario)
     selectors = {(r.url.path, r.url.params.get("fieldSelector")) for r in world.api.seen}
     assert selectors == {(NODES, "metadata.name=n1"), (PODS, "spec.nodeName=n1"), (NAMESPACES, None)}
 
 
 def test_the_daemon_is_asked_to_read_what_changes_the_node_and_not_for_pods(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         await until(lambda: len(world.daemon.asked) == 2)
         world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
         await until(lambda: world.pod("u2"))
@@ -136,11 +136,11 @@ def test_the_daemon_is_asked_to_read_what_changes_the_node_and_not_for_pods(worl
         world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "d"}})
         await until(lambda: world.files.namespaces.read() == {"team": {"a": "d"}})
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_a_heartbeat_of_a_node_writes_nothing(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         path = world.directory / "node.json"
         before = path.stat().st_ino
         world.api.put(
@@ -153,20 +153,20 @@ def test_a_heartbeat_of_a_node_writes_nothing(world: World) -> None:
         await until(lambda: world.pod("u2"))
         assert path.stat().st_ino == before
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_a_file_is_as_old_as_what_the_watch_has_brought_last(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         await until(lambda: world.pages()["pods"]["confirmed_s"] > 0.8)
         assert world.api.watches == 3, "a connection that is dead looks like this"
         await until(lambda: confirmed(world, "pods") < 0.3)
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_an_outage_leaves_the_files_and_they_get_older(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         await until(lambda: confirmed(world, "pods") < 0.15)
         world.api.crash()
         await until(lambda: world.pages()["pods"]["confirmed_s"] > 0.5)
@@ -176,12 +176,12 @@ def test_an_outage_leaves_the_files_and_they_get_older(world: World) -> None:
         await until(lambda: world.pod("u2"), 5.0)
         await until(lambda: confirmed(world, "namespaces") < 0.15)
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 @pytest.mark.parametrize("code", [401, 403, 404])
 def test_revoked_permissions_do_not_empty_the_files(world: World, code: int) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         for path in (NODES, PODS, NAMESPACES):
             world.api.answers[path] += [code] * 50
         world.api.end_watches()
@@ -190,30 +190,30 @@ def test_revoked_permissions_do_not_empty_the_files(world: World, code: int) -> 
         assert world.files.namespaces.read() == {"team": {"a": "b"}}
         assert world.files.node.read() is not None
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_a_node_object_that_is_deleted_leaves_the_last_one(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         world.api.remove(NODES, "n1")
         await until(lambda: world.pages()["node"]["confirmed_s"] > 0.5)
         assert world.files.node.read() is not None
         await until(lambda: confirmed(world, "pods") < 0.15)
         assert world.pages()["node"]["confirmed_s"] > 0.5, "only the others are current"
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_a_file_that_someone_removed_is_written_again(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         (world.directory / "pods.json").unlink()
         await until((world.directory / "pods.json").exists)
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_a_directory_that_cannot_be_written_is_reported_and_tried_again(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         world.directory.rename(world.directory.with_name("away"))
         world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
         await until(
@@ -222,18 +222,18 @@ def test_a_directory_that_cannot_be_written_is_reported_and_tried_again(world: W
         world.directory.with_name("away").rename(world.directory)
         await until(lambda: world.pod("u2"))
 
-    live(world, day)
+    run_scenario(world, scenario)
 
 
 def test_without_a_selector_namespaces_are_not_watched(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     world = World(tmp_path, selecting=False)
 
-    async def day() -> None:
+    async def scenario() -> None:
         async with world.reading():
             await until(lambda: world.pages()["pods"]["read_s"] is not None)
 
-    asyncio.run(day())
+    asyncio.run(scenario())
     assert world.api.count("GET", NAMESPACES) == 0
     assert not (world.directory / "namespaces.json").exists()
     assert json.loads((world.directory / "pods.json").read_bytes())["items"] == []
@@ -249,7 +249,7 @@ def test_without_a_directory_nothing_is_done(tmp_path: Path) -> None:
 
 
 def test_namespaces_that_change_often_are_written_seldom(world: World) -> None:
-    async def day() -> None:
+    async def scenario() -> None:
         loop = asyncio.get_running_loop()
         began, written = loop.time(), list[object]()
         while loop.time() - began < 1.2:
@@ -261,4 +261,4 @@ def test_namespaces_that_change_often_are_written_seldom(world: World) -> None:
         world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "last"}})
         await until(lambda: world.files.namespaces.read() == {"team": {"a": "last"}}, 2.0)
 
-    live(world, day)
+    run_scenario(world, scenario)

@@ -88,10 +88,10 @@ class World:
         return [each["key"] for each in self.api.collections[NODES]["n1"]["spec"]["taints"] or []]
 
 
-def live(world: World, day: Callable[[World], Awaitable[None]]) -> None:
+def run_scenario(world: World, scenario: Callable[[World], Awaitable[None]]) -> None:
     async def whole() -> None:
         try:
-            await day(world)
+            await scenario(world)
         finally:
             await world.session.api.close()
 
@@ -99,55 +99,55 @@ def live(world: World, day: Callable[[World], Awaitable[None]]) -> None:
 
 
 def test_a_pod_that_was_rejected_often_enough_is_evicted_and_the_node_marked() -> None:
-    async def day(w: World) -> None:
-        assert await w.ending.step(page(rejection(count=2))) == RECHECK_S
-        assert (w.there, w.api.count("GET")) == (True, 0), "nothing is asked for before it is due"
-        later = await w.ending.step(page(rejection()))
-        assert not w.there
+    async def scenario(world: World) -> None:
+        assert await world.ending.step(page(rejection(count=2))) == RECHECK_S
+        assert (world.there, world.api.count("GET")) == (True, 0), "nothing is asked for before it is due"
+        later = await world.ending.step(page(rejection()))
+        assert not world.there
         assert later == RECHECK_S
-        assert await w.ending.step(page()) == EVICT.keep_away_for
-        (eviction,) = w.sent("POST", "/eviction")
+        assert await world.ending.step(page()) == EVICT.keep_away_for
+        (eviction,) = world.sent("POST", "/eviction")
         assert eviction["deleteOptions"]["preconditions"]["uid"] == "u1"
-        (event,) = w.api.collections[EVENTS].values()
+        (event,) = world.api.collections[EVENTS].values()
         assert event["reason"] == "RejectedPodEvicted"
         assert event["message"] == "Rejected 3 times by topoproxy: cannot place ns/web: no room"
-        assert w.taints == ["other", KEY]
-        (patch,) = w.sent("PATCH", "/nodes/n1")
+        assert world.taints == ["other", KEY]
+        (patch,) = world.sent("PATCH", "/nodes/n1")
         assert json.loads(patch["metadata"]["annotations"][KEY]) == {
             "since": 1000.0,
             "cpus": 4,
             "free": {"0": 1, "1": 1},
         }
-        written = [r.url.path for r in w.api.seen if r.method in ("PATCH", "POST")]
+        written = [r.url.path for r in world.api.seen if r.method in ("PATCH", "POST")]
         assert written.index("/api/v1/nodes/n1") < written.index("/api/v1/namespaces/ns/pods/web/eviction"), (
             "the next pod of the controller must find the mark"
         )
-        writes = w.session.api.writes
-        await w.ending.step(page())
-        assert w.session.api.writes == writes, "nothing has changed"
-        await w.ending.step(page(free="0-3"))
-        assert w.taints == ["other"], "there is room again"
-        assert await w.ending.step(page(free="0-3")) is None
+        writes = world.session.api.writes
+        await world.ending.step(page())
+        assert world.session.api.writes == writes, "nothing has changed"
+        await world.ending.step(page(free="0-3"))
+        assert world.taints == ["other"], "there is room again"
+        assert await world.ending.step(page(free="0-3")) is None
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_the_mark_comes_off_after_its_time() -> None:
-    async def day(w: World) -> None:
-        await w.ending.step(page(rejection()))
-        w.now += EVICT.keep_away_for - 10
-        assert await w.ending.step(page()) == 10.0
-        w.now += 10
-        assert await w.ending.step(page()) is None
-        assert w.taints == ["other"]
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        world.now += EVICT.keep_away_for - 10
+        assert await world.ending.step(page()) == 10.0
+        world.now += 10
+        assert await world.ending.step(page()) is None
+        assert world.taints == ["other"]
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_a_pod_is_failed_as_kubelet_would() -> None:
-    async def day(w: World) -> None:
-        await w.ending.step(page(rejection()))
-        (patch,) = w.sent("PATCH", "/pods/web/status")
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        (patch,) = world.sent("PATCH", "/pods/web/status")
         assert patch == {
             "metadata": {"uid": "u1", "annotations": {"topoproxy.io/failed-at": "1970-01-01T00:16:40Z"}},
             "status": {
@@ -157,137 +157,137 @@ def test_a_pod_is_failed_as_kubelet_would() -> None:
             },
         }
 
-    live(World(replace(EVICT, policy=RejectedPolicy.FAIL)), day)
+    run_scenario(World(replace(EVICT, policy=RejectedPolicy.FAIL)), scenario)
 
 
 def test_a_pod_without_a_controller_stays_and_is_asked_for_once() -> None:
-    async def day(w: World) -> None:
-        w.pod(owners=())
+    async def scenario(world: World) -> None:
+        world.pod(owners=())
         for _ in range(3):
-            await w.ending.step(page(rejection()))
-        assert await w.ending.step(page(rejection())) is None
-        assert w.there
-        assert w.api.count("GET", "/api/v1/namespaces/ns/pods/web") == 1
-        (line,) = w.lines
+            await world.ending.step(page(rejection()))
+        assert await world.ending.step(page(rejection())) is None
+        assert world.there
+        assert world.api.count("GET", "/api/v1/namespaces/ns/pods/web") == 1
+        (line,) = world.lines
         assert line.startswith("left a rejected pod alone pod=ns/web reason=")
-        assert w.taints == ["other"], "only a pod that ended marks the node"
-        await w.ending.step(page())
-        await w.ending.step(page(rejection()))
-        assert len(w.lines) == 2, "a pod that is rejected again is looked at again"
+        assert world.taints == ["other"], "only a pod that ended marks the node"
+        await world.ending.step(page())
+        await world.ending.step(page(rejection()))
+        assert len(world.lines) == 2, "a pod that is rejected again is looked at again"
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_another_pod_of_the_same_name_is_never_meant() -> None:
-    async def day(w: World) -> None:
-        w.pod("u2")
-        await w.ending.step(page(rejection()))
-        assert w.there
-        w.pod("u1")
-        w.now += KNOWN_S
-        await w.ending.step(page(rejection()))
-        assert not w.there
+    async def scenario(world: World) -> None:
+        world.pod("u2")
+        await world.ending.step(page(rejection()))
+        assert world.there
+        world.pod("u1")
+        world.now += KNOWN_S
+        await world.ending.step(page(rejection()))
+        assert not world.there
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_a_pod_that_is_bound_to_another_node_is_left_alone() -> None:
-    async def day(w: World) -> None:
-        w.api.collections[PODS]["ns/web"]["spec"]["nodeName"] = "n2"
-        await w.ending.step(page(rejection()))
-        assert w.there
-        assert w.session.api.writes == 0
+    async def scenario(world: World) -> None:
+        world.api.collections[PODS]["ns/web"]["spec"]["nodeName"] = "n2"
+        await world.ending.step(page(rejection()))
+        assert world.there
+        assert world.session.api.writes == 0
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_pod_that_is_not_there_is_asked_for_once_in_a_while(gone: bool) -> None:
-    async def day(w: World) -> None:
+    async def scenario(world: World) -> None:
         if gone:
-            w.api.remove(PODS, "ns/web")
+            world.api.remove(PODS, "ns/web")
         else:
-            w.pod("u2")
+            world.pod("u2")
         for _ in range(5):
-            w.now += 5
-            assert await w.ending.step(page(rejection())) == RECHECK_S
-        assert w.api.count("GET", "/api/v1/namespaces/ns/pods/web") == 1
-        w.now += KNOWN_S
-        await w.ending.step(page(rejection()))
-        assert w.api.count("GET", "/api/v1/namespaces/ns/pods/web") == 2
+            world.now += 5
+            assert await world.ending.step(page(rejection())) == RECHECK_S
+        assert world.api.count("GET", "/api/v1/namespaces/ns/pods/web") == 1
+        world.now += KNOWN_S
+        await world.ending.step(page(rejection()))
+        assert world.api.count("GET", "/api/v1/namespaces/ns/pods/web") == 2
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_of_an_observed_pod_is_only_said_what_would_be_done() -> None:
-    async def day(w: World) -> None:
+    async def scenario(world: World) -> None:
         for _ in range(3):
-            await w.ending.step(page(rejection(applied=False)))
-        assert await w.ending.step(page(rejection(applied=False))) is None
-        assert w.there
-        assert w.session.api.writes == 0
-        (line,) = w.lines
+            await world.ending.step(page(rejection(applied=False)))
+        assert await world.ending.step(page(rejection(applied=False))) is None
+        assert world.there
+        assert world.session.api.writes == 0
+        (line,) = world.lines
         assert line.startswith("would end a rejected pod pod=ns/web")
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_a_disruption_budget_is_respected_and_tried_again() -> None:
-    async def day(w: World) -> None:
+    async def scenario(world: World) -> None:
         path = "/api/v1/namespaces/ns/pods/web/eviction"
-        w.api.answers[path] = [429]
-        await w.ending.step(page(rejection()))
-        assert w.there
-        assert any("cannot end a rejected pod pod=ns/web" in line for line in w.lines)
-        assert w.taints == ["other", KEY], "the node has no room, whether the pod may end or not"
-        await w.ending.step(page(rejection()))
-        assert len(w.sent("POST", "/eviction")) == 1, "not again at once"
-        w.now += 60
-        await w.ending.step(page(rejection()))
-        assert not w.there
+        world.api.answers[path] = [429]
+        await world.ending.step(page(rejection()))
+        assert world.there
+        assert any("cannot end a rejected pod pod=ns/web" in line for line in world.lines)
+        assert world.taints == ["other", KEY], "the node has no room, whether the pod may end or not"
+        await world.ending.step(page(rejection()))
+        assert len(world.sent("POST", "/eviction")) == 1, "not again at once"
+        world.now += 60
+        await world.ending.step(page(rejection()))
+        assert not world.there
 
-    live(World(replace(EVICT, delete_fallback=True)), day)
+    run_scenario(World(replace(EVICT, delete_fallback=True)), scenario)
 
 
 @pytest.mark.parametrize("fallback", [False, True])
 def test_a_pod_is_deleted_instead_where_the_operator_permits_that(fallback: bool) -> None:
-    async def day(w: World) -> None:
-        w.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [403]
-        await w.ending.step(page(rejection()))
-        assert w.there is not fallback
+    async def scenario(world: World) -> None:
+        world.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [403]
+        await world.ending.step(page(rejection()))
+        assert world.there is not fallback
         if fallback:
-            assert w.sent("DELETE", "/pods/web") == [{"preconditions": {"uid": "u1"}}]
+            assert world.sent("DELETE", "/pods/web") == [{"preconditions": {"uid": "u1"}}]
 
-    live(World(replace(EVICT, delete_fallback=fallback)), day)
+    run_scenario(World(replace(EVICT, delete_fallback=fallback)), scenario)
 
 
 @pytest.mark.parametrize("status", [400, 409, 422, 500, 503])
 def test_a_pod_is_never_deleted_because_its_eviction_fails(status: int) -> None:
     """The API server answers 500 for a pod that more than one disruption budget covers."""
 
-    async def day(w: World) -> None:
-        w.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [status]
-        await w.ending.step(page(rejection()))
-        assert w.there
-        assert w.sent("DELETE", "/pods/web") == []
+    async def scenario(world: World) -> None:
+        world.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [status]
+        await world.ending.step(page(rejection()))
+        assert world.there
+        assert world.sent("DELETE", "/pods/web") == []
 
-    live(World(replace(EVICT, delete_fallback=True)), day)
+    run_scenario(World(replace(EVICT, delete_fallback=True)), scenario)
 
 
 def test_an_api_server_that_does_not_answer_is_tried_again() -> None:
-    async def day(w: World) -> None:
-        w.api.down = True
-        assert await w.ending.step(page(rejection())) == 1.0
-        w.api.down = False
-        await w.ending.step(page(rejection()))
-        assert not w.there
+    async def scenario(world: World) -> None:
+        world.api.down = True
+        assert await world.ending.step(page(rejection())) == 1.0
+        world.api.down = False
+        await world.ending.step(page(rejection()))
+        assert not world.there
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_a_change_of_the_node_by_others_at_the_same_time_is_no_fault() -> None:
-    async def day(w: World) -> None:
-        original, conflicts = w.api._one, [2]
+    async def scenario(world: World) -> None:
+        original, conflicts = world.api._one, [2]
 
         def one(method: str, collection: str, name: str, body: Any) -> Any:
             if (method, collection) == ("PATCH", NODES) and conflicts[0]:
@@ -295,56 +295,56 @@ def test_a_change_of_the_node_by_others_at_the_same_time_is_no_fault() -> None:
                 return type(original("GET", NODES, "n1", {}))(409, json={"message": "modified"})
             return original(method, collection, name, body)
 
-        w.api._one = one  # type: ignore[method-assign]
-        await w.ending.step(page(rejection()))
-        assert w.taints == ["other", KEY]
+        world.api._one = one  # type: ignore[method-assign]
+        await world.ending.step(page(rejection()))
+        assert world.taints == ["other", KEY]
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_an_agent_that_restarts_goes_on_with_the_mark() -> None:
-    async def day(w: World) -> None:
-        await w.ending.step(page(rejection()))
-        again = RejectedPodEnding(w.session, EndingHistory(), lambda: w.now, lambda: w.now)
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        again = RejectedPodEnding(world.session, EndingHistory(), lambda: world.now, lambda: world.now)
         await again.recover()
         await again.step(page())
-        assert w.taints == ["other", KEY]
+        assert world.taints == ["other", KEY]
         await again.step(page(free="0-3"))
-        assert w.taints == ["other"]
+        assert world.taints == ["other"]
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_a_part_that_is_restarted_keeps_to_the_limits() -> None:
-    async def day(w: World) -> None:
-        await w.ending.step(page(rejection()))
-        w.pod("u2")
-        again = RejectedPodEnding(w.session, w.history, lambda: w.now, lambda: w.now)
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        world.pod("u2")
+        again = RejectedPodEnding(world.session, world.history, lambda: world.now, lambda: world.now)
         await again.step(page(rejection(uid="u2")))
-        assert w.there, "another pod of the same controller has to wait"
+        assert world.there, "another pod of the same controller has to wait"
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_the_mark_comes_off_when_the_operator_wants_retries_again() -> None:
-    async def day(w: World) -> None:
-        await w.ending.step(page(rejection()))
-        assert w.taints == ["other", KEY]
-        session = replace(w.session, config=Config())
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        assert world.taints == ["other", KEY]
+        session = replace(world.session, config=Config())
         await asyncio.wait_for(end_rejected_pods(session, EndingHistory()), 5)
-        assert w.taints == ["other"]
-        writes = w.session.api.writes
+        assert world.taints == ["other"]
+        writes = world.session.api.writes
         await asyncio.wait_for(end_rejected_pods(session, EndingHistory()), 5)
-        assert w.session.api.writes == writes
+        assert world.session.api.writes == writes
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 @pytest.mark.usefixtures("quick")
 def test_taking_the_mark_off_is_tried_until_it_succeeds() -> None:
-    async def day(w: World) -> None:
-        await w.ending.step(page(rejection()))
-        original, failures = w.api._one, [3]
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        original, failures = world.api._one, [3]
 
         def one(method: str, collection: str, name: str, body: Any) -> Any:
             if (method, collection) == ("PATCH", NODES) and failures[0]:
@@ -352,20 +352,20 @@ def test_taking_the_mark_off_is_tried_until_it_succeeds() -> None:
                 return type(original("GET", NODES, "n1", {}))(500, json={"message": "no leader"})
             return original(method, collection, name, body)
 
-        w.api._one = one  # type: ignore[method-assign]
-        await asyncio.wait_for(end_rejected_pods(replace(w.session, config=Config()), EndingHistory()), 5)
-        assert w.taints == ["other"]
+        world.api._one = one  # type: ignore[method-assign]
+        await asyncio.wait_for(end_rejected_pods(replace(world.session, config=Config()), EndingHistory()), 5)
+        assert world.taints == ["other"]
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_without_a_mark_nothing_is_written_at_the_node() -> None:
-    async def day(w: World) -> None:
-        await w.ending.step(page(rejection()))
-        assert not w.there
-        assert w.sent("PATCH", "/nodes/n1") == []
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        assert not world.there
+        assert world.sent("PATCH", "/nodes/n1") == []
 
-    live(World(replace(EVICT, keep_away=KeepAway.NONE)), day)
+    run_scenario(World(replace(EVICT, keep_away=KeepAway.NONE)), scenario)
 
 
 class ScriptedDaemon:
@@ -424,7 +424,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_follower, "APART_S", 0.01)
 
 
-async def run_until(w: World, part: Awaitable[None], holds: Callable[[], object]) -> None:
+async def run_until(world: World, part: Awaitable[None], holds: Callable[[], object]) -> None:
     task = asyncio.ensure_future(part)
     try:
         async with asyncio.timeout(10):
@@ -437,47 +437,47 @@ async def run_until(w: World, part: Awaitable[None], holds: Callable[[], object]
 
 @pytest.mark.usefixtures("quick")
 def test_nothing_is_decided_on_what_a_daemon_said_that_does_not_answer_any_more() -> None:
-    async def day(w: World) -> None:
+    async def scenario(world: World) -> None:
         daemon = DaemonThatStops(1)
-        w.api.down = True  # what the daemon said could not be acted on
-        session = replace(w.session, daemon=daemon)  # type: ignore[arg-type]
-        ending = RejectedPodEnding(session, EndingHistory(), lambda: w.now, lambda: w.now)
+        world.api.down = True  # what the daemon said could not be acted on
+        session = replace(world.session, daemon=daemon)  # type: ignore[arg-type]
+        ending = RejectedPodEnding(session, EndingHistory(), lambda: world.now, lambda: world.now)
 
         def stopped() -> bool:
-            w.api.down = daemon.refusals < 5
+            world.api.down = daemon.refusals < 5
             return daemon.refusals >= 40
 
-        await run_until(w, ending.run(), stopped)
-        assert w.there
+        await run_until(world, ending.run(), stopped)
+        assert world.there
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_mark_comes_off_after_its_time_also_without_the_daemon() -> None:
-    async def day(w: World) -> None:
-        await w.ending.step(page(rejection()))
-        assert w.taints == ["other", KEY]
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        assert world.taints == ["other", KEY]
         daemon = DaemonThatStops(0)
-        session = replace(w.session, daemon=daemon)  # type: ignore[arg-type]
-        again = RejectedPodEnding(session, EndingHistory(), lambda: w.now, lambda: w.now)
+        session = replace(world.session, daemon=daemon)  # type: ignore[arg-type]
+        again = RejectedPodEnding(session, EndingHistory(), lambda: world.now, lambda: world.now)
         await again.recover()
-        await run_until(w, again.run(), lambda: daemon.refusals >= 10)
-        assert w.taints == ["other", KEY]
-        w.now += EVICT.keep_away_for
-        await run_until(w, again.run(), lambda: w.taints == ["other"])
+        await run_until(world, again.run(), lambda: daemon.refusals >= 10)
+        assert world.taints == ["other", KEY]
+        world.now += EVICT.keep_away_for
+        await run_until(world, again.run(), lambda: world.taints == ["other"])
 
-    live(World(), day)
+    run_scenario(World(), scenario)
 
 
 def test_the_part_follows_the_daemon() -> None:
-    async def day(w: World) -> None:
-        session = replace(w.session, daemon=ScriptedDaemon())  # type: ignore[arg-type]
+    async def scenario(world: World) -> None:
+        session = replace(world.session, daemon=ScriptedDaemon())  # type: ignore[arg-type]
         task = asyncio.ensure_future(end_rejected_pods(session, EndingHistory()))
         async with asyncio.timeout(10):
-            while w.there:
+            while world.there:
                 await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    live(World(), day)
+    run_scenario(World(), scenario)

@@ -248,7 +248,7 @@ def loose(monkeypatch):
 
 @pytest.mark.parametrize("place", [*PLACES, in_a_release], ids=lambda place: place.__name__)
 def test_a_fault_ends_its_link_alone(place):
-    async def day():
+    async def scenario():
         scene = Scene()
         try:
             await scene.started()
@@ -258,11 +258,11 @@ def test_a_fault_ends_its_link_alone(place):
             scene.close()
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(day(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_fault_at_the_end_of_a_call_does_not_keep_the_link():
-    async def day():
+    async def scenario():
         scene = Scene()
         try:
             await scene.started()
@@ -277,11 +277,11 @@ def test_a_fault_at_the_end_of_a_call_does_not_keep_the_link():
             scene.close()
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(day(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_read_without_memory_drops_the_largest_body_and_is_smaller():
-    async def day():
+    async def scenario():
         scene = Scene()
         try:
             await scene.started()
@@ -300,4 +300,4 @@ def test_a_read_without_memory_drops_the_largest_body_and_is_smaller():
             scene.close()
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(day(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 20))

@@ -55,11 +55,11 @@ class Joined:
             end.close()
 
 
-def live(day: Callable[[Joined], Coroutine[Any, Any, None]]) -> None:
+def run_scenario(scenario: Callable[[Joined], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         joined = Joined()
         try:
-            await day(joined)
+            await scenario(joined)
         finally:
             joined.shut()
             await asyncio.sleep(0)
@@ -79,7 +79,7 @@ async def exactly(end: socket.socket, size: int) -> bytes:
 
 
 def test_bytes_pass_both_ways_in_order() -> None:
-    async def day(j: Joined) -> None:
+    async def scenario(j: Joined) -> None:
         loop = asyncio.get_running_loop()
         for size in (1, 100, 300_000):
             data = bytes(i * 7 & 0xFF for i in range(size))
@@ -90,11 +90,11 @@ def test_bytes_pass_both_ways_in_order() -> None:
             assert await exactly(j.left, size) == data
             await sending
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_a_peer_that_does_not_read_stops_the_other_from_being_read() -> None:
-    async def day(j: Joined) -> None:
+    async def scenario(j: Joined) -> None:
         loop = asyncio.get_running_loop()
         data = bytes(range(256)) * (40 << 12)  # 40 MiB
         sending = asyncio.create_task(loop.sock_sendall(j.left, data))
@@ -113,11 +113,11 @@ def test_a_peer_that_does_not_read_stops_the_other_from_being_read() -> None:
         await loop.sock_sendall(j.left, b"on")  # reading goes on
         assert await exactly(j.right, 2) == b"on"
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_an_end_passes_behind_what_is_pending() -> None:
-    async def day(j: Joined) -> None:
+    async def scenario(j: Joined) -> None:
         loop = asyncio.get_running_loop()
         data = b"x" * (2 << 20)
         j.b.write([data[: 1 << 20], data[1 << 20 :]])
@@ -128,11 +128,11 @@ def test_an_end_passes_behind_what_is_pending() -> None:
         await loop.sock_sendall(j.right, b"still")  # the other direction is open
         assert await exactly(j.left, 5) == b"still"
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_the_end_of_a_peer_is_reported_once_and_writing_continues() -> None:
-    async def day(j: Joined) -> None:
+    async def scenario(j: Joined) -> None:
         j.left.shutdown(socket.SHUT_WR)
         await asyncio.sleep(0.05)
         assert j.events == ["a ended"]
@@ -142,11 +142,11 @@ def test_the_end_of_a_peer_is_reported_once_and_writing_continues() -> None:
         await asyncio.sleep(0.02)
         assert j.events == ["a ended"], "nothing more to read"
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_close_sends_what_is_pending_first() -> None:
-    async def day(j: Joined) -> None:
+    async def scenario(j: Joined) -> None:
         data = b"y" * (3 << 20)
         j.b.write([data])
         j.b.close()
@@ -157,24 +157,24 @@ def test_close_sends_what_is_pending_first() -> None:
         assert not j.b.attached
         j.b.write([b"late"])  # no more than nothing
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_close_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipe, "LINGER_S", 0.05)
 
-    async def day(j: Joined) -> None:
+    async def scenario(j: Joined) -> None:
         j.b.write([b"z" * (3 << 20)])
         j.b.close()
         await asyncio.sleep(0.2)
         assert not j.b.attached
         assert j.b.waiting == 0
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_a_peer_that_is_gone_is_reported_outside_of_the_write() -> None:
-    async def day(j: Joined) -> None:
+    async def scenario(j: Joined) -> None:
         j.right.close()
         j.b.pause()
         j.b.write([b"x"])
@@ -182,15 +182,15 @@ def test_a_peer_that_is_gone_is_reported_outside_of_the_write() -> None:
         await asyncio.sleep(0.02)
         assert j.events == ["b lost"]
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_a_peer_that_goes_while_something_is_pending() -> None:
-    async def day(j: Joined) -> None:
+    async def scenario(j: Joined) -> None:
         j.b.write([b"x" * (3 << 20)])
         j.b.pause()
         j.right.close()
         await asyncio.sleep(0.05)
         assert "b lost" in j.events
 
-    live(day)
+    run_scenario(scenario)

@@ -31,12 +31,12 @@ def pairs() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
         yield pair
 
 
-def live(day: Callable[[RelayLoop], Any]) -> Any:
+def run_scenario(scenario: Callable[[RelayLoop], Any]) -> Any:
     async def whole() -> Any:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, RelayLoop)
         async with asyncio.timeout(LIMIT_S):
-            return await day(loop)
+            return await scenario(loop)
 
     with asyncio.Runner(loop_factory=RelayLoop) as runner:
         return runner.run(whole())
@@ -64,20 +64,20 @@ def quiet(loop: RelayLoop, *ends: socket.socket) -> None:
 def test_timers_and_tasks_go_on_while_watched_sockets_are_always_ready(pairs):
     one, other = pairs()
 
-    async def day(loop: RelayLoop) -> int:
+    async def scenario(loop: RelayLoop) -> int:
         count = echo(loop, one, other)
         for _ in range(5):
             await asyncio.sleep(0.01)
         quiet(loop, one, other)
         return count[0]
 
-    assert live(day) > 5
+    assert run_scenario(scenario) > 5
 
 
 def test_what_another_thread_asks_for_is_done_while_watched_sockets_are_always_ready(pairs):
     one, other = pairs()
 
-    async def day(loop: RelayLoop) -> None:
+    async def scenario(loop: RelayLoop) -> None:
         echo(loop, one, other)
         asked = loop.create_future()
         thread = threading.Thread(target=loop.call_soon_threadsafe, args=(asked.set_result, None))
@@ -86,27 +86,27 @@ def test_what_another_thread_asks_for_is_done_while_watched_sockets_are_always_r
         thread.join()
         quiet(loop, one, other)
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_other_descriptors_are_read_while_watched_sockets_are_always_ready(pairs):
     (one, other), (near, far) = pairs(), pairs()
 
-    async def day(loop: RelayLoop) -> bytes:
+    async def scenario(loop: RelayLoop) -> bytes:
         echo(loop, one, other)
         far.send(b"plain")
         got = await loop.sock_recv(near, 8)
         quiet(loop, one, other)
         return got
 
-    assert live(day) == b"plain"
+    assert run_scenario(scenario) == b"plain"
 
 
 def test_what_a_function_schedules_runs_before_the_kernel_is_asked_again(pairs):
     one, other = pairs()
     events = []
 
-    async def day(loop: RelayLoop) -> None:
+    async def scenario(loop: RelayLoop) -> None:
         done = loop.create_future()
 
         def readable() -> None:
@@ -121,14 +121,14 @@ def test_what_a_function_schedules_runs_before_the_kernel_is_asked_again(pairs):
         other.send(b"unread")  # and so it stays ready
         await done
 
-    live(day)
+    run_scenario(scenario)
     assert events == ["read", "soon", "read"]
 
 
 def test_a_timer_that_a_function_sets_is_kept(pairs):
     one, other = pairs()
 
-    async def day(loop: RelayLoop) -> None:
+    async def scenario(loop: RelayLoop) -> None:
         done = loop.create_future()
 
         def readable() -> None:
@@ -140,7 +140,7 @@ def test_a_timer_that_a_function_sets_is_kept(pairs):
         await done
         quiet(loop, one)
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_a_function_may_stop_the_loop(pairs):
@@ -164,7 +164,7 @@ def test_a_socket_is_not_called_any_more_once_another_one_has_ended_its_watch(pa
     (one, far), (two, away) = pairs(), pairs()
     calls = []
 
-    async def day(loop: RelayLoop) -> None:
+    async def scenario(loop: RelayLoop) -> None:
         def readable(name: str) -> None:
             calls.append(name)
             quiet(loop, one, two)
@@ -175,7 +175,7 @@ def test_a_socket_is_not_called_any_more_once_another_one_has_ended_its_watch(pa
         away.send(b"x")
         await asyncio.sleep(0.05)
 
-    live(day)
+    run_scenario(scenario)
     assert len(calls) == 1
 
 
@@ -184,7 +184,7 @@ def test_a_socket_can_be_read_and_written(pairs, ends_the_watch):
     one, other = pairs()
     calls = []
 
-    async def day(loop: RelayLoop) -> None:
+    async def scenario(loop: RelayLoop) -> None:
         done = loop.create_future()
 
         def readable() -> None:
@@ -203,7 +203,7 @@ def test_a_socket_can_be_read_and_written(pairs, ends_the_watch):
         loop.watch(one.fileno(), readable, writable)
         await done
 
-    live(day)
+    run_scenario(scenario)
     assert calls == (["read"] if ends_the_watch else ["read", "write"])
 
 
@@ -211,7 +211,7 @@ def test_functions_can_be_replaced(pairs):
     one, other = pairs()
     calls = []
 
-    async def day(loop: RelayLoop) -> None:
+    async def scenario(loop: RelayLoop) -> None:
         done = loop.create_future()
 
         def now() -> None:
@@ -224,7 +224,7 @@ def test_functions_can_be_replaced(pairs):
         other.send(b"x")
         await done
 
-    live(day)
+    run_scenario(scenario)
     assert calls == ["now"]
 
 
@@ -232,7 +232,7 @@ def test_what_a_function_raises_is_reported_and_the_loop_goes_on(pairs):
     (one, other), (two, away) = pairs(), pairs()
     reported = []
 
-    async def day(loop: RelayLoop) -> bytes:
+    async def scenario(loop: RelayLoop) -> bytes:
         loop.set_exception_handler(lambda _, context: reported.append(context))
         done = loop.create_future()
 
@@ -249,14 +249,14 @@ def test_what_a_function_raises_is_reported_and_the_loop_goes_on(pairs):
         await asyncio.sleep(0.02)
         return got
 
-    assert live(day) == b"read"
+    assert run_scenario(scenario) == b"read"
     assert [str(context["exception"]) for context in reported] == ["broken"] * 4
 
 
 def test_a_socket_without_functions_is_not_watched_even_if_its_peer_is_gone(pairs):
     one, other = pairs()
 
-    async def day(loop: RelayLoop) -> int:
+    async def scenario(loop: RelayLoop) -> int:
         calls = []
         loop.watch(one.fileno(), lambda: calls.append("read"), None)
         quiet(loop, one)
@@ -274,4 +274,4 @@ def test_a_socket_without_functions_is_not_watched_even_if_its_peer_is_gone(pair
         assert all(wait.when() < loop.time() for wait in waits)
         return turns
 
-    assert live(day) == 3
+    assert run_scenario(scenario) == 3

@@ -23,7 +23,7 @@ def test_the_first_words_of_a_runtime_reach_the_client(tmp_path: Path) -> None:
         await reader.read(1)
         writer.close()
 
-    async def day() -> None:
+    async def scenario() -> None:
         runtime = await asyncio.start_unix_server(speak, tmp_path / "runtime")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(tmp_path / "front"))
@@ -40,4 +40,4 @@ def test_the_first_words_of_a_runtime_reach_the_client(tmp_path: Path) -> None:
         listener.close()
         runtime.close()
 
-    asyncio.run(day())
+    asyncio.run(scenario())

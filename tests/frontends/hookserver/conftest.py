@@ -280,20 +280,23 @@ def node() -> Iterator[Node]:
         made.runtime.stop()
 
 
-Day = Callable[[Node], Coroutine[Any, Any, None]]
+Scenario = Callable[[Node], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
-def live(node: Node) -> Callable[..., None]:
-    """Run a day on a node that serves hooks; ``faults``: some of ours are part of it."""
+def run_scenario(node: Node) -> Callable[..., None]:
+    """Run a scenario on a node that serves hooks; ``faults``: internal errors of the daemon are expected."""
 
     def runner(
-        day: Day, text: str = "cpuManagerPolicy: static\nreconcilePeriod: 200ms\n", *, faults: bool = False
+        scenario: Scenario,
+        text: str = "cpuManagerPolicy: static\nreconcilePeriod: 200ms\n",
+        *,
+        faults: bool = False,
     ) -> None:
         async def whole() -> None:
             await node.start(text)
             try:
-                await day(node)
+                await scenario(node)
                 assert faults or not node.executor.telemetry.value(metrics.INTERNAL_ERRORS)
             finally:
                 await node.stop()

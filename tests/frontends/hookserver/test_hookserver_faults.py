@@ -1,4 +1,4 @@
-"""What goes wrong on a peer's day: calls that fail, clients that leave, a runtime that hangs, nonsense."""
+"""Faults between a peer and the daemon: failed calls, lost clients, a hanging runtime, invalid messages."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ def code(error: pytest.ExceptionInfo[grpc.RpcError]) -> grpc.StatusCode:
 # -- calls that fail at the runtime ---------------------------------------------------------------------
 
 
-def test_a_create_that_fails_and_comes_again_is_one_container(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_create_that_fails_and_comes_again_is_one_container(
+    run_scenario: Callable[..., None], beside: Any
+) -> None:
+    async def scenario(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         node.runtime.fail_next_create()
@@ -65,15 +67,15 @@ def test_a_create_that_fails_and_comes_again_is_one_container(live: Callable[...
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
         assert node.executor.telemetry.value(metrics.CREATES_PLACED) == 2
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_a_create_that_is_not_repeated_is_given_up(
-    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_calls, "CREATE_PATIENCE_S", 0.0)
 
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         node.runtime.fail_next_create()
@@ -82,22 +84,22 @@ def test_a_create_that_is_not_repeated_is_given_up(
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
         assert set(node.executor.state.containers) == {ls.container_id}
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_a_sandbox_that_fails_gives_back_what_was_set_aside(
-    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_calls, "POD_PATIENCE_S", 0.0)
 
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
         (pod,) = node.executor.state.pods.values()
         assert len(pod.reserved_for_pod.cpus) == 2
         await node.until(lambda: not node.executor.state.pods)
         assert not node.pending.pods
 
-    live(day, ASIDE)
+    run_scenario(scenario, ASIDE)
 
 
 def pod_request(**resources: int) -> pb.PodSandboxHookRequest:
@@ -112,19 +114,21 @@ TWO: dict[str, Any] = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 1
 ASIDE = SLOW + "topologyManagerPolicy: best-effort\ntopologyManagerScope: pod\n"
 
 
-def test_a_sandbox_that_comes_again_keeps_what_was_set_aside(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_sandbox_that_comes_again_keeps_what_was_set_aside(
+    run_scenario: Callable[..., None], beside: Any
+) -> None:
+    async def scenario(node: Any) -> None:
         for _ in range(3):
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
             (pod,) = node.executor.state.pods.values()
             assert str(pod.reserved_for_pod.cpus) == "0,8"
         assert len(node.executor.state.runtime.arriving) == 1
 
-    live(day, ASIDE)
+    run_scenario(scenario, ASIDE)
 
 
-def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_sandbox_that_passes_through_us_too_is_one(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         config = cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kubepods/podu"))
         config.metadata.name, config.metadata.uid, config.metadata.namespace = "p", "u", "ns"
         config.linux.resources.CopyFrom(cri.LinuxContainerResources(**TWO))
@@ -145,11 +149,13 @@ def test_a_sandbox_that_passes_through_us_too_is_one(live: Callable[..., None], 
             assert str(node.executor.state.pods[again].reserved_for_pod.cpus) == "0,8"
         assert not node.executor.state.runtime.arriving
 
-    live(day, ASIDE)
+    run_scenario(scenario, ASIDE)
 
 
-def test_a_failed_start_leaves_the_container_where_it_is(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_failed_start_leaves_the_container_where_it_is(
+    run_scenario: Callable[..., None], beside: Any
+) -> None:
+    async def scenario(node: Any) -> None:
         pod = await beside(node.peer.run_pod, LSE)
         created = await beside(node.peer.create, pod)
         node.runtime.fail_next("StartContainer", "no such file")
@@ -160,11 +166,11 @@ def test_a_failed_start_leaves_the_container_where_it_is(live: Callable[..., Non
         await beside(node.peer.start, created)
         assert node.cpus(created) == "2-3"
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_failed_stop_keeps_the_containers_cpus(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_failed_stop_keeps_the_containers_cpus(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         lse = await beside(node.peer.launch, LSE)
         node.runtime.fail_next("StopContainer", "it will not end")
         with pytest.raises(RuntimeCallError):
@@ -175,21 +181,23 @@ def test_a_failed_stop_keeps_the_containers_cpus(live: Callable[..., None], besi
         assert node.owners() == ["2-3"]
         assert node.executor.state.containers[lse.container_id].phase is Phase.RUNNING
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_start_without_a_reported_end_is_found(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_start_without_a_reported_end_is_found(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         node.peer.skips.add("PostStartContainer")
         lse = await beside(node.peer.launch, LSE)
         await node.until(lambda: not node.executor.state.inflight.of(lse.container_id))
         assert node.executor.state.containers[lse.container_id].phase is Phase.RUNNING
 
-    live(day, SLOW)
+    run_scenario(scenario, SLOW)
 
 
-def test_a_peer_that_asks_only_before_creates_is_enough(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_peer_that_asks_only_before_creates_is_enough(
+    run_scenario: Callable[..., None], beside: Any
+) -> None:
+    async def scenario(node: Any) -> None:
         node.peer.skips.update(
             ("PreRunPodSandbox", "PreStartContainer", "PostStartContainer", "PostStopContainer")
         )
@@ -201,7 +209,7 @@ def test_a_peer_that_asks_only_before_creates_is_enough(live: Callable[..., None
         await beside(node.peer.stop, lse.container_id)
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
 
-    live(day)
+    run_scenario(scenario)
 
 
 # -- nonsense -------------------------------------------------------------------------------------------
@@ -213,20 +221,22 @@ def test_a_peer_that_asks_only_before_creates_is_enough(live: Callable[..., None
 )
 @pytest.mark.parametrize("container_id", ["", "unknown", "x" * 5000])
 def test_unknown_containers_are_not_changed(
-    live: Callable[..., None], beside: Any, stage: str, container_id: str
+    run_scenario: Callable[..., None], beside: Any, stage: str, container_id: str
 ) -> None:
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         request = container_request(container_id=container_id)
         answer = await beside(node.peer.hooks.ask, stage, request)
         assert answer.container_resources == request.container_resources
         assert not node.executor.state.containers
         assert not node.pending.starts
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_pod_that_the_runtime_does_not_know_is_not_placed(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_pod_that_the_runtime_does_not_know_is_not_placed(
+    run_scenario: Callable[..., None], beside: Any
+) -> None:
+    async def scenario(node: Any) -> None:
         request = container_request()
         answer = await beside(node.peer.hooks.ask, "PreCreateContainer", request)
         assert answer.container_resources == request.container_resources
@@ -237,11 +247,13 @@ def test_a_pod_that_the_runtime_does_not_know_is_not_placed(live: Callable[..., 
         assert not node.executor.state.containers
         assert any("does not know its sandbox" in p["what"] for p in node.executor.telemetry.problems())
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_garbage_is_refused_and_the_next_question_answered(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_garbage_is_refused_and_the_next_question_answered(
+    run_scenario: Callable[..., None], beside: Any
+) -> None:
+    async def scenario(node: Any) -> None:
         for stage in ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"):
             for junk in (b"\xff" * 40, b"\x0a\xff", b"\x0a\x03\x0a\x01\xff"):
                 with pytest.raises(grpc.RpcError):
@@ -254,14 +266,14 @@ def test_garbage_is_refused_and_the_next_question_answered(live: Callable[..., N
         lse = await beside(node.peer.launch, LSE)
         assert node.cpus(lse.container_id) == "2-3"
 
-    live(day)
+    run_scenario(scenario)
 
 
 # -- peers that do not answer, and that do not wait ----------------------------------------------------
 
 
-def test_a_runtime_that_hangs_blocks_no_call_for_ever(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_runtime_that_hangs_blocks_no_call_for_ever(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         done = threading.Event()
@@ -276,7 +288,7 @@ def test_a_runtime_that_hangs_blocks_no_call_for_ever(live: Callable[..., None],
         await beside(node.peer.start, created)
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
 
-    live(day, SLOW + "callTimeout: 500ms\n")
+    run_scenario(scenario, SLOW + "callTimeout: 500ms\n")
 
 
 def test_a_call_ends_once_and_is_decided_then() -> None:
@@ -327,8 +339,8 @@ def test_a_runtime_that_reports_nothing_is_compared_soon() -> None:
     assert executor.attention.is_set()
 
 
-def test_a_call_that_waits_no_more_reserves_nothing(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_call_that_waits_no_more_reserves_nothing(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         reservations = node.executor.reservations
@@ -353,7 +365,7 @@ def test_a_call_that_waits_no_more_reserves_nothing(live: Callable[..., None], b
         await beside(node.peer.create, pod)
         assert node.owners() == ["2-3"]
 
-    live(day)
+    run_scenario(scenario)
 
 
 class _Noticed:
@@ -387,12 +399,12 @@ def _register_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["in-time", "before-it-is-watched"])
 def test_a_caller_that_goes_away_reserves_nothing(
-    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch, *, late: bool
+    run_scenario: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
     if late:
         _register_late(monkeypatch)
 
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         pod = await beside(node.peer.run_pod, LSE)
         create, begun, ended = node.executor.reservations.create, asyncio.Event(), asyncio.Event()
 
@@ -414,11 +426,11 @@ def test_a_caller_that_goes_away_reserves_nothing(
         await node.until(lambda: not node.executor.state.owners)
         ended.set()
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_sandbox_that_is_created_again_is_the_same(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_sandbox_that_is_created_again_is_the_same(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         pod = await beside(node.peer.launch, DemoPod("ls", "LS"))
         with CriClient(str(node.directory / "runtime.sock")) as behind:
             stop = cri.StopPodSandboxRequest(pod_sandbox_id=pod.pod_id)
@@ -432,11 +444,11 @@ def test_a_sandbox_that_is_created_again_is_the_same(live: Callable[..., None], 
         assert node.executor.state.containers[created].pod.sandbox_id == pod.pod_id
         assert not node.pending.creates
 
-    live(day, SLOW)
+    run_scenario(scenario, SLOW)
 
 
-def test_many_at_once_are_all_answered(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_many_at_once_are_all_answered(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         started = time.monotonic()
         pods = await asyncio.gather(
             *(
@@ -452,7 +464,7 @@ def test_many_at_once_are_all_answered(live: Callable[..., None], beside: Any) -
             lambda: all(node.cpus(p.container_id) == str(node.executor.state.pools.shared) for p in pods[7:])
         )
 
-    live(day)
+    run_scenario(scenario)
 
 
 # -- both at once ---------------------------------------------------------------------------------------
@@ -461,9 +473,9 @@ def test_many_at_once_are_all_answered(live: Callable[..., None], beside: Any) -
 @pytest.mark.parametrize("spec", [LSE, DemoPod("ls", "LS"), DemoPod("g", "", KubeQos.GUARANTEED, cpus=2)])
 @pytest.mark.parametrize("scope", ["container", "pod"])
 def test_a_create_that_passes_through_us_too_is_one_placement(
-    node: Any, live: Callable[..., None], beside: Any, spec: DemoPod, scope: str
+    node: Any, run_scenario: Callable[..., None], beside: Any, spec: DemoPod, scope: str
 ) -> None:
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         other = await beside(node.peer.launch, DemoPod("other", "LS"))
         peer = type(node.peer)(node.directory / "cri.sock", node.socket)
         pod = await beside(peer.run_pod, spec)
@@ -485,15 +497,17 @@ def test_a_create_that_passes_through_us_too_is_one_placement(
         assert not node.executor.state.owners
         peer.close()
 
-    live(day, f"cpuManagerPolicy: static\nreconcilePeriod: 200ms\ntopologyManagerScope: {scope}\n")
+    run_scenario(
+        scenario, f"cpuManagerPolicy: static\nreconcilePeriod: 200ms\ntopologyManagerScope: {scope}\n"
+    )
 
 
 def test_a_start_that_passes_through_us_after_an_answer_of_ours(
-    live: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_calls, "CREATE_PATIENCE_S", 1e6)
 
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         pod = await beside(node.peer.run_pod, LSE)
         created = await beside(node.peer.create, pod)
@@ -504,7 +518,7 @@ def test_a_start_that_passes_through_us_after_an_answer_of_ours(
         await node.until(lambda: set(node.executor.state.containers) == ids)
         assert (node.cpus(created), node.cpus(ls.container_id)) == ("2-3", "0-1,4-15")
 
-    live(day)
+    run_scenario(scenario)
 
 
 # -- the daemon's own ends ------------------------------------------------------------------------------
@@ -566,9 +580,9 @@ def test_a_restart_while_a_create_is_at_the_runtime(node: Any, beside: Any) -> N
 
 
 def test_a_fault_of_ours_lets_calls_pass_unless_they_are_strict(
-    live: Callable[..., None], beside: Any
+    run_scenario: Callable[..., None], beside: Any
 ) -> None:
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         def broken(*_: object) -> None:
             raise ZeroDivisionError("ours")
 
@@ -582,11 +596,11 @@ def test_a_fault_of_ours_lets_calls_pass_unless_they_are_strict(
         assert "ZeroDivisionError" in str(refused.value)
         await node.until(lambda: not node.executor.state.owners)  # nothing stays taken for it
 
-    live(day, faults=True)
+    run_scenario(scenario, faults=True)
 
 
-def test_a_released_node_is_left_as_it_is(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_released_node_is_left_as_it_is(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         node.executor.store.handle(ModeChanged(NodeMode.RELEASED))
         lse = await beside(node.peer.launch, LSE)
         assert node.saved(lse.container_id).cpuset_cpus == ""
@@ -595,20 +609,20 @@ def test_a_released_node_is_left_as_it_is(live: Callable[..., None], beside: Any
         answer = await beside(node.peer.hooks.ask, "PreCreateContainer", strict)
         assert answer.container_resources == strict.container_resources
 
-    live(day, SLOW)
+    run_scenario(scenario, SLOW)
 
 
-def test_calls_pass_where_nothing_is_to_be_changed(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_calls_pass_where_nothing_is_to_be_changed(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         lse = await beside(node.peer.launch, LSE)
         assert node.saved(lse.container_id).cpuset_cpus == ""
         await node.until(lambda: lse.container_id in node.executor.state.containers)
 
-    live(day, "mode: observe\nreconcilePeriod: 200ms\n")
+    run_scenario(scenario, "mode: observe\nreconcilePeriod: 200ms\n")
 
 
-def test_a_refusal_by_the_runtime_stays_one(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_refusal_by_the_runtime_stays_one(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         def refuse(_: object) -> None:
             raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, "not you")
 
@@ -617,4 +631,4 @@ def test_a_refusal_by_the_runtime_stays_one(live: Callable[..., None], beside: A
         created = await beside(node.peer.create, pod)  # undecided, and not strict: it goes on as it came
         assert node.saved(created).cpuset_cpus == ""
 
-    live(day, SLOW)
+    run_scenario(scenario, SLOW)

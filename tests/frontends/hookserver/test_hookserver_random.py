@@ -1,4 +1,4 @@
-"""Random days of a peer whose calls fail, and of a client beside it: owned CPUs are never shared."""
+"""Random calls of a peer, some of which fail, and of a CRI client: owned CPUs are never shared."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def judged(node: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_owned_cpus_have_one_owner(live: Callable[..., None], beside: Any, seed: int) -> None:
-    async def day(node: Any) -> None:
+def test_owned_cpus_have_one_owner(run_scenario: Callable[..., None], beside: Any, seed: int) -> None:
+    async def scenario(node: Any) -> None:
         clients = RandomDay(node, seed)
         for _ in range(STEPS):
             await beside(clients.step)
@@ -111,4 +111,4 @@ def test_owned_cpus_have_one_owner(live: Callable[..., None], beside: Any, seed:
                 await node.until(lambda container_id=container.id, want=want: node.cpus(container_id) == want)
         clients.close()
 
-    live(day)
+    run_scenario(scenario)

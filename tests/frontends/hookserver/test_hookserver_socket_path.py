@@ -107,8 +107,8 @@ def test_it_says_why_it_cannot(directory: Path, bind: Any) -> None:
     assert os.listdir(directory) == [deep.name]
 
 
-def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None]) -> None:
-    async def day(node: Any) -> None:
+def test_a_second_one_waits_for_the_socket(node: Any, run_scenario: Callable[..., None]) -> None:
+    async def scenario(node: Any) -> None:
         assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
         again = type(node.serving)(node.socket, node.executor, node.daemon._start_update, None)
         with pytest.raises(CannotCreateError, match="another process answers there"):
@@ -129,17 +129,17 @@ def test_a_second_one_waits_for_the_socket(node: Any, live: Callable[..., None])
         await node.serving.start()
         await asyncio.to_thread(reach, node.socket)
 
-    live(day)
+    run_scenario(scenario)
     assert not node.socket.exists()
 
 
 def test_nothing_is_left_of_a_server_that_cannot_start(
-    live: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: Any) -> None:
         raise RuntimeError("no more threads")
 
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         other = node.directory / "other.sock"
         again = HookServerRunner(other, node.executor, node.daemon._start_update, node.serving.servicer._flow)
         with monkeypatch.context() as patched:
@@ -151,7 +151,7 @@ def test_nothing_is_left_of_a_server_that_cannot_start(
         await asyncio.to_thread(reach, other)
         await again.stop()
 
-    live(day)
+    run_scenario(scenario)
 
 
 def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

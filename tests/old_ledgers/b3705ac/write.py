@@ -95,7 +95,7 @@ class Node:
         if version == 1:
             (self.root / "cpuacct.usage").write_text("0\n")
 
-    def live(self, text: str, day: Callable[[Daemon], Any]) -> None:
+    def run_scenario(self, text: str, scenario: Callable[[Daemon], Any]) -> None:
         """Run a daemon, and what happens meanwhile."""
         paths = f"""
 reconcilePeriod: 200ms
@@ -118,7 +118,7 @@ hooks:
             try:
                 async with asyncio.timeout(60):
                     await daemon.keeper.synced.wait()
-                    await day(daemon)
+                    await scenario(daemon)
             finally:
                 daemon._suppression = None  # it is killed: it puts nothing back
                 await daemon.stop()
@@ -277,7 +277,7 @@ def running(path: Path) -> tuple[bytes, dict[str, Any]]:
         await asyncio.to_thread(launch_all, node)
         await until(lambda: any(key.startswith("x/") for key in daemon._ledger.entries))
 
-    node.live(RUNNING, first)
+    node.run_scenario(RUNNING, first)
     node.machine = without(WHOLE, "2,8")
     held = [threading.Event(), threading.Event()]
     found: list[bytes] = []
@@ -314,7 +314,7 @@ def running(path: Path) -> tuple[bytes, dict[str, Any]]:
         release()
 
     rest: dict[str, Any] = {}
-    node.live(RUNNING, second)
+    node.run_scenario(RUNNING, second)
     node.runtime.stop()
     return found[0], {**rest, "settings": RUNNING}
 
@@ -329,7 +329,7 @@ def suppressed(path: Path) -> tuple[bytes, dict[str, Any]]:
         node.launch("lse", "", 2, qos="LSE", **cpuset("2-3"))
         node.launch("guaranteed", "", 2)
 
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await asyncio.to_thread(pods)
         used = 0
         while not any(key == "b/suppress" for key in daemon._ledger.entries):
@@ -340,7 +340,7 @@ def suppressed(path: Path) -> tuple[bytes, dict[str, Any]]:
             await asyncio.sleep(0.02)
         found.append((await node.ledger(), {**node.rest(), "settings": SUPPRESSED}))
 
-    node.live(SUPPRESSED, day)
+    node.run_scenario(SUPPRESSED, scenario)
     node.runtime.stop()
     return found[0]
 
@@ -349,7 +349,7 @@ def released(path: Path) -> tuple[bytes, dict[str, Any]]:
     """A node that was released."""
     node, found = Node(path, 2), []
 
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await asyncio.to_thread(node.launch, "lse", "", 2, qos="LSE", **cpuset("2-3"))
         await asyncio.to_thread(node.launch, "ls", "/burstable", 0)
         await daemon._leaving._start()
@@ -357,7 +357,7 @@ def released(path: Path) -> tuple[bytes, dict[str, Any]]:
         await until(lambda: daemon._ledger.entries.get("r/release", {}).get("stage") == "released")
         found.append((await node.ledger(), {**node.rest(), "settings": ""}))
 
-    node.live("", day)
+    node.run_scenario("", scenario)
     node.runtime.stop()
     return found[0]
 
@@ -375,7 +375,7 @@ def taken_over(path: Path) -> tuple[bytes, dict[str, Any]]:
     state = static_state(WHOLE.online, held, reserved=CpuSet([0]))
     (kubelet / "cpu_manager_state").write_text(state)
 
-    async def day(daemon: Daemon) -> None:
+    async def scenario(daemon: Daemon) -> None:
         await asyncio.to_thread(node.launch, "held", "", 2)
         await daemon._takeover.get().act("start", {})
         await asyncio.to_thread(node.launch, "ours", "", 2)
@@ -383,7 +383,7 @@ def taken_over(path: Path) -> tuple[bytes, dict[str, Any]]:
         rest["kubelet"] = {file.name: file.read_text() for file in kubelet.iterdir()}
         found.append((await node.ledger(), rest))
 
-    node.live(text, day)
+    node.run_scenario(text, scenario)
     node.runtime.stop()
     return found[0]
 

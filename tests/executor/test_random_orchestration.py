@@ -1,4 +1,4 @@
-"""Random days of a node with pods of all classes, and all that changes its CPUs.
+"""Random scenarios of a node with pods of all QoS classes, and all that changes its CPUs.
 
 Beside the calls of kubelet, which overlap: annotations good and bad, kubelet's state file (a real one), a
 Node object with a reservation that changes, BE suppression, CPUs that go offline, containers that end by
@@ -93,11 +93,11 @@ class Listed(dict[str, Any]):
         return self.copy().values()
 
 
-class Day:
+class RandomScenario:
     """A client with many hands, the runtime that it talks to, and the others."""
 
     def __init__(self, world: Any, seed: int, directory: Path) -> None:
-        self.w = world
+        self.world = world
         self.dice = random.Random(seed)
         self.directory = directory
         self.node_object = Object()
@@ -119,11 +119,11 @@ class Day:
     def attach(self) -> None:
         """Have a fresh executor look at kubelet's state file and at the Node object."""
         self.write_state()
-        executor = self.w.executor
+        executor = self.world.executor
         port = KubeletCpuManagerReader(
-            KubeletSettings(), str(self.directory), "", lambda: self.w.executor.state.node.topology
+            KubeletSettings(), str(self.directory), "", lambda: self.world.executor.state.node.topology
         )
-        self.w.beside(port)
+        self.world.beside(port)
         executor.node_policy._source = self.node_object
 
     def write_state(self) -> None:
@@ -132,8 +132,8 @@ class Day:
     # -- what must hold at any moment ---------------------------------------------------------------------
 
     def look(self) -> None:
-        state = self.w.executor.state
-        for container_id, cpus in self.w.cgroups.sets.copy().items():
+        state = self.world.executor.state
+        for container_id, cpus in self.world.cgroups.sets.copy().items():
             container = state.containers.get(container_id)
             if container is None or container_id in self.foreign or container.placement.pool is Pool.OWN:
                 continue
@@ -152,9 +152,9 @@ class Day:
     # -- kubelet ------------------------------------------------------------------------------------------
 
     async def call(self, method: str, message: Any) -> Any:
-        call = await self.w.call(method, message)
+        call = await self.world.call(method, message)
         if call.refused is not None:
-            self.w.wire.finished(call, None)
+            self.world.wire.finished(call, None)
         await self.breathe()
         return call
 
@@ -177,14 +177,14 @@ class Day:
         if call.refused is not None:
             return
         if self.dice.random() < 0.1:
-            self.w.wire.finished(call, 2)
+            self.world.wire.finished(call, 2)
             return
         sandbox = f"s-{uid}"
         answer = pb.RunPodSandboxResponse(pod_sandbox_id=sandbox)
         labels, annotations = dict(config.labels), dict(config.annotations)
-        self.w.runtime.pods[sandbox] = RuntimePod(sandbox, uid, "ns", uid, 0, True, labels, annotations)
-        self.w.wire.response(call, answer.SerializeToString())
-        self.w.wire.finished(call, 0)
+        self.world.runtime.pods[sandbox] = RuntimePod(sandbox, uid, "ns", uid, 0, True, labels, annotations)
+        self.world.wire.response(call, answer.SerializeToString())
+        self.world.wire.finished(call, 0)
         self.pods[sandbox] = {"amount": amount, "parent": f"{parent}/pod{uid}", "uid": uid}
 
     async def creates(self, sandbox: str) -> None:
@@ -197,9 +197,9 @@ class Day:
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.config.metadata.name, request.config.metadata.attempt = name, attempt
         request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**amount))
-        online = self.w.executor.state.node.machine.online
+        online = self.world.executor.state.node.machine.online
         call = await self.call("CreateContainer", request)
-        pod = self.w.executor.state.pods.get(sandbox)
+        pod = self.world.executor.state.pods.get(sandbox)
         if call.refused is not None:
             return
         given = pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus
@@ -208,17 +208,19 @@ class Day:
             if pod.cpuset:
                 lacks = pod.cpuset - CpuSet.parse(given)
                 assert CpuSet.parse(given) <= pod.cpuset
-                assert lacks.isdisjoint(online & self.w.executor.state.node.machine.online), lacks
+                assert lacks.isdisjoint(online & self.world.executor.state.node.machine.online), lacks
         if self.dice.random() < 0.1:
-            self.w.wire.finished(call, self.dice.choice((2, None)))
+            self.world.wire.finished(call, self.dice.choice((2, None)))
             return
-        self.w.runtime.specs[container_id] = given
-        self.w.runtime.containers[container_id] = RuntimeContainer(
+        self.world.runtime.specs[container_id] = given
+        self.world.runtime.containers[container_id] = RuntimeContainer(
             container_id, sandbox, name, attempt, "CREATED"
         )
         await self.breathe()
-        self.w.wire.response(call, pb.CreateContainerResponse(container_id=container_id).SerializeToString())
-        self.w.wire.finished(call, 0)
+        self.world.wire.response(
+            call, pb.CreateContainerResponse(container_id=container_id).SerializeToString()
+        )
+        self.world.wire.finished(call, 0)
         if self.dice.random() < 0.5:
             await self.starts(container_id)
 
@@ -227,55 +229,55 @@ class Day:
         if call.refused is not None:
             return
         if self.dice.random() < 0.1:
-            self.w.wire.finished(call, 2)
+            self.world.wire.finished(call, 2)
             return
         self.runs(container_id)
         await self.breathe()
-        self.w.wire.finished(call, 0)
+        self.world.wire.finished(call, 0)
 
     def runs(self, container_id: str) -> None:
         """The runtime has started it."""
-        ours = self.w.executor.state.containers.get(container_id)
+        ours = self.world.executor.state.containers.get(container_id)
         if ours is not None and ours.placement.pool is Pool.OWN:
             self.started[container_id] = ours.placement.exclusive
             if ours.placement.excludes_be or ours.pod.qos is QosClass.LSE:
                 self.hard.add(container_id)
-        self.w.cgroups.sets[container_id] = CpuSet.parse(self.w.runtime.specs[container_id])
-        self.w._state(container_id, "RUNNING")
+        self.world.cgroups.sets[container_id] = CpuSet.parse(self.world.runtime.specs[container_id])
+        self.world._state(container_id, "RUNNING")
 
     async def updates(self, container_id: str) -> None:
         """kubelet reconciles, with what it believes."""
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
         request.linux.cpuset_cpus = self.dice.choice(("", "0-15", "3", "0-2,4-15"))
         call = await self.call("UpdateContainerResources", request)
-        there = self.w.runtime.containers.get(container_id)
+        there = self.world.runtime.containers.get(container_id)
         if there is None or there.state == "EXITED":
-            self.w.wire.finished(call, 2)
+            self.world.wire.finished(call, 2)
             return
         cpus = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_cpus
         if cpus:
-            self.w.runtime.specs[container_id] = cpus
-            if container_id in self.w.cgroups.sets:
-                self.w.cgroups.sets[container_id] = CpuSet.parse(cpus)
+            self.world.runtime.specs[container_id] = cpus
+            if container_id in self.world.cgroups.sets:
+                self.world.cgroups.sets[container_id] = CpuSet.parse(cpus)
         await self.breathe()
-        self.w.wire.finished(call, 0)
+        self.world.wire.finished(call, 0)
 
     def dies(self, container_id: str) -> None:
         self.started.pop(container_id, None)
         self.hard.discard(container_id)
-        self.w.cgroups.sets.pop(container_id, None)
-        if container_id in self.w.runtime.containers:
-            self.w._state(container_id, "EXITED")
+        self.world.cgroups.sets.pop(container_id, None)
+        if container_id in self.world.runtime.containers:
+            self.world._state(container_id, "EXITED")
 
     async def stops(self, container_id: str) -> None:
         call = await self.call("StopContainer", pb.StopContainerRequest(container_id=container_id))
         self.dies(container_id)
         await self.breathe()
-        self.w.wire.finished(call, self.dice.choice((0, 0, None)))
+        self.world.wire.finished(call, self.dice.choice((0, 0, None)))
 
     async def exits(self, container_id: str) -> None:
         """It ends by itself, and nothing reports it."""
-        if container_id in self.w.cgroups.sets:
+        if container_id in self.world.cgroups.sets:
             self.dies(container_id)
 
     async def goes(self, sandbox: str) -> None:
@@ -283,14 +285,14 @@ class Day:
         for container in self.inside(sandbox):
             self.dies(container.id)
         await self.breathe()
-        self.w.wire.finished(call, 0)
+        self.world.wire.finished(call, 0)
         call = await self.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
         for container in self.inside(sandbox):
-            self.w.runtime.containers.pop(container.id, None)
-        self.w.runtime.pods.pop(sandbox, None)
+            self.world.runtime.containers.pop(container.id, None)
+        self.world.runtime.pods.pop(sandbox, None)
         self.pods.pop(sandbox, None)
         await self.breathe()
-        self.w.wire.finished(call, 0)
+        self.world.wire.finished(call, 0)
 
     # -- the others ---------------------------------------------------------------------------------------
 
@@ -305,53 +307,55 @@ class Day:
 
     def suppress(self, used: float) -> None:
         """What the executor does with a reading."""
-        store = self.w.executor.store
+        store = self.world.executor.store
         for event in used_beside_be(store.state, used):
             store.handle(event)
 
     def plug(self, gone: set[int]) -> None:
         """CPUs go offline, and others come back."""
         if not gone:
-            self.w.machine = self.whole
+            self.world.machine = self.whole
             return
         left = CpuSet(i for i in range(16) if i not in gone)
         nodes = tuple(changed_copy(n, cpus=n.cpus & left) for n in self.whole.nodes)
         cpus = tuple(c for c in self.whole.cpus if c.id in left)
-        self.w.machine = changed_copy(self.whole, cpus=cpus, nodes=nodes)
+        self.world.machine = changed_copy(self.whole, cpus=cpus, nodes=nodes)
 
     async def restart(self) -> None:
         """The daemon ends; things happen; it starts again, now and then without its ledger."""
-        await self.w.executor.journal.flush()
-        before = self.w.executor.state.suppressing(None)  # after a start BE is not suppressed
-        await self.w.close()
+        await self.world.executor.journal.flush()
+        before = self.world.executor.state.suppressing(None)  # after a start BE is not suppressed
+        await self.world.close()
         sandboxes = sorted(self.pods)
         behind = bool(sandboxes) and self.dice.random() < 0.3
         if behind:
             self.serial += 1
             container_id, sandbox = f"x{self.serial}", self.dice.choice(sandboxes)
             self.foreign.add(container_id)
-            self.w.runtime.containers[container_id] = RuntimeContainer(
+            self.world.runtime.containers[container_id] = RuntimeContainer(
                 container_id, sandbox, "late", self.serial, "CREATED"
             )
             parent = self.pods[sandbox]["parent"]
-            self.w.runtime.details[container_id] = RuntimeDetail(f"{parent}/{container_id}", 2, 0, 0, 0, "")
-            self.w.runtime.specs[container_id] = "0-15"
+            self.world.runtime.details[container_id] = RuntimeDetail(
+                f"{parent}/{container_id}", 2, 0, 0, 0, ""
+            )
+            self.world.runtime.specs[container_id] = "0-15"
             if self.dice.random() < 0.5:
                 self.runs(container_id)
-        self.w.boot()
+        self.world.boot()
         self.attach()
         await self.calm()
         self.foreign.clear()
         if not behind:
-            assert self.w.executor.state.owners == before.owners
-            assert self.w.executor.state.pools == before.pools
-            for container in self.w.executor.state.containers.values():
+            assert self.world.executor.state.owners == before.owners
+            assert self.world.executor.state.pools == before.pools
+            for container in self.world.executor.state.containers.values():
                 assert container.placement == before.containers[container.id].placement
 
-    # -- the day ------------------------------------------------------------------------------------------
+    # -- the run ------------------------------------------------------------------------------------------
 
     def inside(self, sandbox: str) -> list[Any]:
-        return [c for c in self.w.runtime.containers.values() if c.sandbox_id == sandbox]
+        return [c for c in self.world.runtime.containers.values() if c.sandbox_id == sandbox]
 
     def chosen(self) -> Coroutine[Any, Any, None] | None:
         """Choose something that kubelet does; one thing at a time for a pod."""
@@ -378,7 +382,7 @@ class Day:
         self.busy.clear()
         works = [work for _ in range(self.dice.randint(1, 6)) if (work := self.chosen()) is not None]
         if self.dice.random() < 0.3:
-            works.append(self.w.sync.once())
+            works.append(self.world.sync.once())
         await asyncio.gather(*works)
         what = self.dice.random()
         if what < 0.15:
@@ -393,25 +397,25 @@ class Day:
     async def calm(self) -> None:
         """Compare twice: what was lost is found, and each container is where the state has it."""
         for _ in range(2):
-            self.w.now += 10
-            await self.w.sync.once()
-            while tasks := list(self.w.executor._tasks):
+            self.world.now += 10
+            await self.world.sync.once()
+            while tasks := list(self.world.executor._tasks):
                 await asyncio.gather(*tasks)
-            await self.w.executor.kernel.run(lambda: None)
+            await self.world.executor.kernel.run(lambda: None)
 
     def holds(self) -> None:
         """What must be so when nothing is on its way."""
-        state: NodeState = self.w.executor.state
-        live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
+        state: NodeState = self.world.executor.state
+        running = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
         online = state.node.machine.online
         assert violations(state) == []
-        there = {c.id for c in self.w.runtime.containers.values() if c.state != "EXITED"}
-        assert {c.id for c in live} == there
-        owned = union((c.placement.exclusive | c.placement.replacement).bits for c in live)
+        there = {c.id for c in self.world.runtime.containers.values() if c.state != "EXITED"}
+        assert {c.id for c in running} == there
+        owned = union((c.placement.exclusive | c.placement.replacement).bits for c in running)
         held = union(cpus.bits for names in state.kubelet.values() for cpus in names.values())
         left = state.node.shareable - CpuSet.from_bits(owned | held)
         assert left <= state.pools.shared, "what leaves returns"
-        for container_id, cpus in self.w.cgroups.sets.items():
+        for container_id, cpus in self.world.cgroups.sets.items():
             assert cpus == state.wanted(state.containers[container_id])
             assert cpus
             assert cpus <= online
@@ -419,17 +423,20 @@ class Day:
 
     async def reconcile(self) -> None:
         """kubelet's updates for all containers, and a comparison: none moves, and nothing is written."""
-        before, written = self.w.cgroups.sets.copy(), len([line for line in self.w.log if "kernel " in line])
+        before, written = (
+            self.world.cgroups.sets.copy(),
+            len([line for line in self.world.log if "kernel " in line]),
+        )
         for container_id in sorted(before):
             await self.updates(container_id)
         await self.calm()
-        assert self.w.cgroups.sets == before
-        assert len([line for line in self.w.log if "kernel " in line]) == written
-        assert self.w.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
+        assert self.world.cgroups.sets == before
+        assert len([line for line in self.world.log if "kernel " in line]) == written
+        assert self.world.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
 
     async def run(self) -> None:
         await self.calm()
-        first = self.w.executor.state
+        first = self.world.executor.state
         for turn in range(BATCHES):
             await self.batch()
             await self.calm()
@@ -443,63 +450,63 @@ class Day:
             await self.goes(sandbox)
         self.held.clear()
         self.write_state()
-        self.w.executor.store.handle(SuppressionEnded(0.0, "it ends"))
+        self.world.executor.store.handle(SuppressionEnded(0.0, "it ends"))
         self.plug(set())
         self.node_object.reserved = ""
         await self.calm()
         self.holds()
-        await self.w.executor.journal.flush()
-        await self.w.executor.kernel.run(lambda: None)
-        state = self.w.executor.state
+        await self.world.executor.journal.flush()
+        await self.world.executor.kernel.run(lambda: None)
+        state = self.world.executor.state
         assert state.pools == first.pools
-        assert not [*state.owners, *state.pods, *state.containers, *self.w.ledger.entries]
-        assert self.w.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+        assert not [*state.owners, *state.pods, *state.containers, *self.world.ledger.entries]
+        assert self.world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["ours", "kubelets"])
 @pytest.mark.parametrize("seed", range(16))
-def test_a_random_day_of_all_classes(live, tmp_path: Path, seed: int, *, static: bool) -> None:
-    async def day(world: Any) -> None:
-        await Day(world, seed, tmp_path).run()
+def test_a_random_day_of_all_classes(run_scenario, tmp_path: Path, seed: int, *, static: bool) -> None:
+    async def scenario(world: Any) -> None:
+        await RandomScenario(world, seed, tmp_path).run()
 
     rules = {"system": CpuSet.parse("15")} if seed % 3 == 0 else None
-    live(day, static=static, rules=rules, call_timeout=0.5)
+    run_scenario(scenario, static=static, rules=rules, call_timeout=0.5)
 
 
-def test_cpus_kubelet_held_for_a_sharer_return_at_once(live) -> None:
+def test_cpus_kubelet_held_for_a_sharer_return_at_once(run_scenario) -> None:
     """The container comes, and by its annotation it owns nothing: no comparison is needed for the others."""
 
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        w.executor.store.handle(KubeletCpusRead(CpuManager(), {"g": {"c": CpuSet((4, 5))}}))
-        await w.quiet()
-        assert w.on(ls) == "0-3,6-15"
-        passes = w.executor.telemetry.value(metrics.RECONCILES)
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        world.executor.store.handle(KubeletCpusRead(CpuManager(), {"g": {"c": CpuSet((4, 5))}}))
+        await world.quiet()
+        assert world.on(ls) == "0-3,6-15"
+        passes = world.executor.telemetry.value(metrics.RECONCILES)
         bound = '{"numaNodeResources":[{"node":1,"resources":{"cpu":"2"}}]}'
-        sandbox = await w.pod("g", annotation=bound)
-        await w.quiet()
-        assert w.on(ls) == "0-3,6-15"
-        call = await w.begin(sandbox, **AMOUNTS[0])
-        await w.quiet()
-        assert w.on(ls) == "0-15"
-        w.wire.finished(call, 13)
-        await w.quiet()
-        assert w.on(ls) == "0-3,6-15", "the create has failed, and kubelet will come again"
-        assert w.executor.telemetry.value(metrics.RECONCILES) == passes
-        w.check()
+        sandbox = await world.pod("g", annotation=bound)
+        await world.quiet()
+        assert world.on(ls) == "0-3,6-15"
+        call = await world.begin(sandbox, **AMOUNTS[0])
+        await world.quiet()
+        assert world.on(ls) == "0-15"
+        world.wire.finished(call, 13)
+        await world.quiet()
+        assert world.on(ls) == "0-3,6-15", "the create has failed, and kubelet will come again"
+        assert world.executor.telemetry.value(metrics.RECONCILES) == passes
+        world.check()
 
-    live(day, static=False)
+    run_scenario(scenario, static=False)
 
 
-def test_cpus_that_kubelet_holds_are_followed_when_a_sandbox_is_made(live) -> None:
-    async def day(w: Any) -> None:
-        ls = await w.run(await w.pod("ls", "LS"))
-        w.executor.store.handle(KubeletCpusRead(CpuManager(), {"g": {"c": CpuSet((4, 5))}}))
-        await w.quiet()
-        sandbox = await w.pod("g", "LS")
-        await w.quiet()
-        assert w.on(ls) == "0-15", "kubelet's manager has no say in where LS pods run"
-        await w.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
-        w.check()
+def test_cpus_that_kubelet_holds_are_followed_when_a_sandbox_is_made(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ls = await world.run(await world.pod("ls", "LS"))
+        world.executor.store.handle(KubeletCpusRead(CpuManager(), {"g": {"c": CpuSet((4, 5))}}))
+        await world.quiet()
+        sandbox = await world.pod("g", "LS")
+        await world.quiet()
+        assert world.on(ls) == "0-15", "kubelet's manager has no say in where LS pods run"
+        await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+        world.check()
 
-    live(day, static=False)
+    run_scenario(scenario, static=False)

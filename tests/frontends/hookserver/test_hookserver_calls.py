@@ -1,4 +1,4 @@
-"""A peer's day: pods come, are changed and go, and all CPUs are where they belong."""
+"""The calls of a peer create, change and remove pods, and each container has the CPUs that it is to have."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from proxy.telemetry import metrics
 QUICK = "cpuManagerPolicy: static\nreconcilePeriod: 200ms\n"
 
 
-def test_an_owner_gets_its_cpus_and_the_others_have_left_them(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_an_owner_gets_its_cpus_and_the_others_have_left_them(
+    run_scenario: Callable[..., None], beside: Any
+) -> None:
+    async def scenario(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         assert node.cpus(ls.container_id) == "0-15"
         lse = await beside(node.peer.run_pod, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
@@ -35,11 +37,11 @@ def test_an_owner_gets_its_cpus_and_the_others_have_left_them(live: Callable[...
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
         assert not node.executor.state.owners
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_all_other_containers_get_a_pool(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_all_other_containers_get_a_pool(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         await beside(node.peer.launch, DemoPod("lsr", "LSR", cpuset="4-5", cpus=2))
         for qos, kube, cpus in (
             ("LS", KubeQos.BURSTABLE, "0-3,6-15"),
@@ -51,11 +53,13 @@ def test_all_other_containers_get_a_pool(live: Callable[..., None], beside: Any)
         whole = await beside(node.peer.launch, DemoPod("whole", "", KubeQos.GUARANTEED, cpus=2))
         assert len(node.executor.state.containers[whole.container_id].placement.exclusive) == 2
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_update_carries_our_cpus_and_never_the_clients(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_an_update_carries_our_cpus_and_never_the_clients(
+    run_scenario: Callable[..., None], beside: Any
+) -> None:
+    async def scenario(node: Any) -> None:
         lse = await beside(node.peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         asked = cri.LinuxContainerResources(cpuset_cpus="0-15", cpu_shares=512, cpu_quota=50_000)
         await beside(node.peer.update, lse.container_id, asked)
@@ -69,22 +73,22 @@ def test_an_update_carries_our_cpus_and_never_the_clients(live: Callable[..., No
         assert node.executor.quotas.known.records[f"qc/{lse.container_id}"].quota == 50_000
         await node.until(lambda: not node.executor.state.inflight.of(lse.container_id))
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_pod_that_stops_gives_everything_back(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_pod_that_stops_gives_everything_back(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
         lse = await beside(node.peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         await beside(node.peer.end_pod, lse)
         await node.until(lambda: node.cpus(ls.container_id) == "0-15")
         assert lse.pod_id not in node.executor.state.pods
 
-    live(day, QUICK.replace("200ms", "1h"))  # only the request shows it
+    run_scenario(scenario, QUICK.replace("200ms", "1h"))  # only the request shows it
 
 
-def test_a_start_settles_a_create_at_once(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_start_settles_a_create_at_once(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         pod = await beside(node.peer.run_pod, DemoPod("ls", "LS"))
         created = await beside(node.peer.create, pod)
         await beside(node.peer.start, created)
@@ -94,22 +98,24 @@ def test_a_start_settles_a_create_at_once(live: Callable[..., None], beside: Any
         # What the runtime has is today's set, so nothing had to be sent again.
         assert not [c for c in node.runtime.calls if c.method == "UpdateContainerResources"]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_container_that_is_not_started_is_found_in_the_list(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_a_container_that_is_not_started_is_found_in_the_list(
+    run_scenario: Callable[..., None], beside: Any
+) -> None:
+    async def scenario(node: Any) -> None:
         pod = await beside(node.peer.run_pod, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         created = await beside(node.peer.create, pod)
         await node.until(lambda: created in node.executor.state.containers)
         assert node.executor.state.containers[created].phase is Phase.CREATED
         assert len(node.executor.state.containers) == 1
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_an_outdated_set_is_sent_before_the_start(live: Callable[..., None], beside: Any) -> None:
-    async def day(node: Any) -> None:
+def test_an_outdated_set_is_sent_before_the_start(run_scenario: Callable[..., None], beside: Any) -> None:
+    async def scenario(node: Any) -> None:
         ls = await beside(node.peer.run_pod, DemoPod("ls", "LS"))
         created = await beside(node.peer.create, ls)
         await beside(node.peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
@@ -121,13 +127,13 @@ def test_an_outdated_set_is_sent_before_the_start(live: Callable[..., None], bes
         await beside(node.peer.start, created)
         assert seen == ["0-1,4-15"]
 
-    live(day)
+    run_scenario(scenario)
 
 
-def test_a_whole_pod_is_decided_and_refused(live: Callable[..., None], beside: Any) -> None:
+def test_a_whole_pod_is_decided_and_refused(run_scenario: Callable[..., None], beside: Any) -> None:
     text = QUICK + "topologyManagerPolicy: single-numa-node\ntopologyManagerScope: pod\n"
 
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         ok = await beside(node.peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         assert node.cpus(ok.container_id) == "2-3"
         spec = DemoPod("big", "LSR", KubeQos.GUARANTEED, cpus=12)
@@ -139,14 +145,14 @@ def test_a_whole_pod_is_decided_and_refused(live: Callable[..., None], beside: A
         assert "demo/big" in error.details()
         assert node.executor.telemetry.value(metrics.HOOK_SERVER_REQUESTS_REFUSED) == 1
 
-    live(day, text)
+    run_scenario(scenario, text)
 
 
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_foreign_change_is_corrected_before_the_start(
-    live: Callable[..., None], beside: Any, listed: bool
+    run_scenario: Callable[..., None], beside: Any, listed: bool
 ) -> None:
-    async def day(node: Any) -> None:
+    async def scenario(node: Any) -> None:
         merge = node.peer._merge
 
         def merged(asked: Any, answer: Any) -> None:
@@ -169,4 +175,4 @@ def test_a_foreign_change_is_corrected_before_the_start(
         await beside(node.peer.start, created)
         assert seen == [("2-3", -1)]
 
-    live(day)
+    run_scenario(scenario)
