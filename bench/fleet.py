@@ -17,9 +17,8 @@ import time
 from place_merge import bare_loop, millis
 
 from proxy.simulate.documents import documents
-from proxy.simulate.fleet.figures import figures_of
+from proxy.simulate.fleet.figures import figures_of, fleet_lines, time_lines
 from proxy.simulate.fleet.fleet_simulation import FleetSettings, fleet_of, simulate_fleet
-from proxy.simulate.fleet.fleet_text import fleet_lines, time_lines
 
 BAR = 600.0
 FLEET = """

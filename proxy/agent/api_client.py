@@ -3,15 +3,20 @@
 lightkube connects and authenticates. Objects stay dictionaries: the agent writes and reads a few fields of a
 few kinds, and classes of all of Kubernetes' objects would cost more memory than the rest of the agent.
 
-A connection is opened by the first request. When the API server answers 401, the connection is closed and the
-credentials are read again at the next request, so that new ones need no restart. Nothing here retries: each
+The credentials are a kubeconfig, or the service account token of the pod. That token is bound to the pod and
+expires; kubelet writes a new one into the same file before that. A connection is opened by the first request.
+When the API server answers 401, the connection is closed and the credentials are read again at the next
+request, so that new ones need no restart. Nothing here retries: each
 caller knows when its request is worth another attempt.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import httpx2
@@ -19,6 +24,7 @@ import msgspec
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
+from proxy.config.cluster import ClusterConfig
 from proxy.model.errors import TopoproxyError, UnavailableError
 
 if TYPE_CHECKING:
@@ -40,6 +46,52 @@ JsonObject = dict[str, Any]
 _BROKEN = (httpx2.HTTPError, httpx2.StreamError, OSError)
 _FAULTS = (*_BROKEN, httpx2.InvalidURL, ValueError, LookupError, AssertionError, ConfigError)
 """What a request may raise before it is answered; lightkube reads tokens and runs commands then."""
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class NoCredentialsError(UnavailableError):
+    """There is nothing to authenticate with, or it cannot be read."""
+
+
+def node_name(config: ClusterConfig, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the name of the Node object."""
+    return config.node or environ.get("NODE_NAME", "") or socket.gethostname().lower()
+
+
+def read_credentials(
+    config: ClusterConfig, environ: Mapping[str, str] = os.environ, account: Path = SERVICE_ACCOUNT
+) -> SingleConfig:
+    """Read the address of the API server and the credentials.
+
+    Args:
+        config: Names the kubeconfig.
+        environ: The environment of the process.
+        account: Where kubelet mounts the service account of a pod.
+
+    Raises:
+        NoCredentialsError: There are none, or they cannot be read.
+    """
+    import msgspec
+    import yaml
+    from lightkube import KubeConfig
+    from lightkube.core.exceptions import ConfigError
+
+    named = config.kubeconfig or (Path(environ["KUBECONFIG"]) if environ.get("KUBECONFIG") else None)
+    in_pod = "KUBERNETES_SERVICE_HOST" in environ and (account / "token").exists()
+    file = account if config.kubeconfig is None and in_pod else named
+    if file is None:
+        raise NoCredentialsError("cannot connect to the API server: there are no credentials")
+    try:
+        read = KubeConfig.from_service_account if file is account else KubeConfig.from_file
+        found = read(file).get()
+    except (OSError, ValueError, LookupError, TypeError, ConfigError) as error:
+        raise NoCredentialsError(f"cannot read the credentials in {file}: {error}") from error
+    except (msgspec.MsgspecError, yaml.YAMLError) as error:
+        raise NoCredentialsError(f"cannot read the credentials in {file}: {error}") from error
+    if found is None:
+        raise NoCredentialsError("cannot connect to the API server: the kubeconfig names no context")
+    return found
 
 
 class ApiServerError(TopoproxyError):

@@ -1,4 +1,9 @@
-"""Write the condition and the amounts of devices of topoproxy into the status of the Node object."""
+"""Write the condition and the amounts of devices of topoproxy into the status of the Node object.
+
+The condition ``TopologyPlacement`` says whether the pods of the node get the CPUs that they are due. It
+changes when the answer does, not with each pod: each write of a Node object goes to every client that
+watches nodes.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,11 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from proxy.agent.api_client import JsonObject
 from proxy.agent.object_writer import ObjectWriter
-from proxy.agent.objects.node_condition import TYPE, NodeCondition, condition_status
+from proxy.agent.objects.node_page import NodePage
 from proxy.agent.session import AgentSession
 from proxy.observe.device_capacity import node_status_patch
 
@@ -16,6 +23,67 @@ NODES = "/api/v1/nodes"
 
 Amounts = tuple[dict[str, str], dict[str, str]]
 """Capacity and allocatable of a Node object."""
+TYPE = "TopologyPlacement"
+
+
+class NodeCondition(Struct, frozen=True):
+    """The condition without its times."""
+
+    status: str
+    reason: str
+    message: str
+
+
+UNREACHABLE = NodeCondition("Unknown", "DaemonUnreachable", "topoproxy does not answer on its admin socket")
+
+
+def condition_of(page: NodePage) -> NodeCondition:
+    """Return the condition that a node has."""
+    if not page.published:
+        return NodeCondition(
+            "False", "Released", f"topoproxy is in mode {page.mode}: containers are as without it"
+        )
+    if page.mode == "observe":
+        return NodeCondition("False", "Observing", "topoproxy decides and changes nothing (mode observe)")
+    if not page.applied:
+        return NodeCondition("False", "Paused", "topoproxy does not apply its plan on this node")
+    policies = page.policies
+    return NodeCondition(
+        "True",
+        "Enforcing",
+        f"cpuManagerPolicy {policies.cpu_manager_policy}, topologyManagerPolicy "
+        f"{policies.topology_manager_policy}, scope {policies.topology_manager_scope}",
+    )
+
+
+def condition_status(node: str, condition: NodeCondition, since: str) -> dict[str, Any]:
+    """Return the Node object with only the condition, for a server-side apply of its status.
+
+    Args:
+        node: The name of the Node object.
+        condition: What holds.
+        since: When it began to hold (RFC 3339); it is also the time of the heartbeat, as an idle node writes
+            nothing.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node},
+        "status": {
+            "conditions": [
+                {
+                    "type": TYPE,
+                    "status": condition.status,
+                    "reason": condition.reason,
+                    "message": condition.message,
+                    "lastTransitionTime": since,
+                    "lastHeartbeatTime": since,
+                }
+            ]
+        },
+    }
+
+
 NodeFields = tuple[str, Amounts, NodeCondition | None]
 """What is kept of the Node object: its uid, the amounts of extended resources, and our condition."""
 

@@ -20,19 +20,29 @@ import msgspec
 
 from proxy.agent.api_client import FIELD_OWNER, METADATA, ApiServerError, JsonObject
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
-from proxy.agent.node_status import NODES, NodeFields, PublishedStatus, node_fields, timestamp
+from proxy.agent.node_status import (
+    NODES,
+    UNREACHABLE,
+    NodeFields,
+    PublishedStatus,
+    condition_of,
+    node_fields,
+    timestamp,
+)
 from proxy.agent.object_writer import ObjectWriter, Write, WriteBudget
 from proxy.agent.objects import node_resource_topology as nrt
 from proxy.agent.objects import numatopology as volcano
-from proxy.agent.objects.node_condition import UNREACHABLE, condition_of
 from proxy.agent.objects.node_page import NodePage
-from proxy.agent.objects.pod_annotations import PODS, annotated_pods, withdrawn, written_here
 from proxy.agent.objects.pod_events import (
+    PODS,
     PodEvent,
+    annotated_pods,
     event_object,
     notice_event,
     placed_events,
     rejection_event,
+    withdrawn,
+    written_here,
 )
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Key, Watcher

@@ -21,8 +21,15 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from proxy.agent.api_client import JSON, METADATA, ApiClient, ApiServerError, ApiUnreachableError, JsonObject
-from proxy.agent.credentials import NoCredentialsError
+from proxy.agent.api_client import (
+    JSON,
+    METADATA,
+    ApiClient,
+    ApiServerError,
+    ApiUnreachableError,
+    JsonObject,
+    NoCredentialsError,
+)
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
 from proxy.telemetry.port import Telemetry

@@ -125,10 +125,8 @@ def simulate_cluster(
         InputError: A file does not hold what it should.
         CannotCreateError: The picture cannot be written.
     """
-    from proxy.simulate.fleet.figures import figures_of
-    from proxy.simulate.fleet.fleet_page import fleet_page
+    from proxy.simulate.fleet.figures import figures_of, fleet_lines, fleet_page, time_lines
     from proxy.simulate.fleet.fleet_simulation import fleet_of, simulate_fleet
-    from proxy.simulate.fleet.fleet_text import fleet_lines, time_lines
     from proxy.simulate.manifests import read_documents
 
     settings = _settings(options, replicas, anywhere=anywhere)
@@ -172,8 +170,7 @@ def refuse_other_options(others: Mapping[str, object]) -> None:
 
 
 def _settings(options: ClusterOptions, replicas: int, *, anywhere: bool) -> FleetSettings:
-    from proxy.simulate.fleet.arrivals import Arrival, ArrivalPattern
-    from proxy.simulate.fleet.fleet_simulation import FleetSettings
+    from proxy.simulate.fleet.fleet_simulation import Arrival, ArrivalPattern, FleetSettings
 
     arrival = Arrival(options.arrival or Arrival.BURST)
     if options.rate is not None and arrival is not Arrival.POISSON:
@@ -207,7 +204,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _draw(done: FleetSimulation, path: Path) -> None:
-    from proxy.simulate.fleet.plot import svg_of
+    from proxy.simulate.fleet.figures import svg_of
 
     try:
         path.write_text(svg_of(done.runs, done.fleet.cpus))

@@ -20,9 +20,15 @@ from proxy.model.errors import UsageError
 from proxy.simulate.cluster import Fate
 from proxy.simulate.compare import compare_lines, differences, differences_data
 from proxy.simulate.data import page
-from proxy.simulate.machines import Named, copies, described_machines, sysfs_machine
+from proxy.simulate.machines import (
+    Named,
+    check_plugins,
+    copies,
+    described_machines,
+    load_plugins,
+    sysfs_machine,
+)
 from proxy.simulate.manifests import Pods, load_pods
-from proxy.simulate.plugins import check_plugins, load_plugins
 from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
 from proxy.simulate.summary import Findings, find, too_small
 from proxy.simulate.text import explain_lines, report

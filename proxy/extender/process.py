@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy import logs
-from proxy.agent.api_client import ApiClient
-from proxy.agent.credentials import read_credentials
+from proxy.agent.api_client import ApiClient, read_credentials
 from proxy.config.cluster import ClusterConfig
 from proxy.executor.tasks import tended
 from proxy.extender.cluster_view import ClusterView

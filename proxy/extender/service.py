@@ -28,9 +28,8 @@ import msgspec
 from proxy.agent.api_client import ApiClient, ApiServerError
 from proxy.agent.watcher import SILENCE_S
 from proxy.extender.cluster_view import ClusterView
-from proxy.extender.http_server import HttpAnswer
+from proxy.extender.http_server import AGE, JUDGED, LEADER, NODES, PENDING, HttpAnswer, RequestFigures
 from proxy.extender.lease import Lease
-from proxy.extender.metrics import AGE, JUDGED, LEADER, NODES, PENDING, RequestFigures
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT

@@ -32,9 +32,8 @@ from proxy.model.koordinator import NumaStrategy
 from proxy.model.requests import MEMORY
 from proxy.model.workload import TOPOLOGY_AFFINITY
 from proxy.pools.pod_fingerprint import fingerprint
-from proxy.scheduler.class_of_nodes import counts_of, largest_of
 from proxy.scheduler.decision import FITS, ExpectedNode, NodeVerdict, expect, judge
-from proxy.scheduler.node_facts import SchedulableNode
+from proxy.scheduler.node_facts import SchedulableNode, counts_of, largest_of
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.promises import GRACE_S, Promise, Promises
 from proxy.scheduler.scores import Strategy, allocation_score, numa_strategy, volcano_scores

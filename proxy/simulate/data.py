@@ -10,7 +10,7 @@ from proxy.model.workload import Container, Pool
 from proxy.observe.explain_data import to_data
 from proxy.simulate.cluster import Result
 from proxy.simulate.hosts import Host
-from proxy.simulate.node_rows import NumaNodeRow, rows_of
+from proxy.simulate.picture import NumaNodeRow, rows_of
 from proxy.simulate.quality import Alignment, RemainingCpus
 from proxy.simulate.rehearsal import Rehearsal
 from proxy.simulate.summary import Findings

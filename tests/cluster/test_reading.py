@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from proxy.admin.client import ask
-from proxy.agent.cluster_config.selection import ANNOTATION, COLLECTION
+from proxy.agent.cluster_config import ANNOTATION, COLLECTION
 from proxy.agent.rejections.node_mark import KEY
 from proxy.daemon import Daemon
 from proxy.demo import client as demo

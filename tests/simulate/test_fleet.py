@@ -11,11 +11,16 @@ import pytest
 
 from proxy.model.errors import InputError
 from proxy.simulate.documents import Document, documents
-from proxy.simulate.fleet.arrivals import Arrival, ArrivalPattern
-from proxy.simulate.fleet.figures import FleetFigures, figures_of
+from proxy.simulate.fleet.figures import FleetFigures, figures_of, svg_of
 from proxy.simulate.fleet.fleet_run import PodFate
-from proxy.simulate.fleet.fleet_simulation import FleetSettings, FleetSimulation, fleet_of, simulate_fleet
-from proxy.simulate.fleet.plot import svg_of
+from proxy.simulate.fleet.fleet_simulation import (
+    Arrival,
+    ArrivalPattern,
+    FleetSettings,
+    FleetSimulation,
+    fleet_of,
+    simulate_fleet,
+)
 
 FLEET = """
 kind: Fleet

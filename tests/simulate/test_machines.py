@@ -10,8 +10,14 @@ import pytest
 
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
-from proxy.simulate.machines import Named, copies, described_machines, sysfs_machine
-from proxy.simulate.plugins import check_plugins, load_plugins
+from proxy.simulate.machines import (
+    Named,
+    check_plugins,
+    copies,
+    described_machines,
+    load_plugins,
+    sysfs_machine,
+)
 from proxy.topology.build import described
 from proxy.topology.facts import machine_to_json
 from proxy.topology.sysfs_tree import write_sysfs

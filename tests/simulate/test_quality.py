@@ -13,8 +13,7 @@ from proxy.model.requests import MEMORY
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.simulate.hosts import Host
 from proxy.simulate.machines import Named
-from proxy.simulate.node_rows import rows_of
-from proxy.simulate.picture import lines_of
+from proxy.simulate.picture import lines_of, rows_of
 from proxy.simulate.pods import Guest
 from proxy.simulate.quality import Judge, alignments_of, remaining_cpus_of
 from proxy.simulate.rehearsal import Rules, hosts_of, rehearse

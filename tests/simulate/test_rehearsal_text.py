@@ -8,8 +8,7 @@ from proxy.config import parse
 from proxy.model.idset import CpuSet
 from proxy.simulate.compare import compare_lines, differences, differences_data
 from proxy.simulate.machines import Named, copies
-from proxy.simulate.node_rows import NumaNodeRow
-from proxy.simulate.picture import bar, columns
+from proxy.simulate.picture import NumaNodeRow, bar, columns
 from proxy.simulate.pods import Guest
 from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
 from proxy.simulate.summary import Findings, find

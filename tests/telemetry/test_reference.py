@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.extender import metrics as extender
+from proxy.extender import http_server as extender
 from proxy.telemetry import metrics
 from proxy.telemetry.kinds import Counter, Gauge, Histogram
 from proxy.telemetry.reference import reference

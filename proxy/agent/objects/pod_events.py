@@ -1,18 +1,25 @@
-"""Events about pods: placed exclusively, rejected, a cpuset repaired, a hook that failed.
+"""What is written about pods: Events, and the annotation ``resource-status``.
 
-An Event has a name that follows from the pod, the container and the reason, so that what repeats is one
-object with a count.
+There is an Event for an exclusive placement, a rejection, a repaired cpuset, and a hook that failed. An Event
+has a name that follows from the pod, the container and the reason, so that what repeats is one object with a
+count.
+
+A pod whose CPUs were chosen on the node gets the annotation ``resource-status``, as a scheduler writes it. A
+key says that it was written here: a later sandbox of the pod gets CPUs that are free then, and is not bound
+to these (``proxy.pools.annotations``). Koordinator's scheduler does not read the key, and counts the CPUs.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from proxy.agent.objects.node_page import NodePage, PublishedPod, Rejection
+from proxy.pools.annotations import CHOSEN_BY, RESOURCE_STATUS, THIS_NODE
 
 SOURCE = "topoproxy"
 _LONGEST = 1024
@@ -25,6 +32,49 @@ _ADVICE = {
 """What would help, by the reason of a rejection; admission's own messages say it themselves."""
 _DRIFT = ("drift: another program wrote a cpuset: put back", "CpusetRepaired")
 _CONFLICT = ("another program keeps writing the cpuset of a container", "CpusetConflict")
+
+PODS = "/api/v1/pods"
+
+
+def annotated_pods(page: NodePage) -> dict[str, dict[str, Any]]:
+    """Return the JSON merge patches of pods that have CPUs which were chosen here, by the pods' paths."""
+    return {pod_path(pod): _patch(pod) for pod in page.pods if pod.resource_status and pod.uid}
+
+
+def pod_path(pod: PublishedPod) -> str:
+    """Return the path of a pod at the API server."""
+    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+
+
+def _patch(pod: PublishedPod) -> dict[str, Any]:
+    text = json.dumps({**json.loads(pod.resource_status), CHOSEN_BY: THIS_NODE}, separators=(",", ":"))
+    return {"metadata": {"uid": pod.uid, "annotations": {RESOURCE_STATUS: text}}}
+
+
+def withdrawn(patch: dict[str, Any]) -> dict[str, Any]:
+    """Return the patch that removes what another one has set."""
+    return {"metadata": {"uid": patch["metadata"]["uid"], "annotations": {RESOURCE_STATUS: None}}}
+
+
+def written_here(pods: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the patches that have set the annotations which pods at the API server have from here."""
+    found = {}
+    for each in pods:
+        metadata = each.get("metadata") or {}
+        text = (metadata.get("annotations") or {}).get(RESOURCE_STATUS)
+        if _is_ours(text):
+            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+            patch = {"uid": metadata["uid"], "annotations": {RESOURCE_STATUS: text}}
+            found[path] = {"metadata": patch}
+    return found
+
+
+def _is_ours(text: object) -> bool:
+    try:
+        value = json.loads(str(text))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and value.get(CHOSEN_BY) == THIS_NODE
 
 
 class PodEvent(Struct, frozen=True):

@@ -26,8 +26,15 @@ from proxy.agent.rejections.node_mark import (
     marked,
     node_patch,
 )
-from proxy.agent.rejections.pod_at_server import PodAtServer, pod_at_server
-from proxy.agent.rejections.policy import EVERYWHERE, EndedPods, EndPod, decide, due
+from proxy.agent.rejections.policy import (
+    EVERYWHERE,
+    EndedPods,
+    EndPod,
+    PodAtServer,
+    decide,
+    due,
+    pod_at_server,
+)
 from proxy.agent.session import AgentSession
 from proxy.config.cluster import RejectedPolicy
 from proxy.model.backoff import Backoff, RetryDelays

@@ -1,12 +1,30 @@
-"""The results of a run, in numbers."""
+"""The results of a fleet simulation: numbers, a picture, a text, and data for JSON.
+
+The picture is an SVG with the course of both schedulers, one panel below the other; the text has them side by
+side. docs/simulate-cluster.md has the fields of the data.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from xml.sax.saxutils import escape
 
-from proxy.simulate.fleet.fleet_run import FleetRun, PodFate
+from proxy.model import schema_ids
+from proxy.observe.value_text import clean
+from proxy.simulate.fleet.fleet_run import FleetPodResult, FleetRun, PodFate, Sample
+from proxy.simulate.fleet.fleet_simulation import FleetSettings, FleetSimulation
+from proxy.simulate.picture import columns
+
+WIDTH, PANEL, LEFT, RIGHT, TOP, GAP = 760, 150, 64, 20, 48, 46
+COLOURS = ("#888888", "#0b6e99", "#b3541e")
+DASHES = ("6 3", "", "2 2")
+_SVG = "http://www.w3.org/2000/svg"
+_STYLE = "font-family='sans-serif' font-size='12'"
+
+Data = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +99,194 @@ def _times(decisions: Sequence[float]) -> DecisionTimes:
         round(1000 * taken[-1], 3),
         round(1000 * sum(decisions), 1),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    title: str
+    value: Callable[[Sample], float]
+
+
+def svg_of(runs: Sequence[FleetRun], cpus: int) -> str:
+    """Draw runs.
+
+    Args:
+        runs: The runs, of the same pods on the same nodes.
+        cpus: How many CPUs could be owned in the beginning.
+    """
+    largest = max(runs[0].sizes, default=1)
+    panels = (
+        _Panel("CPUs that are owned (%)", lambda sample: 100 * (cpus - sample.free) / max(cpus, 1)),
+        _Panel("pods rejected on their node", lambda sample: sample.rejected),
+        _Panel("pods that wait", lambda sample: sample.waiting),
+        _Panel(
+            f"free CPUs that no container of {largest} CPUs can use on one NUMA node",
+            lambda sample: sample.useless.get(largest, 0),
+        ),
+    )
+    height = TOP + len(panels) * (PANEL + GAP)
+    size = f"width='{WIDTH}' height='{height}'"
+    parts = [
+        f"<svg xmlns='{_SVG}' {size} viewBox='0 0 {WIDTH} {height}' role='img'>",
+        f"<rect {size} fill='#ffffff'/>",
+        *_legend(runs),
+    ]
+    for number, panel in enumerate(panels):
+        parts += _panel(panel, runs, TOP + number * (PANEL + GAP))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _legend(runs: Sequence[FleetRun]) -> list[str]:
+    parts = []
+    for number, run in enumerate(runs):
+        left = LEFT + number * 300
+        line = f"<line x1='{left}' y1='18' x2='{left + 30}' y2='18' {_stroke(number)}/>"
+        parts += [line, f"<text x='{left + 38}' y='22' {_STYLE}>{escape(run.name)}</text>"]
+    return parts
+
+
+def _panel(panel: _Panel, runs: Sequence[FleetRun], top: int) -> list[str]:
+    last = max((run.samples[-1].came for run in runs), default=1) or 1
+    highest = max((panel.value(sample) for run in runs for sample in run.samples), default=0) or 1
+    width, bottom = WIDTH - LEFT - RIGHT, top + 8 + PANEL
+    parts = [
+        f"<text x='{LEFT}' y='{top}' {_STYLE}>{escape(panel.title)}</text>",
+        f"<rect x='{LEFT}' y='{top + 8}' width='{width}' height='{PANEL}' fill='none' stroke='#cccccc'/>",
+        f"<text x='{LEFT - 6}' y='{top + 18}' {_STYLE} text-anchor='end'>{highest:,.0f}</text>",
+        f"<text x='{LEFT - 6}' y='{bottom}' {_STYLE} text-anchor='end'>0</text>",
+        f"<text x='{LEFT + width}' y='{top + PANEL + 24}' {_STYLE} text-anchor='end'>{last:,} pods</text>",
+    ]
+    for number, run in enumerate(runs):
+        points = " ".join(
+            f"{LEFT + width * sample.came / last:.1f},{bottom - PANEL * panel.value(sample) / highest:.1f}"
+            for sample in run.samples
+        )
+        parts.append(f"<polyline points='{points}' fill='none' {_stroke(number)}/>")
+    return parts
+
+
+def _stroke(number: int) -> str:
+    return f"stroke='{COLOURS[number]}' stroke-width='2' stroke-dasharray='{DASHES[number]}'"
+
+
+def fleet_lines(done: FleetSimulation) -> list[str]:
+    """Write a simulation."""
+    fleet = done.fleet
+    hardware = ((fleet.nodes, "node"), (fleet.numa_nodes, "NUMA node"), (fleet.cpus, "CPU"))
+    pods = ((fleet.running, "running pod"), (fleet.pods, "pod"))
+    lines = [
+        f"{', '.join(_counted(*each) for each in hardware)} that can be owned",
+        f"{', '.join(_counted(*each) for each in pods)} to schedule: {_arrival(done)}",
+        "",
+    ]
+    lines += _table([figures_of(run) for run in done.runs])
+    return lines + [f"note: {clean(note)}" for note in done.notes]
+
+
+def time_lines(done: FleetSimulation) -> list[str]:
+    """Write what decisions took."""
+    return [
+        f"{run.name}: {found.count:,} decisions, median {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms, "
+        f"longest {found.max_ms:.2f} ms"
+        for run in done.runs
+        for found in (figures_of(run).decisions,)
+    ]
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def _arrival(done: FleetSimulation) -> str:
+    pattern = done.settings.pattern
+    how = "all at once" if pattern.arrival == "burst" else f"{pattern.rate:g} a second"
+    stay = f"each stays {pattern.lifetime:g} s on average" if pattern.lifetime else "they stay"
+    return f"{how}; {stay}"
+
+
+def _shares(found: Sequence[FleetFigures]) -> str:
+    """Return the share of pods on one NUMA node, of those that one NUMA node could hold."""
+    return " and ".join(f"{100 * f.on_one / (f.possible or 1):.1f} %" for f in found) + " of these"
+
+
+def _table(found: Sequence[FleetFigures]) -> list[str]:
+    reasons = list(dict.fromkeys(reason for each in found for reason in each.rejected))
+    sizes = found[0].useless_cpus if found else {}
+    rows: list[tuple[str, Sequence[int], str]] = [
+        ("pods", [f.pods for f in found], ""),
+        ("  placed", [f.placed for f in found], ""),
+        ("  rejected", [sum(f.rejected.values()) for f in found], "by the node that was chosen for them"),
+        *((f"    {clean(reason)}", [f.rejected.get(reason, 0) for f in found], "") for reason in reasons),
+        ("  waiting", [f.waiting for f in found], "no node has room"),
+        ("pods with CPUs of their own", [f.exclusive for f in found], ""),
+        ("  one NUMA node possible", [f.possible for f in found], "some node had room on one"),
+        ("  placed on one", [f.on_one for f in found], _shares(found)),
+        ("free CPUs", [f.free_cpus for f in found], "can still be given to one container alone"),
+        *((f"  useless for {size}", [f.useless_cpus[size] for f in found], "") for size in sizes),
+    ]
+    head = ["", *(each.scheduler for each in found), ""]
+    cells = [[label, *(f"{value:,}" for value in values), note] for label, values, note in rows]
+    widths = [max(len(row[at]) for row in (head, *cells)) for at in range(len(head))]
+    return columns(
+        [
+            [label, *(cell.rjust(width) for cell, width in zip(values, widths[1:], strict=False)), note]
+            for label, *values, note in (head, *cells)
+        ]
+    )
+
+
+def fleet_page(done: FleetSimulation, *, each_pod: bool) -> Data:
+    """Return everything about a simulation.
+
+    Args:
+        done: The simulation.
+        each_pod: Whether the pods are listed, too.
+    """
+    return {
+        "schema": schema_ids.SIMULATE_CLUSTER,
+        "notes": list(done.notes),
+        "fleet": dataclasses.asdict(done.fleet),
+        "settings": _settings(done.settings),
+        "runs": [_run(run, figures_of(run), each_pod=each_pod) for run in done.runs],
+    }
+
+
+def _settings(settings: FleetSettings) -> Data:
+    pattern = settings.pattern
+    return {
+        "arrival": pattern.arrival.value,
+        "rate": pattern.rate,
+        "lifetime": pattern.lifetime,
+        "seed": settings.seed,
+        "percentage_of_nodes_to_score": settings.percentage,
+        "extended_percentage_of_nodes_to_score": settings.extended_percentage,
+        "extender_weight": settings.weight,
+        "strategy": settings.strategy.value,
+    }
+
+
+def _run(run: FleetRun, found: FleetFigures, *, each_pod: bool) -> Data:
+    data = dataclasses.asdict(found)
+    data["useless_cpus"] = _useless(found.useless_cpus)
+    samples = [{**dataclasses.asdict(sample), "useless": _useless(sample.useless)} for sample in run.samples]
+    pods = [_pod(record) for record in run.records] if each_pod else []
+    return {**data, "samples": samples, "each_pod": pods}
+
+
+def _useless(sizes: Mapping[int, int]) -> list[Data]:
+    return [{"size": size, "cpus": cpus} for size, cpus in sizes.items()]
+
+
+def _pod(record: FleetPodResult) -> Data:
+    return {
+        "pod": record.pod.guest.ref,
+        "from": record.pod.guest.where,
+        "outcome": record.fate.value,
+        "node": record.node or None,
+        "reason": record.reason,
+        "exclusive": list(record.pod.kind.sizes),
+        "possible": record.possible,
+        "on_one": record.on_one,
+        "came": round(record.came, 6),
+        "bound": round(record.bound, 6) if record.node else None,
+    }

@@ -5,9 +5,10 @@ Each run has the same nodes and the same pods, which come at the same times and 
 
 from __future__ import annotations
 
+import enum
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.backends.kubelet.pod_fields import CPU
@@ -16,10 +17,8 @@ from proxy.model.phrases import counted
 from proxy.scheduler.scores import Strategy
 from proxy.simulate.documents import Document
 from proxy.simulate.fleet import generation, recorded
-from proxy.simulate.fleet.arrivals import ArrivalPattern
 from proxy.simulate.fleet.fleet_pods import FleetPod, fleet_pods
-from proxy.simulate.fleet.fleet_run import FleetRun
-from proxy.simulate.fleet.free_cpus import FreeCpus
+from proxy.simulate.fleet.fleet_run import FleetRun, FreeCpus
 from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler, StockFleetScheduler
 from proxy.simulate.hosts import Host
 from proxy.simulate.manifests import pods_of
@@ -27,6 +26,36 @@ from proxy.simulate.manifests import pods_of
 SAMPLES = 200
 SIZES = 6
 """Sizes of containers for which fragmentation is measured at most."""
+
+
+class Arrival(enum.StrEnum):
+    """A pattern in which pods come."""
+
+    BURST = "burst"
+    POISSON = "poisson"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalPattern:
+    """When pods come, and how long they stay.
+
+    Attributes:
+        arrival: All at once, or each at a time that does not depend on the others.
+        rate: Pods that come in a second, on average; for ``POISSON``.
+        lifetime: Seconds for which a pod runs, on average (exponentially distributed); 0: it stays.
+    """
+
+    arrival: Arrival = Arrival.BURST
+    rate: float = 10.0
+    lifetime: float = 0.0
+
+    def times(self, pods: int, chance: random.Random) -> Iterator[tuple[float, float]]:
+        """Return for each pod when it comes and how long it runs, in seconds; an infinite time: it stays."""
+        now = 0.0
+        for _ in range(pods):
+            if self.arrival is Arrival.POISSON:
+                now += chance.expovariate(self.rate)
+            yield now, chance.expovariate(1 / self.lifetime) if self.lifetime else float("inf")
 
 
 _BURST = ArrivalPattern()

@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from proxy.agent.objects.node_condition import condition_of, condition_status
+from proxy.agent.node_status import condition_of, condition_status
 from proxy.agent.objects.node_page import NodePage, Rejection, read_node_page
 from proxy.agent.objects.node_resource_topology import koordinator_topology, nfd_topology, with_owner
 from proxy.agent.objects.numatopology import numatopology
-from proxy.agent.objects.pod_annotations import annotated_pods, withdrawn
-from proxy.agent.objects.pod_events import event_object, notice_event, placed_events, rejection_event
+from proxy.agent.objects.pod_events import (
+    annotated_pods,
+    event_object,
+    notice_event,
+    placed_events,
+    rejection_event,
+    withdrawn,
+)
 from proxy.model.errors import UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS, resource_status
 from proxy.pools.pod_fingerprint import fingerprint

@@ -9,7 +9,6 @@ import pytest
 from msgspec import structs
 
 from proxy.agent.objects.node_page import Rejection
-from proxy.agent.rejections.pod_at_server import PodAtServer, pod_at_server
 from proxy.agent.rejections.policy import (
     CONTROLLER_LONGEST_S,
     CONTROLLER_S,
@@ -17,8 +16,10 @@ from proxy.agent.rejections.policy import (
     FORGET_S,
     EndedPods,
     EndingDecision,
+    PodAtServer,
     decide,
     due,
+    pod_at_server,
 )
 from proxy.config.cluster import RejectedPodsConfig, RejectedPolicy
 

@@ -1,4 +1,4 @@
-"""Files follow the API server while it answers, and stay as they are while it does not."""
+"""Files follow the API server while it answers, and hold of an object only what the daemon reads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
-from proxy.agent.facts import reading
-from proxy.agent.facts.reading import read_facts
+from proxy.agent import pod_facts
+from proxy.agent.pod_facts import LONGEST_TEXT, namespace_fields, node_fields, pod_fields, read_facts
 from proxy.agent.session import AgentSession
 from proxy.backends.cluster.files import AgentFiles
+from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config.cluster_config import ClusterFactsConfig
 from proxy.config.load import parse
 from proxy.config.schema import Config
 from proxy.model.errors import UnavailableError
+from proxy.model.requests import ContainerKind
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.node_keys import RESERVATION
+from proxy.pools.node_meta import node_meta_of
 from tests.agent.fake_api import FakeApi
 from tests.testkit.captured_log import telemetry
 from tests.testkit.waiting import until
@@ -27,6 +32,28 @@ from tests.testkit.waiting import until
 NODES, PODS, NAMESPACES = "/api/v1/nodes", "/api/v1/pods", "/api/v1/namespaces"
 SELECTING = parse("admission: {namespaceSelector: {matchLabels: {a: b}}}", "test").admission
 SPEC = {"containers": [{"name": "main", "resources": {"limits": {"cpu": "2", "memory": "1Gi"}}}]}
+
+RESOURCES = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "1Gi"}}
+POD: dict[str, Any] = {
+    "metadata": {
+        "namespace": "ns",
+        "name": "web",
+        "uid": "u1",
+        "labels": {"app": "web"},
+        "annotations": {RESOURCE_STATUS: "{}", "mine": "x" * 100_000, "kubernetes.io/config.hash": "h"},
+        "managedFields": [{}] * 50,
+        "ownerReferences": [{}],
+    },
+    "spec": {
+        "nodeName": "n1",
+        "volumes": [{}],
+        "initContainers": [{"name": "side", "restartPolicy": "Always", "env": [], "resources": {}}],
+        "containers": [{"name": "main", "image": "i", "resources": RESOURCES}],
+        "overhead": {"cpu": "10m"},
+        "resources": RESOURCES,
+    },
+    "status": {"qosClass": "Guaranteed", "phase": "Running", "containerStatuses": [{}]},
+}
 
 
 class AskedDaemon:
@@ -85,8 +112,8 @@ def confirmed(world: World, name: str) -> Any:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(reading, "CONFIRM_S", 0.2)
-    monkeypatch.setattr(reading, "NAMESPACES_S", 0.4)
+    monkeypatch.setattr(pod_facts, "CONFIRM_S", 0.2)
+    monkeypatch.setattr(pod_facts, "NAMESPACES_S", 0.4)
     world = World(tmp_path)
     world.api.put(NODES, "n1", metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}})
     world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "b"}})
@@ -262,3 +289,58 @@ def test_namespaces_that_change_often_are_written_seldom(world: World) -> None:
         await until(lambda: world.files.namespaces.read() == {"team": {"a": "last"}}, 2.0)
 
     run_scenario(world, scenario)
+
+
+def test_the_daemon_reads_of_a_pod_what_it_would_read_of_the_whole_object() -> None:
+    kept = json.loads(pod_fields(POD))
+    assert pod_spec(kept, listed=True).ask == pod_spec(POD, listed=True).ask
+    ask = pod_spec(kept, listed=True).ask
+    assert [c.kind for c in ask.containers] == [ContainerKind.SIDECAR, ContainerKind.APP]
+    assert ask.own == {"cpu": 2000, "memory": 1 << 30}
+    assert kept["metadata"]["annotations"] == {RESOURCE_STATUS: "{}", "kubernetes.io/config.hash": "h"}
+    assert kept["spec"].keys() == {"initContainers", "containers", "overhead", "resources"}
+    assert len(pod_fields(POD)) < 800
+
+
+def test_of_a_node_what_prescribes_something_is_kept() -> None:
+    item = {
+        "metadata": {
+            "name": "n1",
+            "uid": "u",
+            "labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly", "zone": "a"},
+            "annotations": {RESERVATION: "{}", "big": "x" * 100_000},
+        },
+        "status": {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "7"}, "images": [{}] * 100},
+    }
+    meta = node_meta_of(json.loads(node_fields(item)))
+    assert (meta.name, meta.uid) == ("n1", "u")
+    assert meta.labels == {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}
+    assert meta.annotations == {RESERVATION: "{}"}
+    assert (meta.capacity, meta.allocatable) == ({"cpu": 8000}, {"cpu": 7000})
+    assert meta.problems == ()
+
+
+def test_all_labels_of_a_namespace_are_kept() -> None:
+    item = {"metadata": {"name": "a", "labels": {"x": "1", "y": 2, "z": "l" * (LONGEST_TEXT + 1)}}}
+    assert json.loads(namespace_fields(item)) == {"metadata": {"name": "a", "labels": {"x": "1"}}}
+
+
+@pytest.mark.parametrize("fields", [node_fields, namespace_fields, pod_fields])
+@pytest.mark.parametrize("item", [{}, {"metadata": None}, {"metadata": {}}, {"metadata": {"name": 3}}])
+def test_what_has_no_name_is_refused(fields: Any, item: Any) -> None:
+    with pytest.raises(ValueError, match="no metadata"):
+        fields(item)
+
+
+@pytest.mark.parametrize("odd", [None, 5, "x", [1]])
+def test_odd_parts_are_left_out(odd: Any) -> None:
+    name = {"name": "a", "labels": odd, "annotations": odd}
+    for fields in (node_fields, namespace_fields, pod_fields):
+        item = {"metadata": name, "spec": odd, "status": odd}
+        assert json.loads(fields(item))["metadata"]["name"] == "a"
+    assert json.loads(pod_fields({"metadata": name, "spec": {"containers": odd}}))["spec"].get(
+        "containers"
+    ) in (
+        None,
+        [{}],
+    )

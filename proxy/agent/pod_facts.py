@@ -8,6 +8,10 @@ nothing is written: the last copy stays, and gets older.
 
 The Node object and namespaces change what is in effect on the node, so the daemon reads them at
 once. Pods need no notice: the daemon looks at the file when it needs one.
+
+An annotation may have 256 KiB, and a Pod object has ten times what is used of it. So only the fields that the
+daemon reads are kept, and all others are dropped before anything is stored: memory, files and the daemon's
+reading stay small whatever others write at their objects.
 """
 
 from __future__ import annotations
@@ -15,18 +19,22 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 from proxy.agent.api_client import JsonObject
-from proxy.agent.facts.kept_fields import namespace_fields, node_fields, pod_fields
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Watcher
 from proxy.atomic_write import write_file
 from proxy.backends.cluster.facts_format import ClusterFacts, FactsKind, encode_facts
+from proxy.backends.kubelet.pod_spec import CONFIG_HASH
 from proxy.model.errors import TopoproxyError
+from proxy.pools.facts import POD_KEYS
+from proxy.pools.node_keys import PREFIXES
 
 TOGETHER_S = 0.05
 """Seconds in which changes become one write."""
@@ -37,6 +45,72 @@ CONFIRM_S = 10.0
 RETRY_S = 0.5
 """Seconds before a file that could not be written is tried again."""
 _CANNOT = "cannot write what was read from the cluster"
+
+Item = Mapping[str, Any]
+_ANNOTATIONS = frozenset({*POD_KEYS, CONFIG_HASH})
+LONGEST_TEXT = 64 << 10
+"""Characters of an annotation; no reader takes a longer one."""
+
+
+def node_fields(item: Item) -> bytes:
+    """Return the JSON of a Node object's fields that are used.
+
+    Raises:
+        ValueError: It is no such object.
+    """
+    metadata = _metadata(item, "name", "uid")
+    for part in ("labels", "annotations"):
+        found = _texts(item["metadata"].get(part))
+        metadata[part] = {key: text for key, text in found.items() if key.startswith(PREFIXES)}
+    status = _only(item.get("status"), ("capacity", "allocatable"))
+    return msgspec.json.encode({"kind": "Node", "metadata": metadata, "status": status})
+
+
+def namespace_fields(item: Item) -> bytes:
+    """Return the JSON of a Namespace object's fields that are used.
+
+    Raises:
+        ValueError: It is no such object.
+    """
+    metadata = _metadata(item, "name")
+    return msgspec.json.encode({"metadata": {**metadata, "labels": _texts(item["metadata"].get("labels"))}})
+
+
+def pod_fields(item: Item) -> bytes:
+    """Return the JSON of a Pod object's fields that are used.
+
+    Raises:
+        ValueError: It is no such object.
+    """
+    metadata = _metadata(item, "namespace", "name", "uid")
+    metadata["labels"] = _texts(item["metadata"].get("labels"))
+    annotations = _texts(item["metadata"].get("annotations"))
+    metadata["annotations"] = {key: annotations[key] for key in annotations.keys() & _ANNOTATIONS}
+    given = item.get("spec")
+    spec = _only(given, ("resources", "overhead"))
+    for part in ("initContainers", "containers"):
+        containers = given.get(part) if isinstance(given, Mapping) else None
+        if isinstance(containers, list):
+            spec[part] = [_only(each, ("name", "restartPolicy", "resources")) for each in containers]
+    status = _only(item.get("status"), ("qosClass",))
+    return msgspec.json.encode({"metadata": metadata, "spec": spec, "status": status})
+
+
+def _metadata(item: Item, *names: str) -> dict[str, Any]:
+    metadata = item.get("metadata")
+    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+        raise ValueError("it has no metadata.name")  # noqa: TRY004 - one kind of error for all bad input
+    return _only(metadata, names)
+
+
+def _only(raw: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: raw[name] for name in names if name in raw} if isinstance(raw, Mapping) else {}
+
+
+def _texts(raw: object) -> dict[str, str]:
+    if not isinstance(raw, Mapping):
+        return {}
+    return {key: text for key, text in raw.items() if isinstance(text, str) and len(text) <= LONGEST_TEXT}
 
 
 async def read_facts(session: AgentSession) -> None:

@@ -1,1 +1,0 @@
-"""Read facts for the daemon from the API server with watches, and leave them in files."""
