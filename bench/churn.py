@@ -43,7 +43,7 @@ LIMITS = {
     "proxy.engine.runtime_knowledge.RuntimeKnowledge.failed": 256,
     "proxy.telemetry.throttle.Throttle._windows": 512,
     "proxy.backends.cgroup.search.GroupFinder._found": 1024,
-    "proxy.frontends.cri.rewrite._create_suffixes": 256,
+    "proxy.frontends.cri.messages._create_suffixes": 256,
     "proxy.relay.streams.Streams.dead": 1024,  # refused calls of a connection that is still open
 }
 """What may grow while containers come and go, and how far."""

@@ -37,8 +37,7 @@ from proxy.atomic_write import write_whole
 from proxy.backends.cgroup.fake.cpuset_rules import FakeCgroupFiles
 from proxy.backends.ledger import journal
 from proxy.executor.node_executor import NodeExecutor
-from proxy.frontends.cri.call import InterceptedCall
-from proxy.frontends.cri.interceptors import Interceptors
+from proxy.frontends.cri.call import InterceptedCall, Interceptors
 from proxy.model.idset import CpuSet
 
 MOVE_SHARES = 777

@@ -183,7 +183,7 @@ class Daemon:
 
     async def _wire(self, machine: Machine, telemetry: Telemetry) -> Acceptor:
         from proxy.assembly import executor_of
-        from proxy.frontends.cri.interceptors import METHODS, Interceptors
+        from proxy.frontends.cri.call import METHODS, Interceptors
 
         config = self.config
         entries, notes = self._open_state(machine)

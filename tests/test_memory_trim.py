@@ -25,7 +25,7 @@ def test_nothing_here_loads_openssl() -> None:
     code = """
 from proxy import memory_trim
 memory_trim.without_tls()
-import proxy.daemon, proxy.frontends.cri.interceptors, proxy.backends.runtime.client, sys, asyncio, hashlib
+import proxy.daemon, proxy.frontends.cri.call, proxy.backends.runtime.client, sys, asyncio, hashlib
 assert sys.modules["ssl"] is None and sys.modules["_hashlib"] is None
 assert hashlib.sha256(b"").hexdigest().startswith("e3b0c442")
 memory_trim.allow_tls()

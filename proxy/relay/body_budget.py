@@ -15,9 +15,11 @@ call.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from proxy.relay.stream import Stream
+if TYPE_CHECKING:
+    from proxy.relay.streams import Stream
+
 
 ALL_HELD_BYTES: Final = 256 << 20
 

@@ -3,9 +3,9 @@
 Theory of operation. For each connection that a client makes there is one to the runtime, and nothing
 terminates in between: stream ids, SETTINGS, PING, GOAWAY, header tables and the flow control of the response
 direction are end to end, and requests that are not intercepted leave as the bytes that came. Four parts:
-``reader`` cuts a direction into frames (``direction`` checks them), ``requests`` and ``responses`` say what
-the frames of each direction mean, ``headers`` follows the header tables, ``streams`` keeps the intercepted
-streams and ``flow`` the flow of the request direction.
+``frames`` cuts a direction into frames, ``directions`` checks them and says what they mean, ``headers``
+follows the header tables, ``streams`` keeps the intercepted streams and ``flow`` the flow of the request
+direction.
 
 For an intercepted method HEADERS continue at once (the deadline begins to run, the order of header blocks is
 kept) and the body is held until it is complete. The owner is called (``Handler.request``) and lets it go,
@@ -21,9 +21,8 @@ from collections.abc import Callable
 
 from proxy.relay import frames
 from proxy.relay.body_budget import BodyBudget
+from proxy.relay.directions import Requests, Responses
 from proxy.relay.events import Handler
-from proxy.relay.requests import Requests
-from proxy.relay.responses import Responses
 from proxy.relay.streams import Streams
 
 

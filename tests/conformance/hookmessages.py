@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as hook
-from proxy.frontends.cri import decode
+from proxy.frontends.cri import messages
 from proxy.frontends.hook_bridge.facts import existing_facts, remembered_pod_facts
 from proxy.frontends.hook_bridge.object_cache import ObjectCache
 from proxy.frontends.hookserver.messages import (
@@ -77,11 +77,11 @@ def _encoded(entry: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pod_of(config: cri.PodSandboxConfig, sandbox_id: str = "") -> Pod:
-    return decode.pod_of(cri.SandboxFacts.FromString(config.SerializeToString()), sandbox_id)
+    return messages.pod_of(cri.SandboxFacts.FromString(config.SerializeToString()), sandbox_id)
 
 
 def _request_of(resources: cri.LinuxContainerResources) -> Request:
-    return decode.request_of(cri.ResourceFacts.FromString(resources.SerializeToString()))
+    return messages.request_of(cri.ResourceFacts.FromString(resources.SerializeToString()))
 
 
 def facts_of_entry(entry: hook.ContainerResourceHookRequest) -> tuple[PodFacts, ContainerFacts]:

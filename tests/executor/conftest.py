@@ -22,9 +22,8 @@ from proxy.executor.kernel_ports import CpusetValue
 from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.executor.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.executor.runtime_sync import Settler
-from proxy.frontends.cri.call import InterceptedCall
-from proxy.frontends.cri.interceptors import Interceptors
-from proxy.frontends.cri.rewrite import create_suffix, update_suffix
+from proxy.frontends.cri.call import InterceptedCall, Interceptors
+from proxy.frontends.cri.messages import create_suffix, update_suffix
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.telemetry.port import Telemetry

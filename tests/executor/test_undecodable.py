@@ -12,7 +12,7 @@ from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyPolicy
 from proxy.telemetry import metrics
-from proxy.wire.fields import field
+from proxy.wire.protobuf import field
 
 ODD = b"\xff\xfe\xc3\x28"
 DEEP = b"\x9b\x06" * 200 + b"\x9c\x06" * 200

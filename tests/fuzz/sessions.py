@@ -18,7 +18,7 @@ from typing import Any
 from proxy.relay.body_budget import BodyBudget
 from proxy.relay.events import RelayError, RequestAnomaly
 from proxy.relay.session import Session
-from proxy.relay.stream import ARRIVING
+from proxy.relay.streams import ARRIVING
 from tests.fuzz import wires
 from tests.fuzz.outcome import Outcome
 from tests.relay import strict_peer as strict

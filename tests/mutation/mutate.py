@@ -5,7 +5,7 @@ operator, a number, a dropped ``not``, a statement that is gone. A test suite th
 nothing about that line. What survives is either a missing test or a mutant that behaves like the original.
 
     python tests/mutation/mutate.py allocation -n 60
-    python tests/mutation/mutate.py relay --at proxy/relay/flow.py --at proxy/relay/stream.py:30
+    python tests/mutation/mutate.py relay --at proxy/relay/flow.py --at proxy/relay/streams.py:30
 
 The mutants are tried in copies of the tree, so that the work in the clone can go on. The tests end at the
 first failure; a mutant with which they take several times as long as without any is noticed, and listed.
@@ -66,7 +66,7 @@ def all_but(directory: str, names: str) -> list[str]:
 
 CALLS = [
     *files_of("calls", "call_flow pod_calls create_calls container_calls"),
-    *files_of("frontends/cri", "interceptors call decode rewrite"),
+    *files_of("frontends/cri", "call messages"),
 ]
 BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
 NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "narrowing pool_placement")]

@@ -9,12 +9,11 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from proxy.relay import streams
 from proxy.relay.body_budget import BodyBudget
-from proxy.relay.direction import MOST_EMPTY
+from proxy.relay.directions import MOST_EMPTY, MOST_STREAMS
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError
 from proxy.relay.flow import AHEAD_BYTES, STREAM_AHEAD_BYTES
-from proxy.relay.frame_reader import LARGEST_BLOCK
+from proxy.relay.frames import LARGEST_BLOCK
 from proxy.relay.headers import LONGEST_TEXT, MAX_TABLE_SIZE, HpackTracker
-from proxy.relay.requests import MOST_STREAMS
 from proxy.relay.session import Session
 from tests.relay.strict_peer import (
     CONTINUATION,

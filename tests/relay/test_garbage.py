@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.relay.direction import MOST_EMPTY
+from proxy.relay.directions import MOST_EMPTY
 from proxy.relay.events import RelayError
-from proxy.relay.frame_reader import LARGEST_BLOCK
+from proxy.relay.frames import LARGEST_BLOCK
 from proxy.relay.session import Session
 from tests.relay.strict_peer import CREATE, PREFACE, VERSION, Net, Owner, frame, keep
 from tests.relay.strict_peer import settings as settings_frame

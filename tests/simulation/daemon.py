@@ -12,8 +12,7 @@ from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.engine.node import Node as NodeRules
 from proxy.executor.context import ExecutorOptions, NodeContext
 from proxy.executor.node_executor import NodeExecutor, Ports
-from proxy.frontends.cri.call import InterceptedCall
-from proxy.frontends.cri.interceptors import Interceptors
+from proxy.frontends.cri.call import InterceptedCall, Interceptors
 from proxy.model.errors import ConfigError
 from proxy.model.options import TopologyOptions
 from proxy.release.record import KEY

@@ -20,7 +20,7 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.idset import CpuSet, Mask
 from proxy.wire.grpc_channel import GrpcChannel, details_of
-from proxy.wire.lenient_text import text
+from proxy.wire.protobuf import text
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -12,7 +12,7 @@ from proxy.executor.runtime_ports import SOURCE, Listed, RuntimeContainer, Runti
 from proxy.model.errors import RuntimeCallError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.pools.facts import POD_KEYS
-from proxy.wire.lenient_text import Keys, identity, text
+from proxy.wire.protobuf import Keys, identity, text
 
 _Entry = TypeVar("_Entry")
 

@@ -13,7 +13,7 @@ import json
 from proxy.api.cri import api_pb2 as pb
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.idset import plausible
-from proxy.wire.lenient_text import entry_of, text
+from proxy.wire.protobuf import entry_of, text
 
 _TOO_LARGE = 1 << 64
 """Numbers of the OCI specification have 64 bits."""

@@ -20,9 +20,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.model.devices import AllocateAnswer
 from proxy.model.errors import DeviceConflictError
 from proxy.wire.container_path import container_path
-from proxy.wire.fields import field
-from proxy.wire.lenient_message import read
-from proxy.wire.lenient_text import entry_of, text
+from proxy.wire.protobuf import entry_of, field, read, text
 
 _REQUEST = "the request"
 Value = tuple[object, ...]

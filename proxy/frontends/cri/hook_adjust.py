@@ -25,8 +25,7 @@ from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
 from proxy.wire.container_path import container_path
-from proxy.wire.fields import field
-from proxy.wire.lenient_text import entry_of, text
+from proxy.wire.protobuf import entry_of, field, text
 
 _LABELS, _ANNOTATIONS, _LINUX = 9, 10, 15
 """Fields of ContainerConfig."""

@@ -1,6 +1,6 @@
 """Encode what is appended to a request to apply the adjustment of hooks.
 
-As in ``proxy.frontends.cri.rewrite``: in a message that occurs twice the later scalar wins, also one that is
+As in ``proxy.frontends.cri.messages``: in a message that occurs twice the later scalar wins, also one that is
 0 or empty on purpose; so does the later entry of a map; and lists grow. So a suffix can set every scalar, set
 every key of a map, and add to a list, and what was there before stays byte for byte. It cannot take away what
 is in a map or a list, nor replace what is in a list: that is for ``adjust``.
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from proxy.api.cri import api_pb2 as pb
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence, Update
 from proxy.hooks.facts import Device, Mount
-from proxy.wire.fields import field, varint
+from proxy.wire.protobuf import field, varint
 
 _SCALARS = (
     ("cpu_period", 1),

@@ -20,7 +20,7 @@ from proxy.hooks.answers import Adjustment
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 from proxy.model.errors import HookError
 from proxy.model.workload import Pod
-from proxy.wire.lenient_message import TooManyFieldsError, read
+from proxy.wire.protobuf import TooManyFieldsError, read
 
 _FIELDS: Final = tuple(each.name for each in fields(ContainerFacts))
 _ADJUST: Final[Mapping[str, Callable[[bytes, Adjustment], bytes]]] = {

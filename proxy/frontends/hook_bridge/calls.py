@@ -39,7 +39,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
 from proxy.wire.container_path import container_path
-from proxy.wire.lenient_message import TooManyFieldsError
+from proxy.wire.protobuf import TooManyFieldsError
 
 if TYPE_CHECKING:
     from proxy.engine.state import NodeState

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from proxy.api.cri import api_pb2 as pb
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
-from proxy.wire.lenient_message import TooManyFieldsError, read
+from proxy.wire.protobuf import TooManyFieldsError, read
 
 _M = TypeVar("_M", bound=Message)
 _Pod: TypeAlias = "PackedMessage[pb.PodSandboxConfig]"

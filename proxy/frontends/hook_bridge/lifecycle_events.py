@@ -45,7 +45,7 @@ from proxy.hooks.events import (
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.model.workload import Container, Phase, Pod, Pool
 from proxy.pools.facts import pod_facts
-from proxy.wire.lenient_message import read
+from proxy.wire.protobuf import read
 
 if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor

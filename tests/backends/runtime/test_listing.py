@@ -11,7 +11,7 @@ from proxy.backends.runtime.listing import entries_of, read_container, read_sand
 from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.errors import RuntimeCallError
 from proxy.pools.facts import QOS_LABEL
-from proxy.wire.fields import field
+from proxy.wire.protobuf import field
 
 DEEP = b"\x9b\x06" * 200 + b"\x9c\x06" * 200
 GOOD = field(1, b"good") + field(2, b"s") + field(3, field(1, b"main") + b"\x10\x02") + b"\x30\x01"

@@ -14,7 +14,7 @@ import sys
 from proxy import memory_trim
 from proxy.frontends.cri import acceptor
 from proxy.frontends.cri.acceptor import Acceptor
-from proxy.frontends.cri.interceptors import METHODS
+from proxy.frontends.cri.call import METHODS
 from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.telemetry.text import plain, rendered
 

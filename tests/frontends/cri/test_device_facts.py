@@ -4,7 +4,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.executor.ports import DeviceFacts
-from proxy.frontends.cri.decode import given_of
+from proxy.frontends.cri.messages import given_of
 
 POD = "/var/lib/kubelet/pods/5f3c7c1e-9c0b-4d0e-8d0a-2f6a2b1f3c4d"
 

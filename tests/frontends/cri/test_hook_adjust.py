@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.cri.hook_adjust import adjusted_create, adjusted_run_pod, adjusted_update
-from proxy.frontends.cri.rewrite import cgroup_parent_suffix, create_suffix
+from proxy.frontends.cri.messages import cgroup_parent_suffix, create_suffix
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment
 from proxy.hooks.facts import Device, Mount
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
-from proxy.wire.fields import field
+from proxy.wire.protobuf import field
 from tests.testkit.hook_facts import container_facts
 
 _M = TypeVar("_M", pb.CreateContainerRequest, pb.RunPodSandboxRequest, pb.UpdateContainerResourcesRequest)

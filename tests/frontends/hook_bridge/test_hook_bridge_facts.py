@@ -11,7 +11,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.frontends.cri.hook_view import CriHookView
-from proxy.frontends.cri.rewrite import create_suffix
+from proxy.frontends.cri.messages import create_suffix
 from proxy.frontends.hook_bridge.facts import (
     decision_of,
     existing_facts,
@@ -27,7 +27,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
-from proxy.wire.fields import field
+from proxy.wire.protobuf import field
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.hook_facts import container_facts, pod_facts, remember, remember_pod
 

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.cri.hook_adjust import adjusted_create
 from proxy.frontends.cri.hook_view import CriHookView
-from proxy.frontends.cri.rewrite import create_suffix
+from proxy.frontends.cri.messages import create_suffix
 from proxy.frontends.hook_bridge.facts import existing_facts, remembered_pod_facts
 from proxy.frontends.hook_bridge.object_cache import (
     CONTAINER_BYTES,

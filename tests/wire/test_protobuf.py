@@ -10,13 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.cri.decode import pod_of
+from proxy.frontends.cri.messages import pod_of
 from proxy.model.errors import HookError
 from proxy.pools.facts import POD_KEYS
-from proxy.wire import lenient_message
-from proxy.wire.fields import field
-from proxy.wire.lenient_message import TooManyFieldsError, read
-from proxy.wire.lenient_text import ENTRIES_LIMIT, ENTRY_LIMIT, Keys, identity, text
+from proxy.wire import protobuf
+from proxy.wire.protobuf import (
+    ENTRIES_LIMIT,
+    ENTRY_LIMIT,
+    Keys,
+    TooManyFieldsError,
+    field,
+    identity,
+    read,
+    text,
+)
 from tests.testkit.hook_facts import container_facts, pod_facts
 
 BITS = st.binary(max_size=12) | st.text(max_size=6).map(str.encode)
@@ -87,7 +94,7 @@ def test_an_odd_message_that_is_too_large_fails_the_hook_that_reads_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An empty map instead would let pass what a hook is there to refuse."""
-    monkeypatch.setattr(lenient_message, "MOST", 50)
+    monkeypatch.setattr(protobuf, "MOST", 50)
     raw = b"".join(field(7, field(1, b"k%d" % n) + field(2, b"\xff")) for n in range(60))
     with pytest.raises(TooManyFieldsError):
         read(pb.PodSandboxConfig, raw)

@@ -1,0 +1,210 @@
+r"""Reading and writing bytes of protobuf messages besides the generated classes.
+
+protobuf says that a string is UTF-8, and the runtimes' Go code does not check it. Bytes that are not UTF-8
+become ``\xff`` and the like: texts that differ stay different, which U+FFFD would not give, and everything
+that is printed or encoded later is plain text. In JSON such an escape is a syntax error, so an annotation
+with such bytes counts as malformed.
+
+A proto3 decoder rejects the whole message for one such string. Nearly all messages have none, so a message
+is decoded as it is first (``read``). Where that fails, a copy is made in which such strings are replaced,
+and that is decoded. Only facts are read from the copy; what goes to the runtime is made from the bytes that
+came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from proxy.api.cri import api_pb2 as pb
+
+ENTRIES_LIMIT, ENTRY_LIMIT = 1000, 4096
+"""Entries of a map of labels, and bytes of one, that are decoded; labels of Kubernetes are much shorter."""
+
+
+def text(raw: bytes) -> str:
+    """Decode bytes; never raises."""
+    try:
+        return raw.decode()  # without arguments it takes half as long
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", "backslashreplace")
+
+
+def identity(raw: bytes) -> str:
+    """Decode what is looked up by its exact name: an id, a path.
+
+    Returns:
+        An empty string where the bytes are not UTF-8. No call of ours could name such a container.
+    """
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+class Keys:
+    """Reads those entries of a map whose keys are wanted.
+
+    A pod may carry hundreds of kilobytes of annotations, and most pods have none that count. So all bytes are
+    searched first, which is one pass in C, and only entries in which a wanted key can be are decoded.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        """Prepare to look for some keys; each has a prefix and a slash, as in ``koordinator.sh/qosClass``."""
+        self._keys = frozenset(key.encode() for key in keys)
+        prefixes = {key.partition(b"/")[0] + b"/" for key in self._keys}
+        self._marks = tuple(
+            sorted(p for p in prefixes if not any(other != p and other in p for other in prefixes))
+        )
+
+    def of(self, entries: Sequence[bytes]) -> dict[str, str]:
+        """Return the wanted entries of a map; of a key that occurs twice the last value, as in protobuf."""
+        if not entries:
+            return {}
+        joined = b"".join(entries[:])  # one call each; iteration costs three times that
+        for mark in self._marks:
+            if mark in joined:
+                return self._found(entries)
+        return {}
+
+    def and_others(self, entries: Sequence[bytes]) -> dict[str, str]:
+        """Return all entries of a map of labels; where there are too many for labels, the wanted ones."""
+        if not entries:
+            return {}
+        if len(entries) > ENTRIES_LIMIT:
+            return self.of(entries)
+        read = (entry_of(raw) for raw in entries[:] if len(raw) <= ENTRY_LIMIT)
+        return {text(entry.key): text(entry.value) for entry in read if entry is not None}
+
+    def _found(self, entries: Sequence[bytes]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for raw in entries:
+            if any(mark in raw for mark in self._marks):
+                entry = entry_of(raw)
+                if entry is not None and entry.key in self._keys:
+                    found[entry.key.decode()] = text(entry.value)
+        return found
+
+
+def entry_of(raw: bytes) -> pb.Entry | None:
+    """Decode one entry of a map; None where it is not a message, which the runtime refuses."""
+    try:
+        return pb.Entry.FromString(raw)
+    except DecodeError:
+        return None
+
+
+def varint(number: int) -> bytes:
+    """Encode a number that is not negative."""
+    found = b""
+    while number > 0x7F:
+        found += bytes((number & 0x7F | 0x80,))
+        number >>= 7
+    return found + bytes((number,))
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """Encode a field that is a text or a message; numbers up to 15."""
+    size = len(payload)
+    if size < 0x80:  # most are
+        return bytes((number << 3 | 2, size)) + payload
+    return bytes((number << 3 | 2,)) + varint(size) + payload
+
+
+_M = TypeVar("_M", bound=Message)
+
+MOST = 20_000
+"""Fields that are walked, in pure Python. A message with more of them and such a string is not read."""
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_SIZES = {_FIXED64: 8, _FIXED32: 4}
+_LONGEST = 10
+"""Bytes of a varint."""
+
+
+class TooManyFieldsError(DecodeError):
+    """A message has strings that are not UTF-8 and too many fields to replace these."""
+
+
+def read(kind: type[_M], raw: bytes) -> _M:
+    """Decode a message.
+
+    Args:
+        kind: Its class.
+        raw: Its bytes.
+
+    Raises:
+        DecodeError: It is not a message of this type.
+        TooManyFieldsError: It is too large to be read with such strings.
+    """
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        return kind.FromString(_mended(kind.DESCRIPTOR, raw, [MOST]))
+
+
+def _mended(kind: Any, raw: bytes, left: list[int]) -> bytes:
+    """Return a message with its declared fields alone, and with strings that are UTF-8.
+
+    Args:
+        kind: Its descriptor.
+        raw: Its bytes.
+        left: One number: how many more fields may be walked.
+    """
+    pieces: list[bytes] = []
+    for start, number, wire, payload, end in _fields(raw):
+        left[0] -= 1
+        if left[0] < 0:
+            raise TooManyFieldsError(f"strings are not UTF-8 in a message of more than {MOST} fields")
+        field = kind.fields_by_number.get(number)
+        if field is None:
+            continue
+        if wire != _BYTES:
+            pieces.append(raw[start:end])
+            continue
+        content = raw[payload:end]
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            content = _mended(field.message_type, content, left)
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            content = text(content).encode()
+        pieces.append(varint(number << 3 | _BYTES) + varint(len(content)) + content)
+    return b"".join(pieces)
+
+
+def _fields(raw: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    """Walk the fields of a message: where each begins, number, wire type, where its value begins and ends.
+
+    Groups, which proto3 has none of, are not walked.
+    """
+    at = 0
+    while at < len(raw):
+        start = at
+        key, at = _varint(raw, at)
+        number, wire = key >> 3, key & 7
+        payload = at
+        if wire == _VARINT:
+            _, at = _varint(raw, at)
+        elif wire == _BYTES:
+            size, payload = _varint(raw, at)
+            at = payload + size
+        elif wire in _SIZES:
+            at += _SIZES[wire]
+        else:
+            raise DecodeError(f"it has a field of wire type {wire}")
+        if number == 0 or at > len(raw):
+            raise DecodeError("it is not a message")
+        yield start, number, wire, payload, at
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """Read a number; gives it, and where it ends."""
+    value = shift = 0
+    for index in range(at, min(len(raw), at + _LONGEST)):
+        byte = raw[index]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, index + 1
+        shift += 7
+    raise DecodeError("it is not a message")
