@@ -1,4 +1,4 @@
-"""How long a rehearsal takes: ``.venv/bin/python bench/simulate.py [PODS [MACHINES]]``.
+"""How long a simulation takes: ``.venv/bin/python bench/simulate.py [PODS [MACHINES]]``.
 
 10,000 pods come to 100 machines of 128 CPUs (two sockets, four NUMA nodes, two threads a core, four GPUs)
 under ``restricted`` and ``static`` with memory counted by node. The bar is 60 seconds; seconds depend on the
@@ -19,8 +19,8 @@ from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
 from proxy.model.idset import Mask
 from proxy.simulate.machines import Named, copies
-from proxy.simulate.pods import Guest, mould_of
-from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
+from proxy.simulate.pods import SimulatedPod, pod_template_of
+from proxy.simulate.simulation import Rules, hosts_of, simulate
 from proxy.simulate.summary import find
 from proxy.topology.build import described
 
@@ -44,9 +44,9 @@ MIX: tuple[tuple[str, int, dict[str, Any]], ...] = (
 """Name, share of the pods, resources."""
 
 
-def guests(count: int) -> list[Guest]:
+def simulated_pods(count: int) -> list[SimulatedPod]:
     """The mix, over and over, until there are enough."""
-    moulds = []
+    pod_templates = []
     for name, share, resources in MIX:
         containers = [{"name": "main", "resources": resources}]
         raw = {
@@ -55,8 +55,11 @@ def guests(count: int) -> list[Guest]:
             "metadata": {"name": name},
             "spec": {"containers": containers},
         }
-        moulds += [(name, mould_of(pod_spec(raw)))] * share
-    return [moulds[i % len(moulds)][1].copy(f"{moulds[i % len(moulds)][0]}-{i}", i) for i in range(count)]
+        pod_templates += [(name, pod_template_of(pod_spec(raw)))] * share
+    return [
+        pod_templates[i % len(pod_templates)][1].copy(f"{pod_templates[i % len(pod_templates)][0]}-{i}", i)
+        for i in range(count)
+    ]
 
 
 def main() -> int:
@@ -67,7 +70,7 @@ def main() -> int:
     rules = Rules({GPU: {f"gpu{i}": RegisteredDevice(f"gpu{i}", Mask([i])) for i in range(4)}}, max_pods=0)
     config = parse(CONFIG, "bench")
     start = time.perf_counter()
-    played = rehearse(config, hosts_of(config, machines, rules), guests(pods), rules)
+    played = simulate(config, hosts_of(config, machines, rules), simulated_pods(pods), rules)
     summary = find(played).summary
     took = time.perf_counter() - start
     print(f"bare loop of 1,000,000 steps: {loop * 1e3:.1f} ms")

@@ -77,13 +77,13 @@ class _State:
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self.settings = settings
-        self.owners: Owners[bool] = Owners(self.wishes)
+        self.owners: Owners[bool] = Owners(self.applies_to)
         self.lock = threading.Lock()
         self.last: CpuSet | None = None
         self.at = 0.0
         self.stay = 0
 
-    def wishes(self, pod: PodFacts) -> bool | None:
+    def applies_to(self, pod: PodFacts) -> bool | None:
         key, equals, value = self.settings.annotation.partition("=")
         if not key:
             return True

@@ -55,8 +55,8 @@ from proxy.hooks.api import (
     Shutdown,
     Synchronize,
 )
-from proxy.hooks.kit.crio import Wish, wish_of
-from proxy.hooks.kit.groups import open_quota, unbalance
+from proxy.hooks.kit.crio import CrioSettings, crio_settings
+from proxy.hooks.kit.groups import disable_load_balancing, open_quota
 from proxy.hooks.kit.irqs import shared_irqs
 from proxy.hooks.kit.owners import Owners
 from proxy.hooks.kit.power import Power
@@ -95,18 +95,18 @@ class _State:
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self.settings = settings
-        self.owners: Owners[Wish] = Owners(self.wishes)
+        self.owners: Owners[CrioSettings] = Owners(self.settings_of)
         self.power = Power(Path(settings.sysfs), Path(settings.power_state))
         self.machine: Machine | None = None
         self.lock = threading.Lock()
         self.quiet = CpuSet()
 
-    def wishes(self, pod: PodFacts) -> Wish | None:
-        """Return what a pod wishes; None where nothing is to be done apart from the calls."""
+    def settings_of(self, pod: PodFacts) -> CrioSettings | None:
+        """Return what a pod requests; None where nothing is to be done apart from the calls."""
         handlers = self.settings.handlers
         if handlers and pod.runtime_handler not in handlers:
             return None
-        wish, problems = wish_of(pod.annotations)
+        settings, problems = crio_settings(pod.annotations)
         for problem in problems:
             log.say_once(
                 (self.name, pod.uid, problem),
@@ -115,7 +115,7 @@ class _State:
                 pod=pod.ref,
                 err=problem,
             )
-        return wish if wish != Wish() else None
+        return settings if settings != CrioSettings() else None
 
 
 _state = _State("50-crio-annotations", Settings())
@@ -129,33 +129,33 @@ def configure(event: Configure) -> None:
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
     """Remove the container's quota, and set its housekeeping CPUs."""
-    wish = _wish(event.pod, event.decision)
-    if wish is None:
+    settings = _wish(event.pod, event.decision)
+    if settings is None:
         return None
-    off = wish.quota_off and event.container.resources.cpu_quota > 0
+    off = settings.quota_off and event.container.resources.cpu_quota > 0
     envs = {}
-    if wish.irqs == "housekeeping" and _HOUSEKEEPING not in event.container.envs:
+    if settings.irqs == "housekeeping" and _HOUSEKEEPING not in event.container.envs:
         envs[_HOUSEKEEPING] = str(_housekeeping(event.decision.own))
     return Adjustment(cpu_quota=-1, envs=envs) if off else Adjustment(envs=envs)
 
 
 def pre_start_container(event: PreStartContainer) -> None:
     """Take the quota off the pod's group."""
-    wish = _wish(event.pod, event.decision)
-    if wish is not None and wish.quota_off:
+    settings = _wish(event.pod, event.decision)
+    if settings is not None and settings.quota_off:
         _try(event.pod, lambda: open_quota(Path(_state.settings.cgroup_root), event.pod))
 
 
 def pre_update_container_resources(event: PreUpdateContainerResources) -> Adjustment | None:
     """Keep the quota off when kubelet sets one."""
-    wish = _wish(event.pod, event.decision)
-    if wish is None or not wish.quota_off or event.asked.cpu_quota < 1:
+    settings = _wish(event.pod, event.decision)
+    if settings is None or not settings.quota_off or event.asked.cpu_quota < 1:
         return None
     return Adjustment(cpu_quota=-1)
 
 
 def synchronize(event: Synchronize) -> None:
-    """Do for all owners what their pods wish, and give back all else."""
+    """Apply what the pods of all owners request, and restore the values of all other CPUs."""
     _state.machine = event.machine
     _follow(event, always=True)
 
@@ -179,8 +179,8 @@ def post_create_container(event: PostCreateContainer) -> None:
 def post_start_container(event: PostStartContainer) -> None:
     """Do so at the latest now, and take the container out of load balancing."""
     _follow(event)
-    wish = _wish(event.pod, event.decision)
-    if wish is not None and wish.balance_off:
+    settings = _wish(event.pod, event.decision)
+    if settings is not None and settings.balance_off:
         _try(event.pod, lambda: _unbalance(event))
 
 
@@ -214,8 +214,8 @@ _Event = (
 )
 
 
-def _wish(pod: PodFacts, decision: Decision) -> Wish | None:
-    return _state.wishes(pod) if decision.own else None
+def _wish(pod: PodFacts, decision: Decision) -> CrioSettings | None:
+    return _state.settings_of(pod) if decision.own else None
 
 
 def _follow(event: _Event, *, always: bool = False) -> None:
@@ -225,13 +225,13 @@ def _follow(event: _Event, *, always: bool = False) -> None:
         quiet = state.owners.cpus(_without_interrupts)
         if always or quiet != state.quiet:
             _try(None, lambda: _irqs(quiet))
-        _try(None, lambda: state.power.hold((own, wish) for own, wish in state.owners.all()))
+        _try(None, lambda: state.power.hold((own, settings) for own, settings in state.owners.all()))
 
 
-def _without_interrupts(wish: Wish, own: CpuSet) -> CpuSet:
-    if wish.irqs == "housekeeping":
+def _without_interrupts(settings: CrioSettings, own: CpuSet) -> CpuSet:
+    if settings.irqs == "housekeeping":
         return own - _housekeeping(own)
-    return own if wish.irqs else CpuSet()
+    return own if settings.irqs else CpuSet()
 
 
 def _housekeeping(own: CpuSet) -> CpuSet:
@@ -253,7 +253,7 @@ def _irqs(cpus: CpuSet) -> None:
 
 
 def _unbalance(event: PostStartContainer) -> None:
-    above = unbalance(Path(_state.settings.cgroup_root), event.pod, event.container.id)
+    above = disable_load_balancing(Path(_state.settings.cgroup_root), event.pod, event.container.id)
     if above:
         raise HookError(
             "cpu-load-balancing.crio.io has no effect: the scheduler balances the CPUs of the groups above, "

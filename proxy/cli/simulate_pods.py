@@ -17,7 +17,7 @@ import click
 from proxy.cli.simulate_cluster import ClusterOptions, simulate_cluster
 from proxy.config import Config, load
 from proxy.model.errors import UsageError
-from proxy.simulate.cluster import Fate
+from proxy.simulate.cluster import PodOutcome
 from proxy.simulate.compare import compare_lines, differences, differences_data
 from proxy.simulate.data import page
 from proxy.simulate.machines import (
@@ -29,7 +29,7 @@ from proxy.simulate.machines import (
     sysfs_machine,
 )
 from proxy.simulate.manifests import Pods, load_pods
-from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
+from proxy.simulate.simulation import Rules, Simulation, hosts_of, simulate
 from proxy.simulate.summary import Findings, find, too_small
 from proxy.simulate.text import explain_lines, report
 
@@ -94,18 +94,18 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
     explained = frozenset(_wanted(options.explain, reported))
     rules = Rules(plugins, options.fill, options.retry, options.max_pods, explained)
     hosts = [hosts_of(config, named, rules) for config in configs]
-    with _counter(options.progress, len(reported.guests) * len(configs)) as step:
+    with _counter(options.progress, len(reported.simulated_pods) * len(configs)) as step:
         played = [
-            rehearse(config, some, reported.guests, rules, step)
+            simulate(config, some, reported.simulated_pods, rules, step)
             for config, some in zip(configs, hosts, strict=True)
         ]
-    found = [find(rehearsal) for rehearsal in played]
+    found = [find(simulation) for simulation in played]
     notes = list(dict.fromkeys([*reported.notes, *(note for each in played for note in too_small(each))]))
     if options.as_json:
         click.echo(json.dumps(_data(played, found, notes), indent=1))
     else:
         click.echo("\n".join(_words(played, found, notes, rules.explain, verbose=options.verbose)))
-    return all(result.fate is Fate.PLACED for each in played for result in each.results)
+    return all(result.outcome is PodOutcome.PLACED for each in played for result in each.results)
 
 
 def _machines(options: SimulateOptions) -> list[Named]:
@@ -124,7 +124,7 @@ def _wanted(words: Sequence[str], reported: Pods) -> Iterator[str]:
     Raises:
         UsageError: There is no such pod.
     """
-    refs = {guest.ref for guest in reported.guests} if words else set()
+    refs = {simulated_pod.ref for simulated_pod in reported.simulated_pods} if words else set()
     for word in words:
         ref = word if "/" in word else f"default/{word}"
         if ref not in refs:
@@ -157,7 +157,7 @@ def _counter(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
         click.echo(f"\r{f'{total} pods in {time.monotonic() - began:.1f} s':<{_BAR + 40}}", err=True)
 
 
-def _data(played: Sequence[Rehearsal], found: Sequence[Findings], notes: Sequence[str]) -> dict[str, object]:
+def _data(played: Sequence[Simulation], found: Sequence[Findings], notes: Sequence[str]) -> dict[str, object]:
     pages = [page(one, its, notes) for one, its in zip(played, found, strict=True)]
     if len(pages) == 1:
         return pages[0]
@@ -171,7 +171,7 @@ def _data(played: Sequence[Rehearsal], found: Sequence[Findings], notes: Sequenc
 
 
 def _words(
-    played: Sequence[Rehearsal],
+    played: Sequence[Simulation],
     found: Sequence[Findings],
     notes: Sequence[str],
     explain: frozenset[str],
@@ -183,9 +183,9 @@ def _words(
     else:
         lines = report(played[0], found[0], notes, verbose=verbose)
     width = shutil.get_terminal_size((100, 24)).columns
-    for name, rehearsal in zip("AB", played, strict=False):
-        for result in rehearsal.results:
-            if result.guest.ref in explain:
+    for name, simulation in zip("AB", played, strict=False):
+        for result in simulation.results:
+            if result.simulated_pod.ref in explain:
                 title = f"{name}: " if len(played) > 1 else ""
                 first, *rest = explain_lines(result, width)
                 lines += ["", f"{title}{first}", *rest]

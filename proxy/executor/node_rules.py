@@ -20,7 +20,7 @@ def node_of(
     Args:
         config: The configuration.
         machine: The hardware.
-        devices: Devices that we give out ourselves, as a rehearsal does: resource to id to device.
+        devices: Devices that we give out ourselves, as a simulation does: resource to id to device.
     """
     topology = CpuTopology.of(machine)
     options = config.cpu_manager_policy_options

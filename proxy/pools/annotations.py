@@ -114,7 +114,7 @@ class NumaSpec(Struct, frozen=True):
     exclusive: NumaExclusive = NumaExclusive.NONE
 
 
-class VolcanoWish(Struct, frozen=True):
+class VolcanoPreferences(Struct, frozen=True):
     """The preferences of Volcano's scheduler; they are followed as far as possible.
 
     Attributes:
@@ -163,7 +163,7 @@ def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, InputDefect]
 
 def volcano_wish(
     annotations: Annotations, bounds: Bounds = ANY_MACHINE
-) -> tuple[VolcanoWish, tuple[InputDefect, ...]]:
+) -> tuple[VolcanoPreferences, tuple[InputDefect, ...]]:
     """Read Volcano's two annotations; a fault in one does not affect the other.
 
     Args:
@@ -183,7 +183,7 @@ def volcano_wish(
         annotations, VOLCANO_DECISION, dict[int, int](), lambda fields: _decision(fields, bounds)
     )
     nodes = Mask(cpu) if cpu else None
-    return VolcanoWish(policy, nodes, cpu), tuple(fault for fault in (problem, wrong) if fault)
+    return VolcanoPreferences(policy, nodes, cpu), tuple(fault for fault in (problem, wrong) if fault)
 
 
 def _read(

@@ -24,12 +24,12 @@ from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
 from proxy.model.explanation import Explanation
 from proxy.model.workload import Container
 from proxy.simulate.hosts import Host
-from proxy.simulate.pods import Guest
+from proxy.simulate.pods import SimulatedPod
 
 NO_SUCH_MACHINE = "NoSuchMachine"
 
 
-class Fate(enum.StrEnum):
+class PodOutcome(enum.StrEnum):
     """The outcome for a pod."""
 
     PLACED = "placed"
@@ -42,8 +42,8 @@ class Result:
     """The result for one pod.
 
     Attributes:
-        guest: The pod.
-        fate: The outcome.
+        simulated_pod: The pod.
+        outcome: The outcome.
         host: Where it runs, or was refused last; empty where no machine fits.
         reason: Short CamelCase reason (``TopologyAffinityError``, ``Unschedulable``, ``NoSuchMachine``);
             empty when placed.
@@ -55,8 +55,8 @@ class Result:
         explanations: Records of the decisions, only where they were requested.
     """
 
-    guest: Guest
-    fate: Fate
+    simulated_pod: SimulatedPod
+    outcome: PodOutcome
     host: str = ""
     reason: str = ""
     message: str = ""
@@ -86,35 +86,35 @@ class Cluster:
 
     def run(
         self,
-        guests: Iterable[Guest],
+        simulated_pods: Iterable[SimulatedPod],
         step: Callable[[], object] = lambda: None,
         explain: frozenset[str] = frozenset(),
     ) -> list[Result]:
         """Place pods.
 
         Args:
-            guests: The pods, in their order.
+            simulated_pods: The pods, in their order.
             step: Called after each.
             explain: Pods (``namespace/name``) whose decisions are kept.
         """
         results = []
-        for guest in guests:
-            results.append(self._place(guest, explain=guest.ref in explain))
+        for simulated_pod in simulated_pods:
+            results.append(self._place(simulated_pod, explain=simulated_pod.ref in explain))
             step()
         return results
 
-    def _place(self, guest: Guest, *, explain: bool) -> Result:
+    def _place(self, simulated_pod: SimulatedPod, *, explain: bool) -> Result:
         refused: list[tuple[Host, DryRunOutcome]] = []
-        for at in self._fitting(guest):
+        for at in self._fitting(simulated_pod):
             host = self.hosts[at]
-            outcome = dry_run(host.state, guest.arrival)
+            outcome = dry_run(host.state, simulated_pod.arrival)
             kept = outcome.explanations if explain else ()
             if outcome.verdict.admitted:
-                self._settle(at, guest, outcome)
+                self._settle(at, simulated_pod, outcome)
                 tried = tuple(other.name for other, _ in refused)
                 return Result(
-                    guest,
-                    Fate.PLACED,
+                    simulated_pod,
+                    PodOutcome.PLACED,
                     host.name,
                     tried=tried,
                     containers=outcome.containers,
@@ -124,11 +124,11 @@ class Cluster:
             if not self._retry:
                 break
         if not refused:
-            return self._unschedulable(guest)
+            return self._unschedulable(simulated_pod)
         host, outcome = refused[-1]
         return Result(
-            guest,
-            Fate.REFUSED,
+            simulated_pod,
+            PodOutcome.REFUSED,
             host.name,
             outcome.verdict.reason,
             outcome.verdict.operator_message,
@@ -137,42 +137,42 @@ class Cluster:
             explanations=outcome.explanations if explain else (),
         )
 
-    def _fitting(self, guest: Guest) -> Iterator[int]:
+    def _fitting(self, simulated_pod: SimulatedPod) -> Iterator[int]:
         """Return the machines that fit by requests, the best first."""
-        if guest.host:
-            at = self._by_name.get(guest.host)
-            if at is not None and not self.hosts[at].lacks(guest.needs):
+        if simulated_pod.host:
+            at = self._by_name.get(simulated_pod.host)
+            if at is not None and not self.hosts[at].lacks(simulated_pod.needs):
                 yield at
             return
-        cpu = guest.needs.get("cpu", 0)
+        cpu = simulated_pod.needs.get("cpu", 0)
         first = bisect.bisect_left(self._order, (cpu, -1)) if self._fill else 0
         for key, at in self._order[first:]:
             if not self._fill and -key < cpu:
                 return  # nor do those that come after
-            if not self.hosts[at].lacks(guest.needs):
+            if not self.hosts[at].lacks(simulated_pod.needs):
                 yield at
 
-    def _settle(self, at: int, guest: Guest, outcome: DryRunOutcome) -> None:
+    def _settle(self, at: int, simulated_pod: SimulatedPod, outcome: DryRunOutcome) -> None:
         host = self.hosts[at]
         del self._order[bisect.bisect_left(self._order, self._key(at))]
         host.state = outcome.state
-        host.take(guest.needs)
+        host.take(simulated_pod.needs)
         bisect.insort(self._order, self._key(at))
 
     def _key(self, at: int) -> tuple[int, int]:
         free = self.hosts[at].free["cpu"]
         return (free if self._fill else -free, at)
 
-    def _unschedulable(self, guest: Guest) -> Result:
-        if guest.host and guest.host not in self._by_name:
-            message = f"it asks for the machine {guest.host}, and none is called so"
-            return Result(guest, Fate.UNSCHEDULABLE, "", NO_SUCH_MACHINE, message)
-        looked = [self._by_name[guest.host]] if guest.host else range(len(self.hosts))
-        short = Counter(resource for at in looked for resource in self.hosts[at].lacks(guest.needs))
+    def _unschedulable(self, simulated_pod: SimulatedPod) -> Result:
+        if simulated_pod.host and simulated_pod.host not in self._by_name:
+            message = f"it asks for the machine {simulated_pod.host}, and none is called so"
+            return Result(simulated_pod, PodOutcome.UNSCHEDULABLE, "", NO_SUCH_MACHINE, message)
+        looked = [self._by_name[simulated_pod.host]] if simulated_pod.host else range(len(self.hosts))
+        short = Counter(resource for at in looked for resource in self.hosts[at].lacks(simulated_pod.needs))
         lacking = tuple(sorted(short))
         if len(looked) == 1:
             message = f"{self.hosts[looked[0]].name} has too little {', '.join(lacking)}"
         else:
             counts = ", ".join(f"{short[resource]} have too little {resource}" for resource in lacking)
             message = f"none of {len(looked)} machines fits: {counts}"
-        return Result(guest, Fate.UNSCHEDULABLE, "", "Unschedulable", message, lacking=lacking)
+        return Result(simulated_pod, PodOutcome.UNSCHEDULABLE, "", "Unschedulable", message, lacking=lacking)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from proxy.model.phrases import counted
 from proxy.observe.value_text import clean
-from proxy.simulate.cluster import Fate, Result
+from proxy.simulate.cluster import PodOutcome, Result
 from proxy.simulate.data import Data
 from proxy.simulate.picture import columns
 from proxy.simulate.quality import Alignment
-from proxy.simulate.rehearsal import Rehearsal
+from proxy.simulate.simulation import Simulation
 from proxy.simulate.summary import Findings
-from proxy.simulate.text import ALL, fate_text, numbers, short_text
+from proxy.simulate.text import ALL, numbers, outcome_text, short_text
 
 SHOWN = 5
 """Pods that are named for each kind of difference unless all are requested."""
@@ -40,14 +40,14 @@ class Difference:
 
 
 def differences(
-    one: Rehearsal, one_found: Findings, other: Rehearsal, other_found: Findings
+    one: Simulation, one_found: Findings, other: Simulation, other_found: Findings
 ) -> list[Difference]:
     """Find the pods with different results; another machine alone is not a difference."""
     found: list[Difference] = []
     pairs = zip(one.results, one_found.alignments, other.results, other_found.alignments, strict=True)
     for a, a_alignments, b, b_alignments in pairs:
         changes = {
-            "fate": a.fate is not b.fate,
+            "fate": a.outcome is not b.outcome,
             "reason": a.reason != b.reason or a.lacking != b.lacking,
             "together": _is_aligned(a_alignments) != _is_aligned(b_alignments),
         }
@@ -59,9 +59,9 @@ def differences(
 
 
 def compare_lines(
-    one: Rehearsal,
+    one: Simulation,
     one_found: Findings,
-    other: Rehearsal,
+    other: Simulation,
     other_found: Findings,
     notes: Sequence[str],
     *,
@@ -72,7 +72,7 @@ def compare_lines(
     lines = [f"A: {clean(one.config.source)}", f"B: {clean(other.config.source)}", ""]
     lines += _table(one_found, other_found)
     moved = sum(
-        a.fate is b.fate is Fate.PLACED and a.host != b.host
+        a.outcome is b.outcome is PodOutcome.PLACED and a.host != b.host
         for a, b in zip(one.results, other.results, strict=True)
     )
     lines += ["", f"{counted(len(changed), 'pod')} fared differently, {moved} others only ran elsewhere"]
@@ -85,7 +85,7 @@ def _each(changed: Sequence[Difference]) -> list[str]:
     return [
         line
         for each in changed
-        for line in (clean(each.one.guest.ref), f"  A: {each.one_text}", f"  B: {each.other_text}")
+        for line in (clean(each.one.simulated_pod.ref), f"  A: {each.one_text}", f"  B: {each.other_text}")
     ]
 
 
@@ -93,7 +93,7 @@ def _kinds(changed: Sequence[Difference]) -> list[str]:
     """Count the pods that fared differently in the same way, and name some."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for each in changed:
-        kinds.setdefault((each.one_word, each.other_word), []).append(clean(each.one.guest.ref))
+        kinds.setdefault((each.one_word, each.other_word), []).append(clean(each.one.simulated_pod.ref))
     lines: list[str] = []
     for (one, other), refs in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
         lines += [f"{counted(len(refs), 'pod')}: {one} under A, {other} under B"]
@@ -106,7 +106,7 @@ def differences_data(changed: Sequence[Difference]) -> list[Data]:
     """Return the pods with different results, as plain data."""
     return [
         {
-            "pod": each.one.guest.ref,
+            "pod": each.one.simulated_pod.ref,
             "changed": list(each.changes),
             "a": {"outcome": each.one_word, "text": each.one_text},
             "b": {"outcome": each.other_word, "text": each.other_text},
@@ -140,16 +140,16 @@ def _is_aligned(alignments: Sequence[Alignment]) -> bool | None:
 
 
 def _word(result: Result, alignments: Sequence[Alignment]) -> str:
-    if result.fate is Fate.PLACED:
+    if result.outcome is PodOutcome.PLACED:
         return _MANNERS[_is_aligned(alignments)]
-    if result.fate is Fate.UNSCHEDULABLE:
+    if result.outcome is PodOutcome.UNSCHEDULABLE:
         return f"unschedulable ({short_text(', '.join(result.lacking) or result.reason)})"
     return f"refused ({clean(result.reason)})"
 
 
 def _text(result: Result, alignments: Sequence[Alignment]) -> str:
-    placed = result.fate is Fate.PLACED
-    return fate_text(result) + (f", {_MANNERS[_is_aligned(alignments)]}" if placed else "")
+    placed = result.outcome is PodOutcome.PLACED
+    return outcome_text(result) + (f", {_MANNERS[_is_aligned(alignments)]}" if placed else "")
 
 
 _MANNERS = {True: "together", False: "spread", None: "sharing"}

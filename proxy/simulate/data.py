@@ -12,22 +12,22 @@ from proxy.simulate.cluster import Result
 from proxy.simulate.hosts import Host
 from proxy.simulate.picture import NumaNodeRow, rows_of
 from proxy.simulate.quality import Alignment, RemainingCpus
-from proxy.simulate.rehearsal import Rehearsal
+from proxy.simulate.simulation import Simulation
 from proxy.simulate.summary import Findings
 
 Data = dict[str, object]
 
 
-def page(rehearsal: Rehearsal, found: Findings, notes: Sequence[str]) -> Data:
-    """Return everything about a rehearsal."""
+def page(simulation: Simulation, found: Findings, notes: Sequence[str]) -> Data:
+    """Return everything about a simulation."""
     return {
         "schema": schema_ids.SIMULATE,
-        "configuration": rehearsal.config.source,
+        "configuration": simulation.config.source,
         "notes": list(notes),
         "summary": dataclasses.asdict(found.summary),
-        "machines": [_host(h, left) for h, left in zip(rehearsal.hosts, found.left, strict=True)],
+        "machines": [_host(h, left) for h, left in zip(simulation.hosts, found.left, strict=True)],
         "pods": [
-            _pod(r, alignments) for r, alignments in zip(rehearsal.results, found.alignments, strict=True)
+            _pod(r, alignments) for r, alignments in zip(simulation.results, found.alignments, strict=True)
         ],
     }
 
@@ -36,7 +36,7 @@ def _host(host: Host, left: RemainingCpus) -> Data:
     machine = host.node.machine
     return {
         "name": host.name,
-        "pods": host.guests,
+        "pods": host.pod_count,
         "cpus": {
             "online": str(machine.online),
             "reserved": str(host.node.reserved),
@@ -65,9 +65,9 @@ def _row(row: NumaNodeRow) -> Data:
 
 def _pod(result: Result, alignments: tuple[Alignment, ...]) -> Data:
     data: Data = {
-        "pod": result.guest.ref,
-        "from": result.guest.where,
-        "outcome": result.fate.value,
+        "pod": result.simulated_pod.ref,
+        "from": result.simulated_pod.where,
+        "outcome": result.outcome.value,
         "machine": result.host or None,
         "reason": result.reason,
         "message": result.message,

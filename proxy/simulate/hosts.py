@@ -41,7 +41,7 @@ class Host:
         state: The engine's state.
         offers: Resource to amount; memory is left out where the machine does not report it.
         free: What is left of it by requests.
-        guests: How many pods run here.
+        pod_count: How many pods run here.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Host:
     state: NodeState
     offers: Mapping[str, int]
     free: dict[str, int] = field(default_factory=dict)
-    guests: int = 0
+    pod_count: int = 0
 
     @property
     def owned(self) -> CpuSet:
@@ -78,7 +78,7 @@ class Host:
                 self.free[resource] -= sign * amount
         if PODS in self.free:
             self.free[PODS] -= sign
-        self.guests += sign
+        self.pod_count += sign
 
 
 def host_of(name: str, node: Node, reserve: Reserve, pods: int = MAX_PODS) -> Host:

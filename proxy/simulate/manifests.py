@@ -14,7 +14,7 @@ from typing import Never
 from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.model.errors import InputError
 from proxy.simulate.documents import Document, documents, found_files, read_bytes
-from proxy.simulate.pods import Guest, Mould, mould_of
+from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
 
 MOST_PODS = 1_000_000
 _LISTS = ("List", "PodList")
@@ -38,11 +38,11 @@ class Pods:
     """The pods of manifests.
 
     Attributes:
-        guests: The pods, in the order of files and documents.
+        simulated_pods: The pods, in the order of files and documents.
         notes: What was left out, in sentences.
     """
 
-    guests: list[Guest] = field(default_factory=list)
+    simulated_pods: list[SimulatedPod] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -61,7 +61,7 @@ def load_pods(
         InputError: A file, a document or a pod is not what it should be; one line, with file and line.
     """
     pods = pods_of(read_documents(words), machines, replicas, bound=bound)
-    if not pods.guests:
+    if not pods.simulated_pods:
         raise InputError(f"cannot simulate pods: there is none in {', '.join(words)}")
     return pods
 
@@ -162,13 +162,13 @@ class _ManifestReader:
         metadata = raw.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         if isinstance(metadata, dict) and name is None and isinstance(metadata.get("generateName"), str):
-            name = f"{metadata['generateName']}{len(self.pods.guests) + 1}"
+            name = f"{metadata['generateName']}{len(self.pods.simulated_pods) + 1}"
             raw = {**raw, "metadata": {**metadata, "name": name}}
-        mould = self._mould(raw, where)
-        names = [mould.spec.name]
+        pod_template = self._pod_template(raw, where)
+        names = [pod_template.spec.name]
         if self._replicas > 1:
-            names = [f"{mould.spec.name}-{number}" for number in range(1, self._replicas + 1)]
-        self._add(mould, names)
+            names = [f"{pod_template.spec.name}-{number}" for number in range(1, self._replicas + 1)]
+        self._add(pod_template, names)
 
     def _workload(self, raw: Mapping[str, object], kind: str, where: str) -> None:
         metadata, spec = raw.get("metadata"), raw.get("spec")
@@ -187,9 +187,11 @@ class _ManifestReader:
             "metadata": {**inner, **names},
             "spec": template.get("spec"),
         }
-        mould = self._mould(pod, where)
+        pod_template = self._pod_template(pod, where)
         if kind == _DAEMONS:
-            self._add(mould, [f"{mould.spec.name}-{host}" for host in self._machines], self._machines)
+            self._add(
+                pod_template, [f"{pod_template.spec.name}-{host}" for host in self._machines], self._machines
+            )
             return
         count = spec.get(_COUNTS[kind], 1)
         if type(count) is not int or count < 0:
@@ -197,14 +199,16 @@ class _ManifestReader:
         first = 0 if kind == "StatefulSet" else 1
         total = count * self._replicas
         self._check_count(total, where)
-        self._add(mould, [f"{mould.spec.name}-{number}" for number in range(first, first + total)])
+        self._add(
+            pod_template, [f"{pod_template.spec.name}-{number}" for number in range(first, first + total)]
+        )
 
-    def _mould(self, raw: Mapping[str, object], where: str) -> Mould:
+    def _pod_template(self, raw: Mapping[str, object], where: str) -> PodTemplate:
         spec = raw.get("spec")
         host = ""
         if isinstance(spec, dict):
             host = self._host(spec)
-        return mould_of(pod_spec(raw, where), host if self._bound else "", where)
+        return pod_template_of(pod_spec(raw, where), host if self._bound else "", where)
 
     def _host(self, spec: Mapping[str, object]) -> str:
         """Return the machine that a pod requests, and count what else it requests."""
@@ -216,21 +220,22 @@ class _ManifestReader:
             self._unplayed[what] = self._unplayed.get(what, 0) + 1
         return host if isinstance(host, str) else ""
 
-    def _add(self, mould: Mould, names: Sequence[str], hosts: Sequence[str] = ()) -> None:
-        guests = self.pods.guests
-        self._check_count(len(names), mould.where)
+    def _add(self, pod_template: PodTemplate, names: Sequence[str], hosts: Sequence[str] = ()) -> None:
+        simulated_pods = self.pods.simulated_pods
+        self._check_count(len(names), pod_template.where)
         for name, host in _each(names, hosts):
-            guest = mould.copy(name, len(guests) + 1, host)
-            if guest.ref in self._seen:
-                first = self._seen[guest.ref]
+            simulated_pod = pod_template.copy(name, len(simulated_pods) + 1, host)
+            if simulated_pod.ref in self._seen:
+                first = self._seen[simulated_pod.ref]
                 raise InputError(
-                    f"cannot simulate the pod {guest.ref} twice: {first} and {mould.where} have it"
+                    f"cannot simulate the pod {simulated_pod.ref} twice:"
+                    f" {first} and {pod_template.where} have it"
                 )
-            self._seen[guest.ref] = mould.where
-            guests.append(guest)
+            self._seen[simulated_pod.ref] = pod_template.where
+            simulated_pods.append(simulated_pod)
 
     def _check_count(self, more: int, where: str) -> None:
-        if len(self.pods.guests) + more > MOST_PODS:
+        if len(self.pods.simulated_pods) + more > MOST_PODS:
             raise InputError(f"cannot simulate more than {MOST_PODS} pods: {where} would exceed them")
 
     def _fail(self, kind: str, where: str, cause: str) -> Never:

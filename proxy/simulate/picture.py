@@ -168,7 +168,7 @@ def _headline(host: Host) -> str:
         for name, offer in _interesting(host)
     ]
     cpus = f"{len(host.owned)} of {counted(len(machine.online), 'CPU')} owned"
-    return f"{clean(host.name)}: {counted(host.guests, 'pod')}, {cpus}; requested: {', '.join(requested)}"
+    return f"{clean(host.name)}: {counted(host.pod_count, 'pod')}, {cpus}; requested: {', '.join(requested)}"
 
 
 def _left(host: Host) -> str:

@@ -16,7 +16,7 @@ SOURCE = "the pod's manifest"
 
 
 @dataclass(frozen=True, slots=True)
-class Mould:
+class PodTemplate:
     """The template of a pod: what all copies have in common.
 
     Attributes:
@@ -35,32 +35,32 @@ class Mould:
     host: str
     where: str
 
-    def copy(self, name: str, number: int, host: str = "") -> Guest:
+    def copy(self, name: str, number: int, host: str = "") -> SimulatedPod:
         """Make a pod.
 
         Args:
             name: Its name.
-            number: Distinguishes it from all other pods of the rehearsal.
-            host: The machine that it must run on; that of the mould if empty.
+            number: Distinguishes it from all other pods of the simulation.
+            host: The machine that it must run on; that of the template if empty.
         """
         uid = f"{self.spec.uid or 'pod'}-{number}"
         spec = replace(self.spec, uid=uid, name=name, ask=replace(self.spec.ask, uid=uid))
         arrival = ArrivingPod(pod_of(spec, f"sandbox-{number}", SOURCE), self.total, self.requests)
-        return Guest(arrival, self, host or self.host)
+        return SimulatedPod(arrival, self, host or self.host)
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class SimulatedPod:
     """A pod that is to be placed on a machine.
 
     Attributes:
-        arrival: The pod as it is given to its machine's engine; the sandbox id is unique among all guests.
-        mould: What it has in common with its copies.
+        arrival: The pod as its machine's engine gets it; the sandbox id is unique among all pods.
+        pod_template: What it has in common with its copies.
         host: The machine that the pod names; empty where any will do.
     """
 
     arrival: ArrivingPod
-    mould: Mould
+    pod_template: PodTemplate
     host: str = ""
 
     @property
@@ -71,19 +71,19 @@ class Guest:
     @property
     def needs(self) -> Mapping[str, int]:
         """What the scheduler takes off a machine."""
-        return self.mould.needs
+        return self.pod_template.needs
 
     @property
     def where(self) -> str:
         """File and line that it came from."""
-        return self.mould.where
+        return self.pod_template.where
 
 
-def mould_of(spec: PodSpec, host: str = "", where: str = "") -> Mould:
+def pod_template_of(spec: PodSpec, host: str = "", where: str = "") -> PodTemplate:
     """Compute what a pod requests from a scheduler and from its machine."""
     requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.ask.containers)
     total = sandbox_total(spec.ask, spec.own_limits)
-    return Mould(spec, needs_of(spec), total, requests, host, where)
+    return PodTemplate(spec, needs_of(spec), total, requests, host, where)
 
 
 def needs_of(spec: PodSpec) -> dict[str, int]:

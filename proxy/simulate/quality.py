@@ -87,7 +87,7 @@ def whole_cores(node: Node, cpus: CpuSet) -> CpuSet:
     return CpuSet.from_bits(bits)
 
 
-class Judge:
+class AlignmentMeter:
     """Measures on which NUMA nodes containers are; caches results for equal requests."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Judge:
         for resource, ids in placement.devices:
             near = [nodes for name in ids if (nodes := node.devices[resource][name].nodes)]
             if near:
-                bits |= _touched(bits, near)
+                bits |= _nodes_of_devices(bits, near)
                 wants.append((resource, len(near)))
         if not bits:
             return None
@@ -117,19 +117,19 @@ class Judge:
         key = id(node), wants
         known = self._least.get(key)
         if known is None:
-            demands = [Demand(want, _lots(node, resource)) for resource, want in wants]
+            demands = [Demand(want, _amounts_by_node(node, resource)) for resource, want in wants]
             least = smallest([numa.id for numa in node.machine.nodes], demands)
             known = self._least[key] = len(node.machine.nodes) if least is None else least
         return known
 
 
-def alignments_of(judge: Judge, node: Node, containers: Iterable[Container]) -> list[Alignment]:
+def alignments_of(meter: AlignmentMeter, node: Node, containers: Iterable[Container]) -> list[Alignment]:
     """Return the NUMA nodes of the containers that stay and were given something."""
-    alignments = (judge.alignment(node, c) for c in containers if c.phase is not Phase.EXITED)
+    alignments = (meter.alignment(node, c) for c in containers if c.phase is not Phase.EXITED)
     return [alignment for alignment in alignments if alignment is not None]
 
 
-def _touched(bits: int, near: Iterable[Mask]) -> int:
+def _nodes_of_devices(bits: int, near: Iterable[Mask]) -> int:
     """Return the nodes of devices: of one with several, those that are touched anyway, else the lowest."""
     for nodes in sorted(((n.bits for n in near)), key=lambda n: (n.bit_count(), n)):
         if not nodes & bits:
@@ -137,7 +137,7 @@ def _touched(bits: int, near: Iterable[Mask]) -> int:
     return bits
 
 
-def _lots(node: Node, resource: str) -> tuple[tuple[int, int], ...]:
+def _amounts_by_node(node: Node, resource: str) -> tuple[tuple[int, int], ...]:
     """Return the amounts of a resource by NUMA node on the empty machine."""
     machine = node.machine
     if resource == "cpu":

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from proxy.allocation.cpu_request import pod_cpus
 from proxy.model.phrases import counted
 from proxy.observe.value_text import clean
-from proxy.simulate.cluster import Fate, Result
+from proxy.simulate.cluster import PodOutcome, Result
 from proxy.simulate.hosts import Host
-from proxy.simulate.quality import Alignment, Judge, RemainingCpus, alignments_of, remaining_cpus_of
-from proxy.simulate.rehearsal import Rehearsal
+from proxy.simulate.quality import Alignment, AlignmentMeter, RemainingCpus, alignments_of, remaining_cpus_of
+from proxy.simulate.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A rehearsal in a few numbers; numbers of pods unless stated otherwise.
+    """A simulation in a few numbers; numbers of pods unless stated otherwise.
 
     Attributes:
         machines, pods: How many there were.
@@ -56,7 +56,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The measurements of a rehearsal.
+    """The measurements of a simulation.
 
     Attributes:
         alignments: The alignments of the containers of each pod, in the order of the results.
@@ -68,37 +68,39 @@ class Findings:
     summary: Summary
 
 
-def find(rehearsal: Rehearsal) -> Findings:
-    """Measure a rehearsal."""
-    judge = Judge()
-    hosts = {host.name: host for host in rehearsal.hosts}
-    alignments = tuple(_alignments(judge, hosts, result) for result in rehearsal.results)
-    left = tuple(remaining_cpus_of(host.node, host.ownable) for host in rehearsal.hosts)
-    return Findings(alignments, left, _summary(rehearsal, alignments, left))
+def find(simulation: Simulation) -> Findings:
+    """Measure a simulation."""
+    meter = AlignmentMeter()
+    hosts = {host.name: host for host in simulation.hosts}
+    alignments = tuple(_alignments(meter, hosts, result) for result in simulation.results)
+    left = tuple(remaining_cpus_of(host.node, host.ownable) for host in simulation.hosts)
+    return Findings(alignments, left, _summary(simulation, alignments, left))
 
 
-def _alignments(judge: Judge, hosts: Mapping[str, Host], result: Result) -> tuple[Alignment, ...]:
-    if result.fate is not Fate.PLACED:
+def _alignments(meter: AlignmentMeter, hosts: Mapping[str, Host], result: Result) -> tuple[Alignment, ...]:
+    if result.outcome is not PodOutcome.PLACED:
         return ()
-    return tuple(alignments_of(judge, hosts[result.host].node, result.containers))
+    return tuple(alignments_of(meter, hosts[result.host].node, result.containers))
 
 
 def _summary(
-    rehearsal: Rehearsal, alignments: tuple[tuple[Alignment, ...], ...], left: tuple[RemainingCpus, ...]
+    simulation: Simulation, alignments: tuple[tuple[Alignment, ...], ...], left: tuple[RemainingCpus, ...]
 ) -> Summary:
-    results, hosts = rehearsal.results, rehearsal.hosts
-    fates = Counter(result.fate for result in results)
+    results, hosts = simulation.results, simulation.hosts
+    outcomes = Counter(result.outcome for result in results)
     together = sum(bool(own) and all(alignment.together for alignment in own) for own in alignments)
     placed_on_nodes = sum(map(bool, alignments))
-    refused = Counter(r.reason for r in results if r.fate is Fate.REFUSED)
-    short = Counter(", ".join(r.lacking) or r.reason for r in results if r.fate is Fate.UNSCHEDULABLE)
+    refused = Counter(r.reason for r in results if r.outcome is PodOutcome.REFUSED)
+    short = Counter(
+        ", ".join(r.lacking) or r.reason for r in results if r.outcome is PodOutcome.UNSCHEDULABLE
+    )
     return Summary(
         machines=len(hosts),
         pods=len(results),
-        placed=fates[Fate.PLACED],
+        placed=outcomes[PodOutcome.PLACED],
         together=together,
         spread=placed_on_nodes - together,
-        sharing=fates[Fate.PLACED] - placed_on_nodes,
+        sharing=outcomes[PodOutcome.PLACED] - placed_on_nodes,
         refused=dict(refused.most_common()),
         unschedulable=dict(short.most_common()),
         cpus=sum(len(host.node.machine.online) for host in hosts),
@@ -111,18 +113,23 @@ def _summary(
     )
 
 
-def too_small(rehearsal: Rehearsal) -> Iterator[str]:
+def too_small(simulation: Simulation) -> Iterator[str]:
     """Name the machines that never have as many CPUs as pods wanted that were refused on them.
 
     Yields:
         A sentence for each machine and number of CPUs.
     """
-    hosts = {host.name: host for host in rehearsal.hosts}
+    hosts = {host.name: host for host in simulation.hosts}
     refused: Counter[tuple[str, int]] = Counter()
-    for result in rehearsal.results:
-        asks = result.guest.arrival.pod.asks
+    for result in simulation.results:
+        asks = result.simulated_pod.arrival.pod.asks
         host = hosts.get(result.host)
-        if result.fate is Fate.REFUSED and asks is not None and host is not None and host.node.static:
+        if (
+            result.outcome is PodOutcome.REFUSED
+            and asks is not None
+            and host is not None
+            and host.node.static
+        ):
             refused[host.name, pod_cpus(asks)] += 1
     for (name, wanted), count in refused.items():
         node = hosts[name].node

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from proxy.model.phrases import counted
 from proxy.observe.sentences import render_decision
 from proxy.observe.value_text import clean
-from proxy.simulate.cluster import NO_SUCH_MACHINE, Fate, Result
+from proxy.simulate.cluster import NO_SUCH_MACHINE, PodOutcome, Result
 from proxy.simulate.picture import LEGEND, columns, lines_of
-from proxy.simulate.rehearsal import Rehearsal
+from proxy.simulate.simulation import Simulation
 from proxy.simulate.summary import Findings, Summary
 
 MACHINES = 6
@@ -19,22 +19,22 @@ FAILED = 5
 ALL = "--verbose shows all"
 
 
-def report(rehearsal: Rehearsal, found: Findings, notes: Sequence[str], *, verbose: bool) -> list[str]:
-    """Write everything about a rehearsal."""
-    lines = machine_lines(rehearsal, verbose=verbose)
+def report(simulation: Simulation, found: Findings, notes: Sequence[str], *, verbose: bool) -> list[str]:
+    """Write everything about a simulation."""
+    lines = machine_lines(simulation, verbose=verbose)
     lines += ["", *summary_lines(found.summary)]
-    failed = failed_lines(rehearsal.results, verbose=verbose)
+    failed = failed_lines(simulation.results, verbose=verbose)
     lines += ["", *failed] if failed else []
     if verbose:
-        lines += spread_lines(rehearsal, found)
+        lines += spread_lines(simulation, found)
     return lines + [f"note: {clean(note)}" for note in notes]
 
 
-def machine_lines(rehearsal: Rehearsal, *, verbose: bool) -> list[str]:
+def machine_lines(simulation: Simulation, *, verbose: bool) -> list[str]:
     """Draw the machines."""
-    shown = rehearsal.hosts if verbose else rehearsal.hosts[:MACHINES]
+    shown = simulation.hosts if verbose else simulation.hosts[:MACHINES]
     lines = [line for host in shown for line in lines_of(host)]
-    more = len(rehearsal.hosts) - len(shown)
+    more = len(simulation.hosts) - len(shown)
     lines += [f"and {counted(more, 'machine')} more ({ALL})"] if more else []
     return [*lines, LEGEND]
 
@@ -81,22 +81,22 @@ def failed_lines(results: Sequence[Result], *, verbose: bool) -> list[str]:
     """List the pods that do not run, some for each reason."""
     groups: dict[tuple[str, ...], list[Result]] = {}
     for result in results:
-        if result.fate is not Fate.PLACED:
-            groups.setdefault((result.fate, result.reason, *result.lacking), []).append(result)
+        if result.outcome is not PodOutcome.PLACED:
+            groups.setdefault((result.outcome, result.reason, *result.lacking), []).append(result)
     lines: list[str] = []
     for group in groups.values():
         shown = group if verbose else group[:FAILED]
-        lines += [f"{clean(result.guest.ref)}: {fate_text(result)}" for result in shown]
+        lines += [f"{clean(result.simulated_pod.ref)}: {outcome_text(result)}" for result in shown]
         more = len(group) - len(shown)
         lines += [f"  and {counted(more, 'pod')} more like this ({ALL})"] if more else []
     return lines
 
 
-def fate_text(result: Result) -> str:
+def outcome_text(result: Result) -> str:
     """Return the result for a pod in one line."""
-    if result.fate is Fate.PLACED:
+    if result.outcome is PodOutcome.PLACED:
         return f"placed on {clean(result.host)}"
-    if result.fate is Fate.UNSCHEDULABLE:
+    if result.outcome is PodOutcome.UNSCHEDULABLE:
         return f"unschedulable: {clean(result.message)}"
     reason = "" if result.message.startswith(result.reason) else f"{result.reason}: "
     return f"{_refused_text(result)}: {clean(reason + result.message)}"
@@ -107,12 +107,12 @@ def _refused_text(result: Result) -> str:
     return f"refused on {clean(', '.join(result.tried))}{container}"
 
 
-def spread_lines(rehearsal: Rehearsal, found: Findings) -> list[str]:
+def spread_lines(simulation: Simulation, found: Findings) -> list[str]:
     """List the pods of which a container is on more nodes than it had to be."""
     lines = [
-        f"{result.guest.ref}: spread on {clean(result.host)}: "
+        f"{result.simulated_pod.ref}: spread on {clean(result.host)}: "
         f"given something on NUMA nodes {alignment.nodes}, {alignment.least} could hold it"
-        for result, alignments in zip(rehearsal.results, found.alignments, strict=True)
+        for result, alignments in zip(simulation.results, found.alignments, strict=True)
         for alignment in alignments
         if not alignment.together
     ]
@@ -121,8 +121,10 @@ def spread_lines(rehearsal: Rehearsal, found: Findings) -> list[str]:
 
 def explain_lines(result: Result, width: int) -> list[str]:
     """Write why a pod is where it is, container by container."""
-    refused = result.fate is Fate.REFUSED and result.explanations  # they say why
-    lines = [f"{clean(result.guest.ref)}: {_refused_text(result) if refused else fate_text(result)}"]
+    refused = result.outcome is PodOutcome.REFUSED and result.explanations  # they say why
+    lines = [
+        f"{clean(result.simulated_pod.ref)}: {_refused_text(result) if refused else outcome_text(result)}"
+    ]
     for reported in result.explanations:
         lines += ["", *render_decision(reported, width).rstrip("\n").split("\n")]
     for container in () if result.explanations else result.containers:

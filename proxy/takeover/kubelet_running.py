@@ -18,7 +18,7 @@ HEALTH = ("127.0.0.1", 10248)
 PATIENCE_S = 1.0
 
 
-def signs(directory: Path, procfs: Path, health: tuple[str, int] = HEALTH) -> tuple[str, ...]:
+def signs_of_kubelet(directory: Path, procfs: Path, health: tuple[str, int] = HEALTH) -> tuple[str, ...]:
     """List the signs that kubelet runs.
 
     Args:

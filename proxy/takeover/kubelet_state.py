@@ -37,37 +37,37 @@ class KubeletStateText:
     left_out: tuple[str, ...] = ()
 
 
-def truth(record: TakeoverRecord, scene: TakeoverInputs, target: str) -> KubeletStateText:
+def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> KubeletStateText:
     """Write kubelet's file for a policy.
 
     Args:
         record: How far the takeover has come.
-        scene: The inputs of the takeover.
+        inputs: The inputs of the takeover.
         target: ``none`` or ``static``.
 
     Raises:
         CheckpointError: There is no file that kubelet would start with.
     """
-    version = scene.file.version or CURRENT
+    version = inputs.file.version or CURRENT
     if target == "none":
         return KubeletStateText(none_state(version))
     if version == 1:
         raise CheckpointError("cannot write kubelet's file: a kubelet before 1.18 wrote it (version 1)")
-    reserved = (record.reserved | scene.manager.reserved) & scene.online
-    held, left_out = _ours(scene, reserved)
-    _keep_theirs(scene, held, reserved)
-    pods = _bubbles(scene, held, reserved) if version > CURRENT else {}
-    strict = scene.manager.options.get(STRICT) == "true" if scene.manager.options else record.strict
-    text = static_state(scene.online, held, pods=pods, reserved=reserved, strict=strict, version=version)
+    reserved = (record.reserved | inputs.manager.reserved) & inputs.online
+    held, left_out = _actual_cpus(inputs, reserved)
+    _add_unknown(inputs, held, reserved)
+    pods = _cpus_of_pods(inputs, held, reserved) if version > CURRENT else {}
+    strict = inputs.manager.options.get(STRICT) == "true" if inputs.manager.options else record.strict
+    text = static_state(inputs.online, held, pods=pods, reserved=reserved, strict=strict, version=version)
     return KubeletStateText(text, tuple(left_out))
 
 
-def _ours(scene: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, list[str]]:
+def _actual_cpus(inputs: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, list[str]]:
     """Return the CPUs that containers really have, and those that the file cannot express."""
     held: Entries = {}
     left_out: list[str] = []
-    for each in scene.owning:
-        cpus = each.cpus & scene.online
+    for each in inputs.owning:
+        cpus = each.cpus & inputs.online
         if not cpus or cpus & reserved:
             why = f"CPUs {cpus & reserved} are reserved by kubelet" if cpus else "none of them is online"
             left_out.append(f"{each.ref} has CPUs {each.cpus}: {why}")
@@ -76,31 +76,31 @@ def _ours(scene: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, list[str]]:
     return held, left_out
 
 
-def _keep_theirs(scene: TakeoverInputs, held: Entries, reserved: CpuSet) -> None:
+def _add_unknown(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> None:
     """Add what kubelet holds for unknown containers, where it does not overlap with CPUs of other pods."""
     owned: dict[str, CpuSet] = {}
     taken = CpuSet()
-    for each in scene.owning:
+    for each in inputs.owning:
         owned[each.uid] = owned.get(each.uid, CpuSet()) | each.cpus
         taken |= each.cpus
-    spare = scene.online - taken - reserved
-    for uid, names in (scene.file.held.held if scene.file.held is not None else {}).items():
+    spare = inputs.online - taken - reserved
+    for uid, names in (inputs.file.held.held if inputs.file.held is not None else {}).items():
         others = taken - owned.get(uid, CpuSet()) | reserved
         for name, cpus in names.items():
-            apart = cpus and cpus <= scene.online and not cpus & others
-            if apart and (uid, name) not in scene.owned and spare - cpus:
+            apart = cpus and cpus <= inputs.online and not cpus & others
+            if apart and (uid, name) not in inputs.owned and spare - cpus:
                 held.setdefault(uid, {})[name] = cpus
                 spare -= cpus
 
 
-def _bubbles(scene: TakeoverInputs, held: Entries, reserved: CpuSet) -> dict[str, CpuSet]:
+def _cpus_of_pods(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> dict[str, CpuSet]:
     """Keep the CPUs of pods as a whole as they are, where their containers and no others are inside."""
-    assert scene.file.checkpoint is not None
+    assert inputs.file.checkpoint is not None
     found: dict[str, CpuSet] = {}
-    for uid, cpus in pods_of(scene.file.checkpoint).items():
+    for uid, cpus in pods_of(inputs.file.checkpoint).items():
         inside = all(own <= cpus for own in held.get(uid, {}).values())
         others = [own for key, names in held.items() if key != uid for own in names.values()]
         apart = all(own.isdisjoint(cpus) for own in (*others, *found.values(), reserved))
-        if uid in scene.pods and inside and apart and cpus and cpus <= scene.online:
+        if uid in inputs.pods and inside and apart and cpus and cpus <= inputs.online:
             found[uid] = cpus
     return found

@@ -82,7 +82,7 @@ class LazyTakeover:
 
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy status`` shows: nothing without a takeover."""
-        if self._made is None or not self._made.record.ours:
+        if self._made is None or not self._made.record.chooses_cpus:
             return {}
         return {"takeover": self._made.record.stage.value}
 

@@ -90,11 +90,11 @@ class TakeoverRecord:
     pending: Pending | None = None
 
     @property
-    def ours(self) -> bool:
+    def chooses_cpus(self) -> bool:
         """True where topoproxy chooses the CPUs of new pods."""
         return self.stage is not TakeoverStage.NONE
 
-    def standing(self, held: Held) -> Held:
+    def in_effect(self, held: Held) -> Held:
         """Return the part of what kubelet's CPU manager holds that counts.
 
         Before a takeover that is all of it. After its start it is only what kubelet assigned before: what

@@ -1,7 +1,7 @@
 """The steps of a takeover as rules: their preconditions, and their effect on the record.
 
-Pure: a record and a scene in, a record out, or a refusal that says what to do. A record that comes out with a
-write under way (``pending``) requests that write; see ``record`` for how it survives a crash.
+Pure: a record and the inputs in, a record out, or a refusal that says what to do. A record that comes out
+with a write under way (``pending``) requests that write; see ``record`` for how it survives a crash.
 
 Each step can be taken again: what is done already is nothing to do.
 """
@@ -16,7 +16,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
 from proxy.model.phrases import cpus as named_cpus
 from proxy.takeover.inputs import STRICT, OwningContainer, TakeoverInputs
-from proxy.takeover.kubelet_state import truth
+from proxy.takeover.kubelet_state import kubelet_state_text
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 
 TARGETS = ("none", "static")
@@ -47,19 +47,19 @@ class StepOutcome:
     reported: tuple[str, ...]
 
 
-def conflicts(scene: TakeoverInputs) -> tuple[str, ...]:
+def conflicts(inputs: TakeoverInputs) -> tuple[str, ...]:
     """Return why a takeover cannot start; empty where it can."""
-    return tuple(_conflicts(scene))
+    return tuple(_conflicts(inputs))
 
 
-def _conflicts(scene: TakeoverInputs) -> Iterator[str]:
-    if not scene.enforce:
+def _conflicts(inputs: TakeoverInputs) -> Iterator[str]:
+    if not inputs.enforce:
         yield "the mode is observe: nothing would be placed (mode: enforce)"
-    if not scene.ready:
+    if not inputs.ready:
         yield "the daemon has not compared its state with the runtime yet (topoproxy status has the reason)"
-    file = scene.file
+    file = inputs.file
     if file.held is None:
-        yield f"kubelet's state file {scene.directory}/cpu_manager_state cannot be used: {file.problem}"
+        yield f"kubelet's state file {inputs.directory}/cpu_manager_state cannot be used: {file.problem}"
         return
     if file.policy != "static":
         yield (
@@ -71,43 +71,43 @@ def _conflicts(scene: TakeoverInputs) -> Iterator[str]:
     if file.version == 1:
         yield "kubelet's state file names containers by their ids (version 1, before kubelet 1.18)"
         return
-    yield from _sets(scene)
+    yield from _sets(inputs)
 
 
-def _sets(scene: TakeoverInputs) -> Iterator[str]:
-    assert scene.file.held is not None
-    held = [(uid, n, cpus) for uid, pod in scene.file.held.held.items() for n, cpus in pod.items()]
+def _sets(inputs: TakeoverInputs) -> Iterator[str]:
+    assert inputs.file.held is not None
+    held = [(uid, n, cpus) for uid, pod in inputs.file.held.held.items() for n, cpus in pod.items()]
     everything = CpuSet()
     for uid, name, cpus in held:
-        ref = scene.ref(uid, name)
-        if missing := cpus - scene.online:
+        ref = inputs.ref(uid, name)
+        if missing := cpus - inputs.online:
             yield f"CPUs {missing} that kubelet gave to {ref} are not online"
-        if both := cpus & scene.file.held.default:
+        if both := cpus & inputs.file.held.default:
             yield f"CPUs {both} that kubelet gave to {ref} are in its default set too"
         for other, other_name, theirs in held:
             if uid < other and cpus & theirs:
-                yield f"kubelet gave CPUs {cpus & theirs} to {ref} and to {scene.ref(other, other_name)}"
-        if uid not in scene.elsewhere:
-            for each in scene.owning:
+                yield f"kubelet gave CPUs {cpus & theirs} to {ref} and to {inputs.ref(other, other_name)}"
+        if uid not in inputs.elsewhere:
+            for each in inputs.owning:
                 if each.uid != uid and each.cpus & cpus:
                     yield f"{each.ref} owns {named_cpus(each.cpus & cpus)} that kubelet gave to {ref}"
         everything |= cpus
-    if scene.shareable <= everything:
+    if inputs.shareable <= everything:
         yield "kubelet has assigned all CPUs: the shared pool would be empty"
 
 
-def left(record: TakeoverRecord, scene: TakeoverInputs) -> tuple[OwningContainer, ...]:
+def remaining_allocations(record: TakeoverRecord, inputs: TakeoverInputs) -> tuple[OwningContainer, ...]:
     """List the allocations of the start whose pod still exists."""
     found = []
     for uid, names in record.old.items():
         for name, cpus in names.items():
-            if uid in scene.pods:
-                mine = scene.owned.get((uid, name))
-                found.append(mine or OwningContainer(uid, name, scene.ref(uid, name), cpus))
+            if uid in inputs.pods:
+                mine = inputs.owned.get((uid, name))
+                found.append(mine or OwningContainer(uid, name, inputs.ref(uid, name), cpus))
     return tuple(sorted(found, key=lambda each: each.ref))
 
 
-def start(record: TakeoverRecord, scene: TakeoverInputs, now: float) -> StepOutcome:
+def start(record: TakeoverRecord, inputs: TakeoverInputs, now: float) -> StepOutcome:
     """Choose the CPUs of new pods from now on.
 
     Raises:
@@ -115,20 +115,20 @@ def start(record: TakeoverRecord, scene: TakeoverInputs, now: float) -> StepOutc
     """
     if record.stage is not TakeoverStage.NONE:
         return StepOutcome(record, (f"nothing to do: the takeover is {record.stage.value} already",))
-    if why := conflicts(scene):
+    if why := conflicts(inputs):
         hints = ("topoproxy takeover plan shows all that was found",)
         raise StepRefusedError(f"cannot start the takeover: {'; '.join(why)}", hints)
-    held = scene.file.held
+    held = inputs.file.held
     assert held is not None
-    assert scene.file.text is not None
+    assert inputs.file.text is not None
     begun = TakeoverRecord(
         TakeoverStage.STARTED,
         now,
         now,
-        scene.file.policy,
-        scene.manager.reserved & scene.online,
-        scene.manager.options.get(STRICT) == "true",
-        scene.file.text,
+        inputs.file.policy,
+        inputs.manager.reserved & inputs.online,
+        inputs.manager.options.get(STRICT) == "true",
+        inputs.file.text,
         held.held,
     )
     count = sum(len(names) for names in held.held.values())
@@ -142,7 +142,7 @@ def start(record: TakeoverRecord, scene: TakeoverInputs, now: float) -> StepOutc
 
 
 def finish(
-    record: TakeoverRecord, scene: TakeoverInputs, target: str, *, with_running: bool, force: bool
+    record: TakeoverRecord, inputs: TakeoverInputs, target: str, *, with_running: bool, force: bool
 ) -> StepOutcome:
     """Have kubelet's file state the CPUs in effect, for the policy under which kubelet starts next.
 
@@ -154,9 +154,9 @@ def finish(
         raise StepRefusedError(
             "cannot finish the takeover: it has not started", ("topoproxy takeover start begins it",)
         )
-    if record.stage is TakeoverStage.FINISHED and record.target == scene.file.policy == target:
+    if record.stage is TakeoverStage.FINISHED and record.target == inputs.file.policy == target:
         return StepOutcome(record, (f"nothing to do: kubelet's file is that of policy {target} already",))
-    remaining = left(record, scene)
+    remaining = remaining_allocations(record, inputs)
     if record.stage is TakeoverStage.STARTED and remaining and not with_running:
         raise StepRefusedError(
             f"cannot finish the takeover: {len(remaining)} of kubelet's allocations are still in use"
@@ -166,16 +166,16 @@ def finish(
                 "or finish --with-running: they keep their CPUs, which the ledger of topoproxy records",
             ),
         )
-    _may_write(scene, "finish the takeover", force=force)
-    made = truth(record, scene, target)
-    pending = Pending("finish", scene.file.text, made.text, target)
+    _may_write(inputs, "finish the takeover", force=force)
+    made = kubelet_state_text(record, inputs, target)
+    pending = Pending("finish", inputs.file.text, made.text, target)
     return StepOutcome(
-        dataclasses.replace(record, pending=pending, forced=bool(scene.running)),
+        dataclasses.replace(record, pending=pending, forced=bool(inputs.running)),
         (f"kubelet's file is now that of policy {target}", *_reported(made.left_out)),
     )
 
 
-def revert(record: TakeoverRecord, scene: TakeoverInputs, *, force: bool) -> StepOutcome:
+def revert(record: TakeoverRecord, inputs: TakeoverInputs, *, force: bool) -> StepOutcome:
     """Have kubelet's CPU manager decide again, from what is in effect now.
 
     Raises:
@@ -184,15 +184,15 @@ def revert(record: TakeoverRecord, scene: TakeoverInputs, *, force: bool) -> Ste
     """
     if record.stage is TakeoverStage.NONE:
         return StepOutcome(record, ("nothing to do: there is no takeover",))
-    made = truth(record, scene, "static")
+    made = kubelet_state_text(record, inputs, "static")
     # What a kubelet has in memory is what counts: the same as in its file, unless we wrote that as it ran.
-    unread = record.forced and scene.running and scene.file.text == record.written
-    if made.text == scene.file.text and not unread:
+    unread = record.forced and inputs.running and inputs.file.text == record.written
+    if made.text == inputs.file.text and not unread:
         return StepOutcome(
             TakeoverRecord(), ("kubelet's file is right as it is; kubelet's CPU manager decides again",)
         )
-    _may_write(scene, "revert the takeover", force=force)
-    pending = Pending("revert", scene.file.text, made.text, "static")
+    _may_write(inputs, "revert the takeover", force=force)
+    pending = Pending("revert", inputs.file.text, made.text, "static")
     return StepOutcome(
         dataclasses.replace(record, pending=pending),
         (
@@ -202,20 +202,21 @@ def revert(record: TakeoverRecord, scene: TakeoverInputs, *, force: bool) -> Ste
     )
 
 
-def _may_write(scene: TakeoverInputs, what: str, *, force: bool) -> None:
-    if not scene.ready:
+def _may_write(inputs: TakeoverInputs, what: str, *, force: bool) -> None:
+    if not inputs.ready:
         raise StepRefusedError(
             f"cannot {what}: the daemon has not compared its state with the runtime yet",
             ("repeat this shortly; topoproxy status has the reason if it stays so",),
         )
-    if scene.unwritable:
+    if inputs.unwritable:
         raise StepRefusedError(
-            f"cannot {what}: {scene.unwritable}",
-            (f"let the daemon write there: ReadWritePaths={scene.directory} in a drop-in of its unit",),
+            f"cannot {what}: {inputs.unwritable}",
+            (f"let the daemon write there: ReadWritePaths={inputs.directory} in a drop-in of its unit",),
         )
-    if scene.running and not force:
+    if inputs.running and not force:
         raise StepRefusedError(
-            f"cannot {what}: kubelet runs ({'; '.join(scene.running)}), and would write its file from memory",
+            f"cannot {what}: kubelet runs ({'; '.join(inputs.running)}),"
+            " and would write its file from memory",
             (
                 "systemctl stop kubelet, repeat this, and start kubelet again; containers go on running",
                 "--force writes nevertheless",
@@ -228,27 +229,27 @@ def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{message}: {each}" for each in left_out)
 
 
-def settings(scene: TakeoverInputs, target: str) -> tuple[str, ...]:
+def settings(inputs: TakeoverInputs, target: str) -> tuple[str, ...]:
     """Return the settings that kubelet must start with, except those that it has already."""
-    source = scene.manager.sources.get("policy", "")
+    source = inputs.manager.sources.get("policy", "")
     steps: list[str] = []
-    if scene.manager.policy != target or source.endswith("cpu_manager_state"):
+    if inputs.manager.policy != target or source.endswith("cpu_manager_state"):
         steps.append(f"kubelet's configuration must say cpuManagerPolicy: {target} before kubelet starts")
     if target == "none":
-        if scene.manager.options:
-            names = ", ".join(sorted(scene.manager.options))
+        if inputs.manager.options:
+            names = ", ".join(sorted(inputs.manager.options))
             steps.append(
                 f"cpuManagerPolicyOptions ({names}) must be removed: under none kubelet refuses to start with"
                 " any; the configuration of topoproxy has the same key"
             )
-        if scene.manager.reserved:
+        if inputs.manager.reserved:
             steps.append(
-                f"reservedSystemCPUs: {scene.manager.reserved} may stay; set the same in the configuration of"
-                " topoproxy"
+                f"reservedSystemCPUs: {inputs.manager.reserved} may stay; set the same in the configuration"
+                " of topoproxy"
             )
-    if scene.manager.topology_policy not in ("", "none"):
+    if inputs.manager.topology_policy not in ("", "none"):
         steps.append(
-            f"topologyManagerPolicy: {scene.manager.topology_policy} may stay"
+            f"topologyManagerPolicy: {inputs.manager.topology_policy} may stay"
             + (", but without CPU hints it decides by devices and memory alone" if target == "none" else "")
         )
     return tuple(steps)

@@ -27,7 +27,7 @@ from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
 from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, elsewhere_of, owning_of, pods_of
-from proxy.takeover.kubelet_running import signs
+from proxy.takeover.kubelet_running import signs_of_kubelet
 from proxy.takeover.record import TakeoverRecord
 from proxy.takeover.rules import TARGETS, StepOutcome, StepRefusedError, finish, revert, start
 from proxy.takeover.status_data import after_revert, plan_page, status_page
@@ -60,7 +60,7 @@ class Takeover:
         executor: NodeExecutor,
         writer: Writer,
         places: TakeoverPaths,
-        alive: Callable[[Path, Path], tuple[str, ...]] = signs,
+        alive: Callable[[Path, Path], tuple[str, ...]] = signs_of_kubelet,
     ) -> None:
         """Take the parts; ``recover`` follows.
 
@@ -78,7 +78,7 @@ class Takeover:
         executor.health.watch(self._worker)
         self._one = asyncio.Lock()
         self._static = executor.state.node.static
-        executor.kubelet_cpus.count_only(lambda held: self.record.standing(held))
+        executor.kubelet_cpus.count_only(lambda held: self.record.in_effect(held))
 
     @property
     def record(self) -> TakeoverRecord:
@@ -90,7 +90,7 @@ class Takeover:
         if message := self._writer.recover():
             self._executor.telemetry.problem("cannot continue the takeover from kubelet", reason=message)
         self._follow()
-        if self.record.ours and not self._static:
+        if self.record.chooses_cpus and not self._static:
             self._executor.telemetry.warning(
                 "cpuManagerPolicy is static, although the configuration says none: a takeover from kubelet",
                 stage=self.record.stage.value,
@@ -102,8 +102,8 @@ class Takeover:
         if view not in ("plan", "status"):
             raise InputError(f"cannot show the takeover: there is no view {view!r} (plan, status)")
         async with self._one:
-            scene = await self._scene()
-        return plan_page(self.record, scene) if view == "plan" else status_page(self.record, scene)
+            inputs = await self._inputs()
+        return plan_page(self.record, inputs) if view == "plan" else status_page(self.record, inputs)
 
     async def act(self, step: str, params: Mapping[str, str]) -> dict[str, object]:
         """Take a step; the answer says whether it is done, and what happened.
@@ -116,9 +116,9 @@ class Takeover:
         async with self._one:
             try:
                 message = await self._worker.run(self._writer.settle)
-                scene = await self._scene()
+                inputs = await self._inputs()
                 before = self.record
-                outcome = decide(before, scene, executor.wall())
+                outcome = decide(before, inputs, executor.wall())
                 outcome = await self._worker.run(self._writer.take, outcome)
             except StepRefusedError as error:
                 return _not_done(step, error, error.hints)
@@ -138,10 +138,10 @@ class Takeover:
                     now=self.record.stage.value,
                     done="; ".join(outcome.reported),
                 )
-            scene = await self._scene()
-        page = status_page(self.record, scene)
+            inputs = await self._inputs()
+        page = status_page(self.record, inputs)
         if step == "revert":
-            page["next"] = after_revert(scene)
+            page["next"] = after_revert(inputs)
         messages = [*([message] if message else []), *outcome.reported]
         # "told" is the former name of "messages", for one release.
         return {
@@ -156,7 +156,7 @@ class Takeover:
     def _follow(self) -> None:
         """Apply the record to the node's rules."""
         executor, record = self._executor, self.record
-        static = self._static or record.ours
+        static = self._static or record.chooses_cpus
         if executor.state.node.static != static:
             changed = dataclasses.replace(executor.state.node, static=static, alike=dict[object, Placement]())
             executor.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
@@ -166,10 +166,10 @@ class Takeover:
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries
             executor.broken(error)
 
-    async def _scene(self) -> TakeoverInputs:
+    async def _inputs(self) -> TakeoverInputs:
         await self._executor.kubelet_cpus.refresh(self._worker)
         state, ready = self._executor.state, self._executor.reconciled.is_set()
-        scene = TakeoverInputs(
+        inputs = TakeoverInputs(
             self._places.kubelet,
             CpuManagerFile(),
             self._executor.kubelet_cpus.manager,
@@ -182,12 +182,12 @@ class Takeover:
             ready=ready,
             enforce=is_applied_to_all(self._executor.state),
         )
-        return await self._worker.run(self._look, scene)
+        return await self._worker.run(self._look, inputs)
 
-    def _look(self, scene: TakeoverInputs) -> TakeoverInputs:
+    def _look(self, inputs: TakeoverInputs) -> TakeoverInputs:
         """Add what has to be read; runs in the worker."""
-        text, problem = text_in(scene.directory)
-        pods = dict(scene.pods)
+        text, problem = text_in(inputs.directory)
+        pods = dict(inputs.pods)
         from_files = set()
         try:
             for pod in self._executor.runtime.list_pods():
@@ -196,12 +196,12 @@ class Takeover:
         except TopoproxyError:
             pass  # only the note about static pods depends on it
         return dataclasses.replace(
-            scene,
+            inputs,
             file=CpuManagerFile(None, problem) if problem else CpuManagerFile.of(text),
             running=self._alive(self._places.kubelet, self._places.procfs),
             unwritable=self._writer.unwritable(),
             from_files=frozenset(from_files),
-            memory_policy=_memory_policy(scene.directory),
+            memory_policy=_memory_policy(inputs.directory),
         )
 
     def close(self) -> None:
@@ -238,12 +238,12 @@ def _decision(
     if step == "start":
         return start
     if step == "revert":
-        return lambda record, scene, now: revert(record, scene, force=force)
+        return lambda record, inputs, now: revert(record, inputs, force=force)
     target = params.get("kubelet-policy", "none")
     if target not in TARGETS:
         raise InputError(f"cannot finish the takeover: there is no policy {target!r} ({', '.join(TARGETS)})")
     with_running = params.get("with-running") == "true"
-    return lambda record, scene, now: finish(record, scene, target, with_running=with_running, force=force)
+    return lambda record, inputs, now: finish(record, inputs, target, with_running=with_running, force=force)
 
 
 @functools.lru_cache(maxsize=1)

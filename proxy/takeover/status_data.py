@@ -6,7 +6,7 @@ from proxy.model import schema_ids
 from proxy.model.idset import CpuSet
 from proxy.takeover.inputs import TakeoverInputs
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
-from proxy.takeover.rules import conflicts, left, settings
+from proxy.takeover.rules import conflicts, remaining_allocations, settings
 
 WAIT = (
     "wait for the pods of the old allocations to end (topoproxy takeover status names them),"
@@ -33,9 +33,9 @@ STEPS = {
 }
 
 
-def plan_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object]:
+def plan_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, object]:
     """Return the findings, and what each step would do."""
-    against = conflicts(scene) if record.stage is TakeoverStage.NONE else ()
+    against = conflicts(inputs) if record.stage is TakeoverStage.NONE else ()
     ahead = {
         TakeoverStage.NONE: ("start", "finish", "revert"),
         TakeoverStage.STARTED: ("finish", "revert"),
@@ -43,35 +43,35 @@ def plan_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object
     }[record.stage]
     return {
         "schema": schema_ids.TAKEOVER_PLAN,
-        **head(record, scene),
-        "allocations": allocations(record, scene),
+        **head(record, inputs),
+        "allocations": allocations(record, inputs),
         "conflicts": list(against),
-        "notes": notes(record, scene),
+        "notes": notes(record, inputs),
         "can_start": record.stage is TakeoverStage.NONE and not against,
         "steps": [{"step": step, "does": list(STEPS[step])} for step in ahead],
-        "kubelet_settings": {target: list(settings(scene, target)) for target in ("none", "static")},
-        "next": next_steps(record, scene),
+        "kubelet_settings": {target: list(settings(inputs, target)) for target in ("none", "static")},
+        "next": next_steps(record, inputs),
     }
 
 
-def status_page(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object]:
+def status_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, object]:
     """Return how far it has come and what remains."""
-    remaining = left(record, scene)
-    against = conflicts(scene) if record.stage is TakeoverStage.NONE else ()
+    remaining = remaining_allocations(record, inputs)
+    against = conflicts(inputs) if record.stage is TakeoverStage.NONE else ()
     return {
         "schema": schema_ids.TAKEOVER_STATUS,
-        **head(record, scene),
+        **head(record, inputs),
         "conflicts": list(against),
         "old": sum(len(names) for names in record.old.values()),
         "left": [{"container": each.ref, "pod_uid": each.uid, "cpus": str(each.cpus)} for each in remaining],
-        "notes": notes(record, scene),
-        "next": next_steps(record, scene),
+        "notes": notes(record, inputs),
+        "next": next_steps(record, inputs),
     }
 
 
-def head(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object]:
+def head(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, object]:
     """Return the stage, and what both pages begin with."""
-    file, manager = scene.file, scene.manager
+    file, manager = inputs.file, inputs.manager
     return {
         "stage": record.stage.value,
         "began": record.began,
@@ -81,97 +81,97 @@ def head(record: TakeoverRecord, scene: TakeoverInputs) -> dict[str, object]:
             "policy": manager.policy or file.policy,
             "options": dict(manager.options),
             "reserved": str(manager.reserved or record.reserved),
-            "memory_policy": scene.memory_policy,
-            "file": f"{scene.directory}/cpu_manager_state",
+            "memory_policy": inputs.memory_policy,
+            "file": f"{inputs.directory}/cpu_manager_state",
             "file_policy": file.policy,
             "file_version": file.version,
             "file_problem": file.problem,
             "default": str(file.held.default) if file.held is not None else "",
-            "running": list(scene.running),
+            "running": list(inputs.running),
             "sources": dict(manager.sources),
         },
         "ours": {
-            "cpuManagerPolicy": "static" if record.ours or scene.configured == "static" else "none",
-            "configured": scene.configured,
+            "cpuManagerPolicy": "static" if record.chooses_cpus or inputs.configured == "static" else "none",
+            "configured": inputs.configured,
         },
     }
 
 
-def allocations(record: TakeoverRecord, scene: TakeoverInputs) -> list[dict[str, object]]:
+def allocations(record: TakeoverRecord, inputs: TakeoverInputs) -> list[dict[str, object]]:
     """List kubelet's entries and what we know of each."""
     rows: list[dict[str, object]] = []
-    for uid, names in (scene.file.held.held if scene.file.held is not None else {}).items():
+    for uid, names in (inputs.file.held.held if inputs.file.held is not None else {}).items():
         for name, cpus in names.items():
-            mine = scene.owned.get((uid, name))
-            state = "waits" if uid in scene.pods else "gone"
+            mine = inputs.owned.get((uid, name))
+            state = "waits" if uid in inputs.pods else "gone"
             rows.append(
                 {
-                    "container": mine.ref if mine else scene.ref(uid, name),
+                    "container": mine.ref if mine else inputs.ref(uid, name),
                     "pod_uid": uid,
                     "cpus": str(cpus),
                     "in_force": str(mine.cpus) if mine else "",
                     "state": "runs" if mine else state,
-                    "from_file": uid in scene.from_files,
-                    "old": record.old.get(uid, {}).get(name, CpuSet()) == cpus or not record.ours,
+                    "from_file": uid in inputs.from_files,
+                    "old": record.old.get(uid, {}).get(name, CpuSet()) == cpus or not record.chooses_cpus,
                 }
             )
     return sorted(rows, key=lambda row: str(row["container"]))
 
 
-def notes(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
+def notes(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
     """Return notes for the operator that do not prevent a step."""
-    problems = list(scene.manager.problems)
-    if record.ours and scene.configured != "static":
+    problems = list(inputs.manager.problems)
+    if record.chooses_cpus and inputs.configured != "static":
         problems.append(
             "our configuration says cpuManagerPolicy: none, and the takeover makes it static:"
             " write static there, so that it stays so without the takeover's record"
         )
-    if record.stage is TakeoverStage.FINISHED and scene.file.policy != record.target:
+    if record.stage is TakeoverStage.FINISHED and inputs.file.policy != record.target:
         problems.append(
             f"finish wrote kubelet's file for policy {record.target}, and it is"
-            f" {f'for {scene.file.policy}' if scene.file.policy else 'not usable'} now:"
+            f" {f'for {inputs.file.policy}' if inputs.file.policy else 'not usable'} now:"
             " another program wrote it (finish again, with kubelet stopped)"
         )
     problems += [
         f"{row['container']} runs on CPUs {row['in_force']}, and kubelet's file says {row['cpus']}"
-        for row in allocations(record, scene)
+        for row in allocations(record, inputs)
         if row["in_force"] not in ("", row["cpus"])
     ]
-    if scene.from_files:
-        names = sorted(scene.pods.get(uid, uid) for uid in scene.from_files)
+    if inputs.from_files:
+        names = sorted(inputs.pods.get(uid, uid) for uid in inputs.from_files)
         problems.append(
             f"static pods keep their uid over kubelet's restart, and so their CPUs: {', '.join(names)}"
         )
-    if scene.memory_policy == "Static":
+    if inputs.memory_policy == "Static":
         problems.append(
             "kubelet's memory manager is Static: its file is left alone, and its policy must stay as it is"
         )
-    if scene.unwritable:
-        problems.append(f"finish could not write kubelet's state file: {scene.unwritable}")
+    if inputs.unwritable:
+        problems.append(f"finish could not write kubelet's state file: {inputs.unwritable}")
     return problems
 
 
-def after_revert(scene: TakeoverInputs) -> list[str]:
+def after_revert(inputs: TakeoverInputs) -> list[str]:
     """Return the remaining steps after the takeover has been reverted."""
-    return [] if scene.running else [*settings(scene, "static"), "systemctl start kubelet"]
+    return [] if inputs.running else [*settings(inputs, "static"), "systemctl start kubelet"]
 
 
-def next_steps(record: TakeoverRecord, scene: TakeoverInputs) -> list[str]:
+def next_steps(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
     """Return the remaining steps."""
     if record.stage is TakeoverStage.NONE:
-        return ["topoproxy takeover start"] if not conflicts(scene) else ["remove the blockers"]
+        return ["topoproxy takeover start"] if not conflicts(inputs) else ["remove the blockers"]
     if record.stage is TakeoverStage.STARTED:
-        stop = ["systemctl stop kubelet"] if scene.running else []
-        wait = [WAIT] if left(record, scene) else []
+        stop = ["systemctl stop kubelet"] if inputs.running else []
+        wait = [WAIT] if remaining_allocations(record, inputs) else []
         return [
             *wait,
             *stop,
             "topoproxy takeover finish",
-            *settings(scene, "none"),
+            *settings(inputs, "none"),
             "systemctl start kubelet",
         ]
-    if scene.file.policy != record.target:
+    if inputs.file.policy != record.target:
         return ["systemctl stop kubelet", f"topoproxy takeover finish --kubelet-policy {record.target}"]
-    if not scene.running:
-        return [*settings(scene, record.target), "systemctl start kubelet"]
-    return [] if scene.configured == "static" else ["write cpuManagerPolicy: static into our configuration"]
+    if not inputs.running:
+        return [*settings(inputs, record.target), "systemctl start kubelet"]
+    return [] if inputs.configured == "static" else ["write cpuManagerPolicy: static into our configuration"]

@@ -18,7 +18,7 @@ from proxy.simulate.documents import documents
 from proxy.simulate.fleet.fleet_pods import fleet_pods
 from proxy.simulate.fleet.recorded import recorded_nodes
 from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler
-from proxy.simulate.pods import mould_of
+from proxy.simulate.pods import pod_template_of
 from tests.cluster.extender_process import SCHEDULER
 from tests.cluster.fake_fleet import NUMATOPOLOGIES, PODS
 from tests.cluster.scheduling_bed import SchedulingBed
@@ -80,7 +80,7 @@ def test_every_choice_is_among_the_best_of_the_simulation(bed: SchedulingBed) ->
         raw = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"same{number}", "namespace": "fleet"}}
         raw["spec"] = {"schedulerName": SCHEDULER, "containers": containers}
         bed.plane.create(PODS, raw)
-        (pod,) = fleet_pods([mould_of(pod_spec(raw)).copy(f"same{number}", number)])
+        (pod,) = fleet_pods([pod_template_of(pod_spec(raw)).copy(f"same{number}", number)])
         chance.among = ()
         chosen = scheduler.choose(pod)
         best = [names[at] for at in chance.among or ([chosen] if chosen >= 0 else [])] or ["-"]

@@ -20,7 +20,7 @@ from proxy.pools.annotations import (
     NumaSpec,
     ResourceSpec,
     ResourceStatus,
-    VolcanoWish,
+    VolcanoPreferences,
     numa_topology_spec,
     resource_spec,
     resource_status,
@@ -41,7 +41,7 @@ def test_nothing_said() -> None:
     assert resource_spec({}) == (ResourceSpec(), "")
     assert resource_status({}) == (ResourceStatus(), "")
     assert numa_topology_spec({}) == (NumaSpec(), "")
-    assert volcano_wish({}) == (VolcanoWish(), ())
+    assert volcano_wish({}) == (VolcanoPreferences(), ())
 
 
 def test_how_cpus_are_to_be_chosen() -> None:
@@ -104,16 +104,16 @@ def test_volcanos_wishes() -> None:
     decision = json.dumps({"numa": {"2": {"cpu": "4"}, "0": {"cpu": "500m"}}})
     wish, faults = volcano_wish({VOLCANO_POLICY: "restricted", VOLCANO_DECISION: decision})
     assert not faults
-    assert wish == VolcanoWish(TopologyPolicy.RESTRICTED, Mask([0, 2]), {2: 4000, 0: 500})
+    assert wish == VolcanoPreferences(TopologyPolicy.RESTRICTED, Mask([0, 2]), {2: 4000, 0: 500})
 
 
 def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
     wish, (fault,) = volcano_wish({VOLCANO_POLICY: "strict", VOLCANO_DECISION: '{"numa": {"1": {}}}'})
-    assert wish == VolcanoWish(None, Mask([1]), {1: 0})
+    assert wish == VolcanoPreferences(None, Mask([1]), {1: 0})
     assert fault.startswith(f"annotation {VOLCANO_POLICY}: 'strict' is not one of none, ")
     assert fault.kind is DefectKind.POLICY
     wish, (fault,) = volcano_wish({VOLCANO_POLICY: "none", VOLCANO_DECISION: '{"numa": {"-1": {}}}'})
-    assert wish == VolcanoWish(TopologyPolicy.NONE)
+    assert wish == VolcanoPreferences(TopologyPolicy.NONE)
     assert fault == f"annotation {VOLCANO_DECISION}: numa: '-1' is not a NUMA node"
     assert fault.kind is DefectKind.ANNOTATION
 

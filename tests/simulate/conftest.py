@@ -1,4 +1,4 @@
-"""Machines and pods for rehearsals."""
+"""Machines and pods for simulations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster
 from proxy.simulate.hosts import Host
 from proxy.simulate.machines import Named
-from proxy.simulate.pods import Guest, mould_of
-from proxy.simulate.rehearsal import Rules, hosts_of
+from proxy.simulate.pods import SimulatedPod, pod_template_of
+from proxy.simulate.simulation import Rules, hosts_of
 from proxy.topology.build import described
 
-MakePod = Callable[..., Guest]
+MakePod = Callable[..., SimulatedPod]
 MakeCluster = Callable[..., Cluster]
 
 
@@ -27,7 +27,7 @@ def pod() -> MakePod:
 
     def make(
         name: str = "", host: str = "", requests: Mapping[str, object] | None = None, **limits: object
-    ) -> Guest:
+    ) -> SimulatedPod:
         nonlocal made
         made += 1
         named = {key.replace("_", "/"): value for key, value in limits.items()}
@@ -38,7 +38,7 @@ def pod() -> MakePod:
             "metadata": {"name": name or f"p{made}"},
             "spec": {"containers": [{"name": "c", "resources": resources}]},
         }
-        return mould_of(pod_spec(raw), host).copy(name or f"p{made}", made)
+        return pod_template_of(pod_spec(raw), host).copy(name or f"p{made}", made)
 
     return make
 

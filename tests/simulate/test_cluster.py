@@ -9,14 +9,14 @@ from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
 from proxy.engine.invariants import violations
 from proxy.model.workload import Pool
-from proxy.simulate.cluster import NO_SUCH_MACHINE, Cluster, Fate, Result
+from proxy.simulate.cluster import NO_SUCH_MACHINE, Cluster, PodOutcome, Result
 from proxy.simulate.hosts import PODS
 from proxy.simulate.machines import Named
-from proxy.simulate.pods import Guest, mould_of
-from proxy.simulate.rehearsal import Rules, hosts_of
+from proxy.simulate.pods import SimulatedPod, pod_template_of
+from proxy.simulate.simulation import Rules, hosts_of
 from proxy.topology.build import described
 
-MakePod = Callable[..., Guest]
+MakePod = Callable[..., SimulatedPod]
 MakeCluster = Callable[..., Cluster]
 SINGLE = "cpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node"
 
@@ -47,7 +47,7 @@ def test_shortages_of_a_machine_are_reported(cluster: MakeCluster, pod: MakePod)
             pod("bound", host="m2", cpu=17, memory="1Ti"),
         ]
     )
-    assert {r.fate for r in results} == {Fate.UNSCHEDULABLE}
+    assert {r.outcome for r in results} == {PodOutcome.UNSCHEDULABLE}
     assert [r.lacking for r in results] == [
         ("cpu",),
         ("memory",),
@@ -68,36 +68,36 @@ def test_a_machine_that_is_asked_for_is_the_only_one(cluster: MakeCluster, pod: 
 
 def test_there_is_room_for_so_many_pods(cluster: MakeCluster, pod: MakePod) -> None:
     results = cluster(2, pods=2).run([pod() for _ in range(5)])
-    assert [r.fate for r in results] == [Fate.PLACED] * 4 + [Fate.UNSCHEDULABLE]
+    assert [r.outcome for r in results] == [PodOutcome.PLACED] * 4 + [PodOutcome.UNSCHEDULABLE]
     assert results[-1].lacking == (PODS,)
-    assert all(r.fate is Fate.PLACED for r in cluster(1, pods=0).run([pod() for _ in range(150)]))
+    assert all(r.outcome is PodOutcome.PLACED for r in cluster(1, pods=0).run([pod() for _ in range(150)]))
 
 
 def test_the_engine_refuses_and_nothing_is_kept(cluster: MakeCluster, pod: MakePod) -> None:
     one = cluster(config=SINGLE)
     before = dict(one.hosts[0].free)
     result = one.run([pod(cpu=10, memory="1Gi")])[0]
-    assert (result.fate, result.reason, result.host) == (Fate.REFUSED, "TopologyAffinityError", "m1")
+    assert (result.outcome, result.reason, result.host) == (PodOutcome.REFUSED, "TopologyAffinityError", "m1")
     assert result.container == "c"
     assert "Resources cannot be allocated with Topology locality" in result.message
     assert one.hosts[0].free == before
     assert not one.hosts[0].owned
-    assert one.hosts[0].guests == 0
+    assert one.hosts[0].pod_count == 0
 
 
 def test_retry_continues_to_the_next_machine(pod: MakePod) -> None:
     machines = [Named("split", described(2, 1, 8)), Named("whole", described(1, 1, 8))]
-    guests = [pod(host="split", cpu=9, memory="1Gi") for _ in range(2)]
+    simulated_pods = [pod(host="split", cpu=9, memory="1Gi") for _ in range(2)]
     wide = pod(cpu=10, memory="1Gi")
 
     def last(*, retry: bool) -> Result:
         made = hosts_of(parse(SINGLE, "test"), machines, Rules({}))
-        return Cluster(made, fill=True, retry=retry).run([*guests, wide])[-1]
+        return Cluster(made, fill=True, retry=retry).run([*simulated_pods, wide])[-1]
 
     # 14 CPUs are free in two pieces of 7, and 16 in one piece.
     refused, placed = last(retry=False), last(retry=True)
-    assert (refused.fate, refused.host, refused.tried) == (Fate.REFUSED, "split", ("split",))
-    assert (placed.fate, placed.host, placed.tried) == (Fate.PLACED, "whole", ("split",))
+    assert (refused.outcome, refused.host, refused.tried) == (PodOutcome.REFUSED, "split", ("split",))
+    assert (placed.outcome, placed.host, placed.tried) == (PodOutcome.PLACED, "whole", ("split",))
 
 
 def test_explanations_are_kept_for_the_named_pods(cluster: MakeCluster, pod: MakePod) -> None:
@@ -135,7 +135,7 @@ POD = st.tuples(
 )
 
 
-def _guest(number: int, kind: str, size: int, host: str) -> Guest:
+def _simulated_pod(number: int, kind: str, size: int, host: str) -> SimulatedPod:
     amounts = {"cpu": size if kind == "cpu" else f"{size * 500}m", "memory": f"{size}Gi"}
     resources = {} if kind == "none" else {"limits": amounts}
     raw = {
@@ -144,7 +144,7 @@ def _guest(number: int, kind: str, size: int, host: str) -> Guest:
         "metadata": {"name": f"p{number}"},
         "spec": {"containers": [{"name": "c", "resources": resources}]},
     }
-    return mould_of(pod_spec(raw), host).copy(f"p{number}", number)
+    return pod_template_of(pod_spec(raw), host).copy(f"p{number}", number)
 
 
 @settings(max_examples=40, deadline=None)
@@ -161,17 +161,17 @@ def test_sums_hold_whatever_comes(
     machine = described(2, 1, 4)
     made = hosts_of(config, [Named("m1", machine), Named("m2", machine)], Rules({}))
     cluster = Cluster(made, fill=fill, retry=retry)
-    results = cluster.run([_guest(i, *wish) for i, wish in enumerate(wishes)])
+    results = cluster.run([_simulated_pod(i, *wish) for i, wish in enumerate(wishes)])
     for host in cluster.hosts:
-        here = [r for r in results if r.fate is Fate.PLACED and r.host == host.name]
+        here = [r for r in results if r.outcome is PodOutcome.PLACED and r.host == host.name]
         assert not violations(host.state)
-        assert host.guests == len(here)
-        assert host.offers["cpu"] - host.free["cpu"] == sum(r.guest.needs.get("cpu", 0) for r in here)
+        assert host.pod_count == len(here)
+        assert host.offers["cpu"] - host.free["cpu"] == sum(r.simulated_pod.needs.get("cpu", 0) for r in here)
         assert host.free["cpu"] >= 0
         own = [c for r in here for c in r.containers if c.placement.pool is Pool.OWN]
         assert len(host.owned) == sum(len(c.placement.exclusive) for c in own)
         assert not host.owned & host.ownable
     for result in results:
-        fits = [h for h in cluster.hosts if not h.lacks(result.guest.needs)]
-        if result.fate is Fate.UNSCHEDULABLE and not result.guest.host:
+        fits = [h for h in cluster.hosts if not h.lacks(result.simulated_pod.needs)]
+        if result.outcome is PodOutcome.UNSCHEDULABLE and not result.simulated_pod.host:
             assert not fits, "machines only fill up, so what fits now fitted then"

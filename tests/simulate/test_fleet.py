@@ -12,7 +12,7 @@ import pytest
 from proxy.model.errors import InputError
 from proxy.simulate.documents import Document, documents
 from proxy.simulate.fleet.figures import FleetFigures, figures_of, svg_of
-from proxy.simulate.fleet.fleet_run import PodFate
+from proxy.simulate.fleet.fleet_run import FleetPodState
 from proxy.simulate.fleet.fleet_simulation import (
     Arrival,
     ArrivalPattern,
@@ -82,13 +82,13 @@ def test_a_pod_waits_until_another_one_leaves() -> None:
     text = "kind: Fleet\nnodes: [{cpus: 8, numaNodes: 2}]\ncount: 9\n"
     text += "pods: [{resources: {limits: {cpu: 3, memory: 1Gi}}}]\n"
     stays = simulated(text)
-    assert [record.fate for record in stays.runs[1].records].count(PodFate.WAITING) == 7
+    assert [record.outcome for record in stays.runs[1].records].count(FleetPodState.WAITING) == 7
     leaves = simulated(text, FleetSettings(ArrivalPattern(lifetime=10.0)))
     for run in leaves.runs:
-        assert [record.fate for record in run.records].count(PodFate.WAITING) == 0
+        assert [record.outcome for record in run.records].count(FleetPodState.WAITING) == 0
         later = [record for record in run.records if record.bound > 0]
         assert len(later) == 7
-        assert run.hosts[0].guests <= 2
+        assert run.hosts[0].pod_count <= 2
 
 
 def test_pods_of_a_stream_come_at_their_rate() -> None:

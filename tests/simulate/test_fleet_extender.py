@@ -24,7 +24,7 @@ from proxy.simulate.fleet.fleet_pods import FleetPod, fleet_pods
 from proxy.simulate.fleet.recorded import recorded_nodes
 from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler
 from proxy.simulate.hosts import Host
-from proxy.simulate.pods import mould_of
+from proxy.simulate.pods import pod_template_of
 from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi
 from tests.scheduler.objects import Json, numatopology, pod
 
@@ -59,15 +59,15 @@ class Twins:
         self.names = [host.name for host in self.hosts]
         self.scheduler = ExtendedFleetScheduler(self.hosts, self.chance, percentage, 10, strategy)
         self.raws: list[Json] = []
-        guests = []
+        simulated_pods = []
         for number in range(pods):
             kind = self.chance.choice(KINDS)
             more = {key: value for key, value in kind.items() if key != "cpus"}
             raw = pod(f"p{number}", *kind["cpus"], uid="p", **more)
-            guests.append(mould_of(pod_spec(raw)).copy(f"p{number}", number))
+            simulated_pods.append(pod_template_of(pod_spec(raw)).copy(f"p{number}", number))
             raw["metadata"]["uid"] = f"p-{number}"
             self.raws.append(raw)
-        self.pods = fleet_pods(guests)
+        self.pods = fleet_pods(simulated_pods)
 
     def simulated(self, pod: FleetPod) -> tuple[list[str], dict[str, int], int]:
         """Return the candidates, the extender's scores of those that fit, and the choice."""
@@ -131,8 +131,8 @@ class Twins:
     def leave(self, number: int, at: int) -> None:
         """Have a pod end."""
         pod, host = self.pods[number], self.hosts[at]
-        host.state = without_pod(host.state, pod.guest.arrival.pod.sandbox_id)
-        self.scheduler.left(at, pod, host)
+        host.state = without_pod(host.state, pod.simulated_pod.arrival.pod.sandbox_id)
+        self.scheduler.removed(at, pod, host)
         self.api.remove(PODS, f"default/p{number}")
         self.publish(host)
 

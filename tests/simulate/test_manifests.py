@@ -13,7 +13,7 @@ from proxy.model.errors import InputError
 from proxy.model.requests import ContainerKind
 from proxy.model.workload import KubeQos
 from proxy.simulate.manifests import Pods, load_pods
-from proxy.simulate.pods import Guest
+from proxy.simulate.pods import SimulatedPod
 
 MACHINES = ["m1", "m2", "m3"]
 POD = """\
@@ -34,7 +34,7 @@ def read(tmp_path: Path, text: str | bytes, name: str = "p.yaml", **more: object
 
 
 def names(pods: Pods) -> list[str]:
-    return [guest.ref for guest in pods.guests]
+    return [simulated_pod.ref for simulated_pod in pods.simulated_pods]
 
 
 def refused(tmp_path: Path, text: str | bytes, name: str = "p.yaml") -> str:
@@ -60,14 +60,14 @@ spec:
 
 
 def test_a_pod_becomes_what_kubelet_would_ask(tmp_path: Path) -> None:
-    guest = read(tmp_path, POD).guests[0]
-    pod = guest.arrival.pod
-    assert (guest.ref, pod.kube_qos) == ("default/web", KubeQos.GUARANTEED)
-    assert guest.where.endswith("p.yaml line 1")
-    assert guest.needs == {"cpu": 2000, "memory": 1 << 30}
-    ((name, request),) = guest.arrival.requests
+    simulated_pod = read(tmp_path, POD).simulated_pods[0]
+    pod = simulated_pod.arrival.pod
+    assert (simulated_pod.ref, pod.kube_qos) == ("default/web", KubeQos.GUARANTEED)
+    assert simulated_pod.where.endswith("p.yaml line 1")
+    assert simulated_pod.needs == {"cpu": 2000, "memory": 1 << 30}
+    ((name, request),) = simulated_pod.arrival.requests
     assert (name, request.cpu_shares, request.memory_limit) == ("c", 2048, 1 << 30)
-    assert guest.arrival.total.cpu_shares == 2048
+    assert simulated_pod.arrival.total.cpu_shares == 2048
     assert pod.asks is not None
     assert pod.asks.uid == pod.uid != ""
 
@@ -87,9 +87,9 @@ spec:
   - {name: a, resources: {requests: {cpu: 1}}}
   - {name: b, resources: {requests: {cpu: 1, memory: 1Mi}}}
 """
-    guest = read(tmp_path, text).guests[0]
-    assert guest.needs == {"cpu": 3750, "memory": 2 << 20, "example.com/gpu": 1}
-    asks = guest.arrival.pod.asks
+    simulated_pod = read(tmp_path, text).simulated_pods[0]
+    assert simulated_pod.needs == {"cpu": 3750, "memory": 2 << 20, "example.com/gpu": 1}
+    asks = simulated_pod.arrival.pod.asks
     assert asks is not None
     assert [a.kind for a in asks.containers] == [
         ContainerKind.INIT,
@@ -98,22 +98,24 @@ spec:
         ContainerKind.APP,
         ContainerKind.APP,
     ]
-    assert [n for n, _ in guest.arrival.requests] == ["first", "side", "second", "a", "b"]
+    assert [n for n, _ in simulated_pod.arrival.requests] == ["first", "side", "second", "a", "b"]
 
 
 def test_a_pod_may_ask_for_itself(tmp_path: Path) -> None:
     text = POD + "  resources: {requests: {cpu: 7}, limits: {cpu: 8, memory: 4Gi}}\n"
-    guest = read(tmp_path, text).guests[0]
-    assert guest.needs == {"cpu": 7000, "memory": 1 << 30}
-    assert guest.arrival.total.memory_limit == 4 << 30
+    simulated_pod = read(tmp_path, text).simulated_pods[0]
+    assert simulated_pod.needs == {"cpu": 7000, "memory": 1 << 30}
+    assert simulated_pod.arrival.total.memory_limit == 4 << 30
 
 
 def test_replicas_are_pods_of_their_own(tmp_path: Path) -> None:
-    guests = read(tmp_path, POD, replicas=3).guests
-    assert [g.ref for g in guests] == ["default/web-1", "default/web-2", "default/web-3"]
-    assert len({g.arrival.pod.uid for g in guests}) == 3
-    assert len({g.arrival.pod.sandbox_id for g in guests}) == 3
-    assert {g.arrival.pod.asks.uid == g.arrival.pod.uid for g in guests if g.arrival.pod.asks} == {True}
+    simulated_pods = read(tmp_path, POD, replicas=3).simulated_pods
+    assert [g.ref for g in simulated_pods] == ["default/web-1", "default/web-2", "default/web-3"]
+    assert len({g.arrival.pod.uid for g in simulated_pods}) == 3
+    assert len({g.arrival.pod.sandbox_id for g in simulated_pods}) == 3
+    assert {g.arrival.pod.asks.uid == g.arrival.pod.uid for g in simulated_pods if g.arrival.pod.asks} == {
+        True
+    }
 
 
 def test_lists_directories_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,16 +152,16 @@ def test_lists_directories_and_standard_input(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_workloads_stand_for_their_pods(tmp_path: Path, kind: str, spec: str, wanted: list[str]) -> None:
-    guests = read(tmp_path, template(kind, spec)).guests
-    assert [guest.ref for guest in guests] == wanted
-    assert {guest.arrival.pod.qos for guest in guests} == {"LS"}
-    hosts = [guest.host for guest in guests]
+    simulated_pods = read(tmp_path, template(kind, spec)).simulated_pods
+    assert [simulated_pod.ref for simulated_pod in simulated_pods] == wanted
+    assert {simulated_pod.arrival.pod.qos for simulated_pod in simulated_pods} == {"LS"}
+    hosts = [simulated_pod.host for simulated_pod in simulated_pods]
     assert hosts == (MACHINES if kind == "DaemonSet" else [""] * len(wanted))
 
 
 def test_replicas_multiply_workloads_but_not_daemons(tmp_path: Path) -> None:
-    assert len(read(tmp_path, template("Deployment", "replicas: 2"), replicas=3).guests) == 6
-    assert len(read(tmp_path, template("DaemonSet"), replicas=3).guests) == 3
+    assert len(read(tmp_path, template("Deployment", "replicas: 2"), replicas=3).simulated_pods) == 6
+    assert len(read(tmp_path, template("DaemonSet"), replicas=3).simulated_pods) == 3
 
 
 def test_a_live_cluster_names_machines_and_holds_pods_that_ended(tmp_path: Path) -> None:
@@ -176,14 +178,17 @@ items:
   spec: {{nodeSelector: {{kubernetes.io/hostname: m1, disk: ssd}}, affinity: {{x: y}}, {spec}}}
 """
     pods = read(tmp_path, text)
-    assert [(guest.ref, guest.host) for guest in pods.guests] == [("default/a", "m2"), ("default/c-2", "m1")]
-    assert pods.guests[1].where.endswith("p.yaml line 6")
+    assert [(simulated_pod.ref, simulated_pod.host) for simulated_pod in pods.simulated_pods] == [
+        ("default/a", "m2"),
+        ("default/c-2", "m1"),
+    ]
+    assert pods.simulated_pods[1].where.endswith("p.yaml line 6")
     assert pods.notes == [
         "left out: 1 pod that ended already",
         "not followed: affinity of 1 pod",
         "not followed: nodeSelector disk of 1 pod",
     ]
-    assert {guest.host for guest in read(tmp_path, text, bound=False).guests} == {""}
+    assert {simulated_pod.host for simulated_pod in read(tmp_path, text, bound=False).simulated_pods} == {""}
 
 
 def test_a_name_that_was_given_stays(tmp_path: Path) -> None:
@@ -193,7 +198,7 @@ def test_a_name_that_was_given_stays(tmp_path: Path) -> None:
 
 def test_numbers_and_texts_of_amounts(tmp_path: Path) -> None:
     def needs(cpu: str) -> object:
-        return read(tmp_path, POD.replace("cpu: 2,", f"cpu: {cpu},")).guests[0].needs["cpu"]
+        return read(tmp_path, POD.replace("cpu: 2,", f"cpu: {cpu},")).simulated_pods[0].needs["cpu"]
 
     assert [needs(cpu) for cpu in ("2", "'2'", "2.5", "2500m", "1e1", "0.1")] == [
         2000,
@@ -260,8 +265,8 @@ def test_items_of_json_are_numbered(tmp_path: Path) -> None:
 
 
 def test_many_alike_are_cheap_because_they_share(tmp_path: Path) -> None:
-    guests: list[Guest] = read(tmp_path, POD, replicas=1000).guests
-    assert len({id(guest.arrival.requests) for guest in guests}) == 1
+    simulated_pods: list[SimulatedPod] = read(tmp_path, POD, replicas=1000).simulated_pods
+    assert len({id(simulated_pod.arrival.requests) for simulated_pod in simulated_pods}) == 1
 
 
 ODD = st.recursive(

@@ -14,9 +14,9 @@ from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.simulate.hosts import Host
 from proxy.simulate.machines import Named
 from proxy.simulate.picture import lines_of, rows_of
-from proxy.simulate.pods import Guest
-from proxy.simulate.quality import Judge, alignments_of, remaining_cpus_of
-from proxy.simulate.rehearsal import Rules, hosts_of, rehearse
+from proxy.simulate.pods import SimulatedPod
+from proxy.simulate.quality import AlignmentMeter, alignments_of, remaining_cpus_of
+from proxy.simulate.simulation import Rules, hosts_of, simulate
 from proxy.simulate.summary import find
 from proxy.topology.build import described
 
@@ -76,15 +76,15 @@ def container(
     ],
 )
 def test_where_a_container_alignments(node: Node, placed: Container, nodes: str, least: int) -> None:
-    alignment = Judge().alignment(node, placed)
+    alignment = AlignmentMeter().alignment(node, placed)
     assert alignment is not None
     assert (str(alignment.nodes), alignment.least) == (nodes, least)
     assert alignment.together is (len(alignment.nodes) <= least)
 
 
 def test_what_was_given_nothing_or_has_ended_lies_nowhere(node: Node) -> None:
-    assert alignments_of(Judge(), node, [container(), container(devices=("free",))]) == []
-    assert alignments_of(Judge(), node, [container("0", phase=Phase.EXITED)]) == []
+    assert alignments_of(AlignmentMeter(), node, [container(), container(devices=("free",))]) == []
+    assert alignments_of(AlignmentMeter(), node, [container("0", phase=Phase.EXITED)]) == []
 
 
 def test_what_is_left_in_one_piece(node: Node) -> None:
@@ -101,20 +101,20 @@ def test_reserved_cpus_were_never_to_be_had() -> None:
     assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (28, 24, 7, 6, 7)
 
 
-def test_rows_show_what_is_on_each_node(pod: Callable[..., Guest]) -> None:
+def test_rows_show_what_is_on_each_node(pod: Callable[..., SimulatedPod]) -> None:
     config = parse(
         "cpuManagerPolicy: static\nreservedSystemCPUs: 0,16\ntopologyManagerPolicy: restricted\n"
         "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]",
         "test",
     )
     hosts = hosts_of(config, [Named("m", MACHINE)], Rules(PLUGIN))
-    played = rehearse(
+    played = simulate(
         config,
         hosts,
         [pod(cpu=2, memory="2Gi", **{"example.com_gpu": 1}), pod(cpu=2, memory="1Gi")],
         Rules(PLUGIN),
     )
-    assert [result.fate for result in played.results] == ["placed", "placed"]
+    assert [result.outcome for result in played.results] == ["placed", "placed"]
     first, second, _, fourth, nowhere = rows_of(hosts[0])
     assert (str(first.reserved), len(first.owned), len(first.left), first.pods) == ("0,16", 4, 2, 2)
     assert first.memory == (3 << 30, 7 << 30)
@@ -124,16 +124,18 @@ def test_rows_show_what_is_on_each_node(pod: Callable[..., Guest]) -> None:
     assert (nowhere.node, nowhere.devices, nowhere.pods) == (None, {GPU: (0, 1)}, 0)
 
 
-def test_a_summary_adds_up(pod: Callable[..., Guest]) -> None:
+def test_a_summary_adds_up(pod: Callable[..., SimulatedPod]) -> None:
     config = parse("cpuManagerPolicy: static\ntopologyManagerPolicy: restricted", "test")
     rules = Rules({})
-    guests = [
+    simulated_pods = [
         *(pod(cpu=6, memory="1Gi") for _ in range(5)),
         pod(requests={"cpu": 1}),
         pod(cpu=64, memory="1Gi"),
         pod(cpu=1, memory="1Ti"),
     ]
-    summary = find(rehearse(config, hosts_of(config, [Named("m", MACHINE)], rules), guests, rules)).summary
+    summary = find(
+        simulate(config, hosts_of(config, [Named("m", MACHINE)], rules), simulated_pods, rules)
+    ).summary
     assert (summary.machines, summary.pods, summary.cpus) == (1, 8, 32)
     assert (summary.placed, summary.together, summary.spread, summary.sharing) == (5, 4, 0, 1)
     assert summary.refused == {"TopologyAffinityError": 1}
@@ -142,18 +144,18 @@ def test_a_summary_adds_up(pod: Callable[..., Guest]) -> None:
     assert (summary.largest, summary.largest_whole, summary.empty) == (2, 2, 8)
 
 
-def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., Guest]) -> None:
+def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., SimulatedPod]) -> None:
     rules = Rules({GPU: {"free": RegisteredDevice("free")}})
     config = parse("cpuManagerPolicy: static", "test")
     hosts = hosts_of(config, [Named("m", MACHINE)], rules)
-    rehearse(config, hosts, [pod(cpu=2, memory="1Gi", **{"example.com_gpu": 1})], rules)
+    simulate(config, hosts, [pod(cpu=2, memory="1Gi", **{"example.com_gpu": 1})], rules)
     assert [(row.node, row.pods) for row in rows_of(hosts[0])] == [(0, 1), (1, 0), (2, 0), (3, 0), (None, 1)]
     assert [line.split() for line in lines_of(hosts[0])][5] == ["no", "node", GPU, "1", "of", "1", "1", "pod"]
 
 
-def test_the_largest_piece_is_looked_for_on_all_machines(pod: Callable[..., Guest]) -> None:
+def test_the_largest_piece_is_looked_for_on_all_machines(pod: Callable[..., SimulatedPod]) -> None:
     config = parse("cpuManagerPolicy: static", "test")
     machines = [Named("a", MACHINE), Named("b", described(1, 1, 2))]
-    guests = [pod(host="a", cpu=1, memory="1Gi"), pod(host="b", cpu=1, memory="1Gi")]
-    summary = find(rehearse(config, hosts_of(config, machines, Rules({})), guests, Rules({}))).summary
+    simulated_pods = [pod(host="a", cpu=1, memory="1Gi"), pod(host="b", cpu=1, memory="1Gi")]
+    summary = find(simulate(config, hosts_of(config, machines, Rules({})), simulated_pods, Rules({}))).summary
     assert (summary.left, summary.largest, summary.largest_whole, summary.empty) == (34, 8, 8, 8)

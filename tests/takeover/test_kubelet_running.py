@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.takeover.kubelet_running import signs
+from proxy.takeover.kubelet_running import signs_of_kubelet
 
 NOWHERE = ("127.0.0.1", 1)
 
@@ -29,7 +29,7 @@ def process(root: Path, pid: int, name: str, state: str = "S") -> None:
 
 
 def found(root: Path, health: tuple[str, int] = NOWHERE) -> tuple[str, ...]:
-    return signs(root / "kubelet", root / "proc", health)
+    return signs_of_kubelet(root / "kubelet", root / "proc", health)
 
 
 def test_processes(root: Path) -> None:
@@ -40,7 +40,7 @@ def test_processes(root: Path) -> None:
     (root / "proc" / "7").mkdir()
     (root / "proc" / "self").mkdir()
     assert found(root) == ("process 4 is k3s-server", "process 30 is kubelet")
-    assert signs(root / "kubelet", root / "absent", NOWHERE) == ()
+    assert signs_of_kubelet(root / "kubelet", root / "absent", NOWHERE) == ()
 
 
 def test_sockets_count_where_a_process_listens(root: Path) -> None:

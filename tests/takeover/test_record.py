@@ -45,11 +45,11 @@ def test_invalid_records(odd: dict[str, object]) -> None:
 def test_what_counts_of_kubelets_account() -> None:
     new = {"new": {"x": CpuSet([5])}}
     changed = {"a": {"x": CpuSet([2]), "y": CpuSet([6])}, "b": {"z": CpuSet([7])}}
-    assert TakeoverRecord().standing({**OLD, **new}) == {**OLD, **new}
-    assert STARTED.standing({**OLD, **new}) == OLD
-    assert STARTED.standing(changed) == {"a": {"x": CpuSet([2])}}
-    assert changed_copy(STARTED, stage=TakeoverStage.FINISHED).standing(OLD) == {}
-    assert [TakeoverRecord().ours, STARTED.ours] == [False, True]
+    assert TakeoverRecord().in_effect({**OLD, **new}) == {**OLD, **new}
+    assert STARTED.in_effect({**OLD, **new}) == OLD
+    assert STARTED.in_effect(changed) == {"a": {"x": CpuSet([2])}}
+    assert changed_copy(STARTED, stage=TakeoverStage.FINISHED).in_effect(OLD) == {}
+    assert [TakeoverRecord().chooses_cpus, STARTED.chooses_cpus] == [False, True]
 
 
 def test_a_write_that_came_to_its_end_is_completed() -> None:

@@ -89,13 +89,13 @@ class Takeovers(RuleBasedStateMachine):
     def follow(self) -> None:
         """What the service does: rules along with the record, and what kubelet holds."""
         record = self.writer.record
-        reserved = record.reserved if record.ours else CpuSet()
-        node = Node(MACHINE, CpuTopology.of(MACHINE), static=record.ours, reserved=reserved)
+        reserved = record.reserved if record.chooses_cpus else CpuSet()
+        node = Node(MACHINE, CpuTopology.of(MACHINE), static=record.chooses_cpus, reserved=reserved)
         file = CpuManagerFile.of(text_in(self.kubelet.directory)[0])
         held = file.held.held if file.held is not None and file.policy == "static" else {}
-        self.state = self.state.under(node).with_kubelet_cpus(record.standing(held))
+        self.state = self.state.under(node).with_kubelet_cpus(record.in_effect(held))
 
-    def scene(self) -> TakeoverInputs:
+    def inputs(self) -> TakeoverInputs:
         return TakeoverInputs(
             self.kubelet.directory,
             CpuManagerFile.of(text_in(self.kubelet.directory)[0]),
@@ -109,14 +109,14 @@ class Takeovers(RuleBasedStateMachine):
 
     def act(self, decide: Any, dies_at: int) -> bool:
         """Take a step; the daemon dies before or after one of its writes, and comes back."""
-        left = [dies_at]
+        remaining_allocations = [dies_at]
 
         def mortal(write: Any) -> Any:
             def wrapped(*args: Any) -> None:
                 for act in (lambda: None, lambda: write(*args)):
                     act()
-                    left[0] -= 1
-                    if left[0] == 0:
+                    remaining_allocations[0] -= 1
+                    if remaining_allocations[0] == 0:
                         raise DiedError
 
             return wrapped
@@ -128,7 +128,7 @@ class Takeovers(RuleBasedStateMachine):
                 patch.object(self.ledger, "write", mortal(self.ledger.write)),
             ):
                 self.writer.settle()
-                self.writer.take(decide(self.writer.record, self.scene()))
+                self.writer.take(decide(self.writer.record, self.inputs()))
         except StepRefusedError:
             return False
         except DiedError:
@@ -150,7 +150,7 @@ class Takeovers(RuleBasedStateMachine):
         if self.kubelet.policy == "static" and not named:
             return  # kubelet refuses it
         self.follow()
-        if self.writer.record.ours:
+        if self.writer.record.chooses_cpus:
             assert f"{uid}/main" not in self.state.owners, "kubelet's account of new pods counts for nothing"
         pod = Pod(f"s-{uid}", uid, "ns", uid)
         self.state = self.state.with_pod(pod)
@@ -205,7 +205,7 @@ class Takeovers(RuleBasedStateMachine):
 
     @rule(dies_at=DEATHS)
     def takeover_starts(self, dies_at: int) -> None:
-        self.act(lambda record, scene: start(record, scene, self.now), dies_at)
+        self.act(lambda record, inputs: start(record, inputs, self.now), dies_at)
 
     @rule(
         policy=st.sampled_from(["none", "static"]),
@@ -236,7 +236,7 @@ class Takeovers(RuleBasedStateMachine):
         done = self.act(lambda r, s: revert(r, s, force=force), dies_at)
         if done:
             assert self.writer.record.stage is TakeoverStage.NONE
-            if was.ours:
+            if was.chooses_cpus:
                 self.check_file()
         elif not self.kubelet.runs:
             assert self.act(lambda r, s: revert(r, s, force=False), 0), "can always be reverted"

@@ -14,9 +14,17 @@ from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu,
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
 from proxy.takeover.inputs import CpuManagerFile, OwningContainer, TakeoverInputs
-from proxy.takeover.kubelet_state import truth
+from proxy.takeover.kubelet_state import kubelet_state_text
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
-from proxy.takeover.rules import StepRefusedError, conflicts, finish, left, revert, settings, start
+from proxy.takeover.rules import (
+    StepRefusedError,
+    conflicts,
+    finish,
+    remaining_allocations,
+    revert,
+    settings,
+    start,
+)
 from proxy.takeover.status_data import allocations, next_steps, notes, plan_page, status_page
 from tests.testkit.changed_copy import changed_copy
 
@@ -29,7 +37,7 @@ OWNING = (
 PODS = {"a": "ns/a", "b": "ns/b"}
 
 
-def scene(held: Held | None = None, **more: Any) -> TakeoverInputs:
+def inputs(held: Held | None = None, **more: Any) -> TakeoverInputs:
     text = static_state(EIGHT, HELD if held is None else held)
     values: dict[str, Any] = {
         "file": CpuManagerFile.of(text),
@@ -44,7 +52,7 @@ def scene(held: Held | None = None, **more: Any) -> TakeoverInputs:
 
 
 def begun(found: TakeoverInputs | None = None) -> TakeoverRecord:
-    return start(TakeoverRecord(), found or scene(), 5.0).record
+    return start(TakeoverRecord(), found or inputs(), 5.0).record
 
 
 def odd_file(**fields: object) -> CpuManagerFile:
@@ -87,7 +95,7 @@ def sets(text: str) -> dict[str, dict[str, str]]:
     ],
 )
 def test_what_stands_against_a_start(more: dict[str, Any], words: str) -> None:
-    found = scene(**more)
+    found = inputs(**more)
     assert any(words in why for why in conflicts(found)), conflicts(found)
     with pytest.raises(StepRefusedError, match="cannot start the takeover"):
         start(TakeoverRecord(), found, 5.0)
@@ -95,16 +103,16 @@ def test_what_stands_against_a_start(more: dict[str, Any], words: str) -> None:
 
 
 def test_what_does_not_stand_against_a_start() -> None:
-    assert conflicts(scene()) == ()
+    assert conflicts(inputs()) == ()
     elsewhere = (OwningContainer("c", "z", "ns/c/z", CpuSet([3])),)
-    assert conflicts(scene(owning=elsewhere, elsewhere=frozenset("a"))) == ()
-    assert conflicts(scene(manager=CpuManager("none"))) == (), "its configuration may be changed already"
+    assert conflicts(inputs(owning=elsewhere, elsewhere=frozenset("a"))) == ()
+    assert conflicts(inputs(manager=CpuManager("none"))) == (), "its configuration may be changed already"
 
 
 def test_a_start() -> None:
     outcome = start(
         TakeoverRecord(),
-        scene(manager=CpuManager("static", {"strict-cpu-reservation": "true"}, CpuSet([0]))),
+        inputs(manager=CpuManager("static", {"strict-cpu-reservation": "true"}, CpuSet([0]))),
         5.0,
     )
     record = outcome.record
@@ -115,34 +123,34 @@ def test_a_start() -> None:
         "static",
     )
     assert (record.reserved, record.strict, record.old) == (CpuSet([0]), True, HELD)
-    assert record.backup == scene().file.text
+    assert record.backup == inputs().file.text
     assert outcome.reported[0].startswith("2 allocations")
-    assert start(record, scene(), 6.0).record == record
+    assert start(record, inputs(), 6.0).record == record
 
 
 def test_a_finish_needs_a_start_a_stopped_kubelet_and_no_old_pods() -> None:
     with pytest.raises(StepRefusedError, match="it has not started"):
-        finish(TakeoverRecord(), scene(), "none", with_running=True, force=True)
+        finish(TakeoverRecord(), inputs(), "none", with_running=True, force=True)
     with pytest.raises(
         StepRefusedError, match=r"2 of kubelet's allocations are still in use \(ns/a/x, ns/b/y\)"
     ):
-        finish(begun(), scene(), "none", with_running=False, force=True)
+        finish(begun(), inputs(), "none", with_running=False, force=True)
     with pytest.raises(StepRefusedError, match=r"kubelet runs \(sign\)"):
-        finish(begun(), scene(running=("sign",)), "none", with_running=True, force=False)
+        finish(begun(), inputs(running=("sign",)), "none", with_running=True, force=False)
     with pytest.raises(StepRefusedError, match="read-only") as caught:
-        finish(begun(), scene(unwritable="/k is read-only"), "none", with_running=True, force=True)
+        finish(begun(), inputs(unwritable="/k is read-only"), "none", with_running=True, force=True)
     assert "ReadWritePaths=/k" in caught.value.hints[0]
-    done = finish(begun(), scene(pods={}, owning=()), "none", with_running=False, force=False)
+    done = finish(begun(), inputs(pods={}, owning=()), "none", with_running=False, force=False)
     assert done.record.pending is not None
     assert done.record.pending.after == none_state()
-    forced = finish(begun(), scene(running=("sign",)), "none", with_running=True, force=True)
+    forced = finish(begun(), inputs(running=("sign",)), "none", with_running=True, force=True)
     assert forced.record.pending is not None
-    assert forced.record.pending.before == scene().file.text
+    assert forced.record.pending.before == inputs().file.text
 
 
 def test_a_finish_for_static_has_what_is_in_effect() -> None:
     new = OwningContainer("c", "z", "ns/c/z", CpuSet([6]))
-    found = scene({**HELD, "c": {"z": CpuSet([5])}}, owning=(*OWNING, new))
+    found = inputs({**HELD, "c": {"z": CpuSet([5])}}, owning=(*OWNING, new))
     done = finish(begun(), found, "static", with_running=True, force=False)
     assert done.record.pending is not None
     assert sets(done.record.pending.after) == {"a": {"x": "2-3"}, "b": {"y": "4"}, "c": {"z": "6"}}
@@ -150,11 +158,11 @@ def test_a_finish_for_static_has_what_is_in_effect() -> None:
 
 def test_a_finish_that_is_done_is_nothing_to_do() -> None:
     record = changed_copy(begun(), stage=TakeoverStage.FINISHED, target="none", written=none_state())
-    there = scene(file=CpuManagerFile.of(none_state()), running=("sign",))
+    there = inputs(file=CpuManagerFile.of(none_state()), running=("sign",))
     assert finish(record, there, "none", with_running=False, force=False).record == record
     with pytest.raises(StepRefusedError):
-        finish(record, scene(running=("sign",)), "none", with_running=False, force=False)
-    again = finish(record, scene(), "none", with_running=False, force=False)
+        finish(record, inputs(running=("sign",)), "none", with_running=False, force=False)
+    again = finish(record, inputs(), "none", with_running=False, force=False)
     assert again.record.pending is not None
     other = finish(record, changed_copy(there, running=()), "static", with_running=False, force=False)
     assert other.record.pending is not None
@@ -162,48 +170,50 @@ def test_a_finish_that_is_done_is_nothing_to_do() -> None:
 
 
 def test_a_revert() -> None:
-    assert revert(TakeoverRecord(), scene(), force=False).record == TakeoverRecord()
-    assert revert(begun(), scene(running=("sign",)), force=False).record == TakeoverRecord()
+    assert revert(TakeoverRecord(), inputs(), force=False).record == TakeoverRecord()
+    assert revert(begun(), inputs(running=("sign",)), force=False).record == TakeoverRecord()
     new = (*OWNING, OwningContainer("c", "z", "ns/c/z", CpuSet([6])))
     with pytest.raises(StepRefusedError, match="cannot revert the takeover: kubelet runs"):
-        revert(begun(), scene(running=("sign",), owning=new), force=False)
-    done = revert(begun(), scene(owning=new), force=False)
+        revert(begun(), inputs(running=("sign",), owning=new), force=False)
+    done = revert(begun(), inputs(owning=new), force=False)
     assert done.record.pending is not None
     assert sets(done.record.pending.after)["c"] == {"z": "6"}
 
 
 def test_a_revert_does_not_trust_a_file_that_kubelet_never_read() -> None:
-    running = scene(running=("sign",))
+    running = inputs(running=("sign",))
     forced = finish(begun(), running, "static", with_running=True, force=True).record
     record = changed_copy(
-        forced, stage=TakeoverStage.FINISHED, written=scene().file.text or "", target="static", pending=None
+        forced, stage=TakeoverStage.FINISHED, written=inputs().file.text or "", target="static", pending=None
     )
     with pytest.raises(StepRefusedError, match="kubelet runs"):
         revert(record, running, force=False)
-    assert revert(record, scene(), force=False).record == TakeoverRecord()
+    assert revert(record, inputs(), force=False).record == TakeoverRecord()
     assert revert(changed_copy(record, forced=False), running, force=False).record == TakeoverRecord()
 
 
 def test_the_file_keeps_what_only_kubelet_knows_if_it_does_not_overlap() -> None:
     coming = {"a": {"x": CpuSet([2, 3])}, "new": {"n": CpuSet([5])}, "lost": {"l": CpuSet([6])}}
-    found = scene(coming, owning=(OWNING[0], OwningContainer("c", "z", "ns/c/z", CpuSet([6]))))
-    assert sets(truth(begun(), found, "static").text) == {
+    found = inputs(coming, owning=(OWNING[0], OwningContainer("c", "z", "ns/c/z", CpuSet([6]))))
+    assert sets(kubelet_state_text(begun(), found, "static").text) == {
         "a": {"x": "2-3"},
         "new": {"n": "5"},
         "c": {"z": "6"},
     }
     init = {"a": {"init": CpuSet([2]), "x": CpuSet([2, 3])}}
-    assert sets(truth(begun(), scene(init), "static").text)["a"] == {"init": "2", "x": "2-3"}
+    assert sets(kubelet_state_text(begun(), inputs(init), "static").text)["a"] == {"init": "2", "x": "2-3"}
 
 
 def test_the_truth_leaves_kubelet_a_cpu_for_all_others() -> None:
     file = CpuManagerFile.of(static_state(EIGHT, {"new": {"n": CpuSet([6, 7])}}))
     owning = (OwningContainer("a", "x", "ns/a/x", CpuSet([1, 2, 3, 4, 5])),)
-    none_kept = scene(file=file, owning=owning, manager=CpuManager("static"))
-    assert "new" in sets(truth(TakeoverRecord(), none_kept, "static").text), "CPU 0 is left"
+    none_kept = inputs(file=file, owning=owning, manager=CpuManager("static"))
+    assert "new" in sets(kubelet_state_text(TakeoverRecord(), none_kept, "static").text), "CPU 0 is left"
     owning = (OwningContainer("a", "x", "ns/a/x", CpuSet([0, 1, 2, 3, 4, 5])),)
     assert "new" not in sets(
-        truth(TakeoverRecord(), scene(file=file, owning=owning, manager=CpuManager()), "static").text
+        kubelet_state_text(
+            TakeoverRecord(), inputs(file=file, owning=owning, manager=CpuManager()), "static"
+        ).text
     )
 
 
@@ -212,19 +222,19 @@ def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
         OwningContainer("a", "x", "ns/a/x", CpuSet([0, 1])),
         OwningContainer("b", "y", "ns/b/y", CpuSet([9])),
     )
-    made = truth(begun(), scene({}, owning=owning), "static")
+    made = kubelet_state_text(begun(), inputs({}, owning=owning), "static")
     assert sets(made.text) == {}
     assert made.left_out == (
         "ns/a/x has CPUs 0-1: CPUs 0 are reserved by kubelet",
         "ns/b/y has CPUs 9: none of them is online",
     )
-    messages = revert(begun(), scene(HELD, owning=owning), force=False).reported
+    messages = revert(begun(), inputs(HELD, owning=owning), force=False).reported
     assert any("ns/a/x has CPUs 0-1" in words for words in messages)
 
 
 def test_a_strict_reserve_is_remembered_where_kubelet_does_not_report_it() -> None:
     record = changed_copy(begun(), strict=True)
-    text = truth(record, scene(manager=CpuManager()), "static").text
+    text = kubelet_state_text(record, inputs(manager=CpuManager()), "static").text
     assert held_cpus(read_cpu(text)).default == CpuSet([1, 5, 6, 7])
 
 
@@ -232,28 +242,30 @@ def test_version_3_keeps_pods_as_a_whole_where_that_is_true() -> None:
     pods = {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6]), "gone": CpuSet([7])}
     file = CpuManagerFile.of(static_state(EIGHT, HELD, pods=pods, version=3))
     assert (file.version, file.policy) == (3, "static")
-    made = truth(begun(), scene(file=file), "static")
+    made = kubelet_state_text(begun(), inputs(file=file), "static")
     assert pods_of(read_cpu(made.text)) == {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6])}
     moved = (OWNING[0], OwningContainer("b", "y", "ns/b/y", CpuSet([5])))
-    assert pods_of(read_cpu(truth(begun(), scene(file=file, owning=moved), "static").text)) == {}
-    assert read_cpu(truth(begun(), scene(file=file), "none").text).version == 3
+    assert (
+        pods_of(read_cpu(kubelet_state_text(begun(), inputs(file=file, owning=moved), "static").text)) == {}
+    )
+    assert read_cpu(kubelet_state_text(begun(), inputs(file=file), "none").text).version == 3
 
 
 def test_a_file_by_container_ids_is_not_written() -> None:
     file = CpuManagerFile.of(static_state(EIGHT, {"": {"id": CpuSet([2])}}, version=1))
     with pytest.raises(CheckpointError, match=r"before 1\.18"):
-        truth(begun(), scene(file=file), "static")
+        kubelet_state_text(begun(), inputs(file=file), "static")
 
 
 def test_without_a_readable_file_a_revert_has_the_owners() -> None:
-    done = revert(begun(), scene(file=CpuManagerFile.of("{")), force=False)
+    done = revert(begun(), inputs(file=CpuManagerFile.of("{")), force=False)
     assert done.record.pending is not None
     assert sets(done.record.pending.after) == {"a": {"x": "2-3"}, "b": {"y": "4"}}
 
 
 def test_settings_to_change() -> None:
     manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet([0]), "restricted")
-    said = " ".join(settings(scene(manager=manager), "none"))
+    said = " ".join(settings(inputs(manager=manager), "none"))
     for words in (
         "cpuManagerPolicy: none",
         "(full-pcpus-only) must be removed",
@@ -261,13 +273,13 @@ def test_settings_to_change() -> None:
     ):
         assert words in said
     assert "topologyManagerPolicy: restricted may stay, but without CPU hints" in said
-    assert settings(scene(manager=CpuManager("static")), "static") == ()
+    assert settings(inputs(manager=CpuManager("static")), "static") == ()
     from_file = CpuManager("static", sources={"policy": "/k/cpu_manager_state"})
-    assert "must say cpuManagerPolicy: static" in settings(scene(manager=from_file), "static")[0]
+    assert "must say cpuManagerPolicy: static" in settings(inputs(manager=from_file), "static")[0]
 
 
 def test_the_pages() -> None:
-    found = scene(
+    found = inputs(
         running=("sign",),
         from_files=frozenset("a"),
         memory_policy="Static",
@@ -279,7 +291,7 @@ def test_the_pages() -> None:
         ("ns/a/x", "runs", True),
         ("ns/b/y", "runs", False),
     ]
-    gone = allocations(TakeoverRecord(), scene(owning=(), pods={"a": "ns/a"}))
+    gone = allocations(TakeoverRecord(), inputs(owning=(), pods={"a": "ns/a"}))
     assert [(row["container"], row["state"]) for row in gone] == [("ns/a/x", "waits"), ("pod b/y", "gone")]
     words = " ".join(notes(TakeoverRecord(), found))
     for part in (
@@ -289,14 +301,14 @@ def test_the_pages() -> None:
     ):
         assert part in words
     record = begun()
-    assert [each.ref for each in left(record, found)] == ["ns/a/x"]
+    assert [each.ref for each in remaining_allocations(record, found)] == ["ns/a/x"]
     status = status_page(record, found)
     assert (status["stage"], status["old"], len(status["left"])) == ("started", 2, 1)  # type: ignore[arg-type]
     assert "systemctl stop kubelet" in next_steps(record, found)
     finished = changed_copy(record, stage=TakeoverStage.FINISHED, target="none", written=none_state())
-    there = scene(file=CpuManagerFile.of(none_state()), configured="static")
+    there = inputs(file=CpuManagerFile.of(none_state()), configured="static")
     assert next_steps(finished, there)[-1] == "systemctl start kubelet"
     assert next_steps(finished, changed_copy(there, running=("sign",))) == []
-    assert next_steps(finished, scene())[-1] == "topoproxy takeover finish --kubelet-policy none"
-    assert any("another program wrote it" in words for words in notes(finished, scene()))
-    assert next_steps(TakeoverRecord(), scene(ready=False)) == ["remove the blockers"]
+    assert next_steps(finished, inputs())[-1] == "topoproxy takeover finish --kubelet-policy none"
+    assert any("another program wrote it" in words for words in notes(finished, inputs()))
+    assert next_steps(TakeoverRecord(), inputs(ready=False)) == ["remove the blockers"]

@@ -18,7 +18,7 @@ from proxy.telemetry.port import silent
 
 
 @dataclass(frozen=True, slots=True)
-class AskedAbout:
+class EventResult:
     """The result of one event.
 
     Attributes:
@@ -35,7 +35,7 @@ class AskedAbout:
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
+class DryRunResult:
     """The result of a dry run.
 
     Attributes:
@@ -43,7 +43,7 @@ class Rehearsed:
         reports: How each hook did.
     """
 
-    asked: Sequence[AskedAbout]
+    asked: Sequence[EventResult]
     reports: Sequence[HookReport]
 
     @property
@@ -52,7 +52,7 @@ class Rehearsed:
         return [report for report in self.reports if report.failures]
 
 
-async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearsed:
+async def dry_run(hooks: Sequence[Loaded], events: Sequence[Point]) -> DryRunResult:
     """Configure hooks, send them events one after the other, and shut them down.
 
     Args:
@@ -77,13 +77,13 @@ async def rehearse(hooks: Sequence[Loaded], events: Sequence[Point]) -> Rehearse
                 answers = engine.ask(event)
                 outcome = answers.outcome or await answers.wait()
             failed = [one for one in engine.report() if _count(one) > before.get(one.name, 0)]
-            rows.append(AskedAbout(event, outcome, failed, handled(hooks, event)))
+            rows.append(EventResult(event, outcome, failed, handled(hooks, event)))
         for loaded in hooks:
             await engine.notify_one(loaded.hook, Shutdown("stop"))
         reports = engine.report()
     finally:
         engine.close()
-    return Rehearsed(rows, reports)
+    return DryRunResult(rows, reports)
 
 
 def _failures(engine: HookEngine) -> dict[str, int]:

@@ -67,7 +67,7 @@ def run(
     """  # noqa: D301 - click wants the real backspace
     import asyncio
 
-    from proxy.cli.hooks.dry_run import rehearse
+    from proxy.cli.hooks.dry_run import dry_run
     from proxy.cli.hooks.run_input import events_for, example, load_hooks
     from proxy.cli.hooks.run_text import run_data, run_lines
 
@@ -78,7 +78,7 @@ def run(
         raise UsageError("cannot run hooks: name a file (NN-name.py)")
     hooks = load_hooks(files, pairs, read_config(file, {}).hooks)
     happens = events_for(event_files, examples, hooks)
-    done = asyncio.run(rehearse(hooks, happens))
+    done = asyncio.run(dry_run(hooks, happens))
     if as_json:
         click.echo(in_json(run_data(done)))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from proxy.cli.hooks.dry_run import AskedAbout, Rehearsed, fields_of
+from proxy.cli.hooks.dry_run import DryRunResult, EventResult, fields_of
 from proxy.hooks.engine.errors import subject
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.serialize import event_to, outcome_to
@@ -14,13 +14,13 @@ from proxy.model import schema_ids
 from proxy.observe.json_access import one_line, table
 
 
-def run_data(done: Rehearsed) -> dict[str, Any]:
+def run_data(done: DryRunResult) -> dict[str, Any]:
     """Return what hooks wanted as plain data."""
     requested = [{"event": event_to(one.event), "outcome": outcome_to(one.outcome)} for one in done.asked]
     return {"schema": schema_ids.HOOKS_RUN, "asked": requested, "hooks": hooks_page((), done.reports)}
 
 
-def run_lines(done: Rehearsed) -> Iterator[str]:
+def run_lines(done: DryRunResult) -> Iterator[str]:
     """Yield what hooks wanted, for people."""
     for one in done.asked:
         yield from _of_event(one)
@@ -33,7 +33,7 @@ def run_lines(done: Rehearsed) -> Iterator[str]:
             yield from _failure(report)
 
 
-def _of_event(one: AskedAbout) -> Iterator[str]:
+def _of_event(one: EventResult) -> Iterator[str]:
     about = one_line(subject(one.event))
     title = f"{one.event.NAME}, {about}" if about.strip("/") else one.event.NAME
     fields = list(fields_of(one.outcome.adjustment))

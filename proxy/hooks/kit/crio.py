@@ -13,7 +13,7 @@ _GOVERNOR = re.compile(r"[a-z][a-z_]{0,30}")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CrioSettings:
     """The settings that a pod requests for its containers that own CPUs.
 
     Attributes:
@@ -31,11 +31,11 @@ class Wish:
     governor: str = ""
 
 
-def wish_of(annotations: Mapping[str, str]) -> tuple[Wish, list[str]]:
+def crio_settings(annotations: Mapping[str, str]) -> tuple[CrioSettings, list[str]]:
     """Read a pod's annotations.
 
     Returns:
-        What it wishes, and what of it cannot be followed, in sentences.
+        What it requests, and what of it cannot be applied, in sentences.
     """
     problems: list[str] = []
     values = {key.removesuffix(SUFFIX): value for key, value in annotations.items() if key.endswith(SUFFIX)}
@@ -44,14 +44,14 @@ def wish_of(annotations: Mapping[str, str]) -> tuple[Wish, list[str]]:
         for key, value in annotations.items()
         if key.startswith(f"cpu-shared{SUFFIX}/") and value == "enable"
     ]
-    wish = Wish(
+    settings = CrioSettings(
         quota_off=_off(values, "cpu-quota", problems),
         irqs=_irqs(values, problems),
         balance_off=_off(values, "cpu-load-balancing", problems),
         latency=_latency(values, problems),
         governor=_governor(values, problems),
     )
-    return wish, problems
+    return settings, problems
 
 
 def _wrong(name: str, value: str, problems: list[str], wants: str) -> None:

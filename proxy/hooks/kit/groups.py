@@ -72,7 +72,9 @@ def open_quota(cgroup_root: Path, pod: PodFacts, put: Put = put) -> bool:
     return True
 
 
-def unbalance(cgroup_root: Path, pod: PodFacts, container_id: str, put: Put = put) -> tuple[str, ...]:
+def disable_load_balancing(
+    cgroup_root: Path, pod: PodFacts, container_id: str, put: Put = put
+) -> tuple[str, ...]:
     """Turn load balancing off for a container's group on cgroup v1.
 
     Returns:

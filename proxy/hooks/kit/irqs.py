@@ -82,22 +82,22 @@ class Irqs:
             for claimed in self._claims.values():
                 banned |= claimed
             try:
-                held = self._knobs.hold(self._wishes(banned, online))
+                held = self._knobs.hold(self._wanted_values(banned, online))
             except OSError as error:
                 raise HookError(f"cannot remember the affinity of interrupts: {error}") from error
             return _judged(held)
 
-    def _wishes(self, banned: CpuSet, online: CpuSet) -> dict[Path, str]:
+    def _wanted_values(self, banned: CpuSet, online: CpuSet) -> dict[Path, str]:
         """Return the content of files while CPUs are banned; files that keep their own are left out."""
         files = self._files()
         self._take_over(files)
-        wishes: dict[Path, str] = {}
+        wanted_values: dict[Path, str] = {}
         for file in (self._default, *sorted(files)):
             own = _parsed(file, self._knobs.own(file))
             wanted = (own - banned) or (online - banned)
             if own and wanted and wanted != own:
-                wishes[file] = mask_text(wanted) if file is self._default else str(wanted)
-        return wishes
+                wanted_values[file] = mask_text(wanted) if file is self._default else str(wanted)
+        return wanted_values
 
     def _take_over(self, files: frozenset[Path]) -> None:
         """Find interrupts that started with the narrowed default: their own value is the original default."""

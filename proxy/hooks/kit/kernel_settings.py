@@ -81,14 +81,14 @@ class KernelSettings:
             if now is not None and str(path) not in self._known and own != now:
                 self._known[str(path)] = (own, now)
 
-    def hold(self, wishes: Mapping[Path, str]) -> SettingsHold:
+    def hold(self, wanted_values: Mapping[Path, str]) -> SettingsHold:
         """Write these values, and restore the own values of all other files that were set before.
 
         Raises:
             OSError: The previous values cannot be stored; no file has been written.
         """
         with self._lock:
-            plan = self._plan(wishes)
+            plan = self._plan(wanted_values)
             self._save()
             written: list[Path] = []
             refused: dict[Path, OSError] = {}
@@ -111,15 +111,15 @@ class KernelSettings:
         own, *ours = self._known.get(str(path), (now,))
         return (own if now in ours else now), now
 
-    def _plan(self, wishes: Mapping[Path, str]) -> dict[Path, str]:
+    def _plan(self, wanted_values: Mapping[Path, str]) -> dict[Path, str]:
         """Return what is to be written, and remember the own values of files that are not to hold them."""
         plan: dict[Path, str] = {}
-        for path in {**dict.fromkeys(map(Path, self._known)), **dict.fromkeys(wishes)}:
+        for path in {**dict.fromkeys(map(Path, self._known)), **dict.fromkeys(wanted_values)}:
             own, now = self._own(path)
             if own is None or now is None:
                 self._known.pop(str(path), None)  # the device is gone, and so is its file
                 continue
-            wanted = wishes.get(path, own)
+            wanted = wanted_values.get(path, own)
             if wanted != now:
                 plan[path] = wanted
                 self._known[str(path)] = (own, now, wanted)

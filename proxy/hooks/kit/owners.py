@@ -23,19 +23,19 @@ from proxy.hooks.events import (
 from proxy.hooks.facts import PodFacts
 from proxy.model.idset import CpuSet
 
-Wish = TypeVar("Wish")
+PodSettings = TypeVar("PodSettings")
 
 
-class Owners(Generic[Wish]):
-    """Containers that own CPUs and whose pods have a wish for the hook.
+class Owners(Generic[PodSettings]):
+    """Containers that own CPUs and whose pods request something of the hook.
 
     Args:
-        wish: Returns the wish of a pod; None for nothing.
+        settings: Returns what a pod requests; None for nothing.
     """
 
-    def __init__(self, wish: Callable[[PodFacts], Wish | None]) -> None:
-        self._wish = wish
-        self._owners: dict[str, tuple[CpuSet, Wish]] = {}
+    def __init__(self, settings: Callable[[PodFacts], PodSettings | None]) -> None:
+        self._settings = settings
+        self._owners: dict[str, tuple[CpuSet, PodSettings]] = {}
         self._online = CpuSet()
         self._lock = threading.Lock()
 
@@ -59,32 +59,32 @@ class Owners(Generic[Wish]):
                     self._follow(event)
 
     def _enter(self, container_id: str, own: CpuSet, pod: PodFacts) -> None:
-        wish = self._wish(pod) if own else None
-        if wish is None:
+        settings = self._settings(pod) if own else None
+        if settings is None:
             self._owners.pop(container_id, None)
         else:
-            self._owners[container_id] = (own, wish)
+            self._owners[container_id] = (own, settings)
 
     def _follow(self, event: PoolsChanged) -> None:
         """Update the CPUs of owners. One that is not listed may be newer than the event."""
-        for container_id, (own, wish) in self._owners.items():
+        for container_id, (own, settings) in self._owners.items():
             now = event.after.owners.get(container_id, own & event.after.owned)
-            self._owners[container_id] = (now, wish)
+            self._owners[container_id] = (now, settings)
 
     @property
     def online(self) -> CpuSet:
         """The machine's online CPUs, from the last event."""
         return self._online
 
-    def cpus(self, chosen: Callable[[Wish, CpuSet], CpuSet] = lambda _, own: own) -> CpuSet:
+    def cpus(self, chosen: Callable[[PodSettings, CpuSet], CpuSet] = lambda _, own: own) -> CpuSet:
         """Return the CPUs of all together, or what is chosen of each one's."""
         with self._lock:
             total = CpuSet()
-            for own, wish in self._owners.values():
-                total |= chosen(wish, own)
+            for own, settings in self._owners.values():
+                total |= chosen(settings, own)
             return total
 
-    def all(self) -> tuple[tuple[CpuSet, Wish], ...]:
-        """Return all of them: CPUs and wish."""
+    def all(self) -> tuple[tuple[CpuSet, PodSettings], ...]:
+        """Return the CPUs of each owner, and what its pod requests."""
         with self._lock:
             return tuple(self._owners.values())

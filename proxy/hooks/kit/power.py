@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from proxy.hooks.kit.crio import Wish
+from proxy.hooks.kit.crio import CrioSettings
 from proxy.hooks.kit.irqs import READ_ONLY
 from proxy.hooks.kit.kernel_settings import KernelSettings, Put, put
 from proxy.model.errnos import UNWRITABLE
@@ -31,19 +31,19 @@ class Power:
         self._cpus = sysfs / "devices/system/cpu"
         self._knobs = KernelSettings(state, put)
 
-    def hold(self, owners: Iterable[tuple[CpuSet, Wish]]) -> None:
+    def hold(self, owners: Iterable[tuple[CpuSet, CrioSettings]]) -> None:
         """Apply the settings of owners to their CPUs, and restore those of all other CPUs.
 
         Raises:
             HookError: Some files could not be written; all others have been.
         """
-        wishes: dict[Path, str] = {}
+        wanted_values: dict[Path, str] = {}
         failures: list[str] = []
-        for cpus, wish in owners:
+        for cpus, settings in owners:
             for cpu in cpus:
-                self._of_cpu(self._cpus / f"cpu{cpu}", wish, wishes, failures)
+                self._of_cpu(self._cpus / f"cpu{cpu}", settings, wanted_values, failures)
         try:
-            held = self._knobs.hold(wishes)
+            held = self._knobs.hold(wanted_values)
         except OSError as error:
             raise HookError(f"cannot remember how CPUs sleep: {error}") from error
         for file, refusal in held.refused.items():
@@ -53,20 +53,22 @@ class Power:
             raise HookError(failures[0])
 
     @staticmethod
-    def _of_cpu(directory: Path, wish: Wish, wishes: dict[Path, str], failures: list[str]) -> None:
+    def _of_cpu(
+        directory: Path, settings: CrioSettings, wanted_values: dict[Path, str], failures: list[str]
+    ) -> None:
         latency = directory / "power/pm_qos_resume_latency_us"
-        if wish.latency:
+        if settings.latency:
             if latency.exists():
-                wishes[latency] = wish.latency
+                wanted_values[latency] = settings.latency
             else:
                 failures.append(f"cannot limit the idle states of CPUs: there is no {latency}")
-        if wish.governor:
+        if settings.governor:
             try:
                 offered = (directory / "cpufreq/scaling_available_governors").read_text().split()
             except (OSError, ValueError):
                 offered = []
-            if wish.governor in offered:
-                wishes[directory / "cpufreq/scaling_governor"] = wish.governor
+            if settings.governor in offered:
+                wanted_values[directory / "cpufreq/scaling_governor"] = settings.governor
             else:
                 has = " ".join(offered) or "none"
-                failures.append(f"cannot set the governor {wish.governor}: {directory.name} has {has}")
+                failures.append(f"cannot set the governor {settings.governor}: {directory.name} has {has}")

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 
 from proxy.model import schema_ids
 from proxy.observe.value_text import clean
-from proxy.simulate.fleet.fleet_run import FleetPodResult, FleetRun, PodFate, Sample
+from proxy.simulate.fleet.fleet_run import FleetPodResult, FleetPodState, FleetRun, Sample
 from proxy.simulate.fleet.fleet_simulation import FleetSettings, FleetSimulation
 from proxy.simulate.picture import columns
 
@@ -71,15 +71,15 @@ class FleetFigures:
 
 def figures_of(run: FleetRun) -> FleetFigures:
     """Count the results of a run."""
-    fates = Counter(record.fate for record in run.records)
-    rejected = Counter(record.reason for record in run.records if record.fate is PodFate.REJECTED)
+    outcomes = Counter(record.outcome for record in run.records)
+    rejected = Counter(record.reason for record in run.records if record.outcome is FleetPodState.REJECTED)
     last = run.samples[-1]
     return FleetFigures(
         run.name,
         len(run.records),
-        fates[PodFate.PLACED],
+        outcomes[FleetPodState.PLACED],
         dict(rejected.most_common()),
-        fates[PodFate.WAITING],
+        outcomes[FleetPodState.WAITING],
         sum(bool(record.pod.kind.sizes) for record in run.records),
         sum(record.possible for record in run.records),
         sum(record.on_one for record in run.records),
@@ -279,9 +279,9 @@ def _useless(sizes: Mapping[int, int]) -> list[Data]:
 
 def _pod(record: FleetPodResult) -> Data:
     return {
-        "pod": record.pod.guest.ref,
-        "from": record.pod.guest.where,
-        "outcome": record.fate.value,
+        "pod": record.pod.simulated_pod.ref,
+        "from": record.pod.simulated_pod.where,
+        "outcome": record.outcome.value,
         "node": record.node or None,
         "reason": record.reason,
         "exclusive": list(record.pod.kind.sizes),

@@ -11,7 +11,7 @@ from proxy.allocation.cpu_request import container_cpus
 from proxy.model.requests import ContainerKind
 from proxy.scheduler.pod_demand import PodDemand, demand_of
 from proxy.simulate.fleet.stock_scheduler import StockDemand, stock_demand
-from proxy.simulate.pods import Guest, Mould
+from proxy.simulate.pods import PodTemplate, SimulatedPod
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,39 +34,39 @@ class FleetPod:
     """A pod of a fleet simulation.
 
     Attributes:
-        guest: The pod.
+        simulated_pod: The pod.
         kind: What it requests; the same object for pods that are alike.
     """
 
-    guest: Guest
+    simulated_pod: SimulatedPod
     kind: PodKind
 
     @property
     def demand(self) -> PodDemand:
         """What the scheduler extender reads."""
-        pod = self.guest.arrival.pod
-        spec = replace(self.guest.mould.spec, uid=pod.uid, name=pod.name)
+        pod = self.simulated_pod.arrival.pod
+        spec = replace(self.simulated_pod.pod_template.spec, uid=pod.uid, name=pod.name)
         return replace(self.kind.demand, key=pod.uid, spec=spec, pod=pod)
 
 
-def fleet_pods(guests: Iterable[Guest]) -> list[FleetPod]:
+def fleet_pods(simulated_pods: Iterable[SimulatedPod]) -> list[FleetPod]:
     """Work out what pods request; once for those that are alike."""
     of_mould: dict[int, PodKind] = {}
     alike: dict[Hashable, PodKind] = {}
     made = []
-    for guest in guests:
-        kind = of_mould.get(id(guest.mould))
+    for simulated_pod in simulated_pods:
+        kind = of_mould.get(id(simulated_pod.pod_template))
         if kind is None:
-            kind = _kind(guest.mould)
+            kind = _kind(simulated_pod.pod_template)
             stock, demand = kind.stock, kind.demand
             asks = demand.signature, tuple(sorted(stock.needs.items())), stock.scored
-            kind = of_mould[id(guest.mould)] = alike.setdefault(asks, kind)
-        made.append(FleetPod(guest, kind))
+            kind = of_mould[id(simulated_pod.pod_template)] = alike.setdefault(asks, kind)
+        made.append(FleetPod(simulated_pod, kind))
     return made
 
 
-def _kind(mould: Mould) -> PodKind:
-    asks = mould.spec.ask
+def _kind(pod_template: PodTemplate) -> PodKind:
+    asks = pod_template.spec.ask
     staying = asks.of(ContainerKind.APP, ContainerKind.SIDECAR)
     sizes = tuple(cpus for ask in staying if (cpus := container_cpus(asks, ask)))
-    return PodKind(stock_demand(mould.spec), demand_of(mould.spec), sizes)
+    return PodKind(stock_demand(pod_template.spec), demand_of(pod_template.spec), sizes)

@@ -82,11 +82,11 @@ class FleetScheduler(Protocol):
     def running(self, at: int, pod: FleetPod) -> None:
         """Learn of a pod that runs already and whose CPUs its node shows as taken."""
 
-    def left(self, at: int, pod: FleetPod, host: Host) -> None:
-        """Learn that a pod has left its node."""
+    def removed(self, at: int, pod: FleetPod, host: Host) -> None:
+        """Note that a pod was removed from its node."""
 
 
-class PodFate(enum.StrEnum):
+class FleetPodState(enum.StrEnum):
     """The outcome for a pod."""
 
     PLACED = "placed"
@@ -100,7 +100,7 @@ class FleetPodResult:
 
     Attributes:
         pod: The pod.
-        fate: The outcome so far.
+        outcome: The outcome so far.
         node: Where it runs, has run or was rejected; empty where it was never bound.
         reason: Why it was rejected.
         on_one: Whether each of its containers with CPUs of its own was placed on one NUMA node.
@@ -110,7 +110,7 @@ class FleetPodResult:
 
     pod: FleetPod
     came: float
-    fate: PodFate = PodFate.WAITING
+    outcome: FleetPodState = FleetPodState.WAITING
     node: str = ""
     reason: str = ""
     on_one: bool = False
@@ -185,12 +185,12 @@ class FleetRun:
         at = {host.name: number for number, host in enumerate(self.hosts)}
         rejected = []
         for pod in pods:
-            number, record = at[pod.guest.host], FleetPodResult(pod, 0.0)
-            if pod.guest.mould.spec.uid in shown.get(pod.guest.host, ()):
-                self.hosts[number].take(pod.guest.needs)
+            number, record = at[pod.simulated_pod.host], FleetPodResult(pod, 0.0)
+            if pod.simulated_pod.pod_template.spec.uid in shown.get(pod.simulated_pod.host, ()):
+                self.hosts[number].take(pod.simulated_pod.needs)
                 self.scheduler.running(number, pod)
-            elif not self._arrive(number, record, pod.guest.arrival, 0.0):
-                rejected.append(pod.guest.ref)
+            elif not self._arrive(number, record, pod.simulated_pod.arrival, 0.0):
+                rejected.append(pod.simulated_pod.ref)
         self._placed = self._rejected = 0
         return rejected
 
@@ -228,10 +228,10 @@ class FleetRun:
         """Remove a pod, and retry the pods that wait."""
         now, _, at, gone = heapq.heappop(leaving)
         host = self.hosts[at]
-        host.state = without_pod(host.state, gone.pod.guest.arrival.pod.sandbox_id)
-        host.take(gone.pod.guest.needs, -1)
+        host.state = without_pod(host.state, gone.pod.simulated_pod.arrival.pod.sandbox_id)
+        host.take(gone.pod.simulated_pod.needs, -1)
         self._free.update(at, host)
-        self.scheduler.left(at, gone.pod, host)
+        self.scheduler.removed(at, gone.pod, host)
         self._retry(now, leaving, times, stand_in=True)
 
     def _retry(
@@ -279,13 +279,13 @@ class FleetRun:
         record.node, record.bound = host.name, now
         if outcome.verdict.admitted:
             host.state = outcome.state
-            host.take(pod.guest.needs)
-            record.fate = PodFate.PLACED
+            host.take(pod.simulated_pod.needs)
+            record.outcome = FleetPodState.PLACED
             record.on_one = _on_one(host, outcome)
             self._placed += 1
             self._free.update(at, host)
         else:
-            record.fate, record.reason = PodFate.REJECTED, outcome.verdict.reason
+            record.outcome, record.reason = FleetPodState.REJECTED, outcome.verdict.reason
             self._rejected += 1
         self.scheduler.bound(at, pod, outcome, host)
         return outcome.verdict.admitted

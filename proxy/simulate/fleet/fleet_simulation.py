@@ -133,7 +133,7 @@ class Fleet:
             FreeCpus(self.hosts).total(),
             len(self.running),
             len(self.coming),
-            sum(pod.guest.needs.get(CPU, 0) for pod in self.coming),
+            sum(pod.simulated_pod.needs.get(CPU, 0) for pod in self.coming),
             sum(host.offers.get(CPU, 0) for host in self.hosts),
         )
 
@@ -172,17 +172,20 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
     names = _names(every)
     others = (generation.KIND, *recorded.KINDS)
     pods = pods_of(documents, tuple(names), settings.replicas, bound=not settings.anywhere, others=others)
-    guests = [*pods.guests]
+    simulated_pods = [*pods.simulated_pods]
     milli, chance = sum(host.offers.get(CPU, 0) for host in every), _chance(settings)
     for _, mix in fleets:
         if mix is not None:
-            guests += generation.pods_of(mix, milli, chance, len(guests))
-    found = fleet_pods(guests)
-    running = tuple(pod for pod in found if pod.guest.host)
-    coming = tuple(pod for pod in found if not pod.guest.host)
-    for guest in (pod.guest for pod in running):
-        if guest.host not in names:
-            raise InputError(f"cannot place the pod {guest.ref} of {guest.where}: no node {guest.host}")
+            simulated_pods += generation.pods_of(mix, milli, chance, len(simulated_pods))
+    found = fleet_pods(simulated_pods)
+    running = tuple(pod for pod in found if pod.simulated_pod.host)
+    coming = tuple(pod for pod in found if not pod.simulated_pod.host)
+    for simulated_pod in (pod.simulated_pod for pod in running):
+        if simulated_pod.host not in names:
+            raise InputError(
+                f"cannot place the pod {simulated_pod.ref} of {simulated_pod.where}:"
+                f" no node {simulated_pod.host}"
+            )
     if not coming:
         raise InputError("cannot simulate a cluster without arriving pods: give Pods, workloads or a Fleet")
     shown = {name: frozenset(uids) for name, uids in nodes.shown.items()}

@@ -39,7 +39,7 @@ from proxy.simulate.documents import Document
 from proxy.simulate.hosts import Host, host_of, reserve_of
 from proxy.simulate.machines import MOST_MACHINES
 from proxy.simulate.manifests import MOST_PODS
-from proxy.simulate.pods import Guest, Mould, mould_of
+from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
 from proxy.topology.build import described
 
 KIND = "Fleet"
@@ -57,11 +57,11 @@ class PodShape:
     """A kind of pod in a mix.
 
     Attributes:
-        mould: What its copies have in common.
+        pod_template: What its copies have in common.
         share: How often it comes, compared with the others.
     """
 
-    mould: Mould
+    pod_template: PodTemplate
     share: float
 
 
@@ -102,7 +102,7 @@ def read_fleet(document: Document) -> tuple[list[Host], Mix | None]:
         raise InputError(f"cannot read the fleet {document.where()}: {error}") from None
 
 
-def pods_of(mix: Mix, milli: int, chance: random.Random, before: int = 0) -> Iterator[Guest]:
+def pods_of(mix: Mix, milli: int, chance: random.Random, before: int = 0) -> Iterator[SimulatedPod]:
     """Make the pods of a mix.
 
     Args:
@@ -114,11 +114,11 @@ def pods_of(mix: Mix, milli: int, chance: random.Random, before: int = 0) -> Ite
     weights = list(itertools.accumulate(shape.share for shape in mix.shapes))
     requested, most = 0, mix.count or MOST_PODS
     for number in range(before + 1, before + most + 1):
-        mould = chance.choices(mix.shapes, cum_weights=weights)[0].mould
-        requested += mould.needs.get(CPU, 0)
+        pod_template = chance.choices(mix.shapes, cum_weights=weights)[0].pod_template
+        requested += pod_template.needs.get(CPU, 0)
         if not mix.count and requested > mix.fill * milli:
             return
-        yield mould.copy(f"{mould.spec.name}-{number}", number)
+        yield pod_template.copy(f"{pod_template.spec.name}-{number}", number)
 
 
 def _nodes(raw: Mapping[str, Any], at: str, number: int) -> Iterator[Host]:
@@ -196,7 +196,7 @@ def _mix(raw: Mapping[str, Any]) -> Mix | None:
     )
     fill = _number(raw, "fill", "", 0.9)
     count = _whole(raw, "count", "", 0, MOST_PODS, least=0)
-    if not count and not any(shape.mould.needs.get(CPU) for shape in shapes):
+    if not count and not any(shape.pod_template.needs.get(CPU) for shape in shapes):
         raise FieldError("count", "is missing, and no pod requests CPUs that could fill the nodes")
     return Mix(shapes, fill, count)
 
@@ -208,7 +208,7 @@ def _shape(raw: Mapping[str, Any], at: str, number: int) -> PodShape:
     containers = [{"name": "main", "resources": raw.get("resources")}]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
     try:
-        return PodShape(mould_of(pod_spec(pod, name)), _number(raw, "share", at, 1.0))
+        return PodShape(pod_template_of(pod_spec(pod, name)), _number(raw, "share", at, 1.0))
     except InputError as error:
         raise FieldError(at, str(error)) from None
 

@@ -166,7 +166,7 @@ class StockFleetScheduler:
 
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
         """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
-        return pod.guest.arrival
+        return pod.simulated_pod.arrival
 
     def fitting(self, pod: FleetPod) -> Sequence[int]:
         """Return all nodes on which a pod fits by requests."""
@@ -181,8 +181,8 @@ class StockFleetScheduler:
         """Learn of a pod that runs already and whose CPUs its node shows as taken."""
         self._stock.take(at, pod.kind.stock)
 
-    def left(self, at: int, pod: FleetPod, host: Host) -> None:
-        """Learn that a pod has left its node."""
+    def removed(self, at: int, pod: FleetPod, host: Host) -> None:
+        """Note that a pod was removed from its node."""
         self._stock.take(at, pod.kind.stock, -1)
 
 
@@ -250,7 +250,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         verdict = self._table.place(name, demand)
         if not verdict.fits:
             return None
-        arrival = pod.guest.arrival
+        arrival = pod.simulated_pod.arrival
         facts = self._table.node(name)
         if demand.pod.qos in STRICT and verdict.cpus and facts:
             demand = with_cpus(demand, resource_status(facts, verdict))
@@ -261,7 +261,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
     def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
         """Learn what a node has made of a pod that was bound to it."""
         super().bound(at, pod, outcome, host)
-        uid = pod.guest.arrival.pod.uid
+        uid = pod.simulated_pod.arrival.pod.uid
         if outcome.verdict.admitted:
             cpus = CpuSet.from_bits(union(each.placement.exclusive.bits for each in outcome.containers))
             if cpus:
@@ -271,10 +271,10 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         else:
             self._table.release(uid, self._now)
 
-    def left(self, at: int, pod: FleetPod, host: Host) -> None:
-        """Learn that a pod has left its node."""
-        super().left(at, pod, host)
-        uid = pod.guest.arrival.pod.uid
+    def removed(self, at: int, pod: FleetPod, host: Host) -> None:
+        """Note that a pod was removed from its node."""
+        super().removed(at, pod, host)
+        uid = pod.simulated_pod.arrival.pod.uid
         self._shown[at].pop(uid, None)
         self._table.release(uid, self._now)
         self._publish(at, host)

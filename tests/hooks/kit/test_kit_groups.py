@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.hooks.facts import PodFacts
-from proxy.hooks.kit.groups import open_quota, unbalance
+from proxy.hooks.kit.groups import disable_load_balancing, open_quota
 from proxy.model.errors import HookError
 
 UID = "0f9a3c52-6f0f-4c43-9d0e-3f6d5a1c7e11"
@@ -84,7 +84,7 @@ def test_disabling_load_balancing_names_the_ancestor_that_undoes_it(tmp_path: Pa
     make(tmp_path, "cpuset/kubepods", cpuset_sched_load_balance="0")
     make(tmp_path, f"cpuset/kubepods/pod{UID}", **balance)
     group = make(tmp_path, f"cpuset/kubepods/pod{UID}/{ID}", **balance)
-    above = unbalance(tmp_path, pod(f"/kubepods/pod{UID}"), ID)
+    above = disable_load_balancing(tmp_path, pod(f"/kubepods/pod{UID}"), ID)
     assert (group / "cpuset.sched_load_balance").read_text() == "0\n"
     assert above == (f"/kubepods/pod{UID}", "/")
 
@@ -92,12 +92,12 @@ def test_disabling_load_balancing_names_the_ancestor_that_undoes_it(tmp_path: Pa
 def test_load_balancing_on_cgroup_v2_is_the_engines(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset")
     with pytest.raises(HookError, match=r"apply\.partitions: isolated"):
-        unbalance(tmp_path, pod("/kubepods"), ID)
+        disable_load_balancing(tmp_path, pod("/kubepods"), ID)
 
 
 @pytest.mark.parametrize("container_id", [ID, "", "..", "a/b"])
 def test_a_container_without_a_group_is_reported(tmp_path: Path, container_id: str) -> None:
     make(tmp_path, "cpuset/kubepods", cpuset_sched_load_balance="1")
     with pytest.raises(HookError, match="its cgroup was not found"):
-        unbalance(tmp_path, pod("/kubepods"), container_id)
+        disable_load_balancing(tmp_path, pod("/kubepods"), container_id)
     assert (tmp_path / "cpuset/kubepods/cpuset.sched_load_balance").read_text() == "1\n"

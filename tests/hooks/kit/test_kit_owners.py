@@ -22,17 +22,17 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def wish(pod: PodFacts) -> str | None:
-    return pod.annotations.get("wish")
+def settings(pod: PodFacts) -> str | None:
+    return pod.annotations.get("settings")
 
 
-POD = PodFacts(annotations={"wish": "quiet"})
+POD = PodFacts(annotations={"settings": "quiet"})
 OWN = Decision(pool="own", cpus=cpus("2-3"), own=cpus("2-3"))
 ONE = changed_copy(samples.existing(), id="one")
 
 
 def owners() -> Owners[str]:
-    made: Owners[str] = Owners(wish)
+    made: Owners[str] = Owners(settings)
     made.hear(PostCreateContainer(POD, ONE, OWN))
     return made
 
@@ -66,7 +66,7 @@ def test_cpus_follow_the_pools() -> None:
     assert known.cpus() == cpus("5"), "not named: no more than what is owned at all"
     known.hear(pools(one="2-3"))
     assert known.cpus() == cpus("2-3")
-    assert known.cpus(lambda wish, own: own - cpus("2") if wish == "quiet" else own) == cpus("3")
+    assert known.cpus(lambda settings, own: own - cpus("2") if settings == "quiet" else own) == cpus("3")
 
 
 def test_all_that_exists_takes_the_place_of_all_before() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.hooks.kit.crio import Wish
+from proxy.hooks.kit.crio import CrioSettings
 from proxy.hooks.kit.power import Power
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
 
-QUICK = Wish(latency="n/a", governor="performance")
+QUICK = CrioSettings(latency="n/a", governor="performance")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ SLOW, FAST = ("0", "powersave"), ("n/a", "performance")
 
 def test_owners_set_the_latency_and_their_end_restores_it(sysfs: Path, tmp_path: Path) -> None:
     power = Power(sysfs, tmp_path / "state")
-    power.hold([(CpuSet((1, 2)), QUICK), (CpuSet((3,)), Wish(latency="7"))])
+    power.hold([(CpuSet((1, 2)), QUICK), (CpuSet((3,)), CrioSettings(latency="7"))])
     assert held(sysfs) == [SLOW, FAST, FAST, ("7", "powersave")]
     power.hold([(CpuSet((1,)), QUICK)])
     assert held(sysfs) == [SLOW, FAST, SLOW, SLOW]
@@ -53,12 +53,12 @@ def test_an_unable_machine_is_reported_and_the_rest_is_done(sysfs: Path, tmp_pat
     (sysfs / "devices/system/cpu/cpu2/cpufreq/scaling_available_governors").unlink()
     power = Power(sysfs, tmp_path / "state")
     with pytest.raises(HookError, match=r"there is no .*cpu1"):
-        power.hold([(CpuSet((1,)), Wish(latency="5")), (CpuSet((0,)), QUICK)])
+        power.hold([(CpuSet((1,)), CrioSettings(latency="5")), (CpuSet((0,)), QUICK)])
     assert held_first(sysfs) == FAST
     with pytest.raises(HookError, match="governor performance: cpu2 has none"):
         power.hold([(CpuSet((2,)), QUICK)])
     with pytest.raises(HookError, match="governor fast: cpu3 has performance powersave"):
-        power.hold([(CpuSet((3,)), Wish(governor="fast"))])
+        power.hold([(CpuSet((3,)), CrioSettings(governor="fast"))])
 
 
 def held_first(sysfs: Path) -> tuple[str, str]:

@@ -13,14 +13,14 @@ from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster, Result
 from proxy.simulate.hosts import Host, host_of, reserve_of
 from proxy.simulate.machines import Named
-from proxy.simulate.pods import Guest
+from proxy.simulate.pods import SimulatedPod
 
 Plugins = Mapping[str, Mapping[str, RegisteredDevice]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The settings of a rehearsal besides the configuration.
+    """The settings of a simulation besides the configuration.
 
     Attributes:
         plugins: Devices of every machine, by resource and id.
@@ -38,8 +38,8 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """The result of a rehearsal.
+class Simulation:
+    """The result of a simulation.
 
     Attributes:
         config: The configuration that was in effect.
@@ -67,21 +67,21 @@ def hosts_of(config: Config, machines: Sequence[Named], rules: Rules) -> list[Ho
     return [host_of(named.name, made[id(named.machine)], reserve, rules.max_pods) for named in machines]
 
 
-def rehearse(
+def simulate(
     config: Config,
     hosts: Sequence[Host],
-    guests: Sequence[Guest],
+    simulated_pods: Sequence[SimulatedPod],
     rules: Rules,
     step: Callable[[], object] = lambda: None,
-) -> Rehearsal:
+) -> Simulation:
     """Place pods on machines one after the other.
 
     Args:
         config: What is in effect on every machine.
         hosts: The machines under it, empty; they are changed.
-        guests: The pods, in their order.
-        rules: The settings of the rehearsal.
+        simulated_pods: The pods, in their order.
+        rules: The settings of the simulation.
         step: Called after each pod.
     """
     cluster = Cluster(hosts, fill=rules.fill, retry=rules.retry)
-    return Rehearsal(config, tuple(hosts), tuple(cluster.run(guests, step, rules.explain)))
+    return Simulation(config, tuple(hosts), tuple(cluster.run(simulated_pods, step, rules.explain)))

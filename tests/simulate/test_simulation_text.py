@@ -9,13 +9,13 @@ from proxy.model.idset import CpuSet
 from proxy.simulate.compare import compare_lines, differences, differences_data
 from proxy.simulate.machines import Named, copies
 from proxy.simulate.picture import NumaNodeRow, bar, columns
-from proxy.simulate.pods import Guest
-from proxy.simulate.rehearsal import Rehearsal, Rules, hosts_of, rehearse
+from proxy.simulate.pods import SimulatedPod
+from proxy.simulate.simulation import Rules, Simulation, hosts_of, simulate
 from proxy.simulate.summary import Findings, find
 from proxy.simulate.text import FAILED, MACHINES, explain_lines, report
 from proxy.topology.build import described
 
-MakePod = Callable[..., Guest]
+MakePod = Callable[..., SimulatedPod]
 STATIC = """
 cpuManagerPolicy: static
 admission: {sharedFloor: 0, sharedFloorPerNUMANode: 0}
@@ -24,12 +24,16 @@ RESTRICTED = f"{STATIC}topologyManagerPolicy: restricted\nreservedSystemCPUs: 0,
 
 
 def play(
-    config: str, guests: Sequence[Guest], count: int = 1, source: str = "test", explain: str = ""
-) -> tuple[Rehearsal, Findings]:
+    config: str,
+    simulated_pods: Sequence[SimulatedPod],
+    count: int = 1,
+    source: str = "test",
+    explain: str = "",
+) -> tuple[Simulation, Findings]:
     rules = Rules({}, explain=frozenset({explain}))
     read = parse(config, source)
     machines = copies([Named("m", described(2, 1, 4))], count)
-    played = rehearse(read, hosts_of(read, machines, rules), guests, rules)
+    played = simulate(read, hosts_of(read, machines, rules), simulated_pods, rules)
     return played, find(played)
 
 
@@ -63,9 +67,13 @@ def test_columns_that_are_empty_are_left_out() -> None:
 
 
 def test_a_report(pod: MakePod) -> None:
-    guests = [pod("a", cpu=4, memory="1Gi"), pod("b", cpu=4, memory="1Gi"), pod("c", cpu=4, memory="1Gi")]
-    guests += [pod("d", requests={"cpu": "500m"})]
-    lines = report(*play(RESTRICTED, guests), ["some note"], verbose=False)
+    simulated_pods = [
+        pod("a", cpu=4, memory="1Gi"),
+        pod("b", cpu=4, memory="1Gi"),
+        pod("c", cpu=4, memory="1Gi"),
+    ]
+    simulated_pods += [pod("d", requests={"cpu": "500m"})]
+    lines = report(*play(RESTRICTED, simulated_pods), ["some note"], verbose=False)
     assert lines == [
         "m: 4 pods, 12 of 16 CPUs owned; requested: cpu 12.5 of 14, memory 3 GiB of 128 GiB",
         "  node 0  ####==..  4 owned  2 reserved  2 left  1 pod",
@@ -92,9 +100,9 @@ def test_a_report(pod: MakePod) -> None:
 
 
 def test_what_failed_is_listed_with_its_reason(pod: MakePod) -> None:
-    guests = [pod(f"wide{i}", cpu=14, memory="1Gi") for i in range(FAILED + 2)]
-    guests += [pod("tall", cpu=99, memory="1Gi")]
-    played = play(RESTRICTED.replace("restricted", "single-numa-node"), guests)
+    simulated_pods = [pod(f"wide{i}", cpu=14, memory="1Gi") for i in range(FAILED + 2)]
+    simulated_pods += [pod("tall", cpu=99, memory="1Gi")]
+    played = play(RESTRICTED.replace("restricted", "single-numa-node"), simulated_pods)
     short = report(*played, [], verbose=False)
     refused = [line for line in short if line.startswith("default/wide")]
     assert len(refused) == FAILED
@@ -115,14 +123,14 @@ def test_only_some_machines_are_drawn(pod: MakePod) -> None:
 
 
 def test_what_is_spread_is_named(pod: MakePod) -> None:
-    guests = [pod(cpu=6, memory="1Gi"), pod(cpu=6, memory="1Gi"), pod("torn", cpu=3, memory="1Gi")]
-    lines = report(*play(STATIC, guests), [], verbose=True)
+    simulated_pods = [pod(cpu=6, memory="1Gi"), pod(cpu=6, memory="1Gi"), pod("torn", cpu=3, memory="1Gi")]
+    lines = report(*play(STATIC, simulated_pods), [], verbose=True)
     assert lines[-1] == "default/torn: spread on m: given something on NUMA nodes 0-1, 1 could hold it"
 
 
 def test_decisions_are_reported(pod: MakePod) -> None:
-    guests = [pod("a", cpu=2, memory="1Gi"), pod("b", cpu=2, memory="1Gi")]
-    played, _ = play(STATIC, guests, explain="default/a")
+    simulated_pods = [pod("a", cpu=2, memory="1Gi"), pod("b", cpu=2, memory="1Gi")]
+    played, _ = play(STATIC, simulated_pods, explain="default/a")
     lines = explain_lines(played.results[0], 100)
     assert lines[0] == "default/a: placed on m"
     assert any("default/a/c was admitted with CPUs 0,8" in line for line in lines)
@@ -140,10 +148,14 @@ def test_a_refusal_is_reported_once(pod: MakePod) -> None:
 
 
 def test_two_rehearsals_side_by_side(pod: MakePod) -> None:
-    guests = [pod("a", cpu=6, memory="1Gi"), pod("b", cpu=6, memory="1Gi"), pod("c", cpu=3, memory="1Gi")]
+    simulated_pods = [
+        pod("a", cpu=6, memory="1Gi"),
+        pod("b", cpu=6, memory="1Gi"),
+        pod("c", cpu=3, memory="1Gi"),
+    ]
     one, other = (
-        play(STATIC, guests, source="one.yaml"),
-        play(f"{STATIC}topologyManagerPolicy: restricted", guests, source="two.yaml"),
+        play(STATIC, simulated_pods, source="one.yaml"),
+        play(f"{STATIC}topologyManagerPolicy: restricted", simulated_pods, source="two.yaml"),
     )
     lines = compare_lines(*one, *other, ["n"], verbose=False)
     assert lines[:2] == ["A: one.yaml", "B: two.yaml"]
@@ -165,8 +177,8 @@ def test_two_rehearsals_side_by_side(pod: MakePod) -> None:
 
 
 def test_the_largest_group_comes_first(pod: MakePod) -> None:
-    guests = [pod(cpu=6, memory="1Gi"), pod(cpu=6, memory="1Gi"), pod(cpu=3, memory="1Gi")]
-    one, other = play("", guests), play(STATIC, guests)
+    simulated_pods = [pod(cpu=6, memory="1Gi"), pod(cpu=6, memory="1Gi"), pod(cpu=3, memory="1Gi")]
+    one, other = play("", simulated_pods), play(STATIC, simulated_pods)
     groups = [line for line in compare_lines(*one, *other, [], verbose=False) if " under A, " in line]
     assert groups == [
         "2 pods: sharing under A, together under B",
@@ -176,8 +188,8 @@ def test_the_largest_group_comes_first(pod: MakePod) -> None:
 
 
 def test_the_same_twice_differs_in_nothing(pod: MakePod) -> None:
-    guests = [pod(cpu=6, memory="1Gi"), pod(cpu=60, memory="1Gi")]
-    one, other = play(STATIC, guests), play(STATIC, guests)
+    simulated_pods = [pod(cpu=6, memory="1Gi"), pod(cpu=60, memory="1Gi")]
+    one, other = play(STATIC, simulated_pods), play(STATIC, simulated_pods)
     assert differences(*one, *other) == []
     assert "0 pods fared differently, 0 others only ran elsewhere" in compare_lines(
         *one, *other, [], verbose=False
