@@ -216,7 +216,7 @@ class Pages:
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
         """Return what ``topoproxy explain`` shows."""
-        from proxy.observe.explain_answer import history_page
+        from proxy.observe.explain_data import history_page
 
         if self._executor is None:
             raise InputError("cannot explain: in passthrough mode nothing is decided")
@@ -243,7 +243,7 @@ class Pages:
     def report(self, params: Mapping[str, str]) -> dict[str, object]:
         """Return what ``topoproxy report`` prints."""
         from proxy.observe.koordinator import node_resource_topology
-        from proxy.observe.node_facts import node_facts
+        from proxy.observe.node_description import node_facts
 
         if self._executor is None:
             raise InputError("cannot report: in passthrough mode nothing is decided")

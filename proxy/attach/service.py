@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.attach import journal as journals
-from proxy.attach.changes import FileChange, plan, strays
+from proxy.attach.changes import FileChange, enabled_state, plan, strays, systemctl, unit_state
 from proxy.attach.journal import AttachJournal
 from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, directory_of
-from proxy.attach.systemctl import enabled_state, systemctl, unit_state
 from proxy.backends.kubelet.cri_endpoint import KubeletFiles, kubelet_files, running_flags
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.model.phrases import counted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.device_kit.plugin import DevicePlugin, FunctionPlugin, PluginDevice
+from proxy.device_kit.service import DevicePlugin, FunctionPlugin, PluginDevice
 from proxy.device_kit.serving import serve
 from proxy.model.devices import AllocateAnswer, DeviceMount, DeviceNode
 

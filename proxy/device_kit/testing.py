@@ -37,10 +37,8 @@ import grpc
 from google.protobuf.message import Message
 
 from proxy.api.kubelet import deviceplugin_pb2 as pb
-from proxy.device_kit.plugin import DevicePlugin, PluginDevice
-from proxy.device_kit.registration import MANAGER_SOCKET, VERSION
-from proxy.device_kit.service import HEALTHY
-from proxy.device_kit.serving import PluginServer
+from proxy.device_kit.service import HEALTHY, DevicePlugin, PluginDevice
+from proxy.device_kit.serving import MANAGER_SOCKET, VERSION, PluginServer
 from proxy.logs import telemetry
 from proxy.model.devices import AllocateAnswer, DeviceMount, DeviceNode
 from proxy.sockets.grpc_socket import GrpcSocket

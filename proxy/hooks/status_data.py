@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from proxy.hooks.engine.stats import HookReport
-from proxy.hooks.loader.entries import HookFileEntry, State
+from proxy.hooks.loader.directories import HookFileEntry, State
 
 NOT_ASKED: Final = frozenset({"open", "probing", "hangs"})
 """States of the engine in which a hook is not called."""

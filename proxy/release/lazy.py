@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from proxy.config.schema import Config
 from proxy.model import schema_ids
 from proxy.model.errors import InputError
-from proxy.release.record import KEY
 
 if TYPE_CHECKING:
     from proxy.admin.server import Route
@@ -22,6 +21,9 @@ NOTHING = (
     "there is nothing to release: in {mode} mode no container is moved"
     " (what an earlier run in enforce mode has left: topoproxy release --offline)"
 )
+
+KEY = "r/release"
+"""The key of the record in the ledger; the record holds the stage and since when."""
 
 
 class LazyRelease:

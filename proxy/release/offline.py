@@ -18,7 +18,7 @@ from proxy.backends.ledger.journal import NAME
 from proxy.config.schema import BeSuppressConfig, Config, Mode
 from proxy.logs import telemetry
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
-from proxy.release.record import KEY
+from proxy.release.lazy import KEY
 from proxy.release.service import RELEASED, Release
 from proxy.sockets.instance_lock import Lock
 from proxy.topology.reader import read_machine

@@ -25,10 +25,9 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
-from proxy.release.kernel import SweepResult, give_back
-from proxy.release.record import KEY
+from proxy.release.kernel import SweepResult, give_back, target_of
+from proxy.release.lazy import KEY
 from proxy.release.runtime_updates import Progress, RuntimeUpdater
-from proxy.release.targets import target_of
 from proxy.telemetry import metrics
 
 RELEASING, RELEASED = NodeMode.RELEASING.value, NodeMode.RELEASED.value

@@ -30,9 +30,8 @@ from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.workload import Container, Phase
-from proxy.release.kernel import give_back
+from proxy.release.kernel import give_back, target_of
 from proxy.release.runtime_updates import Progress, RuntimeUpdater
-from proxy.release.targets import target_of
 from proxy.staging.problems import PodProblems
 from proxy.telemetry import metrics
 

@@ -4,6 +4,11 @@ The inputs come from two sides: the containers, from the loop, at one instant; k
 signs of life, in a worker. Then the rules decide and the writer acts, in the same worker. Where the record
 says that new pods are ours, the node's rules are ``static`` and keep kubelet's reserve, whatever the
 configuration says; the configuration is in effect again after a revert.
+
+kubelet writes its state file from memory, so it must not run while we write. Three signs say that it runs,
+each of which can fail: a process of that name (kubelet may run inside another program), a process that
+listens at its sockets (a dead kubelet leaves them behind, so one connects), and its health port (which may be
+switched off, or be another). One sign is enough. Everything here may block for a short time.
 """
 
 from __future__ import annotations
@@ -11,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +33,6 @@ from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.workload import Placement
 from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, elsewhere_of, owning_of, pods_of
-from proxy.takeover.kubelet_running import signs_of_kubelet
 from proxy.takeover.record import TakeoverRecord
 from proxy.takeover.rules import TARGETS, StepOutcome, StepRefusedError, finish, revert, start
 from proxy.takeover.status_data import after_revert, plan_page, status_page
@@ -37,6 +42,65 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
 
 MEMORY_STATE = "memory_manager_state"
+
+NAMES = ("kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
+"""Process names (``comm``) of kubelet and of programs that have it inside."""
+SOCKETS = ("pod-resources/kubelet.sock", "device-plugins/kubelet.sock")
+HEALTH = ("127.0.0.1", 10248)
+PATIENCE_S = 1.0
+
+
+def signs_of_kubelet(directory: Path, procfs: Path, health: tuple[str, int] = HEALTH) -> tuple[str, ...]:
+    """List the signs that kubelet runs.
+
+    Args:
+        directory: kubelet's directory.
+        procfs: Used in place of /proc.
+        health: Where its health port is.
+    """
+    return (*_processes(procfs), *_listening(directory), *_healthy(health))
+
+
+def _processes(procfs: Path) -> Iterator[str]:
+    try:
+        entries = [entry for entry in procfs.iterdir() if entry.name.isdigit()]
+    except OSError:
+        return
+    for entry in sorted(entries, key=lambda entry: int(entry.name)):
+        try:
+            name = (entry / "comm").read_text(errors="replace").strip()
+            if name in NAMES and _alive(entry):
+                yield f"process {entry.name} is {name}"
+        except OSError:
+            continue  # it has ended meanwhile
+
+
+def _alive(entry: Path) -> bool:
+    """Return whether a process is alive: neither a zombie nor dead."""
+    # The name in brackets may have blanks and brackets of its own.
+    after = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return not after or after[0] not in ("Z", "X")
+
+
+def _listening(directory: Path) -> Iterator[str]:
+    for name in SOCKETS:
+        path = directory / name
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.settimeout(PATIENCE_S)
+                client.connect(str(path))
+        except OSError:
+            continue
+        yield f"a process listens at {path}"
+
+
+def _healthy(health: tuple[str, int]) -> Iterator[str]:
+    try:
+        with socket.create_connection(health, timeout=PATIENCE_S):
+            pass
+    except OSError:
+        return
+    yield f"its health port {health[0]}:{health[1]} answers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from proxy.admin.status_sections import (
 )
 from proxy.admin.status_text import render
 from proxy.hooks.engine.stats import HookReport
-from proxy.hooks.loader.entries import HookFileEntry, State
+from proxy.hooks.loader.directories import HookFileEntry, State
 from proxy.hooks.status_data import hooks_page
 from proxy.observe.metrics import metrics
 

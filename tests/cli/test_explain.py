@@ -15,8 +15,7 @@ from click.testing import CliRunner
 from proxy.cli.explain import explain
 from proxy.executor.history import History
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError, UsageError
-from proxy.observe.explain_answer import history_page
-from proxy.observe.explain_data import from_data
+from proxy.observe.explain_data import from_data, history_page
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "tests" / "observe" / "records"

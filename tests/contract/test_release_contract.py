@@ -21,8 +21,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
-from proxy.release.kernel import SweepResult, give_back
-from proxy.release.targets import target_of
+from proxy.release.kernel import SweepResult, give_back, target_of
 from proxy.topology.build import described
 
 SYSTEM = Path("/sys/fs/cgroup")

@@ -179,7 +179,7 @@ def test_the_socket_of_a_plugin_that_was_killed_is_taken_over(manager: DeviceMan
 def test_a_manager_that_stays_but_loses_its_stream_is_registered_with_again(
     manager: DeviceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.device_kit.registration.UNWATCHED_S", 0.3)
+    monkeypatch.setattr("proxy.device_kit.serving.UNWATCHED_S", 0.3)
     with running(Cards(), tmp_path):
         manager.wait_for(CARD, healthy=2)
         manager._channels[CARD].close()

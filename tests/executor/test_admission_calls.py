@@ -15,7 +15,7 @@ from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit, Na
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Pool
-from proxy.observe.explain_answer import history_page
+from proxy.observe.explain_data import history_page
 from proxy.observe.metrics import metrics as exposition
 from proxy.telemetry import metrics
 from tests.testkit.changed_copy import changed_copy

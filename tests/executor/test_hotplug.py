@@ -16,7 +16,7 @@ from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, TopologyPolicy
-from proxy.observe.explain_answer import history_page
+from proxy.observe.explain_data import history_page
 from proxy.telemetry import metrics
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS, cpu_request

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.hooks.loader.crash_guard import CrashMarks, DeadlyError
+from proxy.hooks.loader.versions import CrashMarks, DeadlyError
 from proxy.model.errors import HookError
 
 FILE = Path("/etc/topoproxy/hooks.d/50-x.py")

@@ -21,8 +21,7 @@ from proxy.hooks import registry
 from proxy.hooks.events import Point, PostRunPodSandbox, Synchronize
 from proxy.hooks.facts import PodFacts, Pools
 from proxy.hooks.hook import Hook
-from proxy.hooks.loader.directories import survey
-from proxy.hooks.loader.entries import HookFileEntry, State
+from proxy.hooks.loader.directories import HookFileEntry, State, survey
 from proxy.hooks.loader.safe_read import SETTLED_S
 from proxy.hooks.registry import SOON_S, HookRegistry
 from proxy.model.backoff import Backoff

@@ -162,7 +162,7 @@ ROOMS: dict[str, list[Part]] = {
             ],
         ),
         Part(["proxy/hooks/remote"], ["tests/hooks/remote"]),
-        Part(files_of("hooks", "registry handover"), tests_of("hooks", "hook_registry")),
+        Part(files_of("hooks", "registry"), tests_of("hooks", "hook_registry")),
         Part(
             ["proxy/hooks/loader"],
             tests_of("hooks", "hook_directories hook_safe_read hook_loading hook_registry"),

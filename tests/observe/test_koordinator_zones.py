@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import HugePages, Machine, NumaNode
-from proxy.observe.koordinator_zones import Zone, divide, kubelet_reserve, less, with_reserve, zones_of
+from proxy.observe.koordinator import Zone, divide, kubelet_reserve, less, with_reserve, zones_of
 from proxy.pools.cpu_location import locations_of
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy

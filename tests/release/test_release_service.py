@@ -19,7 +19,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase
 from proxy.release import service
-from proxy.release.record import KEY
+from proxy.release.lazy import KEY
 from proxy.release.service import Release
 from proxy.telemetry import metrics
 

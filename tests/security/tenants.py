@@ -27,7 +27,7 @@ from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, Runtim
 from proxy.executor.status_data import node_page
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Pool
-from proxy.observe.explain_answer import history_page
+from proxy.observe.explain_data import history_page
 from tests.executor.conftest import MACHINE, PlayedCall, World
 from tests.testkit.changed_copy import changed_copy
 

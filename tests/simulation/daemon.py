@@ -15,7 +15,7 @@ from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.frontends.cri.call import InterceptedCall, Interceptors
 from proxy.model.errors import ConfigError
 from proxy.model.options import TopologyOptions
-from proxy.release.record import KEY
+from proxy.release.lazy import KEY
 from proxy.release.service import Release
 from proxy.succession.replacement import wait_quiet
 from proxy.telemetry import metrics

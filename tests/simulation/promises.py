@@ -28,8 +28,8 @@ from proxy.model.idset import union
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Pool
-from proxy.release.record import KEY
-from proxy.release.targets import target_of
+from proxy.release.kernel import target_of
+from proxy.release.lazy import KEY
 from tests.simulation.kernel import bits_of, text_of
 from tests.simulation.runtime import EXITED
 

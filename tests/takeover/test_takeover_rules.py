@@ -14,12 +14,12 @@ from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu,
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
 from proxy.takeover.inputs import CpuManagerFile, OwningContainer, TakeoverInputs
-from proxy.takeover.kubelet_state import kubelet_state_text
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import (
     StepRefusedError,
     conflicts,
     finish,
+    kubelet_state_text,
     remaining_allocations,
     revert,
     settings,

@@ -226,8 +226,7 @@ def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]
         ``policy``, ``timeout`` and ``settings``.
     """
     from proxy.cli.hooks.offline import LOADS, examined
-    from proxy.hooks.loader.directories import alone
-    from proxy.hooks.loader.entries import State
+    from proxy.hooks.loader.directories import State, alone
 
     reported: dict[str, Any] = {"path": str(path), "name": "", "state": "broken", "error": "", "settings": []}
     try:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.config.schema import HooksConfig
-from proxy.hooks.loader.directories import Candidate, survey
-from proxy.hooks.loader.entries import HookFileEntry, State
+from proxy.hooks.loader.directories import Candidate, HookFileEntry, State, survey
 from proxy.hooks.loader.loading import Loaded, load
 from proxy.hooks.loader.safe_read import UntrustedError, read_settled
 from proxy.hooks.loader.schema import keys_of

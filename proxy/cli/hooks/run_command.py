@@ -67,9 +67,7 @@ def run(
     """  # noqa: D301 - click wants the real backspace
     import asyncio
 
-    from proxy.cli.hooks.dry_run import dry_run
-    from proxy.cli.hooks.run_input import events_for, example, load_hooks
-    from proxy.cli.hooks.run_text import run_data, run_lines
+    from proxy.cli.hooks.dry_run import dry_run, events_for, example, load_hooks, run_data, run_lines
 
     if print_example is not None:
         click.echo(in_json(example(print_example)))

@@ -8,6 +8,7 @@ v1.8.0 pkg/runtimeproxy/config/config_manager.go, collectAllConfigs).
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import stat
@@ -21,6 +22,43 @@ from proxy.permissions import Trust
 
 _HOOK = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*\.py")
 _NULL = os.makedev(1, 3)
+
+
+class State(enum.StrEnum):
+    """The state of a file."""
+
+    RUNNING = "running"
+    OLD = "old version running"
+    WAITING = "being read"
+    BROKEN = "broken"
+    UNTRUSTED = "untrusted"
+    DISABLED = "disabled"
+    MASKED = "masked"
+
+
+@dataclass(frozen=True, slots=True)
+class HookFileEntry:
+    """One file.
+
+    Attributes:
+        name: The hook's name.
+        path: The file.
+        state: Its state.
+        error: Why it is not in use, or not in use as it is now; empty if it is.
+        points: What the version in use handles, sorted.
+        policy: ``Fail`` or ``Ignore``; empty where no version is in use.
+        timeout: Seconds for one answer; 0 where no version is in use.
+        server: It names a server; else it is Python.
+    """
+
+    name: str
+    path: str
+    state: State
+    error: str = ""
+    points: tuple[str, ...] = ()
+    policy: str = ""
+    timeout: float = 0.0
+    server: bool = False
 
 
 @dataclass(frozen=True, slots=True)

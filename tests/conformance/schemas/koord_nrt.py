@@ -9,7 +9,16 @@ from typing import Any
 from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu
 from proxy.engine.node_policy import node_reservation
 from proxy.model.quantity import parse_quantity
-from proxy.observe.koordinator import CPU_TOPOLOGY, POD_ALLOCS, NodeFacts, topology_annotations
+from proxy.observe.koordinator import (
+    CPU_TOPOLOGY,
+    POD_ALLOCS,
+    NodeFacts,
+    Zone,
+    divide,
+    kubelet_reserve,
+    less,
+    topology_annotations,
+)
 from proxy.observe.koordinator_kubelet import (
     KubeletFacts,
     PodRow,
@@ -17,7 +26,6 @@ from proxy.observe.koordinator_kubelet import (
     topology_of,
     topology_policy,
 )
-from proxy.observe.koordinator_zones import Zone, divide, kubelet_reserve, less
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.node_keys import RESERVATION, SYSTEM_QOS, SystemQos
 from proxy.pools.node_rule import MANAGER_POLICY, SHARED_POOLS

@@ -19,7 +19,7 @@ from proxy.hooks.answers import Adjustment
 from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.events import Point
 from proxy.hooks.hook import Hook, HookFailurePolicy, Outcome
-from proxy.hooks.loader.entries import State
+from proxy.hooks.loader.directories import State
 from proxy.hooks.registry import HookRegistry
 from proxy.hooks.samples import sample
 from proxy.model.admission import Namespaces

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.takeover.kubelet_running import signs_of_kubelet
+from proxy.takeover.service import signs_of_kubelet
 
 NOWHERE = ("127.0.0.1", 1)
 

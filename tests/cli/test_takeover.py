@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.takeover.text import done_text, plan_text, status_text
+from proxy.cli.takeover import done_text, plan_text, status_text
 
 
 @pytest.mark.parametrize(
