@@ -76,9 +76,8 @@ def live_containers(state: NodeState) -> list[Container]:
 
 def removable_quotas(state: NodeState, containers: Iterable[Container]) -> dict[str, QuotaPlace]:
     """Return where the CFS quotas are that owners run without, by the ledger's key."""
-    owners = (c for c in containers if c.placement.pool is Pool.OWN)
-    pods = ((c, state.pods.get(c.pod.sandbox_id) or c.pod) for c in owners)
-    return removable(state, [c for c, pod in pods if quota_is_off(state, pod, c.name, Pool.OWN)])
+    pods = ((c, state.pods.get(c.pod.sandbox_id) or c.pod) for c in containers)
+    return removable(state, [c for c, pod in pods if quota_is_off(state, pod, c.name, c.placement.pool)])
 
 
 def plan_differences(

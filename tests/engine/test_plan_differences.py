@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.inflight import InflightCall
 from proxy.engine.node import Node
 from proxy.engine.plan_differences import (
     PlanChange,
@@ -16,9 +17,12 @@ from proxy.engine.plan_differences import (
 )
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import KeepQuota
 from proxy.model.mode import NodeMode
+from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)
 ALL, BOTH = MACHINE.online, MACHINE.memory_nodes
@@ -79,6 +83,45 @@ def test_of_what_cannot_be_read_nothing_is_said() -> None:
     assert (own.change, own.cpus, own.mems, own.is_changed) == (PlanChange.NONE, None, None, False)
 
 
+@pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.ENFORCE])
+@pytest.mark.parametrize(("container_id", "differs"), [("own", False), ("web", True), ("gone", True)])
+def test_a_container_with_a_call_in_flight_may_get_other_cpus_by_it(
+    mode: NodeMode, container_id: str, *, differs: bool
+) -> None:
+    there = state(OWN, WEB, mode=mode)
+    there = structs.replace(there, inflight=there.inflight.departed(InflightCall(1, container_id, ALL)))
+    own, web = plan_differences(there, [OWN, WEB], {"own": (ALL, BOTH), "web": (SHARED, BOTH)}, {})
+    change = PlanChange.DRIFT if mode is NodeMode.ENFORCE else PlanChange.PIN
+    assert (own.cpus, own.change) == (ALL, change if differs else PlanChange.NONE)
+    assert web.change is PlanChange.NONE
+
+
+@pytest.mark.parametrize(
+    ("quotas", "own", "web"),
+    [
+        ({}, (None, None), (None, None)),
+        ({"qc/own": 1}, (1, None), (None, None)),
+        ({"q/u1": 2}, (None, 2), (None, None)),
+        ({"qc/own": -1, "q/u1": -1}, (None, None), (None, None)),
+        ({"qc/web": 3, "q/u1": 2}, (None, 2), (3, None)),
+    ],
+)
+def test_a_quota_of_a_pod_is_removed_from_its_owners(
+    quotas: dict[str, int], own: tuple[int | None, int | None], web: tuple[int | None, int | None]
+) -> None:
+    beside = structs.replace(WEB, pod=OWNER)
+    there = state(OWN, beside, mode=NodeMode.ENFORCE)
+    rows = plan_differences(there, [OWN, beside], {"own": (OWNED, Mask((0,))), "web": (SHARED, BOTH)}, quotas)
+    assert [(row.quota, row.pod_quota) for row in rows] == [own, web]
+    assert [row.is_changed for row in rows] == [own != (None, None), web != (None, None)]
+
+
+def test_containers_are_in_the_order_of_their_names() -> None:
+    names = {"z": "a", "x": "b", "y": "b"}
+    there = state(*(structs.replace(WEB, id=key, name=name) for key, name in names.items()))
+    assert [(c.name, c.id) for c in live_containers(there)] == [("a", "z"), ("b", "x"), ("b", "y")]
+
+
 def test_only_containers_that_may_run_are_compared() -> None:
     phases = (Phase.CREATING, Phase.CREATED, Phase.STARTING, Phase.RUNNING, Phase.EXITED)
     there = state(*(structs.replace(WEB, id=phase.value, phase=phase) for phase in phases))
@@ -92,6 +135,19 @@ def test_quotas_of_owners_and_their_pods_would_be_removed() -> None:
         "qc/own": ("/kubepods/podu1", "own"),
     }
     assert removable_quotas(there, [WEB]) == {}
+
+
+@pytest.mark.parametrize("keep", KeepQuota)
+@pytest.mark.parametrize("containers", [1, 2])
+def test_quotas_that_a_setting_keeps_would_not_be_removed(keep: KeepQuota, containers: int) -> None:
+    """How many containers a pod has is read from the newest that is known of it."""
+    asks = PodRequests("u1", tuple(ContainerResources(str(n)) for n in range(containers)))
+    known = structs.replace(OWNER, asks=asks)
+    there = structs.replace(
+        NodeState.of(changed_copy(NODE, keep_quota=keep), [known, SHARER], [OWN]), mode=NodeMode.OBSERVE
+    )
+    stays = keep is KeepQuota.ALWAYS or (keep is KeepQuota.SEVERAL_CONTAINERS and containers > 1)
+    assert bool(removable_quotas(there, [OWN])) is not stays
 
 
 @pytest.mark.parametrize(
