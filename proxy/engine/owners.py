@@ -68,7 +68,7 @@ def owners_of(
     for container in containers:
         if container.phase is Phase.EXITED:
             continue
-        if held and container.pod.uid in held:
+        if container.pod.uid in held:
             there.add((container.pod.uid, container.name))
         placement = container.placement
         if placement.pool is not Pool.OWN:

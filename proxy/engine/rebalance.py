@@ -46,8 +46,10 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
             if kind not in ways:
                 ways[kind] = _way(before.wanted(old), after.wanted(container))
             turn = ways[kind]
-        if turn:
-            (shrink if turn < 0 else grow).append(key)
+        if turn < 0:
+            shrink.append(key)
+        elif turn:
+            grow.append(key)
     return tuple(sorted(shrink)), tuple(sorted(grow))
 
 

@@ -155,6 +155,23 @@ def test_beyond_256_cpus_the_limit_is_used() -> None:
     assert requested_cpus(pod, Request()) == 300
     assert requested_cpus(pod_of("", "", Request(262_144, -1, 100_000)), Request()) == 256
     assert requested_cpus(pod_of("", "", Request(262_143, 0, 0)), Request()) == 255
+    for period in (0, 100_000, 50_000):  # kubelet's period is 100 ms where none is given
+        total = Request(262_144, 300 * (period or 100_000), period)
+        assert requested_cpus(pod_of("", "", total), Request()) == 300
+        assert requested_cpus(pod_of(), total) == 300, "without a sum, what is known of its containers"
+
+
+@pytest.mark.parametrize("mode", ResourceStatusMode)
+@pytest.mark.parametrize("qos", ["LSR", "LSE"])
+def test_cpus_that_the_node_has_chosen_are_not_checked_again(qos: str, mode: ResourceStatusMode) -> None:
+    """They are no claim of an annotation: reserving them later, or counting again, takes nothing away."""
+    chosen = changed_copy(pod_of("", qos, asked(1000)), cpuset=CpuSet([4, 5]), cpuset_chosen_locally=True)
+    node = node_of(changed_copy(DEFAULT, resource_status=mode), reservation=CpuSet([4]))
+    assert permitted_claim(node, chosen) == (chosen, None)
+    assert assigned_cpus(node, chosen) == CpuSet([4, 5])
+    named = changed_copy(chosen, cpuset_chosen_locally=False)
+    follows = mode is ResourceStatusMode.FOLLOW
+    assert assigned_cpus(node, named) == (CpuSet([4, 5]) if follows else None)
 
 
 def test_a_guaranteed_pod_is_limited_where_kubelet_sets_no_quota() -> None:

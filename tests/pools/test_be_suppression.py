@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,11 +47,56 @@ def test_a_node_that_keeps_nothing_back_gives_all_of_the_rest() -> None:
     assert budget(Usage(20_000, 20_000, 6.0, pods={"x": 6.0})) == 13_000 - 6_000
 
 
+EIGHTHS = st.integers(0, 200).map(lambda eighths: eighths * 125)
+"""Milli-CPUs that are exact as a fraction of two, as usage is given."""
+
+
+@given(
+    EIGHTHS,
+    EIGHTHS,
+    EIGHTHS,
+    EIGHTHS,
+    st.dictionaries(st.sampled_from("abcd"), EIGHTHS),
+    st.sets(st.sampled_from("abx")),
+    st.integers(1, 100),
+    st.none() | st.integers(0, 100),
+)
+def test_the_budget_is_what_the_formula_says(
+    capacity: int,
+    allocatable: int,
+    reservation: int,
+    system: int,
+    pods: dict[str, int],
+    be_pods: set[str],
+    threshold: int,
+    least: int | None,
+) -> None:
+    used = {uid: milli / 1000 for uid, milli in pods.items()}
+    node = (system + sum(pods.values())) / 1000
+    usage = Usage(capacity, allocatable, node, reservation, used, frozenset(be_pods))
+    others = sum(milli for uid, milli in pods.items() if uid not in be_pods)
+    left = capacity * threshold // 100 - others - max(system, capacity - allocatable, reservation)
+    assert budget(usage, threshold, least) == max(
+        left, capacity * least // 100 if least is not None else left
+    )
+
+
+def test_what_all_pods_use_beyond_the_whole_node_is_no_gain() -> None:
+    """Two readings of counters are never of the same moment."""
+    assert budget(Usage(20_000, 20_000, 5.0, pods={"x": 6.0})) == 13_000 - 6_000
+
+
 def test_growing_is_slow_and_shrinking_is_not() -> None:
     assert cpu_count_for(2001, 8, 8) == 3
     assert cpu_count_for(-1, 8, 8) == 2
     assert cpu_count_for(9000, 2, 8) == 3, "a tenth of 8, rounded up"
     assert cpu_count_for(9000, 2, 70) == 9
+
+
+@given(st.integers(-3000, 300_000), st.integers(0, 256), st.integers(1, 256))
+def test_at_least_two_cpus_and_a_tenth_more_at_a_time(milli: int, now: int, machine: int) -> None:
+    whole = max(2, math.ceil(Fraction(milli, 1000)))
+    assert cpu_count_for(milli, now, machine) == min(whole, now + math.ceil(Fraction(machine, 10)))
 
 
 def test_cpus_of_lsr_pods_give_their_share() -> None:
@@ -93,6 +141,19 @@ def test_foreign_cpus_are_never_chosen(
 )
 def test_quotas(milli: int, now: int, quota: int | None) -> None:
     assert quota_for(milli, 10, now) == quota
+
+
+@given(st.integers(-3000, 300_000), st.integers(1, 256), st.just(-1) | st.integers(2000, 25_600_000))
+def test_a_quota_is_the_budget_in_steps_of_a_tenth_of_the_machine(milli: int, machine: int, now: int) -> None:
+    """A budget of a thousandth of a CPU is 100 microseconds of each period."""
+    wanted, whole = max(2000, milli * 100), machine * 100_000
+    quota = quota_for(milli, machine, now)
+    if abs(wanted - now) < Fraction(whole, 100) and wanted > 2000:
+        assert quota is None
+    elif now != -1 and wanted > now + whole // 10:
+        assert quota == now + whole // 10
+    else:
+        assert quota == wanted
 
 
 def test_one_way_at_a_time_and_the_other_is_undone() -> None:
