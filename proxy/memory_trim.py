@@ -24,7 +24,7 @@ _START_ONLY = (
     "yaml",
     "_yaml",
     "proxy.cli",
-    "proxy.config.drop_ins",
+    "proxy.config.load",
     "proxy.config.load",
     "proxy.config.show",
     "gettext",

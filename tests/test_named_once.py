@@ -17,7 +17,7 @@ RENAMES = {
     "atomic_write.py": "it is the helper",
     "cli/hooks/file_commands.py": "a symbolic link",
     "sockets/unix_socket.py": "a socket",
-    "sockets/socket_path.py": "a socket",
+    "sockets/grpc_socket.py": "a socket",
     "backends/ledger/opening.py": "a damaged file is kept under another name",
     "backends/cgroup/fake/cpuset.py": "directories",
     "attach/journal.py": "directories",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxy.config.admission import NAMESPACES
+from proxy.config.admission import NAMESPACES, SELECTOR
 from proxy.config.kinds import duration, whole
-from proxy.config.label_selector import SELECTOR
 from proxy.config.setting import key
 from proxy.model.admission import Namespaces
 from proxy.model.label_selector import LabelSelector

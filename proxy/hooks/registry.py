@@ -151,7 +151,7 @@ class HookRegistry:
             report_problem: Takes a message about a failure.
             report_success: Takes a message about a success.
             clock: Seconds.
-            marks: Records which files are being loaded (``loader.crash_guard``); None: nowhere.
+            marks: Records which files are being loaded (``loader.versions``); None: nowhere.
         """
         self._config = config
         self._engine = engine

@@ -22,13 +22,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from proxy.config.changes import KeyChange, changes, with_live
 from proxy.config.checks import check, check_start, refuse
 from proxy.config.files import exposed
 from proxy.config.schema import Config
 from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, TopoproxyError
-from proxy.reload.reread import reread
+from proxy.reload.reread import KeyChange, changes, reread, with_live
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:

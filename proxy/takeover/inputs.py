@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.backends.kubelet.checkpoint_contents import HeldCpus, held_cpus
-from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, read_cpu
+from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, HeldCpus, held_cpus, read_cpu
 from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet

@@ -20,8 +20,7 @@ from proxy.allocation.memory import hints as memory_hints
 from proxy.allocation.memory.state import MemoryRefused, MemoryState, initial, node_memory
 from proxy.allocation.packed import NotEnoughCpus
 from proxy.allocation.policies import decide
-from proxy.backends.kubelet.checkpoint_contents import held_cpus
-from proxy.backends.kubelet.checkpoints import read_cpu, read_memory
+from proxy.backends.kubelet.checkpoints import held_cpus, read_cpu, read_memory
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, TopologyPolicy

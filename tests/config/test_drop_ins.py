@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config import Config, load
-from proxy.config.drop_ins import MOST_FILES
-from proxy.config.load import untrusted
+from proxy.config.load import MOST_FILES, untrusted
 from proxy.model.errors import ConfigError
 
 

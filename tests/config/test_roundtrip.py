@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config import Config, as_yaml, parse
-from proxy.config.changes import changes, with_live
 from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.hooks import HookSettings
 from proxy.config.kinds import OPTIONAL_ADDRESS
@@ -24,6 +23,7 @@ from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
 from proxy.model.label_selector import LabelExpression, LabelOperator, LabelSelector
 from proxy.model.options import CpuOptions, TopologyOptions, parse_cpu_options
+from proxy.reload.reread import changes, with_live
 
 PATHS = st.lists(st.sampled_from(["a", "b c", "ä", "#", "~", "no", "1", "'\""]), min_size=1, max_size=4).map(
     lambda parts: Path("/", *parts)

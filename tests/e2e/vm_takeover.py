@@ -21,8 +21,7 @@ from typing import Any
 from vm_guest import ALL, FOLDER, LONG_S, Daemon, step, wait
 from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
 
-from proxy.backends.kubelet.checkpoint_contents import HeldCpus, held_cpus
-from proxy.backends.kubelet.checkpoints import read_cpu
+from proxy.backends.kubelet.checkpoints import HeldCpus, held_cpus, read_cpu
 from proxy.model.idset import CpuSet
 
 CONFIG, STATE, LOG = Path("/etc/kubelet/config.yaml"), ROOT / "cpu_manager_state", Path("/out/kubelet.log")

@@ -10,8 +10,8 @@ import pytest
 
 from proxy.hooks import api, reference
 from proxy.hooks.answers import FIELDS, Adjustment, Update
-from proxy.hooks.docstrings import documented, type_words
 from proxy.hooks.events import POINTS, PreCreateContainer, Shutdown
+from proxy.hooks.reference import documented, type_words
 
 PAGE = Path(__file__).parents[2] / "docs/hook-points.md"
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.allocation.memory.state import MemoryState, NumaMemory, ResourceTable
-from proxy.backends.kubelet.checkpoint_contents import _readable
-from proxy.backends.kubelet.checkpoints import Checkpoint, lower
+from proxy.backends.kubelet.checkpoints import Checkpoint, _readable, lower
 from proxy.model.grants import Block, Blocks
 from proxy.model.idset import Mask
 

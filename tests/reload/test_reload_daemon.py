@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from proxy import logs
-from proxy.config.changes import changes
 from proxy.config.schema import Config, keys
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
+from proxy.reload.reread import changes
 from proxy.reload.service import NOT_RELOADED, NOTICE
 from tests.reload.node import FileNode
 from tests.testkit.daemon import run, temporary_node

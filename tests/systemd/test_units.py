@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from proxy.config import DEFAULT_FILE, Config
-from proxy.config.drop_ins import drop_ins
-from proxy.sockets.activation import FD_NAME
-from proxy.sockets.unix_socket import DEFAULT_DIRECTORY
+from proxy.config.load import drop_ins
+from proxy.sockets.unix_socket import DEFAULT_DIRECTORY, FD_NAME
 
 UNITS = Path(__file__).parents[2] / "systemd"
 

@@ -15,9 +15,8 @@ import pytest
 from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
-from proxy.backends.kubelet.checkpoint_contents import held_cpus
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state
-from proxy.backends.kubelet.checkpoints import read_cpu
+from proxy.backends.kubelet.checkpoints import held_cpus, read_cpu
 from proxy.demo.client import CriClient, DemoPod, Started
 from proxy.demo.proxy_process import ProxyProcess
 from proxy.demo.runtime import StandInRuntime

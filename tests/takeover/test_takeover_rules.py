@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.kubelet.checkpoint_contents import held_cpus
 from proxy.backends.kubelet.checkpoint_writer import none_state, pods_of, static_state
-from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, text_of
+from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, held_cpus, read_cpu, text_of
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
 from proxy.takeover.inputs import CpuManagerFile, OwningContainer, TakeoverInputs

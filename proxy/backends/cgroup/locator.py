@@ -23,8 +23,7 @@ from typing import Protocol
 
 from proxy.backends.cgroup import group_names
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.cgroup.hierarchies import read_mounts, root_of
-from proxy.backends.cgroup.mounts import MountedPath, below, group_line
+from proxy.backends.cgroup.hierarchies import MountedPath, below, group_line, read_mounts, root_of
 from proxy.executor.kernel_ports import Located
 from proxy.executor.runtime_ports import RuntimeDetail
 

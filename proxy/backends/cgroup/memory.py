@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.backends.cgroup.files import OsFiles, read_whole
-from proxy.backends.cgroup.hierarchies import elsewhere, has, mounted
-from proxy.backends.cgroup.mounts import mounted_v1
+from proxy.backends.cgroup.hierarchies import elsewhere, has, mounted, mounted_v1
 from proxy.backends.cgroup.search import GroupFinder
 from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errnos import GONE

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from proxy.backends.cluster.facts_file import FactsFile
-from proxy.backends.cluster.facts_format import FactsKind, namespace_labels
+from proxy.backends.cluster.facts_format import FactsFile, FactsKind, namespace_labels
 from proxy.backends.cluster.pod_facts import ClusterPods
 from proxy.model.kubelet import NodeMeta
 from proxy.pools.node_meta import node_meta_of

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from proxy.backends.cluster.facts_file import FactsFile
-from proxy.backends.cluster.facts_format import FactsKind
+from proxy.backends.cluster.facts_format import FactsFile, FactsKind
 from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.backends.kubelet.pods import PodIndex, index_pods, pod_in
 from proxy.executor.ports import Kubelet

@@ -28,8 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from proxy.atomic_write import write_file
-from proxy.backends.kubelet.checkpoint_contents import held_cpus
-from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, fnv1a, lower, read_cpu, text_of
+from proxy.backends.kubelet.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    fnv1a,
+    held_cpus,
+    lower,
+    read_cpu,
+    text_of,
+)
 from proxy.backends.kubelet.small_file import read_small
 from proxy.model.errors import CannotCreateError, PermissionDeniedError
 from proxy.model.idset import CpuSet

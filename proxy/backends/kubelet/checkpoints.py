@@ -13,11 +13,16 @@ The same type name is in every version, so versions differ in the types of entri
 A file does not contain its version: the version is the one whose text has the checksum. Reading never needs
 the checksum: a file that is being rewritten, or was edited, has ``version`` None, and the caller decides.
 Keys match in any case, as in Go.
+
+Theory of the contents (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). The files are
+hints for us, and kubelet does not know when we read them: between two writes a set may be in neither place.
+So the contents are converted as they are, and only an invalid set is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import Struct
@@ -28,6 +33,41 @@ from proxy.pools.go_json import load
 
 _OFFSET, _PRIME = 2166136261, 16777619
 _NIL = "<nil>"
+
+
+class HeldCpus(Struct, frozen=True):
+    """What ``cpu_manager_state`` says.
+
+    Attributes:
+        default: The shared set.
+        held: Pod uid to container name to CPUs; version 1 has container ids, and the empty uid here.
+    """
+
+    default: CpuSet
+    held: Mapping[str, Mapping[str, CpuSet]]
+
+
+def held_cpus(checkpoint: Checkpoint) -> HeldCpus:
+    """Read the CPUs of a ``cpu_manager_state``.
+
+    Raises:
+        CheckpointError: It holds an invalid CPU list.
+    """
+    with _readable("cpu_manager_state"):
+        entries = checkpoint.fields.get("entries") or {}
+        if entries and all(isinstance(value, str) for value in entries.values()):
+            entries = {"": entries}
+        default = CpuSet.parse(checkpoint.fields.get("defaultcpuset", ""))
+        held = {uid: {n: CpuSet.parse(text) for n, text in pod.items()} for uid, pod in entries.items()}
+        return HeldCpus(default, held)
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"cannot read kubelet's {what}: {error!r}") from None
 
 
 class CheckpointError(TopoproxyError):

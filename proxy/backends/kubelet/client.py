@@ -2,23 +2,26 @@
 
 Kubelet is queried while one of its own calls waits, so nothing here fails: a fact that is not available is
 None, and each cause is reported once, and again only after that source worked in between.
+
+kubelet's pods API (kubelet 1.36, gate PodsAPI; KEP-4188) returns one pod where the list has all of them, and
+needs no token, so it is preferred where it exists. Its answer is converted to the form of the JSON list, and
+read as such.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
 from proxy.backends.kubelet.channel import UnixChannel
 from proxy.backends.kubelet.fetch import fetch_pods
 from proxy.backends.kubelet.pod_resources import Devices, PodResources
-from proxy.backends.kubelet.pod_spec import PodSpec
+from proxy.backends.kubelet.pod_spec import CONFIG_HASH, PodSpec, pod_spec
 from proxy.backends.kubelet.pods import PodList
-from proxy.backends.kubelet.pods_api import PodsApi
 from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.model.backoff import RetryTimes
 from proxy.model.errors import TopoproxyError
@@ -26,6 +29,9 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.requests import PodRequests
 from proxy.model.workload import LocatedDevice
 from proxy.telemetry.port import Report
+
+if TYPE_CHECKING:
+    from proxy.api.kubelet import pods_pb2 as pb
 
 PODS_API, POD_LIST, POD_RESOURCES = (
     "kubelet's pods API",
@@ -37,6 +43,71 @@ _MOST_CAUSES = 32
 _NEVER = float("-inf")
 
 T = TypeVar("T")
+
+_GET = "/v1alpha1.Pods/GetPod"
+
+
+class PodsApi:
+    """The pods API."""
+
+    def __init__(self, channel: UnixChannel) -> None:
+        """Take the channel to kubelet's socket; the caller closes it."""
+        self._channel = channel
+
+    def find(self, uid: str) -> PodSpec | None:
+        """Find a pod.
+
+        Returns:
+            The pod, or None where kubelet does not know it.
+
+        Raises:
+            KubeletError: Kubelet does not serve the API, or does not answer; ``code`` says which.
+            InputError: The pod is malformed.
+        """
+        from proxy.api.kubelet import pods_pb2 as pb
+
+        try:
+            answer = self._channel.call(
+                "query kubelet for a pod", _GET, pb.GetPodRequest(pod_uid=uid), pb.GetPodResponse
+            )
+        except KubeletError as error:
+            if error.code == GrpcStatus.NOT_FOUND:
+                return None
+            raise
+        reported = answer.pod.metadata
+        if uid not in (reported.uid, reported.annotations.get(CONFIG_HASH)):
+            raise KubeletError(f"cannot query kubelet for a pod at {self._channel.path}: it gave another one")
+        return pod_spec(_plain(answer.pod), f"{reported.namespace}/{reported.name}", listed=True)
+
+
+def _plain(pod: pb.Pod) -> dict[str, Any]:
+    """Return a pod as JSON would hold it."""
+    metadata = {
+        "name": pod.metadata.name,
+        "namespace": pod.metadata.namespace,
+        "uid": pod.metadata.uid,
+        "labels": dict(pod.metadata.labels),
+        "annotations": dict(pod.metadata.annotations),
+    }
+    spec = {
+        "containers": [_container(c) for c in pod.spec.containers],
+        "initContainers": [_container(c) for c in pod.spec.init_containers],
+        "overhead": _amounts(pod.spec.overhead),
+        "resources": _resources(pod.spec.resources),
+    }
+    return {"metadata": metadata, "spec": spec, "status": {"qosClass": pod.status.qos_class}}
+
+
+def _container(raw: pb.Container) -> dict[str, Any]:
+    return {"name": raw.name, "restartPolicy": raw.restart_policy, "resources": _resources(raw.resources)}
+
+
+def _resources(raw: pb.ResourceRequirements) -> dict[str, Any]:
+    return {"requests": _amounts(raw.requests), "limits": _amounts(raw.limits)}
+
+
+def _amounts(raw: Mapping[str, pb.Quantity]) -> dict[str, str]:
+    return {name: amount.string for name, amount in raw.items()}
 
 
 class KubeletClient:

@@ -3,30 +3,183 @@
 Nothing here is in the path of a client's request. Importing grpc takes longer than everything else at start,
 so it is imported with the first call. A runtime that does not know ``runtime.v1`` is queried by
 ``runtime.v1alpha2``: the messages have the same layout, and UNIMPLEMENTED says that a service is not there.
+
+The status of a container carries resources since CRI of 1.25, where the runtime fills them in (containerd
+1.7). Beyond that containerd and CRI-O put a JSON document under ``info["info"]`` whose ``runtimeSpec`` is the
+OCI specification as it is saved, and whose ``pid`` is the container's first process. Its layout is not
+specified, so whatever is missing, of another type, or not JSON counts as unknown.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.runtime.listing import entries_of, read_container, read_sandbox
-from proxy.backends.runtime.verbose_status import parse_detail
-from proxy.executor.runtime_ports import Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.executor.runtime_ports import SOURCE, Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, plausible
+from proxy.pools.facts import POD_KEYS
 from proxy.wire.grpc_channel import GrpcChannel, details_of
-from proxy.wire.protobuf import text
+from proxy.wire.protobuf import Keys, entry_of, identity, text
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 _SERVICES = ("runtime.v1", "runtime.v1alpha2")
 Answer = TypeVar("Answer", bound="Message")
+
+_Entry = TypeVar("_Entry")
+
+_KEYS = Keys((*POD_KEYS, SOURCE))
+_STATES = {number: name.removeprefix("CONTAINER_") for name, number in pb.ContainerState.items()}
+_FIRST = 0x0A
+"""The key of field 1, a string: the id, which encoders write first."""
+
+_TOO_LARGE = 1 << 64
+"""Numbers of the OCI specification have 64 bits."""
+
+
+def entries_of(
+    raw: bytes, what: str, read: Callable[[bytes], _Entry | None], unread: Callable[[str], None]
+) -> Listed[_Entry]:
+    """Read a list.
+
+    Args:
+        raw: The runtime's answer.
+        what: What an entry is, for people.
+        read: Reads an entry. It raises DecodeError where the entry is not a message, and returns None where
+            the entry is about something that no call can name.
+        unread: Called with a sentence about each entry that is left out.
+
+    Raises:
+        RuntimeCallError: The answer cannot even be split into entries.
+    """
+    try:
+        pieces = pb.ListEntries.FromString(raw).entries
+    except DecodeError as error:
+        message = f"cannot read the runtime's list of {what} entries: {error}"
+        unread(message)
+        raise RuntimeCallError(message, GrpcStatus.INTERNAL) from None
+    found, lacking = list[_Entry](), set[str]()
+    for piece in pieces:
+        try:
+            entry = read(piece)
+        except DecodeError as error:
+            known = _id_of(piece)
+            lacking.add(known)
+            unread(f"cannot read {what} {known!r} of the runtime's list: {error}")
+            continue
+        if entry is None:
+            unread(f"cannot use a {what} of the runtime's list: its id is not UTF-8")
+        else:
+            found.append(entry)
+    return Listed(found, lacking)
+
+
+def read_sandbox(raw: bytes) -> RuntimePod | None:
+    """Read a sandbox, with its labels and the annotations that count."""
+    item = pb.ListedSandbox.FromString(raw)
+    sandbox_id, meta = identity(item.id), item.metadata
+    if not sandbox_id:
+        return None
+    return RuntimePod(
+        id=sandbox_id,
+        uid=text(meta.uid),
+        namespace=text(meta.namespace),
+        name=text(meta.name),
+        attempt=meta.attempt,
+        ready=item.state == pb.SANDBOX_READY,
+        labels=_KEYS.and_others(item.labels),
+        annotations=_KEYS.of(item.annotations),
+    )
+
+
+def read_container(raw: bytes) -> RuntimeContainer | None:
+    """Read a container."""
+    item = pb.ListedContainer.FromString(raw)
+    container_id, meta = identity(item.id), item.metadata
+    if not container_id:
+        return None
+    return RuntimeContainer(
+        id=container_id,
+        sandbox_id=text(item.pod_sandbox_id),
+        name=text(meta.name),
+        attempt=meta.attempt,
+        state=_STATES.get(item.state, "UNKNOWN"),
+    )
+
+
+def _id_of(raw: bytes) -> str:
+    """Read the id of an entry that cannot be decoded; empty where it is not at the entry's beginning."""
+    if len(raw) < 2 or raw[0] != _FIRST or raw[1] > 0x7F or len(raw) < 2 + raw[1]:
+        return ""
+    return identity(raw[2 : 2 + raw[1]])
+
+
+def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
+    """Return the cgroup and the resources of a status answer; never raises."""
+    document = _document(answer)
+    linux = _get(document, "runtimeSpec", "linux")
+    cgroups_path = _text(_get(linux, "cgroupsPath"))
+    pid = _number(_get(document, "pid"))
+    status = answer.status
+    if status.resources.HasField("linux"):
+        reported = status.resources.linux
+        return RuntimeDetail(
+            cgroups_path=cgroups_path,
+            cpu_shares=reported.cpu_shares,
+            cpu_quota=reported.cpu_quota,
+            cpu_period=reported.cpu_period,
+            memory_limit=reported.memory_limit_in_bytes,
+            cpuset_cpus=plausible(text(reported.cpuset_cpus)),
+            cpuset_mems=plausible(text(reported.cpuset_mems)),
+            pid=pid,
+        )
+    cpu = _get(linux, "resources", "cpu")
+    return RuntimeDetail(
+        cgroups_path=cgroups_path,
+        cpu_shares=_number(_get(cpu, "shares")),
+        cpu_quota=_number(_get(cpu, "quota")),
+        cpu_period=_number(_get(cpu, "period")),
+        memory_limit=_number(_get(linux, "resources", "memory", "limit")),
+        cpuset_cpus=plausible(_text(_get(cpu, "cpus"))),
+        cpuset_mems=plausible(_text(_get(cpu, "mems"))),
+        pid=pid,
+    )
+
+
+def _document(answer: pb.DetailFacts) -> object:
+    """Read the JSON document. Bytes that are not UTF-8 cost the text that they are in and nothing else."""
+    found = b""
+    for raw in answer.info:
+        entry = entry_of(raw)
+        if entry is not None and entry.key == b"info":
+            found = entry.value
+    try:
+        return json.loads(found.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _get(value: object, *keys: str) -> object:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= _TOO_LARGE:
+        return 0
+    return value
 
 
 class GrpcRuntime:

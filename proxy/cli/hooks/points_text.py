@@ -8,9 +8,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from proxy.hooks.answers import FIELDS
-from proxy.hooks.docstrings import documented, type_words
 from proxy.hooks.events import POINTS, VALIDATES, Point
-from proxy.hooks.reference import ANSWERS, FACTS, answers_at, short_answer, types_of
+from proxy.hooks.reference import ANSWERS, FACTS, answers_at, documented, short_answer, type_words, types_of
 from proxy.model import schema_ids
 from proxy.model.errors import UsageError
 from proxy.observe.json_access import cut, table

@@ -1,17 +1,36 @@
-"""The handlers of a remote hook: they send an event to a server and convert its answer."""
+"""The handlers of a remote hook: they send an event to a server and convert its answer.
+
+The protocol has no field presence: a server returns everything that it received, with its changes. So what it
+*wants* is the difference between the merged answer (``merge``) and the request; an answer that changes
+nothing claims nothing, and conflicts with no other hook. Where Koordinator's merge does harm,
+we do not follow it:
+
+- An OOM score adjustment of 0 is what a server answers that never sets one (Koordinator v1.8.0
+  pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource), so it is ignored. No server can set it to 0.
+- An empty set takes back what the *client* requested: that is how koordlet frees BE (best effort) pods of the
+  CPUs that kubelet wrote (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go,
+  getContainerCPUSet). It is ``CLEAR`` then, never a container without CPUs, and nothing at all where the
+  client requested none or a hook before has chosen.
+- CPUs and nodes that hooks may not give are left out of the answer and reported, and the rest of it counts:
+  koordlet computes pools by itself, and would otherwise lose every answer. A set that holds all of what the
+  container has (or of what a hook before has chosen) narrows nothing, so it claims nothing.
+- The pod's cgroup is there before its containers, so an answer for a container cannot move it.
+- Environment variables are set in place, so their order stays (Koordinator's transferToCRIContainerEnvs loses
+  it), and variables that could not be sent to the server are not removed.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.hooks.answers import NOTHING, Adjustment
+from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Presence
 from proxy.hooks.events import (
     Point,
     PostStartContainer,
@@ -22,11 +41,11 @@ from proxy.hooks.events import (
     PreStartContainer,
     PreUpdateContainerResources,
 )
-from proxy.hooks.remote.adjustments import claims_of
 from proxy.hooks.remote.client import LARGEST, Client
-from proxy.hooks.remote.convert import container_request, sandbox_request
+from proxy.hooks.remote.convert import NUMBERS, container_request, sandbox_request
 from proxy.hooks.remote.merge import merge_answer
 from proxy.model.errors import HookError
+from proxy.model.idset import CpuSet, IdSet, Mask
 from proxy.telemetry.port import Report
 
 POINTS: Final[dict[str, type[Point]]] = {
@@ -44,6 +63,150 @@ POINTS: Final[dict[str, type[Point]]] = {
 """Koordinator's names of its hooks, which are the names of our points."""
 
 _SANDBOX = (PreRunPodSandbox, PostStopPodSandbox)
+
+_S = TypeVar("_S", CpuSet, Mask)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerClaims:
+    """The changes that a server requests.
+
+    Attributes:
+        adjustment: As the engine takes it.
+        dropped: Field to what of the answer cannot be done, and why.
+    """
+
+    adjustment: Adjustment
+    dropped: Mapping[str, str]
+
+
+def sandbox_claims(sent: pb.PodSandboxHookRequest, after: pb.PodSandboxHookRequest) -> ServerClaims:
+    """Find what a server wants of a sandbox.
+
+    Args:
+        sent: The request that the server received.
+        after: That with its answer.
+    """
+    wanted: dict[str, Any] = {
+        "labels": _changed(sent.labels, after.labels),
+        "annotations": _changed(sent.annotations, after.annotations),
+    }
+    if after.cgroup_parent != sent.cgroup_parent:
+        wanted["cgroup_parent"] = after.cgroup_parent
+    return ServerClaims(Adjustment(**wanted), {})
+
+
+def container_claims(
+    event: PreCreateContainer | PreUpdateContainerResources,
+    so_far: Adjustment,
+    sent: pb.ContainerResourceHookRequest,
+    after: pb.ContainerResourceHookRequest,
+) -> ServerClaims:
+    """Find what a server wants of a container.
+
+    Args:
+        event: What happens.
+        so_far: What hooks before have set.
+        sent: The request that the server received.
+        after: That with its answer.
+
+    Raises:
+        HookError: A list of CPUs or nodes is invalid.
+    """
+    dropped: dict[str, str] = {}
+    wanted: dict[str, Any] = {
+        "annotations": _changed(sent.container_annotations, after.container_annotations)
+    }
+    if isinstance(event, PreCreateContainer):
+        wanted["envs"] = _changed(sent.container_envs, after.container_envs)
+    if after.pod_cgroup_parent != sent.pod_cgroup_parent:
+        dropped["pod_cgroup_parent"] = f"{after.pod_cgroup_parent!r}: the pod's cgroup is there already"
+    had, has = sent.container_resources, after.container_resources
+    if had != has:
+        wanted |= _numbers(had, has)
+        wanted["unified"] = _changed(had.unified, has.unified)
+        wanted |= _sets(event, so_far, sent, after, dropped)
+    return ServerClaims(Adjustment(**wanted), dropped)
+
+
+def claims_of(event: object, so_far: Adjustment, sent: Any, after: Any) -> ServerClaims:
+    """Find what a server wants; nothing at points where Koordinator's proxy does not use an answer either."""
+    if isinstance(event, PreRunPodSandbox):
+        return sandbox_claims(sent, after)
+    if isinstance(event, PreCreateContainer | PreUpdateContainerResources):
+        return container_claims(event, so_far, sent, after)
+    return ServerClaims(NOTHING, {})
+
+
+def _changed(sent: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
+    changed: dict[str, Any] = {key: value for key, value in after.items() if sent.get(key) != value}
+    return changed | {key: CLEAR for key in sent if key not in after}
+
+
+def _numbers(had: pb.LinuxContainerResources, has: pb.LinuxContainerResources) -> dict[str, int]:
+    pairs = ((ours, getattr(had, name), getattr(has, name)) for ours, name in NUMBERS.items())
+    wanted = {ours: value for ours, before, value in pairs if value != before}
+    if not has.oom_score_adj:
+        wanted.pop("oom_score_adj", None)
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice(Generic[_S]):
+    """What there is to choose from.
+
+    Attributes:
+        has: What the engine has chosen; None where it leaves it.
+        chosen: What a hook before has chosen.
+        allowed: What hooks may choose from.
+        by_client: The client has requested a set.
+    """
+
+    has: _S | None
+    chosen: _S | Literal[Presence.LEAVE, Presence.CLEAR]
+    allowed: _S
+    by_client: bool
+
+    def of(self, name: str, text: str, dropped: dict[str, str]) -> _S | Presence:
+        """Find what is wanted by a field of an answer; what cannot be goes into ``dropped``."""
+        ids = ",".join(part for part in text.split(",") if part.strip())  # koordlet joins empty pools, too
+        try:
+            wanted = type(self.allowed).parse(ids)
+        except ValueError:
+            cause = f"{name} is {text[:60]!r}, and not a list such as 0-3,8"
+            raise HookError(f"cannot use the answer of a hook server: {cause}") from None
+        if not wanted:
+            return CLEAR if not text and self.by_client and self.chosen is LEAVE else LEAVE
+        given = wanted & self.allowed
+        if given != wanted:
+            dropped[name] = f"{wanted - given}: not among those that hooks may give the container"
+        base = self.has if self.chosen is LEAVE else self.chosen
+        narrows_nothing = isinstance(self.chosen, IdSet) and self.chosen <= given
+        return LEAVE if not given or given == base or narrows_nothing else given
+
+
+def _sets(
+    event: PreCreateContainer | PreUpdateContainerResources,
+    so_far: Adjustment,
+    sent: pb.ContainerResourceHookRequest,
+    after: pb.ContainerResourceHookRequest,
+    dropped: dict[str, str],
+) -> dict[str, Any]:
+    """Find the CPUs and nodes that are wanted."""
+    had, has, decision = sent.container_resources, after.container_resources, event.decision
+    requested = [event.container.resources]
+    if isinstance(event, PreUpdateContainerResources):
+        requested.append(event.asked)
+    wanted: dict[str, Any] = {}
+    if has.cpuset_cpus != had.cpuset_cpus:
+        by_client = any(one.cpuset_cpus for one in requested)
+        cpus = _Choice(decision.cpus, so_far.cpus, decision.allowed, by_client)
+        wanted["cpus"] = cpus.of("cpuset_cpus", has.cpuset_cpus, dropped)
+    if has.cpuset_mems != had.cpuset_mems:
+        by_client = any(one.cpuset_mems for one in requested)
+        mems = _Choice(decision.mems, so_far.mems, decision.allowed_mems, by_client)
+        wanted["mems"] = mems.of("cpuset_mems", has.cpuset_mems, dropped)
+    return wanted
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 Pure functions on messages that give new ones; the rules are those of Koordinator v1.8.0
 pkg/runtimeproxy/resexecutor/cri (updateResource in utils.go, UpdateRequest in pod.go and container.go). The
 protocol has no presence, so each field has a rule of its own for what "not set" is. Those rules do harm in
-places; ``adjustments``, which has the request, decides which part of an answer becomes an adjustment.
+places; ``handlers``, which has the request, decides which part of an answer becomes an adjustment.
 
 | field | an answer | an update of kubelet's |
 |---|---|---|

@@ -102,7 +102,7 @@ def socket_distrust(path: Path, data: bytes, config: HooksConfig) -> str:
     Returns:
         A sentence; empty where nothing is wrong, no process answers, or the file itself cannot be used.
     """
-    from proxy.hooks.remote.peer import Peer
+    from proxy.hooks.remote.client import Peer
 
     try:
         endpoint = _endpoint(_read(data), config, path)

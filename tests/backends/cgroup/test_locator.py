@@ -11,10 +11,9 @@ from proxy.backends.cgroup.cfs_quota import KernelCpuGroups, open_cpu_groups
 from proxy.backends.cgroup.cpu_usage import V1, V2, open_usage
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
-from proxy.backends.cgroup.hierarchies import read_mounts, root_of
+from proxy.backends.cgroup.hierarchies import below, group_line, read_mounts, root_of
 from proxy.backends.cgroup.locator import Locator
 from proxy.backends.cgroup.memory import KernelMemory, open_memory
-from proxy.backends.cgroup.mounts import below, group_line
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from proxy.backends.cgroup.hierarchies import elsewhere, mounted, read_mounts, root_of
-from proxy.backends.cgroup.mounts import (
+from proxy.backends.cgroup.hierarchies import (
     HierarchyMount,
     MountedPath,
     below,
+    elsewhere,
     group_line,
+    mounted,
     mounted_v1,
     mounted_v2,
     parse_mounts,
+    read_mounts,
+    root_of,
 )
 
 HYBRID = """\

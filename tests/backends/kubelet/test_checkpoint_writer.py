@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.backends.kubelet import checkpoint_writer as module
-from proxy.backends.kubelet.checkpoint_contents import held_cpus
 from proxy.backends.kubelet.checkpoint_writer import (
     NAME,
     none_state,
@@ -23,7 +22,7 @@ from proxy.backends.kubelet.checkpoint_writer import (
     sweep,
     write_text,
 )
-from proxy.backends.kubelet.checkpoints import CheckpointError, read_cpu
+from proxy.backends.kubelet.checkpoints import CheckpointError, held_cpus, read_cpu
 from proxy.model.errors import CannotCreateError
 from proxy.model.idset import CpuSet
 

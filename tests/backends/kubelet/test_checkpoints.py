@@ -7,8 +7,7 @@ import json
 import pytest
 
 from proxy.allocation.memory.state import ResourceTable
-from proxy.backends.kubelet.checkpoint_contents import held_cpus
-from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, read_cpu, read_memory
+from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, held_cpus, read_cpu, read_memory
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from tests.oracles.memory_manager_file import held_memory

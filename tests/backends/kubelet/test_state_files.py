@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.backends.kubelet.checkpoint_contents import held_cpus
 from proxy.backends.kubelet.checkpoint_writer import static_state, write_text
+from proxy.backends.kubelet.checkpoints import held_cpus
 from proxy.backends.kubelet.small_file import LARGEST
 from proxy.backends.kubelet.state_files import PAUSES_S, RECENT_NS, StateFile
 from proxy.model.idset import CpuSet

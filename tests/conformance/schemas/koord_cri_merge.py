@@ -20,8 +20,8 @@ from proxy.hooks.events import (
 )
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts
 from proxy.hooks.remote import merge
-from proxy.hooks.remote.adjustments import claims_of
 from proxy.hooks.remote.convert import container_request, resources_message, sandbox_request
+from proxy.hooks.remote.handlers import claims_of
 from proxy.hooks.remote.servers import server_of
 from proxy.model.errors import HookError
 from tests.conformance import hookmessages as messages

@@ -23,7 +23,7 @@ from proxy.frontends.hookserver.server import rpc_methods
 from proxy.frontends.hookserver.service import HookServerRunner
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CannotCreateError, ConfigError
-from proxy.sockets.socket_path import SocketPath
+from proxy.sockets.grpc_socket import SocketPath
 from tests.testkit.captured_log import telemetry
 
 

@@ -17,8 +17,8 @@ from proxy.hooks.events import (
     PreUpdateContainerResources,
 )
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Resources
-from proxy.hooks.remote.adjustments import ServerClaims, claims_of
 from proxy.hooks.remote.convert import container_request, sandbox_request
+from proxy.hooks.remote.handlers import ServerClaims, claims_of
 from proxy.hooks.remote.merge import merge_answer
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
