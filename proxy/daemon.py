@@ -21,7 +21,7 @@ from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
 from proxy.early_socket import EarlySocket, open_socket
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
-from proxy.executor.tasks import TimeSlices, tended
+from proxy.executor.tasks import TimeSlices, run_with_restarts
 from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
@@ -391,7 +391,7 @@ class Daemon:
 
     def _task(self, begin: Callable[[], Awaitable[None]]) -> None:
         """Run a coroutine as long as the daemon runs; a failure of it does not end the daemon."""
-        self._tasks.append(asyncio.get_running_loop().create_task(tended(begin, self._restarted)))
+        self._tasks.append(asyncio.get_running_loop().create_task(run_with_restarts(begin, self._restarted)))
 
     def _restarted(self, error: BaseException) -> None:
         if self.executor is not None:
@@ -514,16 +514,16 @@ class Daemon:
             if server is not None:
                 most = HOOKS_S if server is self.hooking else SERVER_S
                 await ending.step(
-                    "end what serves others", server.stop(), min(most, ending.left() - CONTROLLER_S)
+                    "end what serves others", server.stop(), min(most, ending.remaining() - CONTROLLER_S)
                 )
         if self.executor is not None:
             if self._suppression is not None and not handing_over:
-                most = min(SUPPRESSION_S, ending.left() - CONTROLLER_S)
+                most = min(SUPPRESSION_S, ending.remaining() - CONTROLLER_S)
                 await ending.step("give BE pods back what they had", self._suppression.stop(), most)
                 if self._settler is not None:
-                    most = min(SETTLE_LIMIT_S, ending.left() - CONTROLLER_S)
+                    most = min(SETTLE_LIMIT_S, ending.remaining() - CONTROLLER_S)
                     await ending.step("update the runtime", self._settler.finish(SETTLE_LIMIT_S), most)
-            limit = max(CONTROLLER_S, min(CLOSE_S, ending.left() - PARTS_S))
+            limit = max(CONTROLLER_S, min(CLOSE_S, ending.remaining() - PARTS_S))
             await self.executor.close(limit, handing_over=handing_over)
             parts = (
                 self.sync,

@@ -12,7 +12,7 @@ from proxy.agent.api_client import ApiClient, JsonObject
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.watcher import Key, Watcher
 from proxy.config.schema import Config
-from proxy.executor.tasks import tended
+from proxy.executor.tasks import run_with_restarts
 from proxy.telemetry.port import Telemetry
 
 T = TypeVar("T")
@@ -69,7 +69,10 @@ async def run_parts(session: AgentSession, parts: tuple[Part, ...], end: asyncio
         parts: What to run.
         end: Set when the agent is to stop.
     """
-    tasks = [asyncio.ensure_future(tended(partial(part, session), session.telemetry.fault)) for part in parts]
+    tasks = [
+        asyncio.ensure_future(run_with_restarts(partial(part, session), session.telemetry.fault))
+        for part in parts
+    ]
     try:
         await end.wait()
     finally:

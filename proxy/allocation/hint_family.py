@@ -83,7 +83,7 @@ class Family(Sequence[TopologyHint]):
         bits = self._best(around.bits if around else 0)
         return hint(bits, self.prefers(bits)) if bits else None
 
-    def favourites(
+    def preferred_masks(
         self, nodes: Sequence[int], demands: Sequence[Demand], floor: int, base: int = 0
     ) -> Sequence[int]:
         """Return the best of the masks that are preferred for something else than their size; here none is.
@@ -102,7 +102,7 @@ class Family(Sequence[TopologyHint]):
         found = self._fewest(base)
         if self.prefers(found):
             return found
-        others = self.favourites(self.nodes, self.demands, 1, base)
+        others = self.preferred_masks(self.nodes, self.demands, 1, base)
         return min((found, *others) if found else others, key=self._rank, default=0)
 
     def _fewest(self, base: int = 0) -> int:

@@ -13,16 +13,17 @@ matter. Where a preferred hint lies inside the window it represents the others w
 that one of these brings to a non-preferred mask is brought there by the preferred one too, or else to a
 preferred result, which wins anyway. That is exact, distances included.
 
-*No window.* All lists are families over many nodes. A result is preferred exactly if one mask is a preferred
-hint of every list. Preferred masks have the least size that their list can have, so the wanted mask is the
-best of those that meet the demands of all lists at once: ``fittest`` finds it without listing any. (A list
-that prefers masks for something else than their size names the best of these: ``favourites``.) That is exact
-as long as the smaller integer decides between masks of equal size. Where distances do (``closest``), all
-masks of that size that suit all lists stand for the rest, as far as they are found in ``TRIES`` nodes tried;
-that is exact for pairs on 64 nodes, and for more nodes at once where there are fewer. If there is only one
-family, its best hint is the result, preferred or not. For several without a preferred result the same search
-gives the smallest mask on which all lists agree; kubelet, if it could list the hints, would rather give a
-mask that different hints have in common, which need not suit any of them. This is on purpose.
+*No window.* All lists are families over many nodes. A result is preferred exactly if one mask is a
+preferred hint of every list. Preferred masks have the least size that their list can have, so the wanted
+mask is the best of those that meet the demands of all lists at once: ``fittest`` finds it without listing
+any. (A list that prefers masks for something else than their size names the best of these:
+``preferred_masks``.) That is exact as long as the smaller integer decides between masks of equal size.
+Where distances do (``closest``), all masks of that size that suit all lists stand for the rest, as far as
+they are found in ``TRIES`` nodes tried; that is exact for pairs on 64 nodes, and for more nodes at once
+where there are fewer. If there is only one family, its best hint is the result, preferred or not. For
+several without a preferred result the same search gives the smallest mask on which all lists agree;
+kubelet, if it could list the hints, would rather give a mask that different hints have in common, which
+need not suit any of them. This is on purpose.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _agreed(families: Sequence[Family], *, closest: bool) -> tuple[int, ...]:
         found.add(best)
         if _cool(families, best):
             for family in families:
-                found.update(family.favourites(nodes, demands, floor))
+                found.update(family.preferred_masks(nodes, demands, floor))
     shared = [bits for bits in found if all(family.holds(bits) for family in families)]
     if not shared:
         return ()

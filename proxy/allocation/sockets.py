@@ -92,10 +92,10 @@ class SocketFamily(Family):
         """Return whether a hint with this mask is preferred."""
         return bits.bit_count() == self.size or self.sockets.aligned(bits)
 
-    def favourites(
+    def preferred_masks(
         self, nodes: Sequence[int], demands: Sequence[Demand], floor: int, base: int = 0
     ) -> Sequence[int]:
-        """Return the best of the aligned masks, see ``Family.favourites``."""
+        """Return the best of the aligned masks, see ``Family.preferred_masks``."""
         touching = dict(self.sockets.of_node)
         held = tuple(Demand(1, ((1 << node, 1),)) for node in Mask.from_bits(base))
         found: list[tuple[int, list[int], tuple[Demand, ...]]] = []

@@ -228,7 +228,7 @@ def _drop_in(value: Span, unit: str, root: Path, ours: str) -> FileChange:
     return FileChange(path, target.read_bytes() if target.is_file() else None, content.encode())
 
 
-def strays(
+def foreign_changes(
     found: KubeletFiles, root: Path, ours: str, previous: str, known: Collection[Path]
 ) -> list[FileChange]:
     """Return the changes of files that name our endpoint although no attach wrote it there.

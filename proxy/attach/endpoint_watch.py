@@ -75,10 +75,10 @@ class EndpointWatch:
     async def run(self) -> None:
         """Look periodically, until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(PERIOD_S)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Report that the endpoint was reset, and the end of that."""
         before, self.found = self.found, await asyncio.to_thread(self._look)
         was, reset = (each.reset if each is not None else "" for each in (before, self.found))

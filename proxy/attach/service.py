@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.attach import journal as journals
-from proxy.attach.changes import FileChange, enabled_state, plan, strays, systemctl, unit_state
+from proxy.attach.changes import FileChange, enabled_state, foreign_changes, plan, systemctl, unit_state
 from proxy.attach.journal import AttachJournal
 from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, directory_of
 from proxy.backends.kubelet.cri_endpoint import KubeletFiles, kubelet_files, running_flags
@@ -295,7 +295,7 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
             )
         return "kubelet is not attached: there is nothing to undo"
     refuse_foreign(node, journal, force=force)
-    others = strays_of(node, journal)
+    others = foreign_changes_of(node, journal)
     if release and journal.state == ATTACHED:
         _release(node)
     for change in others:
@@ -318,7 +318,7 @@ def refuse_foreign(node: AttachNode, journal: AttachJournal, *, force: bool) -> 
     Raises:
         TopoproxyError: A file was changed since the attach, and this is not forced.
     """
-    changed = [*journals.foreign(journal, node.root), *(c.path for c in strays_of(node, journal))]
+    changed = [*journals.foreign(journal, node.root), *(c.path for c in foreign_changes_of(node, journal))]
     if changed and not force:
         names = ", ".join(map(str, changed))
         raise TopoproxyError(
@@ -327,10 +327,10 @@ def refuse_foreign(node: AttachNode, journal: AttachJournal, *, force: bool) -> 
         )
 
 
-def strays_of(node: AttachNode, journal: AttachJournal) -> list[FileChange]:
+def foreign_changes_of(node: AttachNode, journal: AttachJournal) -> list[FileChange]:
     """Return the changes of files to which another program has copied our endpoint since the attach."""
     known = {change.path for change in journal.changes}
-    return strays(node.files(), node.root, journal.endpoint, journal.previous, known)
+    return foreign_changes(node.files(), node.root, journal.endpoint, journal.previous, known)
 
 
 def _release(node: AttachNode) -> None:

@@ -163,9 +163,9 @@ class Redactor:
             return False
         if "/" in chunk:
             return all(not part or self._known(part) for part in chunk.removeprefix("unix:").split("/"))
-        return self._spoken(chunk)
+        return self._is_words_of_source(chunk)
 
-    def _spoken(self, chunk: str) -> bool:
+    def _is_words_of_source(self, chunk: str) -> bool:
         """Return whether a chunk consists of words of the source, with short numbers between them."""
         words = _WORD.findall(chunk)
         if not words or sum(character.isdigit() for character in chunk) > 4:

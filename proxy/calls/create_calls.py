@@ -113,7 +113,7 @@ class CreateCalls:
             pod = executor.state.pods.get(pod.sandbox_id) or pod
         await see_ended(executor, executor.lifecycle, executor.fact_lookup.worker, pod)
         if executor.kubelet_cpus.matters(pod, asked.resources):
-            await executor.kubelet_cpus.look()
+            await executor.kubelet_cpus.reread()
         if not call.done:
             self._decide(call, pod, asked)
 

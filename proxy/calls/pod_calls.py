@@ -61,7 +61,7 @@ class PodCalls:
             pod = await executor.fact_lookup.pod(pod)
         if decides_pod(node, pod):
             total = await executor.fact_lookup.pod_devices(pod, total)
-            await executor.kubelet_cpus.look()
+            await executor.kubelet_cpus.reread()
         if call.done:
             return
         if not decides_pod(node, pod):

@@ -39,7 +39,7 @@ def detach(
             now = path.read_bytes() if path.is_file() else None
             removed = "" if target is not None else f"{change.path} is removed\n"
             click.echo(removed or FileChange(change.path, now, target or b"").diff(), nl=False)
-        for change in service.strays_of(node, journal):
+        for change in service.foreign_changes_of(node, journal):
             click.echo(change.diff(), nl=False)
         if not dry_run:
             service.refuse_foreign(node, journal, force=force)

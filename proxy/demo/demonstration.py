@@ -58,7 +58,7 @@ def play(screen: Screen, options: DemoOptions) -> bool:
     """
     started = time.monotonic()
     with _terminable(), _directory(screen, options.keep) as directory, _stage(directory, options) as stage:
-        _welcome(screen, stage)
+        _show_introduction(screen, stage)
         show = Performance(stage, screen, options.pause)
         try:
             steps = Scenario(show).steps()
@@ -86,7 +86,7 @@ def _what_next(screen: Screen) -> None:
         screen.paragraph(what, indent=6)
 
 
-def _welcome(screen: Screen, stage: DemoEnvironment) -> None:
+def _show_introduction(screen: Screen, stage: DemoEnvironment) -> None:
     screen.title(0, "topoproxy: containers run on the CPUs that were chosen for them")
     screen.paragraph(stage.about)
     screen.line()

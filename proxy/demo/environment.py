@@ -62,7 +62,7 @@ class DemoEnvironment:
         assert isinstance(page, dict)
         return page
 
-    def look(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Read the cgroup files of everything that runs."""
         return take(self.cgroups, self.pods)
 
@@ -97,7 +97,7 @@ def standin_stage(
         stage = DemoEnvironment(about, machine, cgroups, proxy, client, runtime.fail_next_create)
 
         def watch(_: object) -> None:
-            stage.at_create = stage.look()
+            stage.at_create = stage.snapshot()
 
         runtime.before("CreateContainer", watch)
         yield stage

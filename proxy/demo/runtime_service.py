@@ -39,7 +39,7 @@ class StandInService:
         self._runc = runc
         self._pids = itertools.count(1000)
         self.handlers: dict[str, Callable[[Any], Any]] = {
-            name: getattr(self, _snake(name)) for name in METHODS
+            name: getattr(self, _snake_case(name)) for name in METHODS
         }
 
     def exited(self, container_id: str, exit_code: int) -> None:
@@ -237,7 +237,7 @@ def _not_found(text: str) -> CallRefused:
     return CallRefused(grpc.StatusCode.NOT_FOUND, text)
 
 
-def _snake(method: str) -> str:
+def _snake_case(method: str) -> str:
     return re.sub("([A-Z])", r"_\1", method).lower()
 
 

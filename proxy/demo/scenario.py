@@ -91,7 +91,7 @@ class Scenario:
             for cpus in self._show.expected.owned.values():
                 taken |= cpus
             self._show.launch(spec, taken)  # what it gets is read, and then judged
-            got = self._stage.look().get("database").cpus
+            got = self._stage.snapshot().get("database").cpus
             self._judge(got, taken)
             self._show.expected.owned["database"] = got
             return [

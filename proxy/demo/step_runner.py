@@ -64,7 +64,7 @@ class Performance:
             DemoError: What is there afterwards is not what was claimed.
         """
         self._number += 1
-        before = self.stage.look()
+        before = self.stage.snapshot()
         self.screen.title(self._number, step.title)
         self.screen.paragraph(step.why)
         try:
@@ -72,7 +72,7 @@ class Performance:
             after = self.settled(0.0 if step.at_once else _PATIENCE)
             sentences.append(self._agreement(after))
         except (DemoError, TopoproxyError):
-            self._picture.draw(before, self.stage.look())
+            self._picture.draw(before, self.stage.snapshot())
             raise
         if step.middle and before.seen != after.seen:
             raise DemoError("the cgroup files are not as they were before")
@@ -96,7 +96,7 @@ class Performance:
         """
         deadline = time.monotonic() + seconds
         while True:
-            snapshot = self.stage.look()
+            snapshot = self.stage.snapshot()
             try:
                 self.expected.check(snapshot)
             except DemoError:
@@ -118,7 +118,7 @@ class Performance:
             if time.monotonic() >= deadline:
                 raise DemoError(f"the proxy says {reported}, the cgroup files say {files}")
             time.sleep(0.02)
-            snapshot = self.stage.look()
+            snapshot = self.stage.snapshot()
         if page["violations"]:
             raise DemoError(f"the proxy finds its own plan broken: {page['violations']}")
         if not files:

@@ -150,7 +150,7 @@ class Adoption:
     ) -> None:
         context = self._context
         if found:
-            await self._kubelet_cpus.look()
+            await self._kubelet_cpus.reread()
         for some in by_pod(found):
             container_ids = [*(c.id for c in some), *self._ended_siblings(some, listing)]
             details = await worker.run(self._details, container_ids, needed)

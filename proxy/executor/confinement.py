@@ -275,12 +275,14 @@ class Confinement:
                 await asyncio.sleep(WATCHED_S if watched else UNWATCHED_S)
                 await self._fencing.restore(ids)
                 starts = (f for i in ids for f in context.state.inflight.of(i) if f.is_start and f.confined)
-                await self._look([flight for flight in starts if flight.container_id not in self._absent])
+                await self._narrow_starts(
+                    [flight for flight in starts if flight.container_id not in self._absent]
+                )
             self._absent.clear()
         finally:
             self._attends = False
 
-    async def _look(self, starts: list[InflightCall]) -> None:
+    async def _narrow_starts(self, starts: list[InflightCall]) -> None:
         """Narrow confined containers again; a start without a cgroup stays confined only if it is fenced."""
         context = self._context
         there = await self._narrow(starts)

@@ -76,7 +76,7 @@ class CpusetMems:
         context, held = self._context, self.known.held
         state = context.state
         some = [c for c in state.containers.values() if c.phase is Phase.RUNNING and applies_to(state, c.pod)]
-        looked = await self.worker.run(self._look, some)
+        looked = await self.worker.run(self._check, some)
         for container, why in looked.failed:
             context.telemetry.problem(
                 "cannot repair the memory nodes of a container", **subject(container), err=why
@@ -93,7 +93,7 @@ class CpusetMems:
 
     # -- in the worker ------------------------------------------------------------------------------------
 
-    def _look(self, some: list[Container]) -> MemsCheck:
+    def _check(self, some: list[Container]) -> MemsCheck:
         looked = MemsCheck()
         for container in some:
             if not applies_to(self._context.state, container.pod):

@@ -116,7 +116,7 @@ class OtherManagers:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):
                     await self._listed()
-            await self.look()
+            await self.withdraw_claims()
 
     async def _listed(self) -> None:
         """Wait for devices of a resource that have not been compared."""
@@ -126,7 +126,7 @@ class OtherManagers:
     def _lists(self) -> set[str]:
         return {resource for resource, ids in self._node.store.state.devices.registered.items() if ids}
 
-    async def look(self) -> None:
+    async def withdraw_claims(self) -> None:
         """Withdraw what has another manager by now."""
         self._compared = self._lists()
         elsewhere = await asyncio.to_thread(self._read)

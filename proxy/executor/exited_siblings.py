@@ -44,10 +44,10 @@ async def see_ended(context: NodeContext, lifecycle: Lifecycle, worker: Worker, 
 
     Where the runtime does not answer, the state stays as it is.
     """
-    await asyncio.gather(*(_look(context, lifecycle, worker, one) for one in holders(context.state, pod)))
+    await asyncio.gather(*(_check(context, lifecycle, worker, one) for one in holders(context.state, pod)))
 
 
-async def _look(context: NodeContext, lifecycle: Lifecycle, worker: Worker, container_id: str) -> None:
+async def _check(context: NodeContext, lifecycle: Lifecycle, worker: Worker, container_id: str) -> None:
     since = context.state.runtime.changes.number
     try:
         listed = await worker.run(context.runtime.list_containers, container_id)

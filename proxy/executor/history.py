@@ -84,7 +84,7 @@ class History:
         if known or (container_id and runs):
             self._living[container_id] = [*self._living.get(container_id, ()), entry][-KEEP:]
         else:
-            self._bury(container_id, entry)
+            self._mark_gone(container_id, entry)
 
     def note_simple(self, when: float, container: Container, cpus: CpuSet, *, applied: bool = True) -> None:
         """Record a placement for which nothing was weighed.
@@ -182,9 +182,9 @@ class History:
     def gone(self, container_id: str) -> None:
         """Note that a container (or a sandbox) is gone, or was never created."""
         for entry in self._living.pop(container_id, ()):
-            self._bury(container_id, entry)
+            self._mark_gone(container_id, entry)
 
-    def _bury(self, container_id: str, entry: _Entry) -> None:
+    def _mark_gone(self, container_id: str, entry: _Entry) -> None:
         number, what = entry[0], entry[2]
         mates = self._named.setdefault((pod_key(what), container_name(what)), [])
         mates.append(number)

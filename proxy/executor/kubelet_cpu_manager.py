@@ -78,16 +78,16 @@ class KubeletCpus:
                 await worker.run(self._port.refresh)
         except Exception as error:  # noqa: BLE001 - this must not cost the whole pass
             self._context.broken(error)
-        await self.look()
+        await self.reread()
 
-    async def look(self) -> None:
+    async def reread(self) -> None:
         """Read kubelet's assignments and update the state; if that takes too long, the state stays."""
         if self._port is None:
             return
         context = self._context
         try:
             async with asyncio.timeout(context.options.call_timeout):
-                manager = await self._worker.run(self._port.look)
+                manager = await self._worker.run(self._port.read)
         except TimeoutError:
             context.telemetry.problem("cannot read kubelet's state file: the file system does not answer")
         except Exception as error:  # noqa: BLE001 - a fault of our own must not stop the node

@@ -121,7 +121,7 @@ class Kubelet(Protocol):
 class KubeletCpuManager(Protocol):
     """Settings and assignments of kubelet's CPU manager. Failures are part of the answer, never raised."""
 
-    def look(self) -> CpuManager:
+    def read(self) -> CpuManager:
         """Return the current assignments, with the settings that are known.
 
         This is quick: a ``stat`` while nothing has changed, at most 0.1 seconds if a file is incomplete.

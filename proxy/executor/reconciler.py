@@ -189,7 +189,7 @@ class Reconciler:
         if not self.connected:
             self.runtime_version = await self._worker.run(context.runtime.version)
             await self._parts.cgroup_locator.ask_driver(self._worker)
-        await self._parts.hotplug.look()
+        await self._parts.hotplug.reread()
         await self._parts.kubelet_cpus.refresh(self._worker)
         await self._parts.node_policy.follow(self._worker)
         listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))

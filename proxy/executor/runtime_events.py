@@ -119,11 +119,11 @@ class RuntimeEvents(Observer):
         pauses = RetryDelays(PAUSES)
         while not self._closing.is_set():
             began = self._context.clock()
-            refused = self._hear_out(events)
+            refused = self._receive(events)
             pause = pauses.next(self._context.clock() - began)
             self._closing.wait(refused or pause)
 
-    def _hear_out(self, events: Events) -> float:
+    def _receive(self, events: Events) -> float:
         """Receive events until the stream ends.
 
         Returns:
@@ -221,7 +221,7 @@ class RuntimeEvents(Observer):
                 del self._exits[next(iter(self._exits))]
             self._exited(found)
         elif self._is_odd(event):
-            self._doubt(event)
+            self._recheck_later(event)
 
     def _exited(self, container_id: str) -> None:
         context = self._context
@@ -241,7 +241,7 @@ class RuntimeEvents(Observer):
         known = found in state.containers or found in state.pods
         return known if event.kind == "delete" else not known
 
-    def _doubt(self, event: RuntimeEvent) -> None:
+    def _recheck_later(self, event: RuntimeEvent) -> None:
         if len(self._doubts) < DOUBTS_LIMIT:
             self._doubts[event.container_id] = event
         else:

@@ -144,7 +144,7 @@ class Settler:
 
     def _backs_off(self, container_id: str) -> bool:
         """Return whether a container waits after an update without a good answer, and retry it later."""
-        left = self._silent.left(container_id, self._context.clock())
+        left = self._silent.remaining(container_id, self._context.clock())
         if left:
             asyncio.get_running_loop().call_later(left, self._context.settle_later, container_id)
         return bool(left)

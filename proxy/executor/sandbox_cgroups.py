@@ -79,7 +79,7 @@ class SandboxCgroups:
         for key, pod, pool in self._ours(state):
             known = self._seen.get(key)
             if known is None and self._missed.get(key, 0) < TRIES:
-                known = self._look(key, pod, errors)
+                known = self._read_cgroup(key, pod, errors)
             if known is not None and not known[1] <= pool:
                 self._write(key, pod, known[0], _rest(known[1], pool, state.node.reserved), errors)
         return errors
@@ -99,7 +99,7 @@ class SandboxCgroups:
         for key, pod, pool in self._ours(state):
             known = self._seen.get(key)
             if state.owners or known is None or known[1] != pool:
-                known = self._look(key, pod, errors)
+                known = self._read_cgroup(key, pod, errors)
             if known is None or (known[1] <= pool and (state.owners or known[1] == pool)):
                 continue
             path, has = known
@@ -140,7 +140,7 @@ class SandboxCgroups:
             if pod.cgroup_parent and not (erased and pod.kube_qos is KubeQos.BEST_EFFORT):
                 yield pod.sandbox_id, pool
 
-    def _look(self, key: str, pod: Pod, errors: list[str]) -> tuple[str, CpuSet] | None:
+    def _read_cgroup(self, key: str, pod: Pod, errors: list[str]) -> tuple[str, CpuSet] | None:
         """Read the path and CPUs of the cgroup of a sandbox or a monitor; None if it has no cgroup."""
         known = self._seen.get(key)
         missed = self._missed.get(key, 0)

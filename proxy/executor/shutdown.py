@@ -28,7 +28,7 @@ class ShutdownTime:
         self._until = self._loop.time() + limit
         self._report = report
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Return the remaining seconds."""
         return max(0.0, self._until - self._loop.time())
 
@@ -42,7 +42,7 @@ class ShutdownTime:
             least: Seconds that it may take even where none are left.
         """
         try:
-            async with asyncio.timeout(max(least, min(most, self.left()))):
+            async with asyncio.timeout(max(least, min(most, self.remaining()))):
                 await work
         except TimeoutError:
             self._report("cannot finish a step of the shutdown in time: it is left behind", step=what)

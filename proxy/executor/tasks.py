@@ -19,7 +19,9 @@ PAUSES = Backoff(0.1, 60.0, steady=120.0)
 """Seconds before a task is restarted."""
 
 
-async def tended(begin: Callable[[], Awaitable[None]], failed: Callable[[BaseException], None]) -> None:
+async def run_with_restarts(
+    begin: Callable[[], Awaitable[None]], failed: Callable[[BaseException], None]
+) -> None:
     """Run a coroutine until it ends by itself; restart it after each fault.
 
     Args:
@@ -67,7 +69,7 @@ class BackgroundTasks:
 
     def tend(self, begin: Callable[[], Awaitable[None]]) -> None:
         """Run a task in the background as long as the executor lives; it is restarted after a fault."""
-        self.spawn(tended(begin, self.restarted))
+        self.spawn(run_with_restarts(begin, self.restarted))
 
     def restarted(self, error: BaseException) -> None:
         """Report a fault of our own that has ended a task; the task is restarted."""

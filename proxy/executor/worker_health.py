@@ -109,10 +109,10 @@ class Health:
     async def run(self) -> None:
         """Check the workers periodically, until cancelled."""
         while True:
-            self.look()
+            self.check()
             await asyncio.sleep(PERIOD_S)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Report workers that are newly stuck, or no longer stuck."""
         for watched in self._watched:
             name, before, seconds = watched.worker.name, watched.stuck_s, watched.stuck_now()

@@ -19,7 +19,7 @@ from proxy.agent.api_client import ApiClient, JsonObject
 from proxy.agent.objects.node_resource_topology import path as topology_path
 from proxy.agent.objects.numatopology import PATH as NUMATOPOLOGIES
 from proxy.agent.watcher import Key, Watcher
-from proxy.executor.tasks import tended
+from proxy.executor.tasks import run_with_restarts
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.kubelet import NodeMeta
 from proxy.pools.node_keys import PREFIXES
@@ -87,8 +87,8 @@ class ClusterView:
         await self._choose_version()
         async with asyncio.TaskGroup() as group:
             for watcher in self._watchers():
-                group.create_task(tended(watcher.run, self._telemetry.fault))
-            group.create_task(tended(self._tick, self._telemetry.fault))
+                group.create_task(run_with_restarts(watcher.run, self._telemetry.fault))
+            group.create_task(run_with_restarts(self._tick, self._telemetry.fault))
             group.create_task(self._freeze())
 
     def _watchers(self) -> tuple[Watcher[Any], ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from proxy import logs
 from proxy.agent.api_client import ApiClient, read_credentials
 from proxy.config.cluster import ClusterConfig
-from proxy.executor.tasks import tended
+from proxy.executor.tasks import run_with_restarts
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpServer, server_context
 from proxy.extender.lease import Lease
@@ -103,7 +103,7 @@ async def _while_held(lease: Lease, view: ClusterView, telemetry: Telemetry) -> 
     await lease.acquire()
     telemetry.event("holding the lease")
     # What other replicas bound is read after the lease was taken: lists are consistent reads.
-    following = asyncio.ensure_future(tended(view.run, telemetry.fault))
+    following = asyncio.ensure_future(run_with_restarts(view.run, telemetry.fault))
     try:
         await lease.keep()
         telemetry.warning("the lease is lost")

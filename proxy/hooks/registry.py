@@ -30,7 +30,7 @@ from proxy.hooks.hook import Hook
 from proxy.hooks.loader.directories import Candidate, HookFileEntry, State, Survey, survey
 from proxy.hooks.loader.loading import LOAD_S
 from proxy.hooks.loader.safe_read import Unsettled, UntrustedError
-from proxy.hooks.loader.versions import CrashMarks, DeadlyError, Version, VersionBuilder
+from proxy.hooks.loader.versions import CrashingHookError, CrashMarks, Version, VersionBuilder
 from proxy.model.backoff import Backoff
 from proxy.model.errors import HookError
 from proxy.telemetry.port import Report, silent
@@ -72,7 +72,7 @@ class Handover:
         self._synchronize = synchronize
         self._report_problem = report_problem
 
-    async def introduce(self, new: Version) -> None:
+    async def configure(self, new: Version) -> None:
         """Configure a hook, and send it the whole state, now or as soon as that is known.
 
         Raises:
@@ -93,7 +93,7 @@ class Handover:
                     "cannot send a hook the state of the node", hook=hook.name, path=hook.source, err=error
                 )
 
-    async def shut(self, old: Version, reason: str) -> None:
+    async def shut_down(self, old: Version, reason: str) -> None:
         """Notify a version of a hook that it is removed, and forget it.
 
         Args:
@@ -162,7 +162,7 @@ class HookRegistry:
         self._trials = CrashMarks(marks)
         self._maker = VersionBuilder(config, self._worker, report_problem, self._trials)
         self._handover = Handover(engine, synchronize, report_problem)
-        self._looking = asyncio.Lock()
+        self._scanning = asyncio.Lock()
         self._suspects = asyncio.Lock()
         self._wake = asyncio.Event()
         self._in_use: dict[str, Version] = {}
@@ -191,7 +191,7 @@ class HookRegistry:
         """Scan periodically until cancelled."""
         while True:
             try:
-                await self._look()
+                await self._scan()
             except Exception as error:  # noqa: BLE001 - hooks that are in use continue
                 self._report_problem("cannot look for hooks", err=error)
             unsettled = any(known.unsettled is not None for known in self._known.values())
@@ -211,7 +211,7 @@ class HookRegistry:
         """
         until = self._clock() + timeout
         while True:
-            await self._look()
+            await self._scan()
             if self._busy:
                 await asyncio.wait(set(self._busy.values()), timeout=max(until - self._clock(), 0.0))
             fresh = any(k.unsettled is not None and not k.error for k in self._known.values())
@@ -229,11 +229,11 @@ class HookRegistry:
         ending, self._in_use = self._in_use, {}
         self._known.clear()
         self._engine.use([])
-        await asyncio.gather(*(self._handover.shut(old, "stop") for old in ending.values()))
+        await asyncio.gather(*(self._handover.shut_down(old, "stop") for old in ending.values()))
         await asyncio.to_thread(self._worker.close)
 
-    async def _look(self) -> None:
-        async with self._looking:
+    async def _scan(self) -> None:
+        async with self._scanning:
             found = await self._worker.run(survey, self._config)
             self._masked = found.masked
             for sentence in found.strange:
@@ -285,7 +285,7 @@ class HookRegistry:
             new = await self._maker.make(name, candidate, old)
             passing = True
             if new is not None and new is not old:
-                await self._handover.introduce(new)
+                await self._handover.configure(new)
                 await self._worker.run(self._trials.end, name)
         except Unsettled as error:
             self._postpone(known, before, error)
@@ -318,7 +318,7 @@ class HookRegistry:
             self._report_success("hook unloaded", hook=name)
         self._engine.use([self._in_use[name].loaded.hook for name in sorted(self._in_use)])
         if old is not None:
-            await self._handover.shut(old, "removed" if new is None else "replaced")
+            await self._handover.shut_down(old, "removed" if new is None else "replaced")
 
     def _postpone(self, known: _Known, before: _Known | None, error: Unsettled) -> None:
         """Retry a file later that is being written."""
@@ -338,7 +338,7 @@ class HookRegistry:
     def _refuse(self, known: _Known, error: HookError, old: Version | None) -> None:
         """Note that a file cannot be used."""
         known.error = str(error)
-        if not isinstance(error, DeadlyError):
+        if not isinstance(error, CrashingHookError):
             self._worker.start(self._trials.end, known.candidate.name)
         if old is not None:
             known.state = State.OLD

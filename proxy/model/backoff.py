@@ -82,9 +82,9 @@ class RetryTimes(Generic[K]):
 
     def due(self, key: K, now: float) -> bool:
         """Return whether a key may be tried."""
-        return self.left(key, now) <= 0
+        return self.remaining(key, now) <= 0
 
-    def left(self, key: K, now: float) -> float:
+    def remaining(self, key: K, now: float) -> float:
         """Return the time until a key may be tried; 0 if it may be now."""
         known = self._known.get(key)
         return 0.0 if known is None else max(0.0, known[1] - now)

@@ -45,7 +45,7 @@ def _process(status: Mapping[str, object]) -> Iterator[str]:
             (named.READY, status.get("ready")),
             (named.RUNTIME_CONNECTED, runtime.get("connected")),
             (named.SYSTEMD_CONNECTED, systemd),
-            (named.RUNTIME_EVENTS, _hears(runtime.get("events"))),
+            (named.RUNTIME_EVENTS, _is_connected(runtime.get("events"))),
             (named.CLIENTS, status.get("clients")),
             (named.KUBELET_ENDPOINT_RESET, bool(attached.get("reset")) if attached else None),
         )
@@ -89,7 +89,7 @@ def _number(value: object) -> int | float:
     return value if isinstance(value, int | float) else 0
 
 
-def _hears(events: object) -> object:
+def _is_connected(events: object) -> object:
     return events if events is None else int(events == "connected")
 
 

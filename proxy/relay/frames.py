@@ -213,8 +213,20 @@ class FrameReader(ABC):
     """
 
     __slots__ = (
-        "_block", "_block_flags", "_block_stream", "_busy", "_deferred", "_empties", "_greeting", "_need",
-        "_passing", "_rest", "begun", "handlers", "largest", "out",
+        "_block",
+        "_block_flags",
+        "_block_stream",
+        "_busy",
+        "_deferred",
+        "_empties",
+        "_need",
+        "_passing",
+        "_preface",
+        "_rest",
+        "begun",
+        "handlers",
+        "largest",
+        "out",
     )  # fmt: skip
 
     def __init__(self, greeting: bytes = b"") -> None:
@@ -225,7 +237,7 @@ class FrameReader(ABC):
         """
         self.out: list[bytes | memoryview] = []
         self.handlers: dict[int, Callable[[int, int, bytes, int, int], int]] = {}
-        self._greeting = greeting
+        self._preface = greeting
         self.begun = False
         self.largest = DEFAULT_FRAME
         self._busy = False
@@ -264,8 +276,8 @@ class FrameReader(ABC):
         """
         mark = pos = 0
         self._busy = True
-        if self._greeting:
-            pos = self._greet(data)
+        if self._preface:
+            pos = self._pass_preface(data)
         elif self._passing:
             pos = self._pass_on(data)
         elif self._rest:
@@ -290,7 +302,7 @@ class FrameReader(ABC):
             if pos < size:
                 self._keep_rest(data, pos, size)
         if self._deferred and self.begun and not self._passing and self._block is None:
-            self._pour()
+            self._flush_deferred()
 
     def _end_rest(self, data: bytes) -> int:
         """Handle the incomplete frame with what completes it; returns where the next one begins."""
@@ -350,22 +362,22 @@ class FrameReader(ABC):
             self.out.append(data[mark:pos])
         if verdict == CUT:
             return end
-        self._pour()
+        self._flush_deferred()
         return pos
 
     def _flush(self, data: bytes, mark: int, pos: int) -> int:
         """Send the stretch from ``mark`` to ``pos`` and then our own frames."""
         if pos > mark:
             self.out.append(data[mark:pos])
-        self._pour()
+        self._flush_deferred()
         return pos
 
-    def _greet(self, data: bytes) -> int:
+    def _pass_preface(self, data: bytes) -> int:
         """Let the greeting pass; returns where what has come of it ends."""
-        count = min(len(self._greeting), len(data))
-        if data[:count] != self._greeting[:count]:
+        count = min(len(self._preface), len(data))
+        if data[:count] != self._preface[:count]:
             raise RelayError("cannot serve the client: it does not speak HTTP/2")
-        self._greeting = self._greeting[count:]
+        self._preface = self._preface[count:]
         return count
 
     def _pass_on(self, data: bytes) -> int:
@@ -374,7 +386,7 @@ class FrameReader(ABC):
         self._passing -= rest
         return rest
 
-    def _pour(self) -> None:
+    def _flush_deferred(self) -> None:
         self.out += self._deferred
         self._deferred.clear()
 

@@ -148,12 +148,12 @@ def give_back(
         path = enforcer.path_of(container) if container.phase in LIVE else None
         try:
             if path is None:
-                done.due[container.id] = _unborn(cgroups, state.node.machine, container, target)
+                done.due[container.id] = _initial_cpuset(cgroups, state.node.machine, container, target)
             else:
                 done.due[container.id] = _widen(cgroups, state.node.machine, container.id, path, target, done)
         except CgroupError as error:
             if error.errno in GONE:
-                done.due[container.id] = _unborn(cgroups, state.node.machine, container, target)
+                done.due[container.id] = _initial_cpuset(cgroups, state.node.machine, container, target)
             else:
                 done.errors[container.id] = str(error)
     return done
@@ -178,7 +178,7 @@ def _widen(
     return ReleasedCpuset(cpus, mems, has.cpus <= cpus and has.mems <= mems)
 
 
-def _unborn(
+def _initial_cpuset(
     cgroups: Cgroups, machine: Machine, container: Container, target: ReleaseTarget
 ) -> ReleasedCpuset:
     """Return what a container without a group is to start with."""

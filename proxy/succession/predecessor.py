@@ -81,7 +81,7 @@ class Predecessor:
 
         from proxy.executor.former_calls import RelayedCall  # not for the early socket: it imports too much
 
-        self._say(json.dumps({**READY, "pid": os.getpid()}))
+        self._send(json.dumps({**READY, "pid": os.getpid()}))
         data, _ = receive(self._channel, 0)
         if self._listener is not None:
             self._listener.claim()
@@ -93,7 +93,7 @@ class Predecessor:
 
     def serving(self) -> None:
         """Report that calls are answered."""
-        self._say(SERVING)
+        self._send(SERVING)
         if not self._follows:
             self.close()
 
@@ -132,7 +132,7 @@ class Predecessor:
             asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
 
-    def _say(self, words: str) -> None:
+    def _send(self, words: str) -> None:
         try:
             self._channel.send(words.encode())
         except OSError as error:

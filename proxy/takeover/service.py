@@ -193,7 +193,7 @@ class Takeover:
                 return _not_done(step, error)
             finally:
                 self._follow()
-                await executor.kubelet_cpus.look()
+                await executor.kubelet_cpus.reread()
             if self.record.stage is not before.stage:
                 executor.telemetry.event(
                     "takeover from kubelet",
@@ -246,9 +246,9 @@ class Takeover:
             ready=ready,
             enforce=is_applied_to_all(self._executor.state),
         )
-        return await self._worker.run(self._look, inputs)
+        return await self._worker.run(self._read_files, inputs)
 
-    def _look(self, inputs: TakeoverInputs) -> TakeoverInputs:
+    def _read_files(self, inputs: TakeoverInputs) -> TakeoverInputs:
         """Add what has to be read; runs in the worker."""
         text, problem = text_in(inputs.directory)
         pods = dict(inputs.pods)

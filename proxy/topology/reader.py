@@ -94,7 +94,7 @@ def _read(tree: SysfsTree, proc: SysfsTree, lists: CpuLists) -> Machine:
             "hugepages_source": pages_source,
         },
         "kinds": read_kinds(tree, levels.groups["core"]),
-        **_tall(levels),
+        **_mainframe_levels(levels),
         "missing": list(levels.missing),
         "problems": list(dict.fromkeys(tree.problems)),
     }
@@ -144,7 +144,7 @@ def _numa_extra(tree: SysfsTree, nodes: Nodes) -> dict[str, object]:
     return {**read_node_masks(tree), **({"claimed": claimed} if claimed else {})}
 
 
-def _tall(levels: Levels) -> dict[str, object]:
+def _mainframe_levels(levels: Levels) -> dict[str, object]:
     """Return the mainframe levels above the package, where there are any."""
     found: dict[str, object] = {}
     for level in ("book", "drawer"):

@@ -142,10 +142,10 @@ def read(kind: type[_M], raw: bytes) -> _M:
     try:
         return kind.FromString(raw)
     except DecodeError:
-        return kind.FromString(_mended(kind.DESCRIPTOR, raw, [MOST]))
+        return kind.FromString(_sanitized(kind.DESCRIPTOR, raw, [MOST]))
 
 
-def _mended(kind: Any, raw: bytes, left: list[int]) -> bytes:
+def _sanitized(kind: Any, raw: bytes, left: list[int]) -> bytes:
     """Return a message with its declared fields alone, and with strings that are UTF-8.
 
     Args:
@@ -166,7 +166,7 @@ def _mended(kind: Any, raw: bytes, left: list[int]) -> bytes:
             continue
         content = raw[payload:end]
         if field.type == FieldDescriptor.TYPE_MESSAGE:
-            content = _mended(field.message_type, content, left)
+            content = _sanitized(field.message_type, content, left)
         elif field.type == FieldDescriptor.TYPE_STRING:
             content = text(content).encode()
         pieces.append(varint(number << 3 | _BYTES) + varint(len(content)) + content)

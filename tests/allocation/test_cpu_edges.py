@@ -123,18 +123,18 @@ def test_sockets_of_other_sizes_are_all_touched() -> None:
     assert family.best() == best
     assert tuple(family) == listed
     assert family.best(Mask([7])) == TopologyHint(Mask([0, 1, 2, 3, 4, 7]), preferred=True)
-    assert family.favourites((0, 1, 6), family.demands, 1) == []
-    assert family.favourites((0, 1, 6), (), 2) == [1 << 0 | 1 << 6]
-    assert family.favourites((0, 1, 6), (), 3) == [0b11 | 1 << 6]
-    assert family.favourites((0, 1, 6), (), 4) == []
+    assert family.preferred_masks((0, 1, 6), family.demands, 1) == []
+    assert family.preferred_masks((0, 1, 6), (), 2) == [1 << 0 | 1 << 6]
+    assert family.preferred_masks((0, 1, 6), (), 3) == [0b11 | 1 << 6]
+    assert family.preferred_masks((0, 1, 6), (), 4) == []
     rich = (Demand(4, ((1 << 0, 4), (1 << 1, 1), (1 << 2, 1), (1 << 3, 2))),)
     pairs = Sockets(((0, 0b1), (1, 0b10), (2, 0b100), (3, 0b1), (4, 0b10), (5, 0b100)), 2)
-    wishes = SocketFamily((), tuple(range(6)), 1, rich, 1, pairs).favourites(range(6), rich, 1)
+    wishes = SocketFamily((), tuple(range(6)), 1, rich, 1, pairs).preferred_masks(range(6), rich, 1)
     assert wishes == [0b11, 0b101], "two nodes; on the other two sockets there is not enough"
     close = SocketFamily(
         (), tuple(range(6)), 1, (Demand(3, ((1 << 0, 1), (1 << 3, 2), (1 << 1, 3))),), 1, pairs
     )
-    assert close.favourites(range(6), close.demands, 1) == [0b11, 0b110], "not those of three nodes"
+    assert close.preferred_masks(range(6), close.demands, 1) == [0b11, 0b110], "not those of three nodes"
 
 
 def test_choices_of_sockets() -> None:

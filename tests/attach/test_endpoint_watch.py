@@ -29,7 +29,7 @@ def test_a_reset_is_reported_until_attach_mends_it(fake: Fake, layout: str) -> N
     )
 
     def problems() -> list[str]:
-        asyncio.run(watch.look())
+        asyncio.run(watch.check())
         return [str(each["what"]) for each in talk.problems()]
 
     assert problems() == []

@@ -105,7 +105,7 @@ class Unjudged(DemoEnvironment):
     def status(self):
         rows = [
             {"ref": f"demo/{one.name}/main", "cpus": str(one.cpus), "phase": "running", "reason": ""}
-            for one in self.look().seen
+            for one in self.snapshot().seen
         ]
         return {"containers": rows, "violations": [], "exclusive": [], "ready": True}
 
@@ -115,7 +115,7 @@ def unplaced(cgroups, runtime: StandInRuntime, client: CriClient, *, seen=True):
     stage = Unjudged("", machine, cgroups, NoProxy(), client, runtime.fail_next_create)
 
     def watch(_):
-        stage.at_create = stage.look()
+        stage.at_create = stage.snapshot()
 
     if seen:
         runtime.before("CreateContainer", watch)

@@ -95,11 +95,11 @@ def test_a_resource_that_kubelet_has_later_is_withdrawn_once(run_scenario: Any) 
         others = Others(world)
         others.register(VF, "a")
         others.register(GPU, "g")
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         assert others.withdrawn == []
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
         for _ in range(3):
-            await others.managers.look()
+            await others.managers.withdraw_claims()
         assert [resource for resource, _ in others.withdrawn] == [VF]
         assert world.executor.state.devices.registered.keys() == {GPU}
         (problem,) = others.problems()
@@ -113,8 +113,8 @@ def test_a_device_of_a_claim_keeps_its_resource_refused_after_the_withdrawal(run
         others = Others(world)
         others.register(VF, FUNCTION)
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
-        await others.managers.look()
-        await others.managers.look()
+        await others.managers.withdraw_claims()
+        await others.managers.withdraw_claims()
         assert CLAIM in await others.managers.conflict(VF, SOCKET)
         assert [each["resource"] for each in others.problems()] == [VF]
         assert len(others.withdrawn) == 1
@@ -133,9 +133,9 @@ def test_other_managers_that_do_not_answer_end_no_refusal(run_scenario: Any) -> 
         others.elsewhere = None
         assert await others.managers.conflict(VF, SOCKET) == ""
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         others.elsewhere = None
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
         assert [each["resource"] for each in others.problems()] == [VF]
 
@@ -166,10 +166,10 @@ def test_a_problem_ends_without_another_registration(run_scenario: Any) -> None:
         others = Others(world)
         others.register(VF, FUNCTION)
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         assert CLAIM in others.problems()[0]["err"]
         others.elsewhere = ManagedElsewhere()
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         assert others.problems() == []
 
     run_scenario(scenario)
@@ -181,20 +181,20 @@ def test_a_refusal_ends_when_its_plugin_has_been_gone_for_long(run_scenario: Any
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
         assert await others.managers.conflict(VF, SOCKET)
         others.listens = False
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         world.now += GONE_S - 1
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         assert await others.managers.conflict(VF, SOCKET), "it has come again, so it is not gone"
         for listens in (True, False):
             others.listens = listens
-            await others.managers.look()
+            await others.managers.withdraw_claims()
             world.now += GONE_S - 1
-            await others.managers.look()
+            await others.managers.withdraw_claims()
             assert [each["resource"] for each in others.managers.page()] == [VF]
         world.now += 1
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         assert (others.managers.page(), others.problems()) == ([], [])
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
 
     run_scenario(scenario)
@@ -205,11 +205,11 @@ def test_a_plugin_of_an_earlier_run_that_does_not_return_is_gone(run_scenario: A
         others = Others(world)
         others.register(VF, "a")
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
-        await others.managers.look()
-        await others.managers.look()
+        await others.managers.withdraw_claims()
+        await others.managers.withdraw_claims()
         assert len(others.problems()) == 1
         world.now += GONE_S
-        await others.managers.look()
+        await others.managers.withdraw_claims()
         assert (others.managers.page(), others.problems()) == ([], [])
 
     run_scenario(scenario)

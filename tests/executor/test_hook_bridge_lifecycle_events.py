@@ -225,7 +225,7 @@ def test_pools_and_machine_that_change(run_scenario) -> None:
             ], "once"
             h.notified.clear()
             world.machine = described(2, 1, 4, 1)
-            await world.executor.hotplug.look()
+            await world.executor.hotplug.reread()
             await world.until(lambda: len(h.notified) == 2)
             assert {each.NAME for each in h.notified} == {"machine_changed", "pools_changed"}
             machine = next(each for each in h.notified if each.NAME == "machine_changed")

@@ -77,10 +77,10 @@ def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(run_scenario) 
         await world.until(lambda: world.on(own) == "0,8")
         whole, smaller = world.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
         world.machine = smaller
-        await world.executor.hotplug.look()
+        await world.executor.hotplug.reread()
         await world.until(lambda: len(world.executor.state.containers[own].placement.replacement) == 2)
         for _ in range(4):
-            await world.executor.hotplug.mend()
+            await world.executor.hotplug.update_replacements()
             await world.quiet()
         container = world.executor.state.containers[own]
         assert len(container.placement.replacement) == 2, (
@@ -89,7 +89,7 @@ def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(run_scenario) 
         assert world.on(own) == "0"
         world.check()
         world.machine = whole
-        await world.executor.hotplug.look()
+        await world.executor.hotplug.reread()
         await world.until(lambda: not owners_missing_cpus(world.executor.state))
         await world.until(lambda: world.on(own) == "0,8")
         world.check()

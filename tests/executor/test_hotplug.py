@@ -30,9 +30,9 @@ def without(machine: Machine, text: str) -> Machine:
 
 async def look(world: Any) -> None:
     """The kernel has reported a change, and all that follows is done."""
-    await world.executor.hotplug.look()
+    await world.executor.hotplug.reread()
     await world.quiet()
-    await world.executor.hotplug.mend()
+    await world.executor.hotplug.update_replacements()
     await world.quiet()
 
 

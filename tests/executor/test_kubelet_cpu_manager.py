@@ -379,7 +379,7 @@ def test_a_look_that_hangs_costs_its_deadline_and_is_reported(run_scenario) -> N
         def __init__(self) -> None:
             self.go = __import__("threading").Event()
 
-        def look(self) -> CpuManager:
+        def read(self) -> CpuManager:
             self.go.wait(60)
             return CpuManager()
 
@@ -401,7 +401,7 @@ def test_a_look_that_hangs_costs_its_deadline_and_is_reported(run_scenario) -> N
 
 def test_a_fault_in_looking_costs_no_container(run_scenario) -> None:
     class Broken:
-        def look(self) -> CpuManager:
+        def read(self) -> CpuManager:
             raise KeyError("oops")
 
         def refresh(self) -> None:
@@ -422,7 +422,7 @@ def test_containers_that_own_nothing_do_not_wait_for_a_look(run_scenario) -> Non
     class Counts:
         looks = 0
 
-        def look(self) -> CpuManager:
+        def read(self) -> CpuManager:
             self.looks += 1
             return CpuManager()
 
@@ -580,11 +580,11 @@ def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: 
 def test_cpus_that_kubelet_assigns_and_takes_back_are_reported(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         kubelet.gives("g", c="2-3")
-        await world.executor.kubelet_cpus.look()
+        await world.executor.kubelet_cpus.reread()
         assert world.logged[-1] == 'kubelet\'s CPU manager changed its assignments came=2-3 went=""'
         kubelet.takes_back("g")
         kubelet.gives("h", c="3-4")
-        await world.executor.kubelet_cpus.look()
+        await world.executor.kubelet_cpus.reread()
         assert world.logged[-1] == "kubelet's CPU manager changed its assignments came=4 went=2"
 
     node(scenario)

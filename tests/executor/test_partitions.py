@@ -39,12 +39,12 @@ class PlayedPartitions:
     def file(self, path: str) -> str:
         return ""
 
-    def look(self, path: str) -> PartitionState:
+    def read(self, path: str) -> PartitionState:
         if path in self.gone:
             raise CgroupError("cannot read: gone", errno.ENOENT)
         return self.states.get(path, PartitionState("member", valid=False))
 
-    def lent(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
+    def exclusive_added(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
         return {"kubepods": cpus}
 
     def isolated(self) -> CpuSet | None:
@@ -124,13 +124,13 @@ def test_what_stands_in_for_cpus_that_are_away_is_one_soon(run_scenario: Callabl
         nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in whole.nodes)
         cpus = tuple(c for c in whole.cpus if c.id not in gone)
         world.machine = changed_copy(whole, cpus=cpus, nodes=nodes)
-        await world.executor.hotplug.look()
+        await world.executor.hotplug.reread()
         await world.until(lambda: world.on(own) != str(had) and len(CpuSet.parse(world.on(own))) == len(had))
         now = CpuSet.parse(world.on(own))
         await world.until(lambda: of_partitions(world)[-1] == f"partition isolated {now}")
 
         world.machine = whole
-        await world.executor.hotplug.look()
+        await world.executor.hotplug.reread()
         await world.until(lambda: of_partitions(world)[-1] == f"partition isolated {had}")
 
     run_scenario(scenario)

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.executor import tasks
-from proxy.executor.tasks import tended
+from proxy.executor.tasks import run_with_restarts
 from proxy.model.backoff import Backoff
 from proxy.telemetry import metrics
 
@@ -37,7 +37,7 @@ def run(faults: list[BaseException | None], reported: list[BaseException]) -> No
         if fault is not None:
             raise fault
 
-    asyncio.run(tended(work, reported.append))
+    asyncio.run(run_with_restarts(work, reported.append))
 
 
 def test_a_task_is_restarted_after_longer_and_longer_pauses(pauses: list[float]) -> None:
@@ -64,7 +64,7 @@ def test_what_it_waited_for_was_cancelled(pauses: list[float]) -> None:
 def test_a_cancelled_task_ends() -> None:
     async def scenario() -> None:
         reported: list[BaseException] = []
-        task = asyncio.create_task(tended(asyncio.Event().wait, reported.append))  # type: ignore[arg-type]
+        task = asyncio.create_task(run_with_restarts(asyncio.Event().wait, reported.append))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

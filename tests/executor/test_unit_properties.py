@@ -12,7 +12,7 @@ from proxy.backends.runtime.quirks.runc import reversed_mask
 from proxy.engine.node_events import ModeChanged
 from proxy.engine.systemd_masks import MaskOrder
 from proxy.executor.kernel_ports import CpusetValue
-from proxy.executor.systemd.ports import UnitNews, UnitSets
+from proxy.executor.systemd.ports import UnitEvents, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
@@ -100,7 +100,7 @@ class PlayedSystemd:
         self.world, self.wrong = world, wrong
         self.units: dict[str, UnitSets] = {}
         self.asked: list[str] = []
-        self.heard: Callable[[UnitNews], None] | None = None
+        self.heard: Callable[[UnitEvents], None] | None = None
         self.away = False
         self.late = False
         """No connection is reported."""
@@ -145,19 +145,19 @@ class PlayedSystemd:
         if container in self.world.cgroups.sets and self.units[unit].cpus:
             self.world.cgroups.sets[container] = self.units[unit].cpus
 
-    def watch(self, on_event: Callable[[UnitNews], None]) -> None:
+    def watch(self, on_event: Callable[[UnitEvents], None]) -> None:
         self.heard = on_event
         if not self.late:
-            on_event(UnitNews.CONNECTED)
+            on_event(UnitEvents.CONNECTED)
 
-    def report(self, news: UnitNews) -> None:
+    def report(self, news: UnitEvents) -> None:
         assert self.heard is not None
         self.heard(news)
 
     def reload(self) -> None:
         for unit in self.units:
             self._write(unit)
-        self.report(UnitNews.RELOADED)
+        self.report(UnitEvents.RELOADED)
 
     def runc(self, container_id: str, cpus: CpuSet) -> None:
         """A start or update: the unit's property, systemd's write, and runc's own."""
@@ -446,12 +446,12 @@ def test_units_are_read_when_systemd_is_available(run_scenario: Any) -> None:
         ls = await run_unasked(world, "ls")
         await run_unasked(world, "lse", qos="LSE", cpus=OWNED)
         assert systemd.asked == []
-        systemd.report(UnitNews.CONNECTED)
+        systemd.report(UnitEvents.CONNECTED)
         await calm(world)
         await has(world, ls, REST)
         shown = world.executor.unit_properties.page()["systemd"]
         assert shown == {"connected": True, "runtime_tells": "wrong", "due": 0}
-        systemd.report(UnitNews.LOST)
+        systemd.report(UnitEvents.LOST)
         await world.quiet()
         assert world.executor.unit_properties.page()["systemd"]["connected"] is False
 

@@ -41,10 +41,10 @@ class Watch:
 def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
     world = Watch()
     world.kernel.seconds = 9.9
-    world.health.look()
+    world.health.check()
     assert (world.logged, world.health.stuck()) == ([], {})
     for world.kernel.seconds in (10.0, 12.0, 14.0):
-        world.health.look()
+        world.health.check()
     assert world.logged == ["a worker thread is stuck in one job worker=kernel seconds=10"]
     assert world.health.stuck() == {"kernel": 14.0}
     assert world.health.page() == {
@@ -52,8 +52,8 @@ def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
         "scout": {"stuck_s": 0.0, "waiting": 3},
     }
     world.kernel.seconds = 0.0
-    world.health.look()
-    world.health.look()
+    world.health.check()
+    world.health.check()
     assert world.logged[1:] == [
         'resolved problem="a worker thread is stuck in one job" worker=kernel seconds=10',
         "a worker thread continues worker=kernel seconds=14",
@@ -65,7 +65,7 @@ def test_a_worker_that_is_not_vital_is_reported_and_leaves_the_node_ready() -> N
     world = Watch()
     world.fact_lookup.seconds = 2 * RESTART_S
     world.now += 10 * RESTART_S
-    world.health.look()
+    world.health.check()
     assert world.logged == ["a worker thread is stuck in one job worker=scout seconds=60"]
     assert world.health.stuck() == {}
     assert not world.health.may_restart()
@@ -113,7 +113,7 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(run_scenario: Any, hasty:
         assert "in time" in refused.refused[1]
         world.wire.finished(refused, None)
         await world.until(world.executor.health.stuck)
-        world.executor.health.look()
+        world.executor.health.check()
         page = node_page(world.executor)
         assert page["ready"] is False
         assert page["workers"]["kernel"]["stuck_s"] > 0
@@ -129,7 +129,7 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(run_scenario: Any, hasty:
         gate.set()
         await world.until(lambda: not world.executor.health.stuck())
         world.executor.attention.clear()
-        world.executor.health.look()
+        world.executor.health.check()
         assert world.executor.attention.is_set(), "what was written late may be outdated"
         await world.sync.once()
         assert node_page(world.executor)["ready"] is True

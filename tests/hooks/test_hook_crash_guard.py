@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.hooks.loader.versions import CrashMarks, DeadlyError
+from proxy.hooks.loader.versions import CrashingHookError, CrashMarks
 from proxy.model.errors import HookError
 
 FILE = Path("/etc/topoproxy/hooks.d/50-x.py")
@@ -19,7 +19,7 @@ def test_a_file_that_ended_the_daemon_twice_is_left_out(tmp_path: Path) -> None:
     for _ in range(2):
         CrashMarks(tmp_path / "marks").begin("50-x", FILE, b"one")  # and the daemon is gone
     with pytest.raises(
-        DeadlyError, match=r"50-x\.py: the daemon has ended 2 times .* or remove .*marks/50-x"
+        CrashingHookError, match=r"50-x\.py: the daemon has ended 2 times .* or remove .*marks/50-x"
     ):
         CrashMarks(tmp_path / "marks").begin("50-x", FILE, b"one")
     CrashMarks(tmp_path / "marks").begin("50-y", FILE, b"one")
@@ -95,4 +95,4 @@ def test_the_third_start_is_without_the_file_and_with_the_others(tmp_path: Path,
 
 
 def test_it_is_an_error_of_a_hook() -> None:
-    assert issubclass(DeadlyError, HookError)
+    assert issubclass(CrashingHookError, HookError)

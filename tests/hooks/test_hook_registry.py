@@ -433,7 +433,7 @@ def test_a_hook_that_hangs_in_configure_blocks_no_other(scene: Scene) -> None:
             scene.write("10-a.py", hook("newer", "def configure(event): pass\n"))
             await scene.until(lambda: scene.engine.answers() == ["b"])
             for _ in range(3):  # one version at a time, however often it is looked at
-                await scene.library._look()
+                await scene.library._scan()
             assert scene.engine.story == ["configure 10-a (a)", "use b"]
             gate.set()
             await scene.until(lambda: scene.engine.answers() == ["newer", "b"])

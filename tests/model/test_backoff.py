@@ -75,7 +75,7 @@ def test_each_key_has_a_sequence_of_its_own(rule: Backoff, story: list[tuple[str
             times.keep({key})
         for any_key in "ab":
             until = known.get(any_key, (0, 0.0))[1]
-            assert times.left(any_key, now) == pytest.approx(max(0.0, until - now))
+            assert times.remaining(any_key, now) == pytest.approx(max(0.0, until - now))
             assert times.due(any_key, now) == (until <= now)
             assert times.due(any_key, until)
 

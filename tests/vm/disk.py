@@ -198,7 +198,7 @@ def first_stage(modules: Path) -> bytes:
     return cpio(entries())
 
 
-def furnish(root: Path, work: Path) -> None:
+def create_files(root: Path, work: Path) -> None:
     """Put our files into a fresh Debian, and remove what is not needed."""
     for junk in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
         shutil.rmtree(root / junk, ignore_errors=True)
@@ -248,7 +248,7 @@ def build(
         run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, root, archive())
         say("the kernel, our images, and compiled Python")
         release = unpack_kernel(root, work)
-        furnish(root, work)
+        create_files(root, work)
         run("chroot", root, "python3", "-m", "compileall", "-q", "/usr/lib/python3")
         run("chroot", root, "sh", "-c", "python3 -m compileall -q /usr/lib/python3.*")
         (work / "initrd.img").write_bytes(first_stage(root / "usr/lib/modules" / release))

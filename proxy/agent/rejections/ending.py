@@ -246,7 +246,7 @@ class RejectedPodEnding:
         self._pods.pop(end.rejection.uid, None)
         telemetry.resolved(CANNOT_END, pod=ref)
         telemetry.event("ended a rejected pod", pod=ref, reason=why)
-        await self._say(end)
+        await self._write_event(end)
 
     async def _evict(self, rejection: Rejection) -> None:
         namespace, _, name = rejection.pod.partition("/")
@@ -266,7 +266,7 @@ class RejectedPodEnding:
                 raise
             await self._session.api.delete(_path(rejection), uid=rejection.uid)
 
-    async def _say(self, end: EndPod) -> None:
+    async def _write_event(self, end: EndPod) -> None:
         """Write an Event about a pod that was ended."""
         if not self._session.config.cluster.events:
             return

@@ -75,8 +75,8 @@ class KernelPartitions:
 
     # Reading
 
-    def look(self, path: str) -> PartitionState:
-        """Read what a group is; see ``Partitions.look``."""
+    def read(self, path: str) -> PartitionState:
+        """Read what a group is; see ``Partitions.read``."""
         try:
             text = self._files.read(path, PARTITION).strip()
         except OSError as error:
@@ -89,8 +89,8 @@ class KernelPartitions:
         kind, why = found["kind"], found["why"] or ""
         return PartitionState(kind, valid=kind != MEMBER and not found["bad"], reason=why)
 
-    def lent(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
-        """Return what a partition adds to the exclusive sets of groups; see ``Partitions.lent``."""
+    def exclusive_added(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
+        """Return what a partition adds to exclusive sets of groups; see ``Partitions.exclusive_added``."""
         if self._held(path, EXCLUSIVE) is None:
             return {}
         found = {above: cpus - (self._held(above, EXCLUSIVE) or CpuSet()) for above in _above(path)}
@@ -122,7 +122,7 @@ class KernelPartitions:
             if is_new:
                 self._put(path, EXCLUSIVE, cpus)
             self._put(path, PARTITION, kind)
-            state = self.look(path)
+            state = self.read(path)
             if state.valid and self._held(path, EFFECTIVE) != cpus:
                 state = PartitionState(state.kind, valid=False, reason="it does not have all of its CPUs")
         except CgroupError as error:
@@ -138,7 +138,7 @@ class KernelPartitions:
     def end(self, path: str, cpus: CpuSet, lent: Mapping[str, CpuSet]) -> None:
         """Make a group a member; see ``Partitions.end``."""
         with self._unless_gone():
-            if self.look(path).kind != MEMBER:
+            if self.read(path).kind != MEMBER:
                 self._put(path, PARTITION, MEMBER)
             if self._held(path, EXCLUSIVE):
                 self._put(path, EXCLUSIVE, CpuSet())

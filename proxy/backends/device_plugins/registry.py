@@ -24,7 +24,7 @@ from proxy.backends.device_plugins.messages import PluginAnswerError
 from proxy.backends.device_plugins.plugin_channel import PluginCallError
 from proxy.engine.node_events import DevicesChanged
 from proxy.executor.device_ports import DevicePluginError
-from proxy.executor.tasks import tended
+from proxy.executor.tasks import run_with_restarts
 from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.telemetry import metrics
@@ -152,7 +152,7 @@ class DevicePluginRegistry:
         pause.last = now
 
     def _take(self, resource: str, endpoint: PluginEndpoint) -> None:
-        task = self._loop.create_task(tended(endpoint.run, self._context.restarted))
+        task = self._loop.create_task(run_with_restarts(endpoint.run, self._context.restarted))
         before = self._resources.get(resource)
         if before is None:
             self._resources[resource] = ManagedResource(endpoint, task, None, self._loop.time())

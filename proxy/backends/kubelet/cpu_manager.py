@@ -274,9 +274,9 @@ class KubeletCpuManagerReader:
         if reported != self._reported:
             self._reported = reported
 
-    def look(self) -> CpuManager:
+    def read(self) -> CpuManager:
         """Look at the state file and give what is known; see ``proxy.executor.ports.KubeletCpuManager``."""
-        reported, seen = self._reported, self._state.look()
+        reported, seen = self._reported, self._state.read()
         if self._made_of is None or self._made_of[0] is not reported or self._made_of[1] is not seen:
             self._manager = put_together(reported, seen, self._state.path, self._topology)
             self._made_of = (reported, seen)

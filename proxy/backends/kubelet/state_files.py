@@ -67,7 +67,7 @@ class StateFile:
         self._content = b""
         self._seen = StateFileContents()
 
-    def look(self) -> StateFileContents:
+    def read(self) -> StateFileContents:
         """Return what the file says now; the same object as the last time while that is the same."""
         try:
             now = stamp(self.path)

@@ -77,7 +77,7 @@ class FileLedger:
                 raise CannotCreateError(f"cannot write the ledger {self.path}: it is closed")
             after = fmt.apply(self._entries, taken)
             try:
-                self._mend()
+                self._restore_file()
                 self._append(fmt.batch(self._number + 1, taken))
             except OSError as error:
                 raise cannot("write", self.path, error) from None
@@ -99,7 +99,7 @@ class FileLedger:
         finally:
             self._lock.release()
 
-    def _mend(self) -> None:
+    def _restore_file(self) -> None:
         """Restore the file: cut off the rest of a failed write, replace a removed file."""
         now = os.fstat(self._fd)
         if now.st_nlink == 0 or now.st_size < self._size:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.executor.systemd.ports import UnitNews, UnitSets
+from proxy.executor.systemd.ports import UnitEvents, UnitSets
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet, IdSet, Mask
@@ -119,13 +119,13 @@ class SystemdUnits:
 
     # -- the connection -----------------------------------------------------------------------------------
 
-    def watch(self, on_event: Callable[[UnitNews], None]) -> None:
+    def watch(self, on_event: Callable[[UnitEvents], None]) -> None:
         """Connect, and listen; see ``Units``."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._stay, args=(on_event,), name="systemd", daemon=True)
             self._thread.start()
 
-    def _stay(self, on_event: Callable[[UnitNews], None]) -> None:
+    def _stay(self, on_event: Callable[[UnitEvents], None]) -> None:
         """Stay connected until ``close``; runs in the thread."""
         pauses = RetryDelays(_PAUSES)
         while not self._closing.is_set():
@@ -151,21 +151,21 @@ class SystemdUnits:
                 why = error
         raise why
 
-    def _listen(self, connection: Connection, on_event: Callable[[UnitNews], None]) -> None:
+    def _listen(self, connection: Connection, on_event: Callable[[UnitEvents], None]) -> None:
         bus = connection.path.endswith(BUS.name)
         subscriber = threading.Thread(target=self._begin, args=(connection, on_event, bus), daemon=True)
         subscriber.start()  # its calls are answered in this thread
         for message in connection.read(b"Reloading"):
             if message.body == (False,):
-                on_event(UnitNews.RELOADED)
+                on_event(UnitEvents.RELOADED)
         with self._ready:
             was, self._connection = self._connection, None
             self._why = "the connection has ended"
         subscriber.join()
         if was is not None and not self._closing.is_set():
-            on_event(UnitNews.LOST)
+            on_event(UnitEvents.LOST)
 
-    def _begin(self, connection: Connection, on_event: Callable[[UnitNews], None], bus: bool) -> None:
+    def _begin(self, connection: Connection, on_event: Callable[[UnitEvents], None], bus: bool) -> None:
         """Subscribe to signals, and let calls begin."""
         from jeepney.wrappers import DBusAddress, new_method_call
 
@@ -186,7 +186,7 @@ class SystemdUnits:
                 return
             self._connection = connection
             self._ready.notify_all()
-        on_event(UnitNews.CONNECTED)
+        on_event(UnitEvents.CONNECTED)
 
     def close(self) -> None:
         """Disconnect permanently."""

@@ -84,14 +84,14 @@ def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Load
         raise HookError(f"cannot read {what} {path}: {candidate.cause}")
     data = read_settled(path, what, trusted=trusted).data
     if candidate.server:
-        from proxy.hooks.remote.servers import OurselvesError, server_of, socket_distrust
+        from proxy.hooks.remote.servers import OwnServerError, server_of, socket_distrust
 
         if trusted and (reason := socket_distrust(path, data, config)):
             raise UntrustedError(f"cannot trust hook server {path}: {reason}")
 
         try:
             return Loaded(server_of(candidate.name, path, data, config))
-        except OurselvesError:
+        except OwnServerError:
             return None
     if not data:
         return None

@@ -137,11 +137,11 @@ class Suppression:
             above, reading = await self._read(query)
         except (TopoproxyError, TimeoutError, OSError) as error:
             event = engine.BeUsageUnreadable(context.wall(), str(error) or "it takes too long")
-            await self._happened(event)
+            await self._handle(event)
         else:
-            await self._happened(engine.BeUsageRead(context.wall(), self.settings, query, reading, above))
+            await self._handle(engine.BeUsageRead(context.wall(), self.settings, query, reading, above))
 
-    async def _happened(self, event: NodeEvent) -> None:
+    async def _handle(self, event: NodeEvent) -> None:
         """Apply an event to the state, and carry out its effects."""
         context = self._context
         for effect in context.store.handle(event):
@@ -170,14 +170,14 @@ class Suppression:
         if self.usage is None:
             raise CgroupError("cannot read the CPU time of pods: nothing counts it")
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._worker.run(self._look, self.usage, query))
+            self._reading = asyncio.ensure_future(self._worker.run(self._read_usage, self.usage, query))
         done, _ = await asyncio.wait([self._reading], timeout=READ_LIMIT_S)
         if not done:
             raise TimeoutError(f"cannot read the CPU time of pods: nothing came for {READ_LIMIT_S:g} s")
         reading, self._reading = self._reading, None
         return reading.result()
 
-    def _look(self, usage: UsageSource, query: UsageQuery) -> tuple[str, UsageReading]:
+    def _read_usage(self, usage: UsageSource, query: UsageQuery) -> tuple[str, UsageReading]:
         """Find the group above all BE pods, and read usage; runs in the worker."""
         above = usage.best_effort(query.parents) or self.known.above
         return above, usage.read({**query.groups, ABOVE: UsageGroup(above)} if above else query.groups)
@@ -200,7 +200,7 @@ class Suppression:
                 if isinstance(effect, WriteBeQuota):
                     await context.journal.flush()
                     await self._worker.run(groups.set_quota, limit.path, effect.quota)
-                    await self._happened(engine.BeQuotaWritten(context.wall(), effect))
+                    await self._handle(engine.BeQuotaWritten(context.wall(), effect))
         except CgroupError as error:
             if limit.matters:
                 context.telemetry.problem("cannot write the CFS quota of BE pods", err=error)
@@ -223,14 +223,14 @@ class Suppression:
                     telemetry = self._context.telemetry
                     telemetry.problem("cannot write the CFS quota of BE pods", path=path, err=error)
                     continue
-            await self._happened(engine.BeQuotaRemoved(self._context.wall(), path, why))
+            await self._handle(engine.BeQuotaRemoved(self._context.wall(), path, why))
         if self.known.written != before:
             await self._context.journal.flush()
 
     # -- giving back --------------------------------------------------------------------------------------
 
     async def _give_back(self, why: str) -> None:
-        await self._happened(engine.SuppressionEnded(self._context.wall(), why))
+        await self._handle(engine.SuppressionEnded(self._context.wall(), why))
 
     async def stop(self) -> None:
         """Restore everything; ``run`` has ended."""

@@ -76,7 +76,7 @@ class Drift:
         self._kubelet_cpus = kubelet_cpus
         writes.write_with(self.enforce)
         writes.subscribe(self.note)
-        self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.fought, reports)
+        self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.conflicting, reports)
         self._suspected: set[str] = set()
         context.store.perform_by(CompareCpusets, lambda effect: self.suspect(UNKNOWN, effect.ids))
         self._looks = False
@@ -108,7 +108,7 @@ class Drift:
         self._suspected.update(some)
         if self._suspected and not self._looks:
             self._looks = True
-            self._context.spawn(self._look())
+            self._context.spawn(self._follow_suspected())
 
     def hint(self, author: str, ids: Iterable[str]) -> None:
         """Note a program that may write the cpusets of some containers now; see ``likely_writer.ALL``."""
@@ -116,7 +116,7 @@ class Drift:
             hint = WriterHint(Author(author), self._context.clock())
             self._context.store.handle(conflicts.WriterSeen(hint, tuple(ids)))
 
-    async def _look(self) -> None:
+    async def _follow_suspected(self) -> None:
         try:
             while self._suspected:
                 ids, self._suspected = list(self._suspected), set()
@@ -171,10 +171,10 @@ class Drift:
 
     def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
         """Watch the known cgroups; returns the containers that are watched from now on."""
-        enforcer, fought = self._context.enforcer, self.fought()
+        enforcer, conflicting = self._context.enforcer, self.conflicting()
         if self._context.store.mode.is_leaving or self.watch.writes is None:
             return []
-        groups = [(c.id, path) for c in live if c.id not in fought and (path := enforcer.known_path(c))]
+        groups = [(c.id, path) for c in live if c.id not in conflicting and (path := enforcer.known_path(c))]
         return self.watch.arm(groups, again=again)
 
     def _found(self, live: list[Container]) -> dict[str, CpuSet]:
@@ -242,7 +242,7 @@ class Drift:
         await asyncio.sleep(seconds)
         self._step(conflicts.ConflictsDue(self._context.clock()))
 
-    def fought(self) -> Holder[str]:
+    def conflicting(self) -> Holder[str]:
         """Return the ids of containers with a write conflict; callable from any thread."""
         return self.known.conflicts
 

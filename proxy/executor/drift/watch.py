@@ -38,7 +38,7 @@ class WriteWatch:
         self,
         context: NodeContext,
         suspect: Callable[[Iterable[str] | None], None],
-        fought: Callable[[], Container[str]],
+        _conflicting: Callable[[], Container[str]],
         writes: WriteEvents | None = None,
     ) -> None:
         """Watch nothing yet; nothing is reported before ``start``.
@@ -46,12 +46,12 @@ class WriteWatch:
         Args:
             context: Has the containers.
             suspect: Called with the containers that may have been written; None for all.
-            fought: Returns the ids of containers with a write conflict.
+            _conflicting: Returns the ids of containers with a write conflict.
             writes: Reports writes of the kernel; None where nothing does.
         """
         self._context = context
         self._suspect = suspect
-        self._fought = fought
+        self._conflicting = _conflicting
         self._first: Callable[[Iterable[str]], bool] = lambda ids: False
         self.writes = writes
         self.refused = "the kernel does not report writes" if writes is None else ""
@@ -158,11 +158,11 @@ class WriteWatch:
 
     def _affected(self, writes: WriteEvents, groups: Collection[str]) -> list[str]:
         """Return the containers that a write to the cpusets of some groups may have affected."""
-        fought, affected = self._fought(), list[str]()
+        _conflicting, affected = self._conflicting(), list[str]()
         for group in groups:
             own = self._containers.get(group)
             below = [own] if own is not None else [i for i, p in self._there() if p.startswith(f"{group}/")]
-            some = [container_id for container_id in below if container_id not in fought]
+            some = [container_id for container_id in below if container_id not in _conflicting]
             affected += some
             if not some:
                 writes.unwatch(group)

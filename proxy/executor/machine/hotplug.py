@@ -113,13 +113,13 @@ class Hotplug:
     def start(self) -> None:
         """Start listening to the kernel."""
         if self.events is not None:
-            self._loop.add_reader(self.events.fileno(), self._hear, self.events)
+            self._loop.add_reader(self.events.fileno(), self._read_uevents, self.events)
 
-    def _hear(self, events: MachineEvents) -> None:
+    def _read_uevents(self, events: MachineEvents) -> None:
         try:
             changed = events.changed()
         except OSError as error:
-            self._deaf(events)
+            self._uevents_failed(events)
             self._context.telemetry.problem(NO_UEVENTS, err=error.strerror)
             return
         if changed and self._soon is None:
@@ -128,9 +128,9 @@ class Hotplug:
 
     def _now(self) -> None:
         self._soon = None
-        self._context.spawn(self.look())
+        self._context.spawn(self.reread())
 
-    async def look(self) -> None:
+    async def reread(self) -> None:
         """Read the machine, and update the state where it has changed."""
         context = self._context
         async with self._looking:  # else an older reading might overtake a newer one
@@ -138,7 +138,7 @@ class Hotplug:
             if machine is not None:
                 self._changed(machine)
         if self._looks or owners_missing_cpus(context.state) or context.state.facts.losses:
-            context.spawn(self.mend())
+            context.spawn(self.update_replacements())
 
     def _changed(self, machine: Machine) -> None:
         """Apply a change of CPUs or memory: pools and owners keep what is left of theirs."""
@@ -171,7 +171,7 @@ class Hotplug:
 
     # -- mending ------------------------------------------------------------------------------------------
 
-    async def mend(self) -> None:
+    async def update_replacements(self) -> None:
         """Give owners CPUs in place of offline ones, and take them back when those are online again."""
         context = self._context
         async with self._mending:
@@ -217,7 +217,7 @@ class Hotplug:
             self._mend_after(flight)
         if done.refused or flights:
             return
-        changed = with_replacement(self._living(ids), used)
+        changed = with_replacement(self._existing(ids), used)
         context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
         self._given_again(ids)
 
@@ -229,7 +229,7 @@ class Hotplug:
 
     def _over(self, number: int) -> None:
         self._awaited.discard(number)
-        self._context.spawn(self.mend())
+        self._context.spawn(self.update_replacements())
 
     async def _stand_in(self, short: MissingCpus) -> None:
         """Give an owner CPUs in place of offline ones."""
@@ -252,16 +252,16 @@ class Hotplug:
 
     def _given_again(self, ids: list[str]) -> None:
         """Note that other CPUs than before are in effect for owners."""
-        living = tuple(container.id for container in self._living(ids))
+        living = tuple(container.id for container in self._existing(ids))
         self._context.store.handle(CpusGiven(living))
 
-    def _living(self, ids: list[str]) -> list[Container]:
+    def _existing(self, ids: list[str]) -> list[Container]:
         there = (self._context.state.containers.get(container_id) for container_id in ids)
         return [c for c in there if c is not None and c.phase is not Phase.EXITED]
 
     # -- the end ------------------------------------------------------------------------------------------
 
-    def _deaf(self, events: MachineEvents) -> None:
+    def _uevents_failed(self, events: MachineEvents) -> None:
         self._loop.remove_reader(events.fileno())
         events.close()
         self.events = None
@@ -271,7 +271,7 @@ class Hotplug:
         if self._soon is not None:
             self._soon.cancel()
         if self.events is not None:
-            self._deaf(self.events)
+            self._uevents_failed(self.events)
 
 
 SHOWN = 5

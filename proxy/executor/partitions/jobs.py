@@ -70,7 +70,7 @@ class PartitionJobs:
             if container_id in self.ended:
                 continue
             try:
-                state = self._kernel.look(record.path)
+                state = self._kernel.read(record.path)
                 if not (state.valid and state.kind == record.kind):
                     lost[container_id] = state
                     self._end(container_id, record)
@@ -103,9 +103,9 @@ class PartitionJobs:
         try:
             if context.enforcer.cgroups.read(path).effective_cpus != cpus:
                 return None
-            if self._kernel.look(path).kind != MEMBER:  # ours, from before the ledger was lost
+            if self._kernel.read(path).kind != MEMBER:  # ours, from before the ledger was lost
                 self._kernel.end(path, cpus, dict.fromkeys(_above(path), cpus))
-            return PartitionRecord(path, cpus, kind, self._kernel.lent(path, cpus))
+            return PartitionRecord(path, cpus, kind, self._kernel.exclusive_added(path, cpus))
         except CgroupError as error:
             if error.errno != errno.ENOENT:
                 context.telemetry.problem("cannot make a partition", path=path, err=error)

@@ -108,7 +108,7 @@ class PartitionSync(Observer):
             if jobs.kind:
                 await self._make_missing()
             self._isolated = await context.kernel.run(self._kernel.isolated)
-            self._watcher.wind()
+            self._watcher.watch_again()
 
     async def _make_missing(self) -> None:
         context = self._context

@@ -19,14 +19,14 @@ class Partitions(Protocol):
     def file(self, path: str) -> str:
         """Return the file that has poll events when a partition changes; empty where there is none."""
 
-    def look(self, path: str) -> PartitionState:
+    def read(self, path: str) -> PartitionState:
         """Read the partition state of a group.
 
         Raises:
             CgroupError: It is gone, or the kernel has no partitions (errno ENOENT), or it cannot be read.
         """
 
-    def lent(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
+    def exclusive_added(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
         """Return what a partition with these CPUs would add to the exclusive sets of the groups above it.
 
         Raises:

@@ -53,7 +53,7 @@ class PartitionWatcher:
             with contextlib.suppress(OSError):
                 os.pread(number, _READ_BYTES, 0)
 
-    def wind(self) -> None:
+    def watch_again(self) -> None:
         """Wait for the next change again; called in the event loop."""
         if self._files and self._poll is not None:
             self._loop.add_reader(self._poll.fileno(), self._ready)

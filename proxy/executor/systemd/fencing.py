@@ -259,14 +259,14 @@ class Fencing:
         """
         fence = self._fenced.pop(flight, None)
         if fence is not None:
-            self._context.spawn(self._mend(flight, carried, fence, then))
+            self._context.spawn(self._correct(flight, carried, fence, then))
             return
         then()
         if carried is not None:
             self._unit_properties.sent(flight.container_id, carried)
         self._unit_properties.landed(flight.container_id)
 
-    async def _mend(
+    async def _correct(
         self, flight: InflightCall, carried: CpuSet | None, fence: Fence, then: Callable[[], object]
     ) -> None:
         """Correct a unit, then its cgroup file, then take the fence away."""

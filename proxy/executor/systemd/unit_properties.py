@@ -38,7 +38,7 @@ from proxy.engine.systemd_masks import MaskOrder, ReportReversedMask, UnitCpusRe
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.fencing import Fencing
-from proxy.executor.systemd.ports import Fences, UnitNews, Units, UnitSets
+from proxy.executor.systemd.ports import Fences, UnitEvents, Units, UnitSets
 from proxy.executor.worker import Worker
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -112,17 +112,17 @@ class UnitProperties:
             self._watches = True
             self.units.watch(self._unit_event)
 
-    def _unit_event(self, news: UnitNews) -> None:
+    def _unit_event(self, news: UnitEvents) -> None:
         """Pass news on to the event loop; called in a thread of ``units``."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, news)
 
-    def _take(self, news: UnitNews) -> None:
+    def _take(self, news: UnitEvents) -> None:
         context = self._context
-        if news is UnitNews.LOST:
+        if news is UnitEvents.LOST:
             self.connected = False
             return
-        if news is UnitNews.CONNECTED:
+        if news is UnitEvents.CONNECTED:
             context.telemetry.count(metrics.SYSTEMD_CONNECTIONS)
             self.connected = True
             self.changed(context.state.containers)

@@ -54,13 +54,13 @@ class ClientWatch:
     async def run(self) -> None:
         """Look periodically, until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(PERIOD_S)
 
     def _lacks_client(self) -> bool:
         return not self._front.connections and self._pods() > 0
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Report where there has been no client for too long, and the end of that."""
         if not self._lacks_client():
             self._since = None

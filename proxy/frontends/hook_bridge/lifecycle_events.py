@@ -191,7 +191,7 @@ class LifecycleEvents(Observer):
             self.memory.created(container.id, made)
         self._notify(PostCreateContainer, container)
         if container.placement.pool is Pool.OWN:
-            self._stir()  # its CPUs have an owner with an id now
+            self._compare_soon()  # its CPUs have an owner with an id now
 
     def failed(self, token: str) -> None:
         """See ``Observer``."""
@@ -247,9 +247,9 @@ class LifecycleEvents(Observer):
 
     def changed(self, change: Change) -> None:
         """See ``Observer``."""
-        self._stir()
+        self._compare_soon()
 
-    def _stir(self) -> None:
+    def _compare_soon(self) -> None:
         """Compare soon. What changes several times before the loop turns is one event."""
         if not self._stirred:
             self._stirred = True

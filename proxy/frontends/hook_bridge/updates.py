@@ -104,7 +104,7 @@ class Updates:
                 if self._find(container_id, by) is None:
                     continue
                 if len(self._waiting) >= MOST:
-                    self._lack(container_id, by, "too many updates wait")
+                    self._report_not_applied(container_id, by, "too many updates wait")
                     continue
                 self._waiting[container_id] = wanted
             wanted.add(update, by)
@@ -152,18 +152,18 @@ class Updates:
         late = executor.clock() - wanted.since > PATIENCE_S
         if executor.state.inflight.of(container_id):
             if late:
-                self._lack(container_id, wanted.by, "the runtime is still busy with it")
+                self._report_not_applied(container_id, wanted.by, "the runtime is still busy with it")
             return not late
         try:
             await self._send(container_id, wanted)
         except UnavailableError as error:
             if late:
-                self._lack(container_id, wanted.by, str(error))
+                self._report_not_applied(container_id, wanted.by, str(error))
             else:
                 await asyncio.sleep(1.0)
             return not late
         except RuntimeCallError as error:
-            self._lack(container_id, wanted.by, str(error))
+            self._report_not_applied(container_id, wanted.by, str(error))
         return False
 
     def _narrow(self, container: Container, cpus: Any, by: str) -> None:
@@ -173,7 +173,9 @@ class Updates:
             if self._owned_cpus:
                 outside = cpus - executor.state.node.machine.online
             if outside:
-                self._lack(container.id, {"cpus": by}, f"CPUs {outside} are not among those it has")
+                self._report_not_applied(
+                    container.id, {"cpus": by}, f"CPUs {outside} are not among those it has"
+                )
                 return
         wish = Narrowing(None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus)
         if problem := executor.overrides.narrow(container.id, wish):
@@ -213,13 +215,13 @@ class Updates:
     def _find(self, container_id: str, by: Mapping[str, str]) -> Container | None:
         container = self._executor.state.containers.get(container_id)
         if container is None or container.phase in (Phase.CREATING, Phase.EXITED):
-            self._lack(
+            self._report_not_applied(
                 container_id, by, "there is no such container" if container is None else "it does not run"
             )
             return None
         return container
 
-    def _lack(self, container_id: str, by: Mapping[str, str], why: str) -> None:
+    def _report_not_applied(self, container_id: str, by: Mapping[str, str], why: str) -> None:
         which = subject_of(self._executor.state.containers, container_id)
         hooks = ", ".join(sorted(set(by.values())))
         self._executor.telemetry.count(metrics.UPDATES_BY_HOOKS_FAILED)

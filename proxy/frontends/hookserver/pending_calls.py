@@ -135,9 +135,9 @@ class PendingCalls:
                 self._woken.clear()
                 looks.reset()
             await asyncio.sleep(looks.next())
-            await self.look()
+            await self.check()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Query the runtime for the outcome of pending calls; those past their timeout are lost."""
         executor, ask = self._executor, self._start_update.lookups.run
         try:

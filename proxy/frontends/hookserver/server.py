@@ -145,9 +145,9 @@ class Server:
         except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
             executor.broken(error)
             executor.attention.set()
-            return self._despite(name, asked, error)
+            return self._answer_after_error(name, asked, error)
 
-    def _despite(self, name: str, asked: Any, error: Exception) -> Any:
+    def _answer_after_error(self, name: str, asked: Any, error: Exception) -> Any:
         """Answer after a fault of ours: as it is, unless the container would rather not run."""
         if isinstance(asked, pb.PodSandboxHookRequest):
             return pod_echo(asked)

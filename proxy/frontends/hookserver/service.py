@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from proxy.executor.tasks import tended
+from proxy.executor.tasks import run_with_restarts
 from proxy.frontends.hookserver.server import Server
 from proxy.frontends.hookserver.servicer import Servicer
 from proxy.model.backoff import Backoff, RetryDelays
@@ -61,7 +61,7 @@ class HookServerRunner:
         self._server.socket.wanted = True
         await asyncio.to_thread(self._server.socket.open)
         self.listening = True
-        looking = tended(self.servicer.pending.run, self._executor.restarted)
+        looking = run_with_restarts(self.servicer.pending.run, self._executor.restarted)
         self._task = asyncio.get_running_loop().create_task(looking)
         self._executor.telemetry.event("listening as a hook server", path=self.path)
 

@@ -104,7 +104,7 @@ class Servicer:
         call = ContainerCall(self._flow, "CreateContainer", container_reply(asked), found)
         reply: ContainerReply = await call.decide()
         with call.or_lost():
-            self._entrust(call, reply.answer)
+            self._delegate(call, reply.answer)
         if reply.lost:
             self._executor.telemetry.problem(
                 "cannot change a container: Koordinator's hook protocol has no fields for it",
@@ -114,7 +114,7 @@ class Servicer:
             )
         return reply.answer
 
-    def _entrust(self, call: ContainerCall, answer: ContainerAnswer) -> None:
+    def _delegate(self, call: ContainerCall, answer: ContainerAnswer) -> None:
         """The create is the peer's from here on."""
         if isinstance(call.state, CallContext):
             sent = answer.container_resources

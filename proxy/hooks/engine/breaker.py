@@ -58,7 +58,7 @@ class Breaker:
         self._probing = True
         return self._state
 
-    def left(self, now: float) -> float:
+    def remaining(self, now: float) -> float:
         """Return in how many seconds the next probe is permitted; 0 if at once."""
         return max(0.0, self._until - now) if self._until is not None else 0.0
 

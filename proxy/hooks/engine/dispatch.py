@@ -217,7 +217,7 @@ class Dispatch:
 
     # Deadlines: on the event loop.
 
-    def look(self) -> None:
+    def check_deadline(self) -> None:
         """Check which hook has the call and whether it is overdue; set a timer for the next check."""
         try:
             if self._watch():
@@ -249,7 +249,7 @@ class Dispatch:
             self._timer.cancel()
         seconds = max(seconds, _LEAST_S)
         self.due = self._context.clock() + seconds
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.look)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.check_deadline)
 
     def _take_from_hook(self, held: CallHolder) -> bool:
         """Take the ticket from the hook that is called; return False if the hook has just answered."""
@@ -443,7 +443,7 @@ class Dispatch:
         """Record the hook that is called; have the loop check again if its timer would come too late."""
         self.held = held
         if held.deadline < self.due:
-            self._context.post(self.look)
+            self._context.post(self.check_deadline)
 
     # Results: in the thread that owns the ticket.
 

@@ -130,7 +130,7 @@ class HookSlots:
             return 0
         if token := self.breaker.permit(now):
             return token
-        left = duration(self.breaker.left(now))
+        left = duration(self.breaker.remaining(now))
         return HookFailure(
             "open",
             f"it is not called after {self.breaker.failures} failures in a row; next try in {left}; "
@@ -235,7 +235,7 @@ class HookSlots:
             stats, breaker = self.stats, self.breaker
             return HookReport(
                 hook.name, hook.source, tuple(sorted(hook.handlers)), str(hook.policy), hook.timeout,
-                remote=hook.remote, state=self._state(), retry_in=breaker.left(now), calls=stats.calls,
+                remote=hook.remote, state=self._state(), retry_in=breaker.remaining(now), calls=stats.calls,
                 failures=dict(stats.failures), conflicts=stats.failures.get("conflict", 0),
                 vetoes=stats.vetoes, skipped=stats.skipped, lost=stats.lost, waiting=waiting,
                 running=self._inside, hung=len(self._overdue_calls), quiet=quiet, last_error=stats.last_error,

@@ -85,7 +85,7 @@ class Irqs:
                 held = self._knobs.hold(self._wanted_values(banned, online))
             except OSError as error:
                 raise HookError(f"cannot remember the affinity of interrupts: {error}") from error
-            return _judged(held)
+            return _result_of(held)
 
     def _wanted_values(self, banned: CpuSet, online: CpuSet) -> dict[Path, str]:
         """Return the content of files while CPUs are banned; files that keep their own are left out."""
@@ -158,7 +158,7 @@ def _parsed(file: Path, text: str | None) -> CpuSet:
     return CpuSet()
 
 
-def _judged(held: SettingsHold) -> MovedIrqs:
+def _result_of(held: SettingsHold) -> MovedIrqs:
     """Count written and refused files; single refusals are normal, a refusal of all is an error.
 
     Raises:

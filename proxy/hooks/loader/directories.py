@@ -128,7 +128,7 @@ def alone(path: Path) -> Candidate:
             f"cannot use hook {path}: it is not named NN-name.py (two digits, -, then of a-z, 0-9 and -)"
         )
     name = path.name.removesuffix("json").rstrip(".") if server else path.name.removesuffix(".py")
-    candidate = _look(path, name or path.name, Trust(), server=server)
+    candidate = _examine(path, name or path.name, Trust(), server=server)
     if candidate is None:
         cause = "it is not a file" if path.exists() else "there is no such file"
         raise HookError(f"cannot read {'hook server' if server else 'hook'} {path}: {cause}")
@@ -160,7 +160,7 @@ def _python(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]
         good = _HOOK.fullmatch(name)
         if not good and (not name.endswith(".py") or name.startswith(".")):
             continue
-        candidate = _look(directory / name, name.removesuffix(".py"), trust, server=False)
+        candidate = _examine(directory / name, name.removesuffix(".py"), trust, server=False)
         if candidate is None:
             continue
         if good:
@@ -176,7 +176,9 @@ def _servers(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate
     for name in _names(directory, found.unreadable, found.strange):
         if not name.endswith("json"):
             continue
-        candidate = _look(directory / name, name.removesuffix("json").rstrip(".") or name, trust, server=True)
+        candidate = _examine(
+            directory / name, name.removesuffix("json").rstrip(".") or name, trust, server=True
+        )
         if candidate is not None:
             yield candidate
 
@@ -195,7 +197,7 @@ def _names(directory: Path, unreadable: set[Path], strange: list[str]) -> list[s
         return []
 
 
-def _look(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | None:
+def _examine(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | None:
     """Look at an entry; None where it is nothing that could be read."""
     try:
         own = os.lstat(path)

@@ -30,7 +30,7 @@ DEATHS: Final = 2
 """A content that the daemon has not survived so often is not tried any more."""
 
 
-class DeadlyError(HookError):
+class CrashingHookError(HookError):
     """The daemon has crashed while a file was brought into use."""
 
 
@@ -58,7 +58,7 @@ class CrashMarks:
             data: What is in it.
 
         Raises:
-            DeadlyError: The daemon has not survived that.
+            CrashingHookError: The daemon has not survived that.
         """
         if self._directory is None:
             return
@@ -69,7 +69,7 @@ class CrashMarks:
         except (OSError, ValueError):
             deaths = 0
         if deaths >= DEATHS:
-            raise DeadlyError(
+            raise CrashingHookError(
                 f"cannot load hook {path}: the daemon has ended {deaths} times while it was brought into "
                 f"use: change the file, or remove {mark} to try it again"
             )
@@ -160,7 +160,7 @@ class VersionBuilder:
         return config.settings.get(name), config.timeout, config.policy, users, label, where
 
     def _server(self, name: str, path: Path, data: bytes, loop: asyncio.AbstractEventLoop) -> Hook | None:
-        from proxy.hooks.remote.servers import OurselvesError, server_of
+        from proxy.hooks.remote.servers import OwnServerError, server_of
 
         def report(message: str, /, **keys: object) -> None:
             if not loop.is_closed():
@@ -168,7 +168,7 @@ class VersionBuilder:
 
         try:
             return server_of(name, path, data, self.config, report)
-        except OurselvesError:
+        except OwnServerError:
             return None
 
     async def _load(self, name: str, path: Path, data: bytes) -> Loaded:

@@ -29,7 +29,7 @@ NEVER_ASKED: Final = frozenset({"PreRemoveRunPodSandbox"})
 """Known to Koordinator, and asked by none of its proxies."""
 
 
-class OurselvesError(HookError):
+class OwnServerError(HookError):
     """The server is this daemon: the file is meant for other clients of this directory."""
 
 
@@ -53,7 +53,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
         report: Takes a message about what is ignored, now and later, from any thread.
 
     Raises:
-        OurselvesError: It names our own socket.
+        OwnServerError: It names our own socket.
         HookError: The file does not name a server that can be called.
     """
     # Imported by nodes that have such a file only: grpc takes a while, and some megabytes.
@@ -107,7 +107,7 @@ def socket_distrust(path: Path, data: bytes, config: HooksConfig) -> str:
     try:
         endpoint = _endpoint(_read(data), config, path)
         problem = Peer(endpoint, config.server_users).distrust_reason(config.timeout)
-    except (_FlawError, OurselvesError, OSError):
+    except (_FlawError, OwnServerError, OSError):
         return ""
     return problem and f"{endpoint}: {problem}"
 
@@ -154,7 +154,7 @@ def _endpoint(entries: Mapping[str, Any], config: HooksConfig, file: Path) -> Pa
         raise _FlawError(f"remote-endpoint: {error}") from None
     if config.serve is not None and os.path.realpath(path) == os.path.realpath(config.serve):
         cause = f"remote-endpoint {path} is the socket of hooks.serve: topoproxy would call itself"
-        raise OurselvesError(f"cannot use the hook server of {file}: {cause}")
+        raise OwnServerError(f"cannot use the hook server of {file}: {cause}")
     return path
 
 

@@ -34,7 +34,7 @@ class Node:
         self.partitions: KernelPartitions = made
 
     def make(self, path: str = ONE, cpus: CpuSet = OWN, kind: str = "isolated") -> PartitionState:
-        return self.partitions.make(path, cpus, kind, self.partitions.lent(path, cpus))
+        return self.partitions.make(path, cpus, kind, self.partitions.exclusive_added(path, cpus))
 
     def file(self, path: str, name: str) -> str:
         return self.groups.files.read(path, name).strip()
@@ -64,7 +64,7 @@ def test_all_others_stay_off(node: Node, kind: str) -> None:
 
 
 def test_ending_leaves_nothing(node: Node) -> None:
-    lent = node.partitions.lent(ONE, OWN)
+    lent = node.partitions.exclusive_added(ONE, OWN)
     assert lent == {"kubepods": OWN, POD: OWN}
     node.make()
     node.partitions.end(ONE, OWN, lent)
@@ -79,18 +79,18 @@ def test_two_owners_share_the_groups_above(node: Node) -> None:
         node.groups.write(path, CpuSet.parse("0-3"), None)
     node.make()
     node.groups.write(OTHER, more, None)
-    lent = node.partitions.lent(OTHER, more)
+    lent = node.partitions.exclusive_added(OTHER, more)
     assert node.make(OTHER, more, "root").valid
     assert node.file("kubepods", "cpuset.cpus.exclusive") == "4-7"
     node.partitions.end(OTHER, more, lent)
-    assert node.partitions.look(ONE).valid
+    assert node.partitions.read(ONE).valid
     assert node.file("kubepods", "cpuset.cpus.exclusive") == "4-5"
     assert node.file("kubepods/pody", "cpuset.cpus.exclusive") == ""
 
 
 def test_what_others_have_lent_stays(node: Node) -> None:
     node.groups.files.write("kubepods", "cpuset.cpus.exclusive", "3-5")
-    lent = node.partitions.lent(ONE, OWN)
+    lent = node.partitions.exclusive_added(ONE, OWN)
     assert lent == {POD: OWN}
     node.make()
     node.partitions.end(ONE, OWN, lent)
@@ -122,10 +122,10 @@ def test_another_pod_within_it_is_reported(node: Node) -> None:
 
 
 def test_one_that_turned_invalid_is_seen_and_can_be_made_again(node: Node) -> None:
-    lent = node.partitions.lent(ONE, OWN)
+    lent = node.partitions.exclusive_added(ONE, OWN)
     node.make()
     node.groups.files.write(TWO, "cpuset.cpus", "0-7")
-    assert node.partitions.look(ONE) == PartitionState("isolated", valid=False)
+    assert node.partitions.read(ONE) == PartitionState("isolated", valid=False)
     node.groups.files.write(TWO, "cpuset.cpus", "0-3")
     node.partitions.end(ONE, OWN, lent)
     assert node.untouched()
@@ -137,16 +137,16 @@ def test_a_foreign_write_does_not_move_it(node: Node) -> None:
     node.make()
     node.groups.files.write(ONE, "cpuset.cpus", "0-3")
     assert node.effective(ONE) == OWN
-    assert node.partitions.look(ONE).valid
+    assert node.partitions.read(ONE).valid
 
 
 def test_the_group_goes(node: Node) -> None:
-    lent = node.partitions.lent(ONE, OWN)
+    lent = node.partitions.exclusive_added(ONE, OWN)
     node.make()
     node.groups.rmdir(ONE)
     assert node.effective(POD) == CpuSet.parse("0-7")
     with pytest.raises(CgroupError, match="gone"):
-        node.partitions.look(ONE)
+        node.partitions.read(ONE)
     node.partitions.end(ONE, OWN, lent)
     assert node.file("kubepods", "cpuset.cpus.exclusive") == ""
 
@@ -183,7 +183,7 @@ def test_a_kernel_without_the_file_is_reported(tmp_path: Path) -> None:
     made = open_partitions(KernelCgroups(tmp_path, 2))
     assert made is not None
     with pytest.raises(CgroupError, match="not enabled"):
-        made.look("pod")
+        made.read("pod")
     assert made.file("pod") == f"{tmp_path}/pod/cpuset.cpus.partition"
 
 

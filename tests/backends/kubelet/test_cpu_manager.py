@@ -53,7 +53,7 @@ def beside(directory: Path, clock: Clock | None = None, **settings: Any) -> Kube
 
 def seen(found: KubeletCpuManagerReader) -> CpuManager:
     found.refresh()
-    return found.look()
+    return found.read()
 
 
 def test_nothing_is_known_without_kubelet(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
     assert len(pods_server.seen) == 2
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')
     write_text(tmp_path, none_state())
-    found.look()
+    found.read()
     got = seen(found)
     assert (got.policy, got.problems, len(pods_server.seen)) == ("none", (), 3)
 
@@ -190,7 +190,7 @@ def test_a_kubelet_that_hangs_is_left_alone_for_a_while(tmp_path: Path, pods_ser
     assert asked <= 2
     clock.now += 60
     seen(found)
-    assert found.look().problems
+    assert found.read().problems
 
 
 def with_checksum(fields: dict[str, Any], text: str) -> str:

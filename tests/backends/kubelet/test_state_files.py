@@ -28,7 +28,7 @@ def content(*cpus: int) -> str:
 
 
 def held(file: StateFile) -> CpuSet | None:
-    checkpoint = file.look().checkpoint
+    checkpoint = file.read().checkpoint
     return None if checkpoint is None else held_cpus(checkpoint).held["uid"]["c"]
 
 
@@ -57,20 +57,20 @@ def opened(path: Path, **more: Any) -> tuple[StateFile, Pauses]:
 
 def test_no_file_says_that_nothing_is_known(path: Path) -> None:
     file, pauses = opened(path)
-    assert (file.look().checkpoint, file.look().problem, pauses.taken) == (None, "", [])
+    assert (file.read().checkpoint, file.read().problem, pauses.taken) == (None, "", [])
     write_text(path.parent, content(2, 3))
     assert held(file) == CpuSet([2, 3])
     path.unlink()
-    assert (file.look().checkpoint, file.look().problem) == (None, "")
+    assert (file.read().checkpoint, file.read().problem) == (None, "")
 
 
 def test_checking_an_unchanged_file_reads_nothing(path: Path, monkeypatch: Any) -> None:
     write_text(path.parent, content(2))
     later = time.time_ns() + 10**9
     file, _ = opened(path, wall_ns=lambda: later)
-    first = file.look()
+    first = file.read()
     monkeypatch.setattr("proxy.backends.kubelet.state_files.read_small", None)
-    assert file.look() is first
+    assert file.read() is first
 
 
 def test_a_file_that_was_written_just_now_is_read_again(path: Path) -> None:
@@ -78,8 +78,8 @@ def test_a_file_that_was_written_just_now_is_read_again(path: Path) -> None:
     write_text(path.parent, content(2))
     stamp = path.stat()
     file, _ = opened(path, wall_ns=lambda: stamp.st_mtime_ns + RECENT_NS)
-    first = file.look()
-    assert file.look() is first, "the same content is the same answer all the same"
+    first = file.read()
+    assert file.read() is first, "the same content is the same answer all the same"
     with path.open("r+") as same:
         same.write(content(3))
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -107,13 +107,13 @@ def test_a_torn_file_is_read_again_for_a_short_while(path: Path, torn: str, caus
     assert held(file) == CpuSet([2])
     path.write_bytes(torn.encode(errors="surrogateescape"))
     assert held(file) == CpuSet([2]), "what was read well stands"
-    problem = file.look().problem
+    problem = file.read().problem
     assert problem.startswith(f"cannot use kubelet's state file {path}: ")
     assert cause in problem
     assert problem.endswith("; its last content stays in effect")
     assert tuple(pauses.taken[: len(PAUSES_S)]) == PAUSES_S
     write_text(path.parent, content(4))
-    assert (held(file), file.look().problem) == (CpuSet([4]), "")
+    assert (held(file), file.read().problem) == (CpuSet([4]), "")
 
 
 @pytest.mark.parametrize(("torn", "cause"), TORN)
@@ -121,12 +121,12 @@ def test_a_file_that_was_never_whole_says_nothing(path: Path, torn: str, cause: 
     path.write_bytes(torn.encode(errors="surrogateescape"))
     later = path.stat().st_mtime_ns + 10**9
     file, pauses = opened(path, wall_ns=lambda: later)
-    seen = file.look()
+    seen = file.read()
     assert seen.checkpoint is None
     assert cause in seen.problem
     assert not seen.problem.endswith("stands")
     waited = list(pauses.taken)
-    assert file.look() is seen
+    assert file.read() is seen
     assert pauses.taken == waited, "a file that stays torn is not waited for at each look"
 
 
@@ -134,15 +134,15 @@ def test_a_file_that_becomes_whole_in_a_pause_is_not_a_problem(path: Path) -> No
     path.write_text(content(2)[:30])
     file, pauses = opened(path)
     pauses.then = lambda times: write_text(path.parent, content(2)) if times == 3 else None
-    assert (held(file), file.look().problem, len(pauses.taken)) == (CpuSet([2]), "", 3)
+    assert (held(file), file.read().problem, len(pauses.taken)) == (CpuSet([2]), "", 3)
 
 
 def test_a_file_that_goes_in_a_pause_says_nothing(path: Path) -> None:
     path.write_text("")
     file, pauses = opened(path)
     pauses.then = lambda times: path.unlink(missing_ok=True)
-    assert file.look().checkpoint is None
-    assert file.look().problem == ""
+    assert file.read().checkpoint is None
+    assert file.read().problem == ""
 
 
 def test_a_large_or_strange_file_is_refused_at_once(path: Path) -> None:
@@ -150,16 +150,16 @@ def test_a_large_or_strange_file_is_refused_at_once(path: Path) -> None:
     file, pauses = opened(path)
     assert held(file) == CpuSet([2])
     path.write_bytes(b"{" * (LARGEST + 1))
-    assert "it is larger than 1 MiB" in file.look().problem
+    assert "it is larger than 1 MiB" in file.read().problem
     path.unlink()
     os.mkfifo(path)
-    assert "it is not a regular file" in file.look().problem
+    assert "it is not a regular file" in file.read().problem
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert "it is not a regular file" in file.look().problem
+    assert "it is not a regular file" in file.read().problem
     path.unlink()
     path.symlink_to(path)
-    assert "symbolic links" in file.look().problem
+    assert "symbolic links" in file.read().problem
     assert held(file) == CpuSet([2])
     assert pauses.taken == []
 
@@ -170,7 +170,7 @@ def test_sets_that_no_machine_has_cost_no_memory(path: Path) -> None:
     path.write_text(json.dumps(state))
     file, _ = opened(path)
     begun = time.process_time()
-    assert "its checksum does not match" in file.look().problem
+    assert "its checksum does not match" in file.read().problem
     assert time.process_time() - begun < 30
 
 
@@ -184,7 +184,7 @@ def test_whatever_a_hand_does_to_it_no_set_is_invented(
     path.write_bytes(whole)
     assert held(file) == CpuSet([2, 3, 5])
     path.write_bytes((whole[:at] + junk + whole[at + drop :])[: cut or None])
-    got = file.look()
+    got = file.read()
     assert got.checkpoint is not None
     assert held_cpus(got.checkpoint).held == {"uid": {"c": CpuSet([2, 3, 5])}}
 
@@ -225,4 +225,4 @@ def test_a_file_that_is_written_all_the_time_gives_only_what_was_written(path: P
         writer.join()
     assert len(found) >= 3
     write_text(path.parent, content(9))
-    assert (held(file), file.look().problem) == (CpuSet([9]), "")
+    assert (held(file), file.read().problem) == (CpuSet([9]), "")

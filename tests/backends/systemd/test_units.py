@@ -15,7 +15,7 @@ from jeepney.low_level import HeaderFields, Message, Parser
 from jeepney.wrappers import DBusAddress, new_error, new_method_return, new_signal
 
 from proxy.backends.systemd.units import SystemdUnits, object_path, sockets, to_bytes
-from proxy.executor.systemd.ports import UnitNews, UnitSets
+from proxy.executor.systemd.ports import UnitEvents, UnitSets
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -125,12 +125,12 @@ def systemd(address: Path) -> Iterator[PlayedSystemd]:
 
 
 @pytest.fixture
-def news() -> list[UnitNews]:
+def news() -> list[UnitEvents]:
     return []
 
 
 @pytest.fixture
-def units(systemd: PlayedSystemd, address: Path, news: list[UnitNews]) -> Iterator[SystemdUnits]:
+def units(systemd: PlayedSystemd, address: Path, news: list[UnitEvents]) -> Iterator[SystemdUnits]:
     made = SystemdUnits(lambda: [str(address)], LONG_S)
     made.watch(news.append)
     yield made
@@ -177,46 +177,46 @@ def test_a_unit_that_is_not_there(units: SystemdUnits) -> None:
 
 
 def test_reloads_are_reported_when_they_are_over(
-    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
+    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitEvents]
 ) -> None:
-    wait_until(lambda: news == [UnitNews.CONNECTED])
+    wait_until(lambda: news == [UnitEvents.CONNECTED])
     systemd.send("UnitNew", "so", ("a.scope", "/a"))
     systemd.send("Reloading", "b", (True,))
     systemd.send("Reloading", "b", (False,))
-    wait_until(lambda: UnitNews.RELOADED in news)
+    wait_until(lambda: UnitEvents.RELOADED in news)
     assert units.read(SCOPE).cpus == CpuSet()
-    assert news == [UnitNews.CONNECTED, UnitNews.RELOADED]
+    assert news == [UnitEvents.CONNECTED, UnitEvents.RELOADED]
 
 
-def test_it_connects_again(systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]) -> None:
-    wait_until(lambda: news == [UnitNews.CONNECTED])
+def test_it_connects_again(systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitEvents]) -> None:
+    wait_until(lambda: news == [UnitEvents.CONNECTED])
     systemd.end()
-    wait_until(lambda: news == [UnitNews.CONNECTED, UnitNews.LOST, UnitNews.CONNECTED])
+    wait_until(lambda: news == [UnitEvents.CONNECTED, UnitEvents.LOST, UnitEvents.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
 def test_noise_ends_the_connection_and_nothing_else(
-    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
+    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitEvents]
 ) -> None:
-    wait_until(lambda: news == [UnitNews.CONNECTED])
+    wait_until(lambda: news == [UnitEvents.CONNECTED])
     systemd.connections[0].sendall(b"l\x02" + bytes(14) + b"no D-Bus" * 9)
-    wait_until(lambda: news[1:] == [UnitNews.LOST, UnitNews.CONNECTED])
+    wait_until(lambda: news[1:] == [UnitEvents.LOST, UnitEvents.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
 def test_a_message_that_is_too_long_is_not_taken(
-    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitNews]
+    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitEvents]
 ) -> None:
-    wait_until(lambda: news == [UnitNews.CONNECTED])
+    wait_until(lambda: news == [UnitEvents.CONNECTED])
     systemd.connections[0].sendall(b"l\x04\x01\x01" + b"\xff\xff\xff\x0f" + bytes(8))
-    wait_until(lambda: UnitNews.LOST in news)
+    wait_until(lambda: UnitEvents.LOST in news)
 
 
 def test_systemd_that_does_not_answer(systemd: PlayedSystemd, address: Path) -> None:
     units = SystemdUnits(lambda: [str(address)], 0.3)
     with pytest.raises(UnavailableError, match="not connected yet"):
         units.read(SCOPE)
-    heard: list[UnitNews] = []
+    heard: list[UnitEvents] = []
     units.watch(heard.append)
     wait_until(lambda: heard)
     systemd.silent = True
@@ -249,7 +249,7 @@ def test_a_connection_that_is_closed_at_once_is_retried_ever_more_rarely(
 
     monkeypatch.setattr(units._closing, "wait", wait)
     monkeypatch.setattr("proxy.backends.systemd.units._PAUSES", Backoff(0.1, 10.0, steady=LONG_S))
-    units.watch(lambda news: systemd.end() if news is UnitNews.CONNECTED else None)
+    units.watch(lambda news: systemd.end() if news is UnitEvents.CONNECTED else None)
     wait_until(lambda: len(pauses) > 9)
     units.close()
     assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]

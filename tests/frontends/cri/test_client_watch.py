@@ -33,7 +33,7 @@ class Watched:
     def after(self, seconds: float) -> list[str]:
         """Look after some seconds; return the problems."""
         self.now += seconds
-        asyncio.run(self.watch.look())
+        asyncio.run(self.watch.check())
         return [str(problem["what"]) for problem in self.telemetry.problems()]
 
 

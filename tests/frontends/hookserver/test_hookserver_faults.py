@@ -140,7 +140,7 @@ def test_a_sandbox_that_passes_through_us_too_is_one(run_scenario: Callable[...,
             await node.until(lambda: set(node.executor.state.pods) == {made})
             # Made again while the old one is still there: it is not taken for the new one.
             await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
-            await node.pending.look()
+            await node.pending.check()
             assert len(node.executor.state.runtime.arriving) == 1
             await beside(client.end_pod, made)
             config.metadata.attempt = 1

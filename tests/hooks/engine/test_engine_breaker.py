@@ -43,7 +43,7 @@ def test_three_failures_in_a_row_open_it_and_a_success_between_does_not() -> Non
     breaker.failed(breaker.permit(0.0), 0.0)
     assert is_open(breaker)
     assert breaker.permit(0.0) == 0
-    assert breaker.left(0.25) == pytest.approx(FIRST_S - 0.25)
+    assert breaker.remaining(0.25) == pytest.approx(FIRST_S - 0.25)
 
 
 def test_after_the_pause_one_call_is_let_through_and_may_close_it() -> None:
@@ -62,15 +62,15 @@ def test_after_the_pause_one_call_is_let_through_and_may_close_it() -> None:
 def test_each_failed_probe_doubles_the_pause_up_to_a_minute() -> None:
     breaker, now, pauses = opened(), 0.0, []
     for _ in range(9):
-        pauses.append(breaker.left(now))
-        now += breaker.left(now)
+        pauses.append(breaker.remaining(now))
+        now += breaker.remaining(now)
         breaker.failed(breaker.permit(now), now)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, LONGEST_S]
-    now += breaker.left(now)
+    now += breaker.remaining(now)
     breaker.succeeded(breaker.permit(now))
     for _ in range(FAILURES):
         breaker.failed(breaker.permit(now), now)
-    assert breaker.left(now) == FIRST_S
+    assert breaker.remaining(now) == FIRST_S
 
 
 def test_a_probe_that_is_not_made_lets_the_next_one_through() -> None:
@@ -112,7 +112,7 @@ def test_it_never_lets_two_probes_through_and_never_stays_shut(steps: list[tuple
             end(breaker, what, token, now)
         probes = [token for token, shut in held if shut]
         assert len(probes) == len(set(probes))
-        assert breaker.left(now) <= LONGEST_S
+        assert breaker.remaining(now) <= LONGEST_S
     for token, _ in held:
         breaker.unused(token)
     assert breaker.permit(now + LONGEST_S)

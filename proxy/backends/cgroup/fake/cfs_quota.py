@@ -32,7 +32,7 @@ class FakeCpuFiles(Protocol):
         """Names of the groups right below."""
 
 
-def furniture(path: str, version: int) -> dict[str, str]:
+def new_files(path: str, version: int) -> dict[str, str]:
     """Return the files of a new group and what they hold."""
     if version == 1:
         return {QUOTA: "-1", PERIOD: "100000"}

@@ -53,7 +53,7 @@ class FakeCgroups(KernelCgroups):
             facts = {"version": version, "online": str(online), "nodes": str(nodes)}
             facts |= {"possible": str(room), "exclusive": exclusive}
             (root / MARKER).write_text(json.dumps(facts) + "\n")
-            self._tree.furnish("")
+            self._tree.create_files("")
 
     @classmethod
     def open(cls, root: Path) -> FakeCgroups:
@@ -89,7 +89,7 @@ class FakeCgroups(KernelCgroups):
             if self._tree.is_group(path):
                 raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             (self.root / new).mkdir()
-            self._tree.furnish(new)
+            self._tree.create_files(new)
             (self.root / new).rename(self.root / path)  # a group is never visible without its files
 
     def rmdir(self, path: str) -> None:

@@ -221,16 +221,16 @@ class FakeCgroupFiles:
         whole = f"{text}\n" if text or name != "cgroup.procs" else ""
         write_file(self._root / path / name, whole.encode(), mode=0o644, sync=False)
 
-    def furnish(self, path: str) -> None:
+    def create_files(self, path: str) -> None:
         """Put the files into a new group, with the kernel's defaults: empty lists, no quota (lock held)."""
         for name, _ in LISTS:
             if path or self.version == 1:
                 self._store(path, name, "" if path else str(self._have[name]))
-        for name, text in cfs_quota.furniture(path, self.version).items():
+        for name, text in cfs_quota.new_files(path, self.version).items():
             self._store(path, name, text)
         self._store(path, "cgroup.procs", "")
         if self.version == 2:
-            for name, text in partitions.furniture(path, exclusive=self._exclusive).items():
+            for name, text in partitions.new_files(path, exclusive=self._exclusive).items():
                 self._store(path, name, text)
             self._store(path, "cgroup.controllers", "cpuset cpu")
             self._store(path, "cgroup.subtree_control", "cpuset cpu")

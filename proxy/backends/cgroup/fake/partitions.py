@@ -87,7 +87,7 @@ def save(root: Path, table: Table) -> None:
     write_file(root / TABLE, text.encode(), mode=0o644, sync=False)
 
 
-def furniture(path: str, *, exclusive: bool) -> dict[str, str]:
+def new_files(path: str, *, exclusive: bool) -> dict[str, str]:
     """Return the files of a new group and what they hold."""
     if not path:
         return {ISOLATED: ""} if exclusive else {}
