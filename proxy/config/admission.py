@@ -199,9 +199,8 @@ class AdmissionConfig:
         metadata=key(
             "resourceStatus",
             choice(ResourceStatusMode),
-            "The annotation resource-status, by which a scheduler names the CPUs of a pod. bounded: it may "
-            "name no more CPUs than the pod requests, and no reserved ones. follow: whatever it names. "
-            "ignore: it is not read.",
+            "The annotation resource-status, by which a scheduler names the CPUs of a pod. bounded: no more "
+            "CPUs than the pod requests, and no reserved ones. follow: any CPUs. ignore: it is not read.",
             live=True,
         ),
     )

@@ -60,7 +60,9 @@ a daemon that restarts with a bad one does not start (exit code 78).
 
 ## Keys
 
-*Changes* says when a new value takes effect: at a reload, or at a restart.
+*Changes* says when a new value takes effect: at a reload, or at a restart. The QoS classes are
+Koordinator's: LSE (latency-sensitive exclusive), LSR (latency-sensitive reserved), LS (latency-sensitive), BE
+(best effort) and SYSTEM ([koordinator.md](koordinator.md)).
 """
 
 

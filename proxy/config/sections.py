@@ -332,8 +332,8 @@ class ApplyConfig:
             "partitions",
             choice(OwnerPartitions),
             "On cgroup v2 (Linux 6.7 or later), make the CPUs of each owner a cpuset partition. root: a "
-            "separate scheduling domain, from which all other processes of the node are kept off. isolated: "
-            "also without load balancing.",
+            "separate scheduling domain without any other process of the node. isolated: also without load "
+            "balancing.",
         ),
     )
 

@@ -47,6 +47,9 @@ that is named here is imported from `proxy.hooks.api`, the classes of the machin
 - Points that **validate** receive what all hooks together want before any of it is applied, and may only
   veto.
 - Points of the **node** and of the **hook** itself belong to no call.
+
+The QoS classes are Koordinator's: LSE (latency-sensitive exclusive), LSR (latency-sensitive reserved), LS
+(latency-sensitive), BE (best effort) and SYSTEM ([koordinator.md](koordinator.md)).
 """
 _GROUPS = (
     ("Of a call", lambda name: name.startswith(("pre_", "post_"))),
