@@ -27,8 +27,7 @@ from procs import BenchError
 from table import render
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.demo.calls import CallRefused
-from proxy.demo.client import CriClient
+from proxy.demo.client import CallRefused, CriClient
 from proxy.model.errors import RuntimeCallError, TopoproxyError
 
 CALLS, HANDS, REPORT_EVERY = 20_000, 8, 2000
@@ -37,11 +36,11 @@ GROWTH_MB, LEDGER_KB = 5.0, 1024
 LIMITS = {
     "proxy.executor.history.History._gone": 500,
     "proxy.executor.history.History._named": 500,
-    "proxy.telemetry.problems.Problems._known": 100,
-    "proxy.telemetry.problems.Problem.keys": 800,  # of all problems together
+    "proxy.telemetry.port.Problems._known": 100,
+    "proxy.telemetry.port.Problem.keys": 800,  # of all problems together
     "proxy.executor.bad_input.BadInput._seen": 4096,
     "proxy.engine.runtime_knowledge.RuntimeKnowledge.failed": 256,
-    "proxy.telemetry.throttle.Throttle._windows": 512,
+    "proxy.telemetry.port.Throttle._windows": 512,
     "proxy.backends.cgroup.search.GroupFinder._found": 1024,
     "proxy.frontends.cri.messages._create_suffixes": 256,
     "proxy.relay.streams.Streams.dead": 1024,  # refused calls of a connection that is still open

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.reconciler import Reconciler
     from proxy.executor.start_update import StartUpdate
-    from proxy.frontends.hookserver.service import HookServerRunner
+    from proxy.frontends.hookserver.server import HookServerRunner
     from proxy.hook_assembly import HookParts
     from proxy.hooks.engine.engine import HookEngine
     from proxy.hooks.registry import HookRegistry
@@ -98,8 +98,8 @@ class DaemonHooks:
         if self.config.serve is None:
             return
         if self.server is None:
-            await asyncio.to_thread(importlib.import_module, "proxy.frontends.hookserver.service")
-            from proxy.frontends.hookserver.service import HookServerRunner
+            await asyncio.to_thread(importlib.import_module, "proxy.frontends.hookserver.server")
+            from proxy.frontends.hookserver.server import HookServerRunner
 
             self.server = HookServerRunner(self.config.serve, self._executor, self._start_update, self._flow)
         await self.server.run()

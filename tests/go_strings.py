@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.demo.calls import METHODS
+from proxy.demo.client import METHODS
 from proxy.demo.runtime import StandInRuntime
 
 MARK = "~odd~"

@@ -11,7 +11,6 @@ from typing import Any, Self
 import grpc
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.demo.calls import METHODS
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
@@ -25,6 +24,41 @@ STATUS_ANNOTATION = "scheduling.koordinator.sh/resource-status"
 _HOST_NETWORK = b"\x12\x04\x0a\x02\x08\x02"
 
 _QOS_GROUP = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "/burstable", KubeQos.BEST_EFFORT: "/besteffort"}
+
+METHODS = {
+    name: (getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"))
+    for name in (
+        "Version",
+        "Status",
+        "RunPodSandbox",
+        "StopPodSandbox",
+        "RemovePodSandbox",
+        "PodSandboxStatus",
+        "ListPodSandbox",
+        "CreateContainer",
+        "StartContainer",
+        "StopContainer",
+        "RemoveContainer",
+        "UpdateContainerResources",
+        "ContainerStatus",
+        "ListContainers",
+    )
+}
+"""The unary calls of the RuntimeService that are answered, with their request and answer classes."""
+
+
+class CallRefused(Exception):  # noqa: N818 - it is an answer, not a failure of ours
+    """A call that ends with a gRPC status.
+
+    Attributes:
+        code: The status code.
+        text: The status message.
+    """
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import grpc
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
-from proxy.demo.calls import METHODS, CallRefused
+from proxy.demo.client import METHODS, CallRefused
 from proxy.demo.runc import Runc
 from proxy.demo.runtime_records import ContainerRecord, PodRecord
 from proxy.demo.runtime_service import StandInService

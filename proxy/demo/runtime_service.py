@@ -6,10 +6,6 @@ for idempotence), a refusal that comes from runc is UNKNOWN with runc's words, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import grpc
 import itertools
 import json
 import queue
@@ -17,15 +13,86 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.demo import messages
-from proxy.demo.calls import METHODS, CallRefused
+from proxy.demo.client import METHODS, CallRefused
 from proxy.demo.runc import Runc, RuncError
-from proxy.demo.runtime_records import ContainerRecord, PodRecord, Resources, cgroup_names, merge, new_id
+from proxy.demo.runtime_records import ContainerRecord, PodRecord, Resources, cgroup_names, merge, new_id, oci
+
+
+def pod_state(pod: PodRecord) -> pb.PodSandboxState:
+    """READY until it is stopped."""
+    return pb.SANDBOX_READY if pod.ready else pb.SANDBOX_NOTREADY
+
+
+def pod_status(pod: PodRecord) -> pb.PodSandboxStatus:
+    """For PodSandboxStatus and for events."""
+    return pb.PodSandboxStatus(
+        id=pod.id, metadata=pod.config.metadata, state=pod_state(pod), created_at=pod.created_at,
+        labels=pod.config.labels, annotations=pod.config.annotations,
+    )  # fmt: skip
+
+
+def container_status(one: ContainerRecord) -> pb.ContainerStatus:
+    """For ContainerStatus and for events."""
+    return pb.ContainerStatus(
+        id=one.id, metadata=one.config.metadata, state=one.state, created_at=one.created_at,
+        started_at=one.started_at, finished_at=one.finished_at, exit_code=one.exit_code, reason=one.reason,
+        image=one.config.image, image_ref=one.config.image.image, labels=one.config.labels,
+        annotations=one.config.annotations, log_path=one.config.log_path,
+        resources=pb.ContainerResources(linux=one.resources),
+    )  # fmt: skip
+
+
+def verbose(one: ContainerRecord) -> dict[str, object]:
+    """The ``info`` of a container in containerd, as far as it is used."""
+    linux = {"cgroupsPath": one.cgroups_path, "resources": oci(one.resources)}
+    return {
+        "sandboxID": one.pod_id,
+        "pid": one.pid,
+        "removing": False,
+        "runtimeType": "io.containerd.runc.v2",
+        "runtimeSpec": {"ociVersion": "1.0.2", "linux": linux},
+    }
+
+
+def pod_item(pod: PodRecord) -> pb.PodSandbox:
+    """For ListPodSandbox."""
+    return pb.PodSandbox(
+        id=pod.id, metadata=pod.config.metadata, state=pod_state(pod), created_at=pod.created_at,
+        labels=pod.config.labels, annotations=pod.config.annotations,
+    )  # fmt: skip
+
+
+def pod_matches(pod: PodRecord, wanted: pb.PodSandboxFilter) -> bool:
+    """Return whether a filter lets a pod through; ids may be given by their beginning."""
+    return (
+        pod.id.startswith(wanted.id)
+        and (not wanted.HasField("state") or wanted.state.state == pod_state(pod))
+        and dict(wanted.label_selector).items() <= dict(pod.config.labels).items()
+    )
+
+
+def container_item(one: ContainerRecord) -> pb.Container:
+    """For ListContainers."""
+    return pb.Container(
+        id=one.id, pod_sandbox_id=one.pod_id, metadata=one.config.metadata, image=one.config.image,
+        image_ref=one.config.image.image, state=one.state, created_at=one.created_at,
+        labels=one.config.labels, annotations=one.config.annotations,
+    )  # fmt: skip
+
+
+def container_matches(one: ContainerRecord, wanted: pb.ContainerFilter) -> bool:
+    """Return whether a filter lets a container through; ids may be given by their beginning."""
+    return (
+        one.id.startswith(wanted.id)
+        and one.pod_id.startswith(wanted.pod_sandbox_id)
+        and (not wanted.HasField("state") or wanted.state.state == one.state)
+        and dict(wanted.label_selector).items() <= dict(one.config.labels).items()
+    )
 
 
 class StandInService:
@@ -101,12 +168,10 @@ class StandInService:
     def _pod_sandbox_status(self, request: pb.PodSandboxStatusRequest) -> pb.PodSandboxStatusResponse:
         pod = self._pod(request.pod_sandbox_id)
         info = {"info": json.dumps({"pid": pod.pid})} if request.verbose else {}
-        return pb.PodSandboxStatusResponse(status=messages.pod_status(pod), info=info)
+        return pb.PodSandboxStatusResponse(status=pod_status(pod), info=info)
 
     def _list_pod_sandbox(self, request: pb.ListPodSandboxRequest) -> pb.ListPodSandboxResponse:
-        items = [
-            messages.pod_item(pod) for pod in self.pods.values() if messages.pod_matches(pod, request.filter)
-        ]
+        items = [pod_item(pod) for pod in self.pods.values() if pod_matches(pod, request.filter)]
         return pb.ListPodSandboxResponse(items=items)
 
     # Containers.
@@ -179,12 +244,12 @@ class StandInService:
 
     def _container_status(self, request: pb.ContainerStatusRequest) -> pb.ContainerStatusResponse:
         container = self._container(request.container_id)
-        info = {"info": json.dumps(messages.verbose(container))} if request.verbose else {}
-        return pb.ContainerStatusResponse(status=messages.container_status(container), info=info)
+        info = {"info": json.dumps(verbose(container))} if request.verbose else {}
+        return pb.ContainerStatusResponse(status=container_status(container), info=info)
 
     def _list_containers(self, request: pb.ListContainersRequest) -> pb.ListContainersResponse:
-        found = [one for one in self.containers.values() if messages.container_matches(one, request.filter)]
-        return pb.ListContainersResponse(containers=[messages.container_item(one) for one in found])
+        found = [one for one in self.containers.values() if container_matches(one, request.filter)]
+        return pb.ListContainersResponse(containers=[container_item(one) for one in found])
 
     # What several calls share.
 
@@ -223,8 +288,8 @@ class StandInService:
                 container_id=container.id,
                 container_event_type=kind,
                 created_at=time.time_ns(),
-                pod_sandbox_status=messages.pod_status(pod) if pod is not None else None,
-                containers_statuses=[messages.container_status(container)],
+                pod_sandbox_status=pod_status(pod) if pod is not None else None,
+                containers_statuses=[container_status(container)],
             )
         )
 

@@ -6,14 +6,189 @@ ends by comparing the cgroup files with the rules; a difference raises.
 
 from __future__ import annotations
 
+import json
+import time
+from dataclasses import dataclass
+
+from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import DemoPod
-from proxy.demo.failure_steps import FailureSteps
-from proxy.demo.scenario_cpus import ScenarioCpus
 from proxy.demo.snapshot import DemoError
 from proxy.demo.step_runner import DemoStep, Performance, reported
+from proxy.model.errors import RuntimeCallError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
+from proxy.model.machine import Machine
 from proxy.model.phrases import cpus as named
 from proxy.model.workload import KubeQos
+
+_BIG = 4
+"""From this number of cores on, all owners are on the node at the same time."""
+
+
+class FailureSteps:
+    """Steps of the story, for one performance."""
+
+    def __init__(self, show: Performance, parts: ScenarioCpus) -> None:
+        self._show = show
+        self._stage = show.stage
+        self._parts = parts
+
+    def refused(self) -> DemoStep:
+        """Two creates are refused."""
+        absent = self._parts.absent
+
+        def act() -> list[str]:
+            return [
+                self._refusal(
+                    DemoPod("greedy", "LSE", KubeQos.GUARANTEED, str(absent)), GrpcStatus.INVALID_ARGUMENT
+                ),
+                self._refusal(
+                    DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse)),
+                    GrpcStatus.FAILED_PRECONDITION,
+                ),
+            ]
+
+        return DemoStep(
+            "Two LSE pods that cannot be placed",
+            f"One asks for {named(absent)}, which this machine does not have, the other for trading's "
+            f"{named(self._parts.lse)}. LSE would rather not run than run elsewhere: the create is refused "
+            "with the reason, the runtime never sees it, and no container moves.",
+            act,
+            at_once=True,
+        )
+
+    def _refusal(self, spec: DemoPod, code: GrpcStatus) -> str:
+        pod = self._stage.client.run_pod(spec)
+        try:
+            self._stage.client.create(pod)
+        except RuntimeCallError as error:
+            if error.code != code:
+                raise
+            return f"{code.name}: {error}"
+        finally:
+            self._stage.client.end_pod(pod)
+        raise DemoError(f"{spec.name} was created, it should have been refused")
+
+    def failed(self) -> DemoStep:
+        """A create fails at the runtime, and all containers get their CPUs back."""
+        cpus = self._parts.failed
+
+        def act() -> list[str]:
+            spec = DemoPod("risky", "LSE", KubeQos.GUARANTEED, str(cpus))
+            pod = self._stage.client.run_pod(spec)
+            if self._stage.fail_create is not None:
+                self._stage.fail_create("failed to create containerd container: no space left on device")
+            try:
+                self._stage.client.create(pod, image="" if self._stage.fail_create else "localhost/absent:1")
+            except RuntimeCallError as error:
+                own = f"The runtime's own error reached the client unchanged: {error}"
+            else:
+                raise DemoError("the create of risky went well, it should have failed")
+            finally:
+                self._stage.client.end_pod(pod)
+            return [*reported(self._show.left_before(spec, cpus)), own]
+
+        return DemoStep(
+            f"risky (LSE) would take {named(cpus)}, but the runtime fails",
+            "The others had left already when the runtime's error came. It goes up as it is, and they are "
+            "put back: after a failed create the node is as before.",
+            act,
+            middle=True,
+        )
+
+    def update(self) -> DemoStep:
+        """An UpdateContainerResources of kubelet's passes."""
+        everything = str(self._stage.machine.online)
+
+        def act() -> list[str]:
+            web = self._show.pod("web")
+            self._stage.client.update(
+                web.container_id, pb.LinuxContainerResources(cpuset_cpus=everything, cpu_shares=4096)
+            )
+            info = json.loads(self._stage.client.status(web.container_id).info["info"])
+            cpu = info["runtimeSpec"]["linux"]["resources"]["cpu"]
+            if cpu.get("shares") != 4096:
+                raise DemoError(f"the runtime has cpu_shares {cpu.get('shares')}, kubelet sent 4096")
+            if CpuSet.parse(cpu.get("cpus", "")) != self._show.expected.shared:
+                raise DemoError(f"the runtime has saved CPUs {cpu.get('cpus')!r}")
+            return [f"The runtime saved cpu_shares 4096 as sent, and CPUs {cpu['cpus']}, not {everything}."]
+
+        return DemoStep(
+            "kubelet updates web, with a cpuset of its own",
+            f"UpdateContainerResources comes with CPUs {everything}, as kubelet's own manager would send it, "
+            "and leaves with ours; all other fields pass as they came.",
+            act,
+            at_once=True,
+        )
+
+    def killed(self) -> DemoStep:
+        """The proxy is killed and starts again."""
+
+        def act() -> list[str]:
+            proxy = self._stage.proxy
+            pid = proxy.pid
+            proxy.kill()
+            self._show.settled(0.0)
+            seconds = proxy.start()
+            self._wait_ready()
+            rival = DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse))
+            return [
+                f"Process {pid} was killed, nothing moved; {proxy.pid} answered {seconds:.1f} s later.",
+                f"It still knows the owners: {self._refusal(rival, GrpcStatus.FAILED_PRECONDITION)}",
+            ]
+
+        return DemoStep(
+            "The proxy is killed (kill -9) and starts again",
+            "Containers run on without it. The new process finds the placements in its ledger and compares "
+            "them with the runtime and the kernel: nothing moves, nothing is given twice.",
+            act,
+            at_once=True,
+        )
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + 10
+        while not self._stage.status().get("ready"):
+            if time.monotonic() > deadline:
+                raise DemoError("the new proxy is not in step with the runtime after 10 s")
+            time.sleep(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioCpus:
+    """Which CPUs the story is about.
+
+    Attributes:
+        lse: CPUs that the LSE pod's annotation names.
+        lsr: The same for the LSR pod.
+        failed: The same for the pod whose create fails.
+        count: Whole CPUs that the Guaranteed container requests.
+        big: True where all of them fit at the same time.
+        absent: CPUs that this machine does not have.
+    """
+
+    lse: CpuSet
+    lsr: CpuSet
+    failed: CpuSet
+    count: int
+    big: bool
+    absent: CpuSet
+
+    @classmethod
+    def of(cls, machine: Machine) -> ScenarioCpus:
+        """Choose them for a machine.
+
+        Raises:
+            DemoError: It has one CPU only.
+        """
+        if len(machine.online) < 2:
+            raise DemoError("the demonstration needs at least two CPUs")
+        last = max(machine.possible)
+        absent = CpuSet((last + 1, last + 2))
+        cores = list(machine.cores.values())
+        if len(cores) < _BIG:
+            one = CpuSet((max(machine.online),))
+            return cls(one, one, one, 1, False, absent)
+        return cls(cores[1], cores[2], cores[-1], 2 * len(cores[0]), True, absent)
 
 
 class Scenario:

@@ -4,6 +4,6 @@
 - ``registry``: the values of counters and histograms;
 - ``exposition``: Prometheus' text format;
 - ``port``: ``Telemetry``, through which everything else counts, logs and reports problems;
-- ``reference``: ``docs/metrics.md``, made from the declarations;
-- ``problems``, ``throttle``, ``text``: what is behind it.
+- ``text``: keys and values of a record as text;
+- ``reference``: ``docs/metrics.md``, made from the declarations.
 """

@@ -13,25 +13,175 @@ cause of an error and does not count for that.
 Keys in use: ``pod`` (namespace/name), ``container`` (its name), ``containerID``, ``cpus``, ``mems`` (NUMA
 nodes), ``path`` (a file or a cgroup), ``method`` (of the CRI), ``hook``, ``worker``, ``resource`` (of a
 device plug-in), ``reason`` (why it was decided so, or what is wrong in words), ``err`` (why it failed).
+
+Problems are kept for the operator: each once, with how often it occurred and when. The list is bounded. A
+problem is its message and its keys. The cause (``err``) is not part of that: a problem that comes again with
+another cause is the same problem with a newer cause.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, Unpack
 
+from proxy.model.quoting import message as fit
 from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.kinds import Counter, Histogram
 from proxy.telemetry.metrics import Labels
-from proxy.telemetry.problems import Problems
 from proxy.telemetry.registry import Registry
-from proxy.telemetry.text import identity, plain
-from proxy.telemetry.throttle import PERIOD_S, TOTAL, Throttle
+from proxy.telemetry.text import CAUSE, Keys, identity, plain, rendered
 
 Listener = Callable[[str, Mapping[str, object]], None]
 """Is called with a message and its keys."""
+
+LIMIT = 100
+
+PERIOD_S = 60.0
+BURST = 5
+"""Lines of one key that are written within a period that follows a quiet one."""
+TOTAL = 200
+"""Lines of all keys that are written within a period."""
+KEYS = 512
+"""Keys that are remembered; the one that was used least recently is forgotten first."""
+
+
+@dataclass(slots=True)
+class Problem:
+    """One thing that went wrong (times are seconds since the epoch)."""
+
+    message: str
+    keys: Keys
+    first: float
+    last: float
+    count: int = 1
+
+    @property
+    def what(self) -> str:
+        """The message with its keys, as the log shows it."""
+        return fit(rendered(self.message, self.keys))
+
+
+class Problems:
+    """A bounded list of problems, the oldest forgotten first. For one thread at a time."""
+
+    def __init__(self, clock: Callable[[], float], limit: int = LIMIT) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._known: OrderedDict[tuple[object, ...], Problem] = OrderedDict()
+
+    def note(self, message: str, keys: Keys) -> bool:
+        """Record a problem; report whether it, or its cause, is new."""
+        now = self._clock()
+        known = self._known.get(what := identity(message, keys))
+        if known is not None:
+            known.count += 1
+            known.last = now
+            new = known.keys.get(CAUSE) != keys.get(CAUSE)
+            known.keys = keys
+            return new
+        self._known[what] = Problem(message, keys, now, now)
+        if len(self._known) > self._limit:
+            self._known.popitem(last=False)
+        return True
+
+    def resolve(self, message: str, keys: Keys) -> list[Problem]:
+        """Remove the problems with this message whose keys include the given ones, and return them."""
+        over = {
+            what: problem
+            for what, problem in self._known.items()
+            if problem.message == message and keys.items() <= problem.keys.items()
+        }
+        for what in over:
+            del self._known[what]
+        return list(over.values())
+
+    def page(self) -> list[dict[str, object]]:
+        """Return all problems as plain data, the newest last."""
+        return [
+            {
+                "what": p.what,
+                "message": p.message,
+                "keys": _plain(p.keys),
+                "count": p.count,
+                "first": p.first,
+                "last": p.last,
+            }
+            for p in self._known.values()
+        ]
+
+
+def _plain(keys: Mapping[str, object]) -> dict[str, object]:
+    return {key: fit(value) if isinstance(value, str) else value for key, value in keys.items()}
+
+
+@dataclass(slots=True)
+class _Window:
+    """A period of one key."""
+
+    since: float
+    allowed: int
+    count: int = 0
+    missed: int = 0
+
+    def admits(self, now: float, burst: int, after_a_flood: int) -> bool:
+        """Count a line, and report whether it is to be written; a clock that jumps begins a new period."""
+        if not 0 <= now - self.since < PERIOD_S:
+            self.allowed = after_a_flood if self.count > self.allowed else burst
+            self.since, self.count = now, 0
+        self.count += 1
+        if self.count > self.allowed:
+            self.missed += 1
+            return False
+        return True
+
+    def take_missed(self) -> int:
+        """Return how many lines were left out since the last call."""
+        missed, self.missed = self.missed, 0
+        return missed
+
+
+class Throttle:
+    """Decides which lines are written. For one thread at a time."""
+
+    def __init__(self, clock: Callable[[], float], *, burst: int = BURST, total: int = TOTAL) -> None:
+        """Begin with no line written.
+
+        Args:
+            clock: Seconds.
+            burst: Lines of one key within a period.
+            total: Lines of all keys within a period.
+        """
+        self._clock = clock
+        self._burst = burst
+        self._all = _Window(clock(), total)
+        self._total = total
+        self._windows: OrderedDict[Hashable, _Window] = OrderedDict()
+
+    def admit(self, key: Hashable) -> tuple[int, int] | None:
+        """Decide about a line.
+
+        Returns:
+            None where many of its key, or many at all, were written lately. Else how many lines were left
+            out: of this key since its last one, and of all keys since the limit of all was reached.
+        """
+        now = self._clock()
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = _Window(now, self._burst)
+            if len(self._windows) > KEYS:
+                self._windows.popitem(last=False)
+        else:
+            self._windows.move_to_end(key)
+        if not window.admits(now, self._burst, 1):
+            return None
+        if not self._all.admits(now, self._total, self._total):
+            window.missed += 1
+            return None
+        return window.take_missed(), self._all.take_missed()
 
 
 class Sink(Protocol):

@@ -20,8 +20,8 @@ from msgspec import Struct
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import HugePages, NumaNode
+from proxy.topology.cpus import each
 from proxy.topology.files import SysfsTree
-from proxy.topology.groups import each
 
 NODE_DIR = "devices/system/node"
 

@@ -17,11 +17,16 @@ from pathlib import Path
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
-from proxy.topology.caches import read_caches
-from proxy.topology.cpus import CPU_DIR, CpuLists, Levels, read_cpu_lists, read_levels
+from proxy.topology.cpus import CPU_DIR, CpuLists, Levels, lowest, read_cpu_lists, read_levels
 from proxy.topology.files import SysfsTree
-from proxy.topology.groups import lowest
-from proxy.topology.machine_details import read_files, read_kinds, read_node_masks, read_smt, read_versions
+from proxy.topology.machine_details import (
+    read_caches,
+    read_files,
+    read_kinds,
+    read_node_masks,
+    read_smt,
+    read_versions,
+)
 from proxy.topology.nodes import NODE_DIR, Nodes, machine_hugepages, mem_total, meminfo, read_nodes
 
 _ATTEMPTS = 3

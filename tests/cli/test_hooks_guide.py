@@ -20,7 +20,7 @@ from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.cli.hooks.file_commands import TEMPLATE, shipped
 from proxy.config.load import parse
 from proxy.config.schema import HooksConfig
-from proxy.demo.proxy_process import ProxyProcess
+from proxy.demo.environment import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
 from proxy.telemetry import metrics
 from proxy.topology.build import described

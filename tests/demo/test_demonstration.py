@@ -17,8 +17,7 @@ from proxy.demo.client import CriClient
 from proxy.demo.demonstration import DemoOptions, play
 from proxy.demo.environment import DemoEnvironment, standin_stage
 from proxy.demo.runtime import StandInRuntime
-from proxy.demo.scenario import Scenario
-from proxy.demo.scenario_cpus import ScenarioCpus
+from proxy.demo.scenario import Scenario, ScenarioCpus
 from proxy.demo.snapshot import DemoError
 from proxy.demo.step_runner import Performance
 from proxy.demo.terminal import Screen

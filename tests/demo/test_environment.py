@@ -13,8 +13,7 @@ import pytest
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.demonstration import DemoOptions, play
 from proxy.demo.environment import GROUP
-from proxy.demo.image import IMAGE, write_image
-from proxy.demo.private_containerd import PrivateContainerd, missing
+from proxy.demo.private_containerd import IMAGE, PrivateContainerd, missing, write_image
 from proxy.demo.terminal import Screen
 from proxy.model.errors import TopoproxyError, UnavailableError
 

@@ -10,8 +10,7 @@ import grpc
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.demo.calls import CallRefused
-from proxy.demo.client import CriClient, DemoPod
+from proxy.demo.client import CallRefused, CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask

@@ -16,7 +16,7 @@ from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableE
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.telemetry import metrics
-from proxy.telemetry.problems import LIMIT
+from proxy.telemetry.port import LIMIT
 from tests.testkit.captured_log import telemetry
 from tests.testkit.changed_copy import changed_copy
 

@@ -18,7 +18,7 @@ from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state
 from proxy.backends.kubelet.checkpoints import held_cpus, read_cpu
 from proxy.demo.client import CriClient, DemoPod, Started
-from proxy.demo.proxy_process import ProxyProcess
+from proxy.demo.environment import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos

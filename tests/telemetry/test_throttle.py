@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.telemetry.throttle import KEYS, Throttle
+from proxy.telemetry.port import KEYS, Throttle
 
 
 class CapturedLog:

@@ -20,7 +20,7 @@ from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
-from proxy.frontends.hookserver.service import HookServerRunner
+from proxy.frontends.hookserver.server import HookServerRunner
 from proxy.telemetry import metrics
 from proxy.topology.build import described
 from tests.testkit.waiting import until

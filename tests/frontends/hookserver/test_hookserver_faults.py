@@ -14,13 +14,12 @@ import pytest
 
 from proxy.api.cri import api_pb2 as cri
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.demo.calls import CallRefused
-from proxy.demo.client import CriClient, DemoPod
+from proxy.demo.client import CallRefused, CriClient, DemoPod
 from proxy.engine.node_events import ModeChanged
 from proxy.frontends.hookserver import pending_calls
 from proxy.frontends.hookserver.foreign_call import ForeignCall
-from proxy.frontends.hookserver.lookup import RuntimeLookup
 from proxy.frontends.hookserver.server import Server
+from proxy.frontends.hookserver.servicer import RuntimeLookup
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.mode import NodeMode
 from proxy.model.workload import KubeQos, Phase

@@ -19,8 +19,7 @@ import pytest
 
 from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import STAGES, registration
-from proxy.frontends.hookserver.server import rpc_methods
-from proxy.frontends.hookserver.service import HookServerRunner
+from proxy.frontends.hookserver.server import HookServerRunner, rpc_methods
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CannotCreateError, ConfigError
 from proxy.sockets.grpc_socket import SocketPath
@@ -167,7 +166,7 @@ def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch)
     late = Late.__new__(Late)
     late._executor = SimpleNamespace(telemetry=telemetry(said))  # type: ignore[assignment]
     late.path = Path("/s")
-    monkeypatch.setattr("proxy.frontends.hookserver.service.RETRY", Backoff(0.02, 0.06))
+    monkeypatch.setattr("proxy.frontends.hookserver.server.RETRY", Backoff(0.02, 0.06))
     asyncio.run(late.run())
     assert said == ['cannot listen as a hook server path=/s err="it is taken"']
     assert [problem["count"] for problem in late._executor.telemetry.problems()] == [3]

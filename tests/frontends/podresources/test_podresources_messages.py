@@ -13,7 +13,7 @@ from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.frontends.podresources.messages import allocatable_answer, pods_answer
+from proxy.frontends.podresources.server import allocatable_answer, pods_answer
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
@@ -109,7 +109,7 @@ def test_what_is_only_planned_is_not_reported(mode: NodeMode) -> None:
 
 def test_only_pods_to_which_the_plan_is_applied_have_our_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "proxy.frontends.podresources.messages.applies_to", lambda _, pod: pod is None or pod.name == "web"
+        "proxy.frontends.podresources.server.applies_to", lambda _, pod: pod is None or pod.name == "web"
     )
     both = state(owner(), owner("3,11", BATCH))
     assert cpus(pods_answer(both, None)) == {"web": {"main": [2, 10]}, "batch": {"main": []}}

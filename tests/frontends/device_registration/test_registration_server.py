@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.frontends.device_registration.plugin_directory import prepare, socket_of
+from proxy.frontends.device_registration.server import prepare, socket_of
 from proxy.model.errors import CannotCreateError, InputError
 
 

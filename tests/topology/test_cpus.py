@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.topology.groups import by_key, partition
+from proxy.topology.cpus import by_key, partition
 
 
 def test_agreeing_sets_are_the_groups() -> None:

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from proxy.demo.image import IMAGE, write_image
+from proxy.demo.private_containerd import IMAGE, write_image
 from proxy.model.errors import UnavailableError
 
 
