@@ -7,14 +7,8 @@ from msgspec import structs
 from proxy.engine import partition, quotas, suppression, systemd_masks, write_conflicts
 from proxy.engine.hotplug import changed_losses
 from proxy.engine.node_effects import Follow, LossesChanged, NodeEffects, PutRecord, followed
-from proxy.engine.node_events import FactsLearned, LossesDue, MemoryNodesCompared
+from proxy.engine.node_events import LossesDue, MemoryNodesCompared
 from proxy.engine.state import NodeState
-
-
-def facts_learned(state: NodeState, event: FactsLearned) -> tuple[NodeState, NodeEffects]:
-    """Replace facts; the ledger follows where it keeps them."""
-    after = structs.replace(state, facts=event.facts)
-    return after, recorded(state, after) if event.recorded else ()
 
 
 def recorded(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:

@@ -20,6 +20,7 @@ from proxy.engine import (
     lifecycle,
     node_effects,
     node_events,
+    node_policy_applied,
     partition,
     pod_events,
     quotas,
@@ -89,11 +90,11 @@ def _runtime_listed(state: NodeState, event: node_events.RuntimeListed) -> Handl
     return after, (*effects, NotifyListed(*structs.astuple(event)))
 
 
-def _node_rules_changed(state: NodeState, event: node_events.NodeRulesChanged) -> Handled:
-    if event.node is state.node:
-        return state, ()
-    after = state.under(event.node)
-    return after, followed(state, after, event.reason, event.follow)
+def _takeover_changed(state: NodeState, event: node_events.TakeoverChanged) -> Handled:
+    after = state.with_facts(kubelet_reserved=event.reserved)
+    if state.node.static != event.static:
+        after = after.under(state.node.with_static(static=event.static))
+    return after, followed(state, after, "takeover", Follow.ALL)
 
 
 def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Handled:
@@ -161,7 +162,8 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     call_events.StrayListed: call_ends.stray_listed,
     call_events.StrayEnded: call_ends.stray_ended,
     node_events.RuntimeListed: _runtime_listed,
-    node_events.NodeRulesChanged: _node_rules_changed,
+    node_events.NodePolicyRead: node_policy_applied.node_policy_read,
+    node_events.TakeoverChanged: _takeover_changed,
     node_events.HardwareChanged: _machine_changed,
     node_events.KubeletCpusRead: _kubelet_cpus_read,
     node_events.DevicesChanged: device_grants.devices_changed,
@@ -169,7 +171,6 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     call_events.SavedCpusLearned: _saved_cpus_learned,
     call_events.ContainersUnsettled: _containers_unsettled,
     call_events.SettlingBegan: _settling_began,
-    node_events.FactsLearned: fact_changes.facts_learned,
     systemd_masks.UnitCpusRead: fact_changes.unit_cpus_read,
     **dict.fromkeys(get_args(write_conflicts.DriftEvent), fact_changes.cpusets_written),
     quotas.CpuGroupsSought: fact_changes.cpu_groups_sought,

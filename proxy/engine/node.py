@@ -162,13 +162,23 @@ class Node:
         topology = CpuTopology.of(machine)
         return dataclasses.replace(self, machine=machine, topology=topology, alike=dict[object, Placement]())
 
+    def with_static(self, *, static: bool) -> Node:
+        """Return the node where whole-CPU Guaranteed containers get exclusive CPUs, or do not."""
+        return dataclasses.replace(self, static=static, alike=dict[object, Placement]())
+
     def reserving(self, reserved: CpuSet) -> Node:
         """Return the node with other CPUs in reserve."""
         return dataclasses.replace(self, reserved=reserved, alike=dict[object, Placement]())
 
     def for_running(self, running: Node) -> Node:
         """Return these rules for a running node: on its machine, and static as it is, also by a takeover."""
-        return dataclasses.replace(self, static=running.static).on(running.machine)
+        return dataclasses.replace(
+            self,
+            machine=running.machine,
+            topology=running.topology,
+            static=running.static,
+            alike=dict[object, Placement](),
+        )
 
     def knowing(self, labels: Mapping[str, Mapping[str, str]] | None) -> Node:
         """Return these rules for what is known of the labels of namespaces; None where nothing is."""

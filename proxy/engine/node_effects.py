@@ -16,6 +16,7 @@ from proxy.engine.call_answers import CallAnswer, ForwardUnchanged
 from proxy.engine.create import Plan
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.inflight import InflightCall
+from proxy.engine.node_policy import PolicyValue
 from proxy.engine.partition import PartitionEffect
 from proxy.engine.quotas import QuotaEffect
 from proxy.engine.rebalance import moves
@@ -255,6 +256,18 @@ class EnforcementStep(Struct, frozen=True):
     keys: tuple[str, ...]
 
 
+class NodePolicyApplied(Struct, frozen=True):
+    """The answer to ``NodePolicyRead``.
+
+    Attributes:
+        changed: The values by which the rules of the node have changed, by the names of the configuration.
+        notes: Owners of CPUs that are reserved now, one sentence each.
+    """
+
+    changed: Mapping[str, PolicyValue[object]]
+    notes: tuple[str, ...]
+
+
 class KubeletCpusChanged(Struct, frozen=True):
     """Report that kubelet's CPU manager holds other CPUs.
 
@@ -302,6 +315,7 @@ NodeEffect = (
     | PodDecided
     | CallAnswer
     | EnforcementStep
+    | NodePolicyApplied
     | KubeletCpusChanged
     | LossesChanged
     | ReportReversedMask

@@ -49,9 +49,7 @@ from proxy.engine.container_events import (
 )
 from proxy.engine.device_book import PodDevices
 from proxy.engine.enforcement_state import Enforcement
-from proxy.engine.facts import MatterFacts
 from proxy.engine.node import Node
-from proxy.engine.node_effects import Follow
 from proxy.engine.owners import CpuHold
 from proxy.engine.partition import PartitionEvent, PartitionsRead
 from proxy.engine.pod_events import (
@@ -66,10 +64,11 @@ from proxy.engine.quotas import CpuGroupsSought, QuotaEvent, QuotasRead
 from proxy.engine.suppression import BeQuotasRead, SuppressionEvent
 from proxy.engine.systemd_masks import UnitCpusRead
 from proxy.engine.write_conflicts import DriftEvent
-from proxy.model.idset import Mask
-from proxy.model.kubelet import CpuManager, Held
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.kubelet import CpuManager, Held, NodeMeta
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
+from proxy.model.options import TopologyOptions
 from proxy.model.pod_selection import PodSelection
 from proxy.model.workload import Container, Pod
 
@@ -109,18 +108,32 @@ class RuntimeListed(Struct, frozen=True):
     since: int
 
 
-class NodeRulesChanged(Struct, frozen=True):
-    """Other rules are in effect on the node.
+class NodePolicyRead(Struct, frozen=True):
+    """What decides on the rules of the node was read, besides kubelet; answered by ``NodePolicyApplied``.
 
     Attributes:
-        node: The rules, with the machine.
-        reason: What happened, in a few words.
-        follow: Which containers are written in the kernel.
+        configured: The node as our configuration has it, on the machine of the start.
+        options: Of the topology manager, as our configuration has them.
+        meta: The newest Node object; None where there is none, or it could never be read.
+        labels: The labels of each namespace; None where they could never be read.
     """
 
-    node: Node
-    reason: str
-    follow: Follow = Follow.MOVED
+    configured: Node
+    options: TopologyOptions
+    meta: NodeMeta | None
+    labels: Mapping[str, Mapping[str, str]] | None
+
+
+class TakeoverChanged(Struct, frozen=True):
+    """A takeover from kubelet has come to another stage.
+
+    Attributes:
+        static: Whether whole-CPU Guaranteed containers get exclusive CPUs.
+        reserved: CPUs that are kept back in addition, because kubelet did.
+    """
+
+    static: bool
+    reserved: CpuSet
 
 
 class HardwareChanged(Struct, frozen=True):
@@ -283,18 +296,6 @@ class LossesDue(Struct, frozen=True):
     """What containers lack of what they were promised is to be reported; answered by ``LossesChanged``."""
 
 
-class FactsLearned(Struct, frozen=True):
-    """A matter of the node has other facts.
-
-    Attributes:
-        facts: All facts.
-        recorded: Whether the ledger follows; else it is where they come from.
-    """
-
-    facts: MatterFacts
-    recorded: bool = True
-
-
 NodeEvent = (
     LedgerRead
     | ContainerCreated
@@ -335,7 +336,8 @@ NodeEvent = (
     | StrayListed
     | StrayEnded
     | RuntimeListed
-    | NodeRulesChanged
+    | NodePolicyRead
+    | TakeoverChanged
     | HardwareChanged
     | KubeletCpusRead
     | DevicesChanged
@@ -352,7 +354,6 @@ NodeEvent = (
     | EnforcementStepDue
     | EnforcementStepDone
     | EnforcementStepFailed
-    | FactsLearned
     | UnitCpusRead
     | DriftEvent
     | CpuGroupsSought

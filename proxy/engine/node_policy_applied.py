@@ -5,6 +5,8 @@ those that are reserved from now on: taking CPUs from a running owner would brea
 when it ends. Pools follow at once. So a reservation that is possible on an empty node may leave the shared
 pool empty on this one; then it is rejected, tried again as owners go, and the old reservation stays in
 effect. The same holds for class SYSTEM; each is applied by itself if both together are not possible.
+
+CPUs that a takeover keeps back, because kubelet kept them, count as reserved wherever the reserve comes from.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from proxy.engine.node import Node
-from proxy.engine.node_policy import NodePolicy, PolicyValue
+from proxy.engine.node_effects import NodeEffects, NodePolicyApplied, followed
+from proxy.engine.node_events import NodePolicyRead
+from proxy.engine.node_policy import NodePolicy, PolicyValue, read_node_policy
 from proxy.engine.state import NodeState
 from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet
@@ -37,6 +41,40 @@ class AppliedPolicy(Struct, frozen=True):
     policy: NodePolicy
     notes: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+
+
+def node_policy_read(state: NodeState, event: NodePolicyRead) -> tuple[NodeState, NodeEffects]:
+    """Have the rules of the node follow its policy, as far as possible."""
+    done = _applied(state, event)
+    after = done.state.with_facts(policy=done.policy, node_meta=event.meta)
+    changed = dict[str, PolicyValue[object]]()
+    if state.facts.policy is not None and after.node is not state.node:
+        old = state.facts.policy.named()
+        changed = {name: new for name, new in done.policy.named().items() if new.value != old[name].value}
+    return after, (*followed(state, after, "node rules changed"), NodePolicyApplied(changed, done.notes))
+
+
+def new_refusals(state: NodeState, event: NodePolicyRead) -> list[str]:
+    """Return why the node cannot follow another configuration, besides what it cannot follow already."""
+    before = state.facts.policy
+    known = {value.problem for value in before.named().values()} if before is not None else ()
+    return [words for words in _applied(state, event).kept if words not in known]
+
+
+def _applied(state: NodeState, event: NodePolicyRead) -> AppliedPolicy:
+    facts, rules = state.facts, event.configured.for_running(state.node)
+    policy = read_node_policy(event.configured, state.node.machine, event.meta, facts.cpu_manager)
+    policy = _with_kept(policy, facts.kubelet_reserved)
+    rules = rules if event.labels is None else rules.knowing(event.labels)
+    return apply_node_policy(state, policy, facts.policy or policy, event.options, rules)
+
+
+def _with_kept(policy: NodePolicy, kept: CpuSet) -> NodePolicy:
+    reserved = policy.reserved
+    if kept <= reserved.value:
+        return policy
+    message = f"{reserved.source}, and the takeover from kubelet"
+    return structs.replace(policy, reserved=PolicyValue(reserved.value | kept, message, reserved.problem))
 
 
 def apply_node_policy(

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from proxy.engine.call_events import ContainersUnsettled
 from proxy.engine.enforcement_state import Enforcement, plain
 from proxy.engine.node import Node
-from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, FactsLearned, ModeChanged
+from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, ModeChanged
 from proxy.engine.state import NodeState
 from proxy.executor.bad_input import BadInput
 from proxy.executor.enforce import Enforced, Enforcer
@@ -156,17 +156,6 @@ class NodeContext(BackgroundTasks):
         """Begin no further step on running pods, or continue."""
         self.store.handle(EnforcementPaused(paused))
         self.to_step.set()
-
-    def learn(self, *, recorded: bool = True, **facts: object) -> None:
-        """Replace some facts about the node.
-
-        Args:
-            recorded: Whether they are written to the ledger; false where they come from it.
-            facts: The facts by the names of ``MatterFacts``.
-        """
-        # mypy does not compare names given this way; ``_replace`` does.
-        changed = structs.replace(self.state.facts, **facts)
-        self.store.handle(FactsLearned(changed, recorded))
 
     def token(self, kind: str) -> str:
         """Return a name for a container or sandbox that has no id at the runtime yet."""

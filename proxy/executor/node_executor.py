@@ -167,7 +167,7 @@ class NodeExecutor(NodeContext):
             )
         self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)
         self.node_policy = NodePolicySync(
-            self, kubelet_cpus, node, others.node_object, others.topology_options, others.namespaces
+            self, node, others.node_object, others.topology_options, others.namespaces
         )
         self.quotas = quotas = OwnerQuotas(self, others.cpu_groups)
         subscribe(quotas)

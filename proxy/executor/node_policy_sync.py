@@ -8,17 +8,15 @@ in effect, and it is tried again each time, since owners come and go.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from proxy.engine.node import Node
-from proxy.engine.node_events import NodeRulesChanged
-from proxy.engine.node_policy import NodePolicy, PolicyValue, read_node_policy
-from proxy.engine.node_policy_applied import AppliedPolicy, apply_node_policy
+from proxy.engine.node_effects import NodePolicyApplied
+from proxy.engine.node_events import NodePolicyRead
+from proxy.engine.node_policy import NodePolicy
+from proxy.engine.node_policy_applied import new_refusals
 from proxy.executor.context import NodeContext
-from proxy.executor.kubelet_cpu_manager import KubeletCpus
 from proxy.executor.worker import Worker
 from proxy.model.errors import ConfigError
 from proxy.model.kubelet import NodeMeta
@@ -33,7 +31,7 @@ CANNOT_FOLLOW = "cannot follow a setting of the Node object"
 
 
 class NodePolicySync:
-    """Has the rules of the node follow its policy.
+    """Reads what decides on the rules of the node, and reports what follows.
 
     Attributes:
         configured: The node as our configuration has it, on the machine of the start.
@@ -42,7 +40,6 @@ class NodePolicySync:
     def __init__(
         self,
         context: NodeContext,
-        kubelet_cpus: KubeletCpus,
         configured: Node,
         source: NodeObject | None = None,
         options: TopologyOptions | None = None,
@@ -52,14 +49,12 @@ class NodePolicySync:
 
         Args:
             context: Has the rules.
-            kubelet_cpus: Knows what kubelet's CPU manager keeps.
             configured: The node as our configuration has it.
             source: Where the Node object is; None for none.
             options: Of the topology manager, as our configuration has them.
             namespaces: Where labels of namespaces are; None for none.
         """
         self._context = context
-        self._kubelet_cpus = kubelet_cpus
         self.configured = configured
         self._source = source
         self._options = options or TopologyOptions()
@@ -68,7 +63,7 @@ class NodePolicySync:
         self._reading = asyncio.Lock()
         self._open_problem = ""
         self._open = set[str]()
-        context.learn(policy=read_node_policy(configured, configured.machine, None, None))
+        context.store.handle(self._read(configured, self._options))
 
     @property
     def policy(self) -> NodePolicy:
@@ -85,20 +80,19 @@ class NodePolicySync:
     async def follow(self, worker: Worker) -> None:
         """Read the Node object and the labels of namespaces in a worker, and have them take effect."""
         try:
+            meta = None
             async with self._reading:
                 if self._source is not None:
                     meta = await worker.run(self._source.read)
-                    if meta != self.meta:
-                        self._context.learn(recorded=False, node_meta=meta)
                 if self._namespaces is not None:
                     self._labels = await worker.run(self._namespaces.read)
-            self.apply()
+            self._follow(NodePolicyRead(self.configured, self._options, meta, self._labels))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the comparison
             self._context.broken(error)
 
     def apply(self) -> None:
-        """Apply the policy that follows from the known facts to the state."""
-        self._follow(self._applied(self.configured, self._options))
+        """Have the policy take effect that follows from what is known."""
+        self._follow(self._read(self.configured, self._options))
 
     def reconfigured(self, configured: Node, options: TopologyOptions) -> Callable[[], None]:
         """Prepare for another configuration of ours.
@@ -113,65 +107,45 @@ class NodePolicySync:
         Raises:
             ConfigError: The node as it is cannot follow.
         """
-        rules = configured.for_running(self._context.state.node).knowing(self._labels)
-        done = self._applied(configured, options, rules)
-        known = {words for value in self.policy.named().values() if (words := value.problem)}
-        if new := [words for words in done.kept if words not in known]:
+        if new := new_refusals(self._context.state, self._read(configured, options)):
             raise ConfigError(f"the node cannot follow now: {'; '.join(new)}")
 
         def change() -> None:
             self.configured, self._options = configured, options
-            self._follow(done)
+            self.apply()
             self._context.attention.set()
 
         return change
 
-    def _applied(
-        self, configured: Node, options: TopologyOptions, rules: Node | None = None
-    ) -> AppliedPolicy:
-        state = self._context.state
-        policy = read_node_policy(configured, state.node.machine, self.meta, self._kubelet_cpus.manager)
-        rules = rules or state.node.knowing(self._labels)
-        return apply_node_policy(state, self._with_kept(policy), self.policy, options, rules)
+    def _read(self, configured: Node, options: TopologyOptions) -> NodePolicyRead:
+        return NodePolicyRead(configured, options, self.meta, self._labels)
 
-    def _follow(self, done: AppliedPolicy) -> None:
-        """Apply a policy to the state, and report what has changed."""
-        context, before, old = self._context, self._context.state, self.policy.named()
-        context.learn(policy=done.policy)
-        if done.state is not before:
-            context.store.handle(NodeRulesChanged(done.state.node, "node rules changed"))
-        self._report(done)
-        new = [
-            f"{name} {shown(value.value) or 'none'} ({value.source})"
-            for name, value in done.policy.named().items()
-            if value.value != old[name].value
-        ]
-        if done.state is not before and new:
-            context.telemetry.count(metrics.NODE_POLICY_CHANGES)
-            context.telemetry.event("the policy of the node changed", values=", ".join(new))
+    def _follow(self, read: NodePolicyRead) -> None:
+        """Have a policy take effect, and report what has changed."""
+        telemetry = self._context.telemetry
+        for effect in self._context.store.handle(read):
+            if type(effect) is NodePolicyApplied:
+                self._report(effect.notes)
+                if new := effect.changed:
+                    words = (f"{name} {shown(at.value) or 'none'} ({at.source})" for name, at in new.items())
+                    telemetry.count(metrics.NODE_POLICY_CHANGES)
+                    telemetry.event("the policy of the node changed", values=", ".join(words))
 
-    def _report(self, done: AppliedPolicy) -> None:
+    def _report(self, notes: Iterable[str]) -> None:
         """Report what is wrong, and end the problems of earlier passes that are over."""
         telemetry = self._context.telemetry
-        problem = self._without_labels(done.state.node)
+        problem = self._without_labels(self._context.state.node)
         if self._open_problem not in ("", problem):
             telemetry.resolved(NO_LABELS, reason=self._open_problem)
         if problem:
             telemetry.problem(NO_LABELS, reason=problem)
-        settings = [*self._unread(), *(value.problem for value in done.policy.named().values())]
+        settings = [*self._unread(), *(value.problem for value in self.policy.named().values())]
         found = {words for words in settings if words}
         for words in sorted(self._open - found):
             telemetry.resolved(CANNOT_FOLLOW, reason=words)
-        for words in (*sorted(found), *done.notes):
+        for words in (*sorted(found), *notes):
             telemetry.problem(CANNOT_FOLLOW, reason=words)
         self._open_problem, self._open = problem, found
-
-    def _with_kept(self, policy: NodePolicy) -> NodePolicy:
-        reserved, kept = policy.reserved, self._context.state.facts.kubelet_reserved
-        if kept <= reserved.value:
-            return policy
-        message = f"{reserved.source}, and the takeover from kubelet"
-        return structs.replace(policy, reserved=PolicyValue(reserved.value | kept, message, reserved.problem))
 
     def _unread(self) -> list[str]:
         """Return what of the Node object could not be read."""

@@ -128,6 +128,7 @@ class NodeStore:
             PodDecided: None,
             **dict.fromkeys(get_args(CallAnswer)),
             to_do.EnforcementStep: None,
+            to_do.NodePolicyApplied: None,
             to_do.KubeletCpusChanged: None,
             to_do.LossesChanged: None,
             **dict.fromkeys(get_args(DriftEffect)),

@@ -25,13 +25,11 @@ from typing import TYPE_CHECKING
 from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.backends.kubelet.small_file import read_small
 from proxy.engine.enforcement import is_applied_to_all
-from proxy.engine.node_effects import Follow
-from proxy.engine.node_events import NodeRulesChanged
+from proxy.engine.node_events import TakeoverChanged
 from proxy.executor.runtime_ports import SOURCE
 from proxy.executor.worker import Worker
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
-from proxy.model.workload import Placement
 from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, elsewhere_of, owning_of, pods_of
 from proxy.takeover.record import TakeoverRecord
 from proxy.takeover.rules import TARGETS, StepOutcome, StepRefusedError, finish, revert, start
@@ -220,11 +218,7 @@ class Takeover:
     def _follow(self) -> None:
         """Apply the record to the node's rules."""
         executor, record = self._executor, self.record
-        static = self._static or record.chooses_cpus
-        if executor.state.node.static != static:
-            changed = dataclasses.replace(executor.state.node, static=static, alike=dict[object, Placement]())
-            executor.store.handle(NodeRulesChanged(changed, "takeover", Follow.ALL))
-        executor.learn(recorded=False, kubelet_reserved=record.reserved)
+        executor.store.handle(TakeoverChanged(self._static or record.chooses_cpus, record.reserved))
         try:
             executor.node_policy.apply()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries

@@ -22,7 +22,6 @@ from proxy.engine.cpuset_mems import MemoryBindings
 from proxy.engine.effects import AbortReason
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import PlanDecided, PodDecided, PutRecord
-from proxy.engine.node_events import FactsLearned
 from proxy.engine.pod_events import SandboxRequested
 from proxy.engine.quotas import CONTAINER, QuotaRecord, RemovedQuotas
 from proxy.engine.state import NodeState
@@ -62,7 +61,7 @@ def under(state: NodeState, mode: NodeMode) -> NodeState:
 
 
 def with_facts(state: NodeState, **facts: object) -> NodeState:
-    return handle(state, FactsLearned(structs.replace(state.facts, **facts), recorded=False))[0]
+    return state.with_facts(**facts)
 
 
 def create(state: NodeState, request: CreateRequested) -> CallAnswer:

@@ -30,8 +30,8 @@ from proxy.engine.node_events import (
     LedgerRead,
     ModeChanged,
     NodeEvent,
-    NodeRulesChanged,
     RuntimeListed,
+    TakeoverChanged,
 )
 from proxy.engine.pod_events import (
     PodLearned,
@@ -50,7 +50,6 @@ from proxy.model.pod_selection import PodSelection
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request
 from proxy.topology.build import described
-from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
@@ -108,7 +107,7 @@ def test_the_newest_list_of_a_resource_counts() -> None:
     ill = RegisteredDevice("nic0", Mask((0,)), healthy=False)
     assert story.play(DevicesChanged(NIC, {"nic0": ill, "nic1": NICS["nic1"]})) == (), "it is known already"
     assert story.state.devices.available(NIC) == {"nic1"}
-    story.play(NodeRulesChanged(changed_copy(NODE, static=False), "rules"))
+    story.play(TakeoverChanged(not NODE.static, CpuSet()))
     assert story.state.devices.available(NIC) == {"nic1"}, "other rules leave the devices"
     assert records(story.play(DevicesChanged(NIC, None))) == {f"dr/{NIC}": None}
     assert story.state.devices.registered == {}

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from msgspec import Struct
+
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.fact_changes import recorded
+from proxy.engine.facts import MatterFacts
 from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.node_effects import PutRecord
-from proxy.engine.node_events import FactsLearned, LedgerRead
+from proxy.engine.node_events import LedgerRead, NodeEvent
+from proxy.engine.node_policy import NodePolicy
 from proxy.engine.partition import PartitionFacts, PartitionRecord
 from proxy.engine.quotas import QuotaRecord, RemovedQuotas
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import KEY, BeSuppression
+from proxy.engine.systemd_masks import MaskOrder
 from proxy.engine.write_conflicts import CpusetsRepaired, FindWriters
 from proxy.model.idset import CpuSet
 from proxy.topology.build import described
-from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(1, 1, 4, 2)
 EMPTY = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
@@ -22,36 +31,27 @@ RECORD = PartitionRecord("kubepods/x", CpuSet([1]), "root", {})
 QUOTAS = RemovedQuotas({"q/a": QuotaRecord(1, "kubepods/a"), "qc/x": QuotaRecord(2)})
 
 
-def learn(
-    state: NodeState, *, recorded: bool = True, **facts: object
-) -> tuple[NodeState, tuple[object, ...]]:
-    return handle(state, FactsLearned(changed_copy(state.facts, **facts), recorded))
-
-
 def test_the_ledger_follows_what_it_keeps() -> None:
-    state, effects = learn(EMPTY, quotas=QUOTAS)
-    assert effects == (
+    state = EMPTY.with_facts(quotas=QUOTAS)
+    assert recorded(EMPTY, state) == (
         PutRecord("q/a", {"quota": 1, "group": "kubepods/a"}),
         PutRecord("qc/x", {"quota": 2, "group": ""}),
     )
-    state, effects = learn(state, quotas=QUOTAS.forget(("q/a",)), partitions=PartitionFacts({"x": RECORD}))
-    assert effects == (PutRecord("q/a", None), PutRecord("x/x", RECORD.dump()))
-    state, effects = learn(state, suppression=BeSuppression(written=frozenset("ba")))
-    assert effects == (PutRecord(KEY, {"quota": ["a", "b"]}),)
-    state, effects = learn(state, suppression=BeSuppression(failures=1))
-    assert effects == (PutRecord(KEY, None),)
-    _, effects = learn(state, suppression=BeSuppression(failures=2), losses={"x": "its CPU 1 is offline"})
-    assert effects == ()
-
-
-def test_what_comes_from_the_ledger_is_not_written_to_it() -> None:
-    state, effects = learn(EMPTY, recorded=False, quotas=QUOTAS)
-    assert effects == ()
-    assert learn(state, quotas=RemovedQuotas())[1] == (PutRecord("q/a", None), PutRecord("qc/x", None))
+    before, state = (
+        state,
+        state.with_facts(quotas=QUOTAS.forget(("q/a",)), partitions=PartitionFacts({"x": RECORD})),
+    )
+    assert recorded(before, state) == (PutRecord("q/a", None), PutRecord("x/x", RECORD.dump()))
+    before, state = state, state.with_facts(suppression=BeSuppression(written=frozenset("ba")))
+    assert recorded(before, state) == (PutRecord(KEY, {"quota": ["a", "b"]}),)
+    before, state = state, state.with_facts(suppression=BeSuppression(failures=1))
+    assert recorded(before, state) == (PutRecord(KEY, None),)
+    after = state.with_facts(suppression=BeSuppression(failures=2), losses={"x": "its CPU 1 is offline"})
+    assert recorded(state, after) == ()
 
 
 def test_facts_outlive_another_machine_and_the_ledger() -> None:
-    state, _ = learn(EMPTY, recorded=False, quotas=QUOTAS)
+    state = EMPTY.with_facts(quotas=QUOTAS)
     assert state.on(described(1, 1, 2, 2)).facts == state.facts
     assert handle(state, LedgerRead((), (), {}, (), 0.0))[0].facts == state.facts
 
@@ -60,3 +60,62 @@ def test_writes_of_other_programs_are_events_of_the_node() -> None:
     state, effects = handle(EMPTY, CpusetsRepaired(1.0, {"x": None}))
     assert effects == (FindWriters({"x": None}),)
     assert state.facts.drift.finding
+
+
+# -- events report, the engine concludes --------------------------------------------------------------------
+
+
+def types_in(hint: Any) -> Iterator[type]:
+    """Give the types that a type hint is made of."""
+    if parts := get_args(hint):
+        for part in parts:
+            yield from types_in(part)
+    elif isinstance(hint, type):
+        yield hint
+
+
+def types_of_fields(kind: type) -> set[type]:
+    hints = get_type_hints(kind, localns={"NodePolicy": NodePolicy})
+    return {each for hint in hints.values() for each in types_in(hint)}
+
+
+def carried_by(event: type) -> set[type]:
+    """Return the types of an event's fields, of the fields of those, and so on."""
+    found, due = set[type](), {event}
+    while due:
+        found |= due
+        due = {each for kind in due if issubclass(kind, Struct) for each in types_of_fields(kind)} - found
+    return found
+
+
+CONCLUSIONS = {MatterFacts, NodeState} | {
+    kind for kind in types_of_fields(MatterFacts) if kind.__module__.startswith("proxy.engine.")
+}
+"""What only the engine makes; facts of other types are what was read."""
+
+
+def test_no_event_carries_what_the_engine_concludes() -> None:
+    assert {MaskOrder, NodePolicy, RemovedQuotas, PartitionFacts, BeSuppression} < CONCLUSIONS
+    found = {event.__name__: carried_by(event) & CONCLUSIONS for event in get_args(NodeEvent)}
+    assert {event: kinds for event, kinds in found.items() if kinds} == {}
+
+
+class PolicyDecided(Struct):
+    policy: NodePolicy | None
+
+
+class PoliciesDecided(Struct):
+    decided: Mapping[str, tuple[PolicyDecided, ...]]
+
+
+class FactsReplaced(Struct):
+    facts: MatterFacts
+
+
+class OrderFound(Struct):
+    masks: MaskOrder = MaskOrder.UNKNOWN
+
+
+@pytest.mark.parametrize("event", [PolicyDecided, PoliciesDecided, FactsReplaced, OrderFound])
+def test_an_event_with_a_conclusion_is_found(event: type) -> None:
+    assert carried_by(event) & CONCLUSIONS

@@ -51,6 +51,7 @@ from proxy.engine.node_effects import (
     CompareUnits,
     Follow,
     KubeletCpusChanged,
+    NodePolicyApplied,
     NotifyCreated,
     NotifyEntered,
     NotifyFailed,
@@ -73,8 +74,9 @@ from proxy.engine.node_events import (
     LedgerRead,
     ModeChanged,
     NodeEvent,
-    NodeRulesChanged,
+    NodePolicyRead,
     RuntimeListed,
+    TakeoverChanged,
 )
 from proxy.engine.owners import CpuHold
 from proxy.engine.pod_events import (
@@ -89,6 +91,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
+from proxy.model.options import TopologyOptions
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -402,8 +405,13 @@ def test_a_reservation_holds_cpus() -> None:
 def test_other_rules_and_another_machine() -> None:
     play = story(handle(SHARED, SavedCpusLearned("ls", ALL))[0])
     reserved = changed_copy(NODE, reservation=CpuSet.parse("0"))
-    assert play >> NodeRulesChanged(reserved, "rules", Follow.ALL) << Felt("rules", Follow.ALL)
-    assert play >> NodeRulesChanged(reserved, "rules"), "the same rules"
+    nothing = NodePolicyApplied({}, ())
+    read = NodePolicyRead(reserved, TopologyOptions(), None, None)
+    assert play >> read << Felt("node rules changed") << nothing
+    assert play >> read << nothing, "the same rules"
+    assert play >> TakeoverChanged(static=False, reserved=CpuSet()) << Felt("takeover", Follow.ALL, moved="")
+    assert play >> TakeoverChanged(static=False, reserved=OWN), "the rules follow with the policy"
+    assert play.state.facts.kubelet_reserved == OWN
     assert play >> HardwareChanged(SMALLER) << Felt("machine changed", Follow.ALL)
     assert play.state.runtime.saved["ls"] == ALL, "what is known of the runtime stays"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import typing
 
@@ -20,10 +21,12 @@ from proxy.engine.owners import CpuHold
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import ReportBeChange, SuppressionEnded
 from proxy.model.idset import CpuSet
-from proxy.model.kubelet import CpuManager
+from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.mode import NodeMode
+from proxy.model.options import TopologyOptions
 from proxy.model.pod_selection import PodSelection
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
+from proxy.pools.node_keys import RESERVATION
 from proxy.topology.build import described
 from tests.testkit.be_load import used_beside_be
 from tests.testkit.changed_copy import changed_copy
@@ -165,6 +168,11 @@ class Life:
             )
         )
 
+    def node_object(self) -> NodeMeta:
+        """A Node object, which may keep CPUs back."""
+        kept = json.dumps({"reservedCPUs": str(self.dice.randrange(16))})
+        return NodeMeta(annotations={RESERVATION: kept} if self.dice.random() < 0.3 else {})
+
     def node_event(self) -> NodeEvent:
         dice, free = self.dice, list(self.state.pools.shared)
         cpus = CpuSet(free[: dice.randrange(1, 3)]) if len(free) > 4 else CpuSet()
@@ -178,7 +186,10 @@ class Life:
                 node_events.CpusHeld("r", CpuHold("o", cpus, True) if cpus else None, "reserved"),
                 node_events.CpusHeld("r", None, "released"),
                 node_events.RuntimeListed(["s"], ["c"], self.state.runtime.changes.number),
-                node_events.NodeRulesChanged(self.state.node, "rules"),
+                node_events.NodePolicyRead(NODE, TopologyOptions(), self.node_object(), None),
+                node_events.TakeoverChanged(
+                    static=True, reserved=CpuSet((0,)) if dice.random() < 0.3 else CpuSet()
+                ),
                 node_events.KubeletCpusRead(CpuManager(), {"k": {"c": cpus}} if dice.random() < 0.3 else {}),
                 node_events.MemoryNodesCompared(frozenset((self.known(),)), {}),
                 node_events.LossesDue(),

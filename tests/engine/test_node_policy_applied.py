@@ -3,19 +3,25 @@ from __future__ import annotations
 import json
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.handle import handle
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
+from proxy.engine.node_effects import Change, Follow, NodePolicyApplied
+from proxy.engine.node_events import HardwareChanged, KubeletCpusRead, NodePolicyRead, TakeoverChanged
 from proxy.engine.node_policy import NodePolicy, PolicyValue, read_node_policy
-from proxy.engine.node_policy_applied import AppliedPolicy, apply_node_policy
+from proxy.engine.node_policy_applied import AppliedPolicy, apply_node_policy, new_refusals
 from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules, Namespaces
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KeepQuota, NodeBindPolicy
 from proxy.model.kubelet import CpuManager, NodeMeta
+from proxy.model.label_selector import LabelSelector
 from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.pools.node_keys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS
+from proxy.pools.node_keys import BIND_POLICY, NUMA_POLICY, NUMA_RESERVATION, RESERVATION, SYSTEM_QOS
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
+from tests.testkit.playbook import Playbook
 
 MACHINE = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
@@ -166,3 +172,104 @@ def test_what_keeps_its_previous_value_is_said_apart() -> None:
     assert enacted(state, rules(state, "0-1")).kept == ()
     (words,) = enacted(state, rules(state, "4-7")).kept
     assert words.startswith("cannot keep CPUs 4-7 back: they would leave the shared pool empty")
+
+
+# -- events -------------------------------------------------------------------------------------------------
+
+DECIDED = NodePolicyRead(NODE, CALM, None, None)
+"""What our configuration alone says."""
+
+
+class NewRules:
+    """The effect that the rules of the node have changed, whatever the states are that it names."""
+
+    def __init__(self, reason: str = "node rules changed", follow: Follow = Follow.MOVED) -> None:
+        self.wanted = reason, follow
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Change) and (other.reason, other.follow) == self.wanted
+
+
+def started(state: NodeState) -> Playbook[NodeState]:
+    """A node whose policy was read for the first time."""
+    play = Playbook(state, handle)
+    assert play >> DECIDED << NodePolicyApplied({}, ())
+    assert play.state.node is state.node
+    assert play.state.facts.policy == rules(state)
+    return play
+
+
+def keeping(cpus: str) -> NodeMeta:
+    """A Node object that keeps CPUs back."""
+    return NodeMeta(annotations={RESERVATION: json.dumps({"reservedCPUs": cpus})})
+
+
+def test_rules_follow_the_node_object_that_was_read() -> None:
+    play = started(there(container("a", "0,4"), container("b")))
+    read = changed_copy(DECIDED, meta=keeping("0-1"))
+    value = PolicyValue(CpuSet.parse("0-1"), f"annotation {RESERVATION} of the Node object")
+    note = "CPUs 0 are kept back now, and ns/a/c owns them: it keeps them until it ends"
+    assert play >> read << NewRules() << NodePolicyApplied({"reservedCPUs": value}, (note,))
+    assert (str(play.state.pools.shared), play.state.facts.node_meta) == ("2-3,5-7", read.meta)
+    assert play >> read << NodePolicyApplied({}, ()), "it is in effect already"
+    free = PolicyValue(CpuSet(), "default")
+    assert play >> DECIDED << NewRules() << NodePolicyApplied({"reservedCPUs": free}, ())
+    assert play.state.facts.node_meta is None
+
+
+def test_a_value_that_changes_no_rule_of_the_node_is_not_reported() -> None:
+    play = started(there())
+    read = changed_copy(DECIDED, meta=NodeMeta(labels={NUMA_RESERVATION: "true"}))
+    assert play >> read << NodePolicyApplied({}, ())
+    assert play.state.facts.policy is not None
+    assert play.state.facts.policy.numa_reservation.value
+
+
+def test_kubelets_settings_and_what_a_takeover_keeps_back_decide_too() -> None:
+    play, free = started(there()), CpuSet()
+    manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet.parse("0"))
+    assert play >> KubeletCpusRead(manager, {}) >> TakeoverChanged(static=True, reserved=CpuSet.parse("0,4"))
+    whole = PolicyValue(NodeBindPolicy.FULL_PCPUS_ONLY, "kubelet's full-pcpus-only")
+    both = PolicyValue(CpuSet.parse("0,4"), "kubelet's reserve, and the takeover from kubelet")
+    changed = {"cpuBindPolicy": whole, "reservedSystemCPUs": both}
+    assert play >> DECIDED << NewRules() << NodePolicyApplied(changed, ())
+    assert play >> TakeoverChanged(static=True, reserved=CpuSet.parse("0"))
+    own = PolicyValue(CpuSet.parse("0"), "kubelet's reserve")
+    assert play >> DECIDED << NewRules() << NodePolicyApplied({"reservedSystemCPUs": own}, ())
+    assert play >> TakeoverChanged(static=True, reserved=free)
+    assert play >> DECIDED << NodePolicyApplied({}, ()), "it is within what kubelet reserves"
+
+
+def test_another_configuration_keeps_the_machine_and_the_takeover() -> None:
+    play = started(there(container("b")))
+    less = changed_copy(MACHINE, cpus=tuple(cpu for cpu in MACHINE.cpus if cpu.id != 7))
+    assert play >> HardwareChanged(less) << NewRules("machine changed", Follow.ALL)
+    assert play >> TakeoverChanged(static=False, reserved=CpuSet()) << NewRules("takeover", Follow.ALL)
+    other = changed_copy(DECIDED, configured=changed_copy(NODE, keep_quota=KeepQuota.ALWAYS))
+    assert play >> other << NewRules() << NodePolicyApplied({}, ())
+    node = play.state.node
+    assert (node.machine, node.static, node.keep_quota) == (less, False, KeepQuota.ALWAYS)
+    assert node.topology == CpuTopology.of(less)
+
+
+def test_namespaces_that_are_selected_stay_so_until_labels_are_read() -> None:
+    selector = LabelSelector((("cpus", "exclusive"),))
+    owners = Namespaces(selector=selector, selected=frozenset(("a",)))
+    node = changed_copy(NODE, admission=AdmissionRules(owners=owners))
+    play, read = Playbook(there(node=node), handle), changed_copy(DECIDED, configured=node)
+    assert play >> read << NodePolicyApplied({}, ())
+    assert play.state.node.admission.owners.selected == {"a"}, "they were known when the daemon started"
+    known = changed_copy(read, labels={"a": {}, "b": {"cpus": "exclusive"}})
+    assert play >> known << NewRules() << NodePolicyApplied({}, ())
+    assert play.state.node.admission.owners.selected == {"b"}
+    assert play >> known << NodePolicyApplied({}, ())
+
+
+def test_a_configuration_that_the_node_cannot_follow_now_is_found_before_it_is_read() -> None:
+    play = started(there(container("a", "0-3")))
+    all_left = changed_copy(DECIDED, configured=changed_copy(NODE, reservation=CpuSet.parse("4-7")))
+    (words,) = new_refusals(play.state, all_left)
+    assert words.startswith("cannot keep CPUs 4-7 back: they would leave the shared pool empty")
+    assert new_refusals(play.state, DECIDED) == []
+    assert play >> all_left << NodePolicyApplied({}, ())
+    assert new_refusals(play.state, all_left) == [], "it is known, and reported"

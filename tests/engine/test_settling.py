@@ -7,10 +7,9 @@ from msgspec import structs
 
 from proxy.engine.call_events import CallDeparted, SavedCpusLearned
 from proxy.engine.container_events import PhaseChanged
-from proxy.engine.facts import MatterFacts
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
-from proxy.engine.node_events import FactsLearned, ModeChanged
+from proxy.engine.node_events import ModeChanged
 from proxy.engine.quotas import RemovedQuotas
 from proxy.engine.settling import SettleStep, is_passing, settle_step
 from proxy.engine.state import NodeState
@@ -47,7 +46,7 @@ def test_the_next_step(
         state, _ = handle(state, CallDeparted(call))
     if unsent:
         quotas = RemovedQuotas(unsent=frozenset(("ls",)))
-        state, _ = handle(state, FactsLearned(MatterFacts(quotas=quotas), recorded=False))
+        state = state.with_facts(quotas=quotas)
     assert settle_step(state, "ls") is step
     ended, _ = handle(state, PhaseChanged("ls", Phase.EXITED))
     released, _ = handle(state, ModeChanged(NodeMode.RELEASED))

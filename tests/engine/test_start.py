@@ -6,10 +6,8 @@ import pytest
 
 from proxy.engine.call_events import CallDeparted, SavedCpusLearned
 from proxy.engine.container_events import PhaseChanged
-from proxy.engine.facts import MatterFacts
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
-from proxy.engine.node_events import FactsLearned
 from proxy.engine.quotas import RemovedQuotas
 from proxy.engine.start import StartStep, is_below_class, start_step
 from proxy.engine.state import NodeState
@@ -47,7 +45,7 @@ def test_the_next_step(
         state, _ = handle(state, CallDeparted(InflightCall(1, container, carried)))
     if unsent:
         quotas = RemovedQuotas(unsent=frozenset((container,)))
-        state, _ = handle(state, FactsLearned(MatterFacts(quotas=quotas), recorded=False))
+        state = state.with_facts(quotas=quotas)
     assert start_step(state, container) is step
 
 

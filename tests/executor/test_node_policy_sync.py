@@ -8,7 +8,9 @@ from typing import Any
 
 from proxy.backends.kubelet.node_file import NodeFile
 from proxy.engine.node_events import KubeletCpusRead
+from proxy.model.admission import AdmissionRules, Namespaces
 from proxy.model.kubelet import CpuManager
+from proxy.model.label_selector import LabelSelector
 from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS
 
@@ -140,6 +142,16 @@ def test_a_label_takes_precedence_over_kubelet(run_scenario, tmp_path: Path) -> 
         assert len({machine.by_id[cpu].core for cpu in world.cgroups.sets[spread]}) == 2
 
     run_scenario(scenario)
+
+
+def test_a_step_of_a_takeover_leaves_the_namespaces_that_were_selected_at_the_start(run_scenario) -> None:
+    owners = Namespaces(selector=LabelSelector((("cpus", "exclusive"),)), selected=frozenset(("ns",)))
+
+    async def scenario(world: Any) -> None:
+        world.executor.node_policy.apply()
+        assert world.on(await world.run(await world.pod("lse", "LSE", "", "2-3"))) == "2-3"
+
+    run_scenario(scenario, rules={"admission": AdmissionRules(owners=owners)})
 
 
 def test_a_fault_of_the_source_costs_the_feature_only(run_scenario, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
-from proxy.engine.node_effects import Change, Follow
-from proxy.engine.node_events import CpusHeld, NodeRulesChanged
+from proxy.engine.node_effects import Change
+from proxy.engine.node_events import CpusHeld, TakeoverChanged
 from proxy.engine.owners import CpuHold
 from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.engine.state import NodeState
@@ -158,7 +158,7 @@ def test_a_change_without_effect_on_pools_and_rules_is_not_notified() -> None:
     def work(store: NodeStore, faults: list[BaseException]) -> None:
         log: list[str] = []
         store.subscribe(Observer("a", log))
-        assert store.handle(NodeRulesChanged(store.state.node, "nothing", Follow.ALL)) == ()
+        assert store.handle(TakeoverChanged(static=True, reserved=CpuSet())) == ()
         assert log == []
 
     in_store(work)

@@ -13,7 +13,7 @@ from proxy.calls.call_flow import CallFlow
 from proxy.engine import effects as to_do
 from proxy.engine.enforcement import applies_to
 from proxy.engine.events import LedgerWritten
-from proxy.engine.node_events import NodeRulesChanged
+from proxy.engine.node_events import NodePolicyRead
 from proxy.executor import enforce, reconciler
 from proxy.executor.confinement import NOT_AT_ALL, Confinement
 from proxy.executor.creates import Creates
@@ -31,6 +31,7 @@ from proxy.executor.runtime_sync import Settler
 from proxy.executor.start_update import StartUpdate
 from proxy.frontends.cri.call import InterceptedCall
 from proxy.model.mode import NodeMode
+from proxy.model.options import TopologyOptions
 from proxy.release import service
 from proxy.release.kernel import give_back
 from tests.simulation.kernel import SimulatedFiles
@@ -178,7 +179,7 @@ def reload_undone() -> Patches:
         context = lifecycle._context
         node = nodes.get(id(context), context.state.node)
         if node.machine is context.state.node.machine:
-            context.store.handle(NodeRulesChanged(node, "planted"))
+            context.store.handle(NodePolicyRead(node, TopologyOptions(), None, None))
 
     yield Creates, "place", placed
     yield Lifecycle, "created", answered
