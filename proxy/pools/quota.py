@@ -17,7 +17,7 @@ PERIOD = 100_000
 """Microseconds, kubelet's."""
 
 
-def quota_of_owner(*, owns: bool, containers: int = 1, keep: KeepQuota = KeepQuota.NEVER) -> int | None:
+def quota_of_owner(*, owns: bool, containers: int, keep: KeepQuota) -> int | None:
     """Decide whether the CFS quota of a pod, or of a container of it, is switched off.
 
     Args:

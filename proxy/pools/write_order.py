@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 
-ROOT, POD, CONTAINER = 0, 1, 2
+ROOT, POD, CONTAINER = range(3)
 
 
 class BeGroup(Struct, frozen=True):

@@ -4,7 +4,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
@@ -144,6 +144,8 @@ def test_quotas(milli: int, now: int, quota: int | None) -> None:
 
 
 @given(st.integers(-3000, 300_000), st.integers(1, 256), st.just(-1) | st.integers(2000, 25_600_000))
+@example(7559, 256, 500_000)  # a thousandth of a CPU below a hundredth of the machine
+@example(7560, 256, 500_000)
 def test_a_quota_is_the_budget_in_steps_of_a_tenth_of_the_machine(milli: int, machine: int, now: int) -> None:
     """A budget of a thousandth of a CPU is 100 microseconds of each period."""
     wanted, whole = max(2000, milli * 100), machine * 100_000

@@ -130,6 +130,15 @@ def test_a_node_without_cpus_has_no_floor() -> None:
     assert [(f.least, f.node) for f in floors.each] == [(2, 0)]
 
 
+def test_a_node_whose_cpus_are_all_withheld_has_no_floor() -> None:
+    machine = described(2, 1, 4, 1)
+    assert floors_of(AUTO, machine, machine.nodes[0].cpus).each == (
+        Floor(1),
+        Floor(1, machine.nodes[0].cpus, 0),
+    )
+    assert not floors_of(AUTO, machine, CpuSet())
+
+
 def test_the_default_counts_the_cores_of_the_given_cpus_only() -> None:
     machine = described(1, 1, 6, 2)  # cores 0,6 1,7 2,8 3,9 4,10 5,11
     single = tuple(cpu for cpu in machine.cpus if cpu.id not in (6, 7, 8, 9))  # 0 to 3 have no second thread

@@ -50,6 +50,14 @@ def test_a_reservation_by_amount_and_by_name() -> None:
     assert NodeReservation().data() == {}
 
 
+@pytest.mark.parametrize(
+    ("cpu", "count"),
+    [(0, 0), ("1m", 1), ("999m", 1), (1, 1), ("1001m", 2), ("2000m", 2), (2000, 2000), (0.5, 1), (-3, 0)],
+)
+def test_a_reserved_amount_is_rounded_up_to_whole_cpus(cpu: str | float, count: int) -> None:
+    assert NodeReservation({"cpu": cpu, "memory": "1Gi"}).count == count
+
+
 def test_faulty_reservations() -> None:
     found, problem = reservation({RESERVATION: '{"reservedCPUs": "1-"}'})
     assert (found.text, found.cpus) == ("1-", CpuSet())

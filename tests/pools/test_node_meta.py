@@ -36,6 +36,14 @@ def test_metadata_alone() -> None:
     assert node_meta('{"metadata": {"name": "n1", "labels": null}}') == NodeMeta("n1")
 
 
+def test_a_node_object_is_nested_as_deep_and_is_as_long_as_it_may() -> None:
+    """It comes from the API server, or from a file of the operator: only annotations have limits."""
+    deep = json.loads("[" * 40 + "]" * 40)
+    assert node_meta(json.dumps({**WHOLE, "spec": deep})) == node_meta(json.dumps(WHOLE))
+    long = {"metadata": {"name": "n1", "annotations": {"c": "d" * 300_000}}}
+    assert node_meta(json.dumps(long)).annotations == {"c": "d" * 300_000}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -44,6 +52,8 @@ def test_metadata_alone() -> None:
         ("[]", "not a JSON object"),
         ("{}", "no metadata"),
         ('{"metadata": []}', "no metadata"),
+        ('{"metadata": ["name"]}', "no metadata"),
+        ('{"metadata": "name"}', "no metadata"),
         ('{"kind": "List", "metadata": {"name": "x"}}', "of kind 'List', not a Node"),
         ('{"kind": "' + "x" * 500 + '"}', "..."),
     ],

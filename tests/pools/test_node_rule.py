@@ -43,6 +43,11 @@ def test_nothing_known() -> None:
     assert ManagerPolicy().data() == {}
 
 
+def test_no_pools_are_written_as_go_writes_them() -> None:
+    """A slice without elements that was never made (``json.Marshal`` of nil)."""
+    assert write_pools(()) == "null"
+
+
 def test_the_documents_spelling_of_kubelets_policy() -> None:
     assert manager_policy({MANAGER_POLICY_KEYS[1]: '{"policy": "none"}'}).policy == "none"
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from proxy.model.idset import CpuSet
 from proxy.model.machine import NumaNode
 from proxy.model.workload import Pool
@@ -31,6 +33,19 @@ def test_pools_by_name() -> None:
     pools = pools_of(ONLINE, [LSR])
     assert pools.of(Pool.BE) == ONLINE
     assert pools.of(Pool.SHARED) == CpuSet.parse("0-1,3-7")
+
+
+@pytest.mark.parametrize("system", [None, "6-7", "2", "2,6"])
+@pytest.mark.parametrize("be_limit", [None, "3-4", "0"])
+def test_each_pool_has_cpus_of_its_own_rule(system: str | None, be_limit: str | None) -> None:
+    kept, limit = (None if text is None else CpuSet.parse(text) for text in (system, be_limit))
+    pools = pools_of(ONLINE, [LSE, LSR], kept, limit)
+    shared, be = CpuSet.parse("3-7"), CpuSet.parse("2-7")
+    assert (pools.shared, pools.be) == (shared, be)
+    assert pools.of(Pool.SHARED) == shared
+    assert pools.of(Pool.BE) == (CpuSet.parse("3-4") if be_limit == "3-4" else be)
+    own = {"6-7": CpuSet.parse("6-7"), "2,6": CpuSet.parse("6")}  # 2 is owned
+    assert pools.of(Pool.SYSTEM) == own.get(system or "", shared)
 
 
 def test_the_part_of_each_node_that_has_cpus() -> None:
