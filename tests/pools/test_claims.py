@@ -144,6 +144,15 @@ def test_numa_nodes_without_cpus_bind_a_pod_to_the_pool_of_these_nodes(
     assert made.why.endswith("binds it to NUMA node 1")
 
 
+@pytest.mark.parametrize(
+    ("qos", "pool"), [(QosClass.LS, Pool.SHARED), (QosClass.NONE, Pool.SHARED), (QosClass.BE, Pool.BE)]
+)
+def test_a_pod_with_a_fault_is_bound_to_no_numa_nodes(qos: QosClass, pool: Pool) -> None:
+    bound = changed_copy(pod(qos, KubeQos.BURSTABLE, problem="nonsense"), nodes=Mask((1,)))
+    made = claim(bound, WHOLE_TWO, ONLINE, static=True)
+    assert (made.pool, made.nodes, made.problem) == (pool, None, "nonsense")
+
+
 def test_a_be_pod_is_narrowed_to_the_cpus_that_it_names_and_owns_none() -> None:
     made = claim(pod(QosClass.BE, KubeQos.BEST_EFFORT, cpus="2-3"), WHOLE_TWO, ONLINE, static=True)
     assert (made.pool, made.within, made.cpus) == (Pool.BE, CpuSet((2, 3)), None)

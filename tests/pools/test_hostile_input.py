@@ -262,7 +262,9 @@ def test_so_many_entries_are_read() -> None:
 @pytest.mark.parametrize("outer", ["[", '{"a":'])
 def test_so_many_levels_are_read(outer: str) -> None:
     closing = "]" if outer == "[" else "}"
-    assert load(outer * DEEPEST + "1" + closing * DEEPEST) is not None
+    deepest = outer * DEEPEST + "1" + closing * DEEPEST
+    assert load(deepest) is not None
+    assert load(f"[{deepest[len(outer) : -1]}, []]") is not None, "also where there are more brackets"
     with pytest.raises(
         ValueError, match=r"^not JSON that is read here: it is nested more than 32 levels deep$"
     ):
