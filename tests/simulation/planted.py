@@ -110,7 +110,7 @@ def record_lost() -> Patches:
 
 def hotplug_dropped() -> Patches:
     """The daemon does not look at the machine."""
-    yield Hotplug, "look", _no_work
+    yield Hotplug, "reread", _no_work
 
 
 def repair_skipped() -> Patches:
