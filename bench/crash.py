@@ -144,7 +144,7 @@ def story(one: Node, client: CriClient, shared: str) -> None:
 
 
 def move(one: Node, client: CriClient, container_id: str) -> None:
-    """Have an owner moved to other CPUs, and wait until it is there and the runtime has the new set."""
+    """Move an owner to other CPUs, and wait until it is there and the runtime has the new set."""
     record = one.runtime.containers[container_id]
     before = one.cgroups.read(record.cgroup).cpus
     one.moved.add(container_id)
@@ -156,7 +156,7 @@ def move(one: Node, client: CriClient, container_id: str) -> None:
             return
         time.sleep(0.01)
     if one.alive:
-        raise BenchError(f"cannot have a container moved: {one.log()}")
+        raise BenchError(f"cannot move a container: {one.log()}")
     raise UnavailableError("the daemon has ended")
 
 

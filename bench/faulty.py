@@ -6,10 +6,10 @@
 which each step is appended), ``writes`` (the share of kernel writes that are refused, with EBUSY or ENOSPC),
 ``seed``. A step is a point at which something has just become true outside of the process, or is about to:
 before, amid and after each write of the ledger, before and after each kernel write, before and after a call
-is let go to the runtime, and when its answer arrives. Only steps of calls are counted: those of the first
+is forwarded to the runtime, and when its answer arrives. Only steps of calls are counted: those of the first
 comparison are not, as a crash there is one more crash of the same kind.
 
-An UpdateContainerResources with ``MOVE_SHARES`` has the daemon move that owner to other CPUs, beside the
+An UpdateContainerResources with ``MOVE_SHARES`` makes the daemon move that owner to other CPUs, beside the
 call.
 """
 

@@ -1,8 +1,9 @@
 """How long a fleet simulation takes: ``.venv/bin/python bench/fleet.py [NODES [PODS [PERCENTAGE]]]``.
 
-100,000 pods come to 5,000 nodes of 64 CPUs on four NUMA nodes, under both schedulers. The bar is ten minutes
-on two cores; seconds depend on the machine, so the ratio to a bare loop of a million steps in the same run
-is printed too. With the extender no pod may be rejected, and each pod must be on one NUMA node if it can.
+100,000 pods arrive at 5,000 nodes of 64 CPUs on four NUMA nodes, under both schedulers. The bar is ten
+minutes on two cores; seconds depend on the machine, so the ratio to a bare loop of a million steps in the
+same run is printed too. With the extender no pod may be rejected, and each pod must be on one NUMA node if it
+can.
 
 PERCENTAGE is ``percentageOfNodesToScore`` of both schedulers. Without it the stock scheduler has its default
 (0: 10 % of 5,000 nodes), and the one with the extender looks at all nodes.

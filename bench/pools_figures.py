@@ -52,7 +52,7 @@ PART = Request(512, 50_000, 100_000)
 
 @dataclass(frozen=True, slots=True)
 class Change(Timed):
-    """One row: what happens, how long deciding it takes (milliseconds), and what it comes to.
+    """One row: what happens, how long deciding it takes (milliseconds), and what follows from it.
 
     Attributes:
         named: How many containers are to move.
@@ -168,7 +168,7 @@ def arrived(state: NodeState, pod: Pod, request: Request, name: str = "c") -> tu
 
 
 def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: float | None = BAR) -> Change:
-    """Measure one change, and count what it comes to."""
+    """Measure one change, and count what follows from it."""
     kernel: Any = Kernel(before)
     state = after()
     shrink, grow = moves(before, state)
@@ -182,7 +182,7 @@ def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: fl
 
 
 def calls() -> Iterator[Change]:
-    """Measure what the calls of kubelet come to."""
+    """Measure what the calls of kubelet cost."""
     state = full()
     new, late = owned(60), 5000
     comers = (
@@ -203,7 +203,7 @@ def calls() -> Iterator[Change]:
 
 
 def others() -> Iterator[Change]:
-    """Measure what others than kubelet's calls come to; all but the first two are rare."""
+    """Measure what events other than kubelet's calls cost; all but the first two are rare."""
     state = full()
     some = state.pools.be & CpuSet(range(200))
     yield change("BE is suppressed to fewer CPUs", state, partial(state.suppressing, some))

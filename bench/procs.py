@@ -60,7 +60,7 @@ def connects(path: Path) -> bool:
 
 @dataclass(slots=True)
 class Process:
-    """A child of ours with its socket."""
+    """A child process with its socket."""
 
     name: str
     popen: subprocess.Popen[bytes]

@@ -1,6 +1,6 @@
 """How long a simulation takes: ``.venv/bin/python bench/simulate.py [PODS [MACHINES]]``.
 
-10,000 pods come to 100 machines of 128 CPUs (two sockets, four NUMA nodes, two threads a core, four GPUs)
+10,000 pods arrive at 100 machines of 128 CPUs (two sockets, four NUMA nodes, two threads a core, four GPUs)
 under ``restricted`` and ``static`` with memory counted by node. The bar is 60 seconds; seconds depend on the
 machine, so the ratio to a bare loop of a million steps in the same run is printed too.
 """

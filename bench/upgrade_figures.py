@@ -205,7 +205,7 @@ class UpgradedNode:
             load.latencies = self.out.calm
             stopping.join()
             client.end_pod(pod)
-        if (first := self._first) is not None:  # a child of ours
+        if (first := self._first) is not None:  # a child process
             self.one.until(lambda: first.poll() is not None, LIMIT_S, "the end of the former daemon")
             self._first = None
         page: Any = ask(self.one.admin, "/interface")
@@ -234,7 +234,7 @@ class UpgradedNode:
         }
 
     def end(self) -> None:
-        """End the last daemon, which is no child of ours."""
+        """End the last daemon, which is not a child process."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
         self.one.until(lambda: not Path(f"/proc/{self.pid}").exists(), LIMIT_S, "the end of the daemon")

@@ -89,7 +89,7 @@ def post_update_container_resources(event: PostUpdateContainerResources) -> None
 
 
 def _open(pod: PodFacts, decision: Decision) -> None:
-    """Take the quota off the pod's group; where that cannot be, containers go without theirs all the same."""
+    """Take the quota off the pod's group; where that cannot be, containers go without theirs anyway."""
     if not _settings.pod or not _chosen(pod, decision):
         return
     try:

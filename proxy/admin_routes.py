@@ -223,7 +223,7 @@ class Pages:
         return history_page(self._executor.history, params, self._now)
 
     def _now(self, record: RememberedDecision) -> str:
-        """Return what holds for a container now that was not decided when it came; mostly nothing."""
+        """Return what applies to a container now and was not decided at its create; mostly nothing."""
         if self._executor is None:
             return ""
         from proxy.engine.plan_differences import applied_since
@@ -325,7 +325,7 @@ class Pages:
             await executor.fact_lookup.worker.run(executor.cluster.read)
 
     async def refresh_cluster(self) -> dict[str, object]:
-        """Read again what the cluster agent has read, have it take effect, and give what is in effect."""
+        """Reread the files of the cluster agent, apply them, and return what is in effect."""
         executor = self._executor
         assert executor is not None
         if (files := executor.cluster) is None:

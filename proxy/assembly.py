@@ -178,7 +178,7 @@ def _events(config: Config, context: NodeContext) -> ContainerdEvents:
 
 
 def _writes(context: NodeContext) -> WriteEvents | None:
-    """Have the kernel report writes to cpusets, where it can."""
+    """Watch the writes to cpusets, where the kernel reports them."""
     root = getattr(context.enforcer.cgroups, "root", None)
     if not isinstance(root, Path):
         return None
@@ -329,7 +329,7 @@ def _devices(config: Config, context: NodeContext) -> Hardware:
 
 
 def _machine_events(context: NodeContext) -> MachineEvents | None:
-    """Have the kernel report CPUs and memory that come or go, where it can."""
+    """Watch for CPUs and memory that are added or removed, where the kernel reports that."""
     events, problem = listen()
     if problem:
         context.telemetry.problem(NO_UEVENTS, err=problem)

@@ -24,7 +24,7 @@ def write_file(
     overwrite: bool = True,
     keep_owner: bool = False,
 ) -> None:
-    """Put a file into place, at once or not at all.
+    """Replace a file in one step, or not at all.
 
     Args:
         path: The file.

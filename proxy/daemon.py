@@ -84,7 +84,7 @@ CONTROLLER_S, PARTS_S = 1.5, 1.2
 
 
 class Daemon:
-    """A proxy and everything around it."""
+    """The daemon: the proxy and the parts around it."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Daemon:
         """Prepare a daemon; nothing is touched until ``start``.
 
         Args:
-            config: What to do.
+            config: The configuration.
             machine: The hardware; read from ``sysfsRoot`` by default.
             cgroups: The cpuset tree; found below ``cgroupRoot`` by default.
             notifier: Where to report readiness; systemd, if it is there, by default.
@@ -263,7 +263,7 @@ class Daemon:
             self._task(self._suppression.run)
 
     def _hook(self) -> None:
-        """Have hooks called from now on, where there are to be any; observed pods have none."""
+        """Call hooks from now on, where there are to be any; observed pods have none."""
         config, executor = self.config, self.executor
         if self.hooking is not None or not (config.hooks.enabled or config.hooks.serve is not None):
             return
@@ -420,7 +420,7 @@ class Daemon:
         return self.replacement.begin(self._listener)
 
     async def hand_over(self) -> None:
-        """Let the successor have the socket and the state of the node.
+        """Hand the socket and the state of the node over to the successor.
 
         Calls that place containers end before; the others continue here, where they are only relayed.
 
@@ -458,7 +458,7 @@ class Daemon:
         return [*relayed, *former.relayed]
 
     def _is_busy(self) -> bool:
-        """Return whether a call that decides where containers are is open, of a client or of ours."""
+        """Return whether a client or the daemon itself has a placing call in flight."""
         assert self._front is not None
         return self._front.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
 

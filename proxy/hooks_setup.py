@@ -86,7 +86,7 @@ class DaemonHooks:
         return None if self._parts is None else self._parts.library
 
     def reconfigure(self, config: HooksConfig) -> None:
-        """Go by other directories and settings from now on."""
+        """Use other directories and settings from now on."""
         self.config = config
         if self._parts is not None:
             self._parts.library.reconfigure(config)

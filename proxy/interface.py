@@ -37,7 +37,7 @@ def interface(config: Config) -> dict[str, object]:
 
 
 def settings(part: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Give each key with its section, and its value as the file would say it."""
+    """Yield each key with its section, and its value as the file would have it."""
     for item, key, setting in keys(part):
         value = getattr(part, item.name)
         if setting is None:

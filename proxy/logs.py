@@ -93,7 +93,7 @@ class Log:
         root.setLevel(max(LEVELS[level], logging.WARNING))
 
     def change(self, level: str, fmt: str) -> None:
-        """Have the next records written from another level on, or in another form; see ``setup``."""
+        """Write the next records from another level on, or in another form; see ``setup``."""
         import logging
 
         self._form, self._threshold = fmt, LEVELS[level]
@@ -148,7 +148,7 @@ class Log:
         self._write("error", message, context)
 
     def exception(self, message: str, **context: object) -> None:
-        """Write a fault of ours with the traceback of the exception being handled, without any values."""
+        """Write an internal error with the traceback of the exception being handled, without any values."""
         self._write("error", message, context, trace=True)
 
     def say_once(self, key: object, level: str, message: str, **context: object) -> None:

@@ -72,7 +72,7 @@ def drop_start_only_modules() -> None:
 
 
 def trim() -> None:
-    """Give memory that is free back to the kernel, where the C library can (glibc)."""
+    """Return free memory to the kernel, where the C library can (glibc)."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):
@@ -101,7 +101,7 @@ def _mallopt(*options: tuple[int, int]) -> bool:
 
 
 def one_arena() -> bool:
-    """Have all threads share one malloc arena (glibc); call it before there are threads.
+    """Make all threads share one malloc arena (glibc); call it before there are threads.
 
     Each thread would otherwise get an arena of its own, which never shrinks below what it once needed.
 
@@ -125,7 +125,7 @@ def keep_large_blocks() -> bool:
 
 
 def freeze_modules() -> None:
-    """Take what has been imported so far out of the collector's sight; call it before calls are served.
+    """Exclude what has been imported so far from garbage collection; call it before calls are served.
 
     A full collection stops all threads for as long as it takes to look at every object, and with all modules
     that is tens of milliseconds, in the middle of the first comparison.
@@ -134,7 +134,7 @@ def freeze_modules() -> None:
 
 
 def freeze() -> None:
-    """Take what start-up has built out of the collector's sight; call it once, when everything is running."""
+    """Exclude what start-up has built from garbage collection; call it once, when everything is running."""
     gc.collect()
     gc.freeze()
 

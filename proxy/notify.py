@@ -42,7 +42,7 @@ class SystemdNotifier:
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def status(self, text: str) -> None:
-        """What we are doing, for ``systemctl status``."""
+        """What the daemon is doing, for ``systemctl status``."""
         self._send(_status(text))
 
     def main_process(self, pid: int) -> None:
@@ -50,7 +50,7 @@ class SystemdNotifier:
         self._send(f"MAINPID={pid}")
 
     def stopping(self, status: str = "") -> None:
-        """The service ends on its own will."""
+        """The service is stopping."""
         self._send("STOPPING=1", *([_status(status)] if status else []))
 
     def ping(self) -> None:
@@ -64,7 +64,7 @@ class SystemdNotifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as client:
                 client.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
         except OSError:
-            pass  # systemd's ear is no reason to fail; a lost ping shows up as a watchdog restart.
+            pass  # A failed send must not end the daemon; a lost ping shows up as a watchdog restart.
 
 
 def _status(text: str) -> str:

@@ -24,7 +24,7 @@ OVERDUE = 1
 
 
 def _end_within(seconds: float) -> None:
-    """Have the process end in this many seconds, also where a thread or the end of the interpreter hangs."""
+    """End the process in this many seconds, also where a thread or the end of the interpreter hangs."""
 
     def end() -> None:
         time.sleep(seconds)

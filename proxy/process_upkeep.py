@@ -52,7 +52,7 @@ async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status
 
 
 async def stay_small(executor: NodeContext) -> None:
-    """Give back what start-up and the first comparison needed; later, what comparisons and messages did."""
+    """Free the memory of start-up and of the first comparison; later, that of comparisons and messages."""
     await executor.reconciled.wait()
     await asyncio.sleep(SETTLED_S)
     memory_trim.freeze()

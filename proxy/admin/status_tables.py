@@ -154,7 +154,7 @@ def cpus(value: object) -> str:
 
 
 def _when(value: object) -> str:
-    """Say when a problem was last seen: an age for a Unix time, else the text as it is."""
+    """Format when a problem was last seen: an age for a Unix time, else the text as it is."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"last {length(max(0.0, time.time() - value))} ago"
     return f"last {one_line(value)}" if value else ""

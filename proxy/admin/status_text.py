@@ -159,7 +159,7 @@ def _cluster(files: list[Mapping[str, object]]) -> str:
 
 
 def _applied_to(data: Mapping[str, object]) -> str:
-    """Say to how many pods the plan is applied, where that is not all of them."""
+    """Return to how many pods the plan is applied, where that is not all of them."""
     page, users = as_map(data.get("enforcement")), data.get("observedOnExclusive")
     pods = {name: n for name, n in as_map(page.get("pods")).items() if isinstance(n, int) and n > 0}
     if data.get("mode") == "observe" and "enforced" not in pods:
@@ -177,7 +177,7 @@ def _applied_to(data: Mapping[str, object]) -> str:
 
 
 def _reading(kernel: Mapping[str, object]) -> str:
-    """Say where the cpusets shown are not those of now."""
+    """Note where the cpusets shown are not current."""
     age, missing = kernel.get("age_s"), kernel.get("not_read")
     words = []
     if isinstance(age, int | float) and age > STALE_S:

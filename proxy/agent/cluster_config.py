@@ -227,7 +227,7 @@ class ConfigFollowing:
                         await self._changed.wait()
 
     async def step(self) -> bool:
-        """Have the daemon follow what applies now, and report; returns whether nothing is left to do."""
+        """Apply what applies now to the daemon, and report; returns whether nothing is left to do."""
         labels = next(iter(self.nodes.values.values()), None)
         if labels is None or not self.objects.present:
             return True  # without the node, or permission to read, what was read last stays in effect
@@ -248,7 +248,7 @@ class ConfigFollowing:
         return await self._report(found) and await self._leave(found)
 
     async def _follow(self, found: ConfigObject | None, reason: str) -> ConfigAnswer | None:
-        """Have the daemon take the settings of an object, or None; returns what the node says of them.
+        """Apply the settings of an object to the daemon, or None; returns what the node says of them.
 
         Args:
             found: The object.
@@ -291,7 +291,7 @@ class ConfigFollowing:
         return ""
 
     async def _reload(self) -> str:
-        """Have the daemon reload; returns why it refuses, empty if it does not."""
+        """Reload the daemon; returns why it refuses, empty if it does not."""
         answer = as_map(await self._session.daemon.ask("/reload", act=True, timeout=RELOAD_S))
         reload = as_map(answer.get("reload"))
         if reload.get("result") == "refused":
@@ -299,7 +299,7 @@ class ConfigFollowing:
         return next((str(note) for note in as_list(reload.get("notes")) if str(note).startswith(IGNORED)), "")
 
     async def _report(self, found: ConfigObject | None) -> bool:
-        """Say at the Node object and at the object what was accepted; returns whether that was possible."""
+        """Report what was accepted at the Node object and at the object; returns whether that succeeded."""
         answer, session = self._answer, self._session
         if answer == self._written and self._reported:
             return True
@@ -316,7 +316,7 @@ class ConfigFollowing:
         return True
 
     async def _enter(self, answer: ConfigAnswer) -> None:
-        """Say it in the status of the object, unless other nodes have taken the last room meanwhile."""
+        """Write it to the status of the object, unless other nodes have filled the list meanwhile."""
         node = self._session.node
         path, owner = f"{COLLECTION}/{answer.name}/status", f"topoproxy-{node}"
         try:

@@ -173,7 +173,7 @@ class ObjectWriter:
         kept.due = max(kept.due, now + OVERWRITTEN.delay(kept.overwritten))
         kept.written = object()
         if kept.overwritten > OVERWRITTEN.tolerated:
-            self._telemetry.problem("another program keeps writing an object of ours", path=path)
+            self._telemetry.problem("another program keeps writing an object of this agent", path=path)
         self._wake.set()
 
     async def run(self) -> None:

@@ -213,7 +213,7 @@ class WatchedFile:
             try:
                 await self._session.daemon.ask("/cluster/refresh", act=True)
             except TopoproxyError as error:  # it reads the file at its next start or comparison
-                telemetry.debug("cannot have the daemon read a file again", path=self._path, err=error)
+                telemetry.debug("cannot make the daemon reread a file", path=self._path, err=error)
         return True
 
     def _confirm(self, at: float) -> bool:

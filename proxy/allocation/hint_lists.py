@@ -52,7 +52,7 @@ def hint_lists(providers: Sequence[Hints]) -> list[HintList]:
 
 
 class MaskList(Struct, frozen=True):
-    """One list, sorted out: masks as integers.
+    """One list, prepared for the merge: masks as integers.
 
     Attributes:
         preferred: Masks of preferred hints.

@@ -53,7 +53,7 @@ def lists_of(answers: Sequence[Hints], *, closest: bool = False) -> tuple[HintLi
 
 
 def listable(answers: Sequence[Hints], *, closest: bool = False) -> list[Hints]:
-    """Put lists in the place of all families in providers' answers.
+    """Replace all families in providers' answers by lists.
 
     Args:
         answers: The answers, one per provider.

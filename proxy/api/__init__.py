@@ -1,4 +1,4 @@
 """Messages generated from ``proto/`` by ``make proto``: one package for each peer.
 
-Imports nothing of ours.
+Imports nothing else of proxy.
 """

@@ -146,7 +146,7 @@ def _changed(value: Span, found: KubeletFiles, root: Path, ours: str) -> FileCha
 
 
 def _kubelet_argument(path: Path, root: Path, ours: str) -> FileChange:
-    """Give kubelet a flag in a file of k3s or RKE2 that is read last."""
+    """Set a flag of kubelet in the file of k3s or RKE2 that is read last."""
     target = root / path.relative_to("/")
     content = (
         "# Made by topoproxy attach; topoproxy detach removes it.\n"

@@ -1,7 +1,7 @@
 """Attaches kubelet to topoproxy and detaches it.
 
 The order of an attach: journal -> topoproxy runs and reaches the runtime of kubelet -> files -> restart of
-kubelet -> its calls arrive -> the journal says so. What fails before the end is undone, from the journal;
+kubelet -> its calls arrive -> the journal records it. What fails before the end is undone, from the journal;
 what is cut off (a kill, a power loss) is undone by the next attach, by detach or by the script rescue-detach.
 """
 
@@ -274,7 +274,7 @@ def _place_again(node: AttachNode) -> None:
 
 
 def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> str:
-    """Point kubelet back at what it used before the attach.
+    """Point kubelet at the endpoint that it used before the attach.
 
     Args:
         node: The node.
@@ -334,7 +334,7 @@ def foreign_changes_of(node: AttachNode, journal: AttachJournal) -> list[FileCha
 
 
 def _release(node: AttachNode) -> None:
-    """Have the daemon release the containers; without a daemon they keep their cpusets."""
+    """Make the daemon release the containers; without a daemon they keep their cpusets."""
     try:
         answer = node.ask("/release/start", True)
         end = time.monotonic() + RELEASE_S

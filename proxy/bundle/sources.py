@@ -328,7 +328,7 @@ def pack(directory: str, members: Mapping[str, bytes], now: float) -> bytes:
 
 
 def write_bundle(path: Path, data: bytes) -> None:
-    """Put a bundle into place with mode 0600; a file that is there is not replaced.
+    """Write a bundle with mode 0600; an existing file is not replaced.
 
     Raises:
         CannotCreateError: It cannot be written, or there is a file.

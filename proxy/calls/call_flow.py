@@ -63,7 +63,7 @@ class CallFlow:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def hook(self, hooked: HookGateway) -> None:
-        """Have hooks called from now on; calls that are in progress continue as they began."""
+        """Call hooks from now on; calls that are in progress continue as they began."""
         for part in self._parts:
             part.hooked = hooked
 
@@ -178,7 +178,7 @@ class CallFlow:
             self._requests[call.method](call)
         except call.unreadable as error:
             self._undecodable(call, error)
-        except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
+        except Exception as error:  # noqa: BLE001  the node must not suffer from an internal error
             self._fault(call, error)
 
     def _relay(self, call: HeldCall) -> None:

@@ -298,7 +298,7 @@ class UnreportedPods:
     def includes(self, pod: Pod, name: str) -> bool:
         """Return whether a container would be created without devices that it may request, and report that.
 
-        What it holds already it gets all the same.
+        What it holds already it gets anyway.
 
         Args:
             pod: The pod, after kubelet was queried for it.

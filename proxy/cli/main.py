@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "Run the proxy between kubelet and the container runtime.",
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
-    "reload": "Have the running proxy read its configuration again.",
+    "reload": "Make the running daemon reread its configuration.",
     "report": "Print the description of the node for schedulers.",
     "agent": "Publish the node in the cluster: objects, Events, its condition; end rejected pods.",
     "scheduler-extender": "Report to kube-scheduler which nodes would admit a pod, and bind the pod.",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @asking_options(60.0)
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
 def reload(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
-    """Have the running daemon read its configuration again; SIGHUP does the same.
+    """Make the running daemon reread its configuration; SIGHUP does the same.
 
     The daemon validates the file and its drop-ins as a whole. If they are refused, nothing changes. Otherwise
     all changed settings that need no restart take effect together, and the others are named. Options of

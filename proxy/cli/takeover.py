@@ -213,7 +213,7 @@ def finish(
 @click.option("--force", is_flag=True, help="Write although kubelet seems to run.")
 @_options
 def revert(force: bool, file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
-    """Go back: kubelet's CPU manager decides again.
+    """Revert: kubelet's CPU manager decides again.
 
     Its state file becomes that of policy static, with all containers that own CPUs and the CPUs that they
     have now. Where the file says that already, kubelet may run; else stop it first, as for finish.

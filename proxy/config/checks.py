@@ -65,7 +65,7 @@ def check_start(config: Config, machine: Machine) -> list[str]:
 
 
 def ineffective(config: Config) -> list[str]:
-    """Name what is set and can have no effect, one sentence each."""
+    """List what is set and can have no effect, one sentence each."""
     sources = config.kubelet.pods, config.kubelet.pods_api, config.cluster_facts.directory
     if not config.device_plugins.enabled or any(sources):
         return []
@@ -76,7 +76,7 @@ def ineffective(config: Config) -> list[str]:
 
 
 def _unfit(config: Config, machine: Machine) -> Iterator[str]:
-    """Name what this machine never could."""
+    """List settings that this machine can never satisfy."""
     yield from _reserved_cpus(config, machine)
     yield from _kept_cpus(config, machine)
     yield from _machine_options(config, machine)
@@ -85,7 +85,7 @@ def _unfit(config: Config, machine: Machine) -> Iterator[str]:
 
 
 def _away(config: Config, machine: Machine) -> Iterator[str]:
-    """Name what this machine could if all were there that may be."""
+    """List settings that this machine satisfies once offline CPUs and NUMA nodes are back."""
     online = f"(online: {machine.online})"
     if offline := (config.reserved_system_cpus - machine.online) & machine.present:
         yield f"reservedSystemCPUs: CPU {offline} is offline {online}"
@@ -309,7 +309,7 @@ def usable_memory(node: NumaNode) -> dict[str, int]:
 def memory_misfits(
     usable: Mapping[int, Mapping[str, int]], reserved: Mapping[int, Mapping[str, int]]
 ) -> list[str]:
-    """Hold reserved memory against what nodes have.
+    """Check reserved memory against what nodes have.
 
     Args:
         usable: Node to resource to bytes; memory is missing where its size is not known.

@@ -28,7 +28,7 @@ class Mode(enum.StrEnum):
 
 
 class OnError(enum.StrEnum):
-    """What happens to a call when deciding fails by a fault of ours."""
+    """What happens to a call when deciding fails by an internal error."""
 
     FORWARD = "forward"
     REFUSE = "refuse"

@@ -21,7 +21,7 @@ optional. This page is generated from `proxy/config` by `make configuration`.
     topoproxy check-config --defaults      # a file with all keys, their defaults and explanations
     topoproxy check-config                 # is it good, and what is in effect
     topoproxy check-config --schema        # its JSON Schema, for editors and for CI
-    topoproxy reload                       # have the running daemon read it again
+    topoproxy reload                       # make the running daemon reread it
 
 The file, its drop-ins and the directories that they are in must belong to root (or to the user of the
 daemon), and no other user may write them; otherwise the daemon refuses them.
@@ -40,7 +40,7 @@ Options of `topoproxy serve` win over all files.
 
 ## Reload
 
-`topoproxy reload`, `systemctl reload topoproxy` and SIGHUP have the daemon read the file and its drop-ins
+`topoproxy reload`, `systemctl reload topoproxy` and SIGHUP make the daemon read the file and its drop-ins
 again, in another process, so that no call waits. Then
 
 - a configuration that is refused changes nothing. The reason is in the answer, in the log, among the

@@ -47,7 +47,7 @@ METHODS = {
 """The unary calls of the RuntimeService that are answered, with their request and answer classes."""
 
 
-class CallRefused(Exception):  # noqa: N818 - it is an answer, not a failure of ours
+class CallRefused(Exception):  # noqa: N818 - it is an answer, not a failure of the client
     """A call that ends with a gRPC status.
 
     Attributes:

@@ -22,7 +22,7 @@ from proxy.model.machine import Machine
 
 _NEXT = (
     ("topology", "this machine as the proxy sees it"),
-    ("simulate --help", "what would become of your pods on described machines, and which would be refused"),
+    ("simulate --help", "what would happen to your pods on described machines, and which would be refused"),
     ("explain POD", "where topoproxy serve runs: why a container is on its CPUs, or why it was refused"),
 )
 """Commands, and what they show."""

@@ -1,4 +1,4 @@
-"""A small CRI runtime of ours, on a unix socket, that behaves as containerd with runc does.
+"""A small CRI runtime, on a unix socket, that behaves as containerd with runc does.
 
 It is what ``topoproxy demo`` and many tests place behind the real proxy. Pods and containers are records, and
 a running container is a cgroup in the tree that is given to it; see ``runtime_service`` for the calls and

@@ -22,7 +22,7 @@ def new_id() -> str:
 def merge(
     saved: pb.LinuxContainerResources, request: pb.LinuxContainerResources
 ) -> pb.LinuxContainerResources:
-    """Lay a request over what is saved; zero and empty fields change nothing."""
+    """Merge a request into what is saved; zero and empty fields change nothing."""
     merged = Resources()
     merged.CopyFrom(saved)
     merged.MergeFrom(request)

@@ -82,7 +82,7 @@ class Screen:
             )
 
     def proof(self, text: str) -> None:
-        """Say what was checked and found true."""
+        """Print a check that succeeded."""
         mark = self.glyph("✓", "ok")
         pad = " " * (len(mark) + 3)
         rows = textwrap.wrap(text, min(self.width, 96) - len(pad), break_on_hyphens=False)
@@ -90,5 +90,5 @@ class Screen:
             self.line(("  " + self.paint(mark, "1", "32") + " " if at == 0 else pad) + row)
 
     def failure(self, text: str) -> None:
-        """Say what was checked and found untrue."""
+        """Print a check that failed."""
         self.line("  " + self.paint(self.glyph("✗", "FAILED:"), "1", "31") + " " + text)

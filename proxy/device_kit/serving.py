@@ -5,7 +5,7 @@ A plug-in is registered once, and again whenever the manager may have forgotten 
 Theory. A manager listens on ``kubelet.sock`` in a directory, and the plug-in on a socket next to it.
 ``Register`` names that socket, and the manager connects to it. A manager that starts removes all sockets of
 the directory and makes its own again (kubernetes v1.36 pkg/kubelet/cm/devicemanager/manager.go,
-CleanupPluginDirectory), and does not know the plug-ins of before. Nor does it connect again after its stream
+CleanupPluginDirectory), and does not know earlier plug-ins. Nor does it connect again after its stream
 has ended. So a plug-in registers when
 
 - ``kubelet.sock`` is another one than at its last registration: another inode, or one made later;

@@ -153,7 +153,7 @@ class DeviceManager:
         )
 
     def pre_start(self, resource: str, ids: Sequence[str]) -> bool:
-        """Have a plug-in prepare devices; False where it does not want to be called.
+        """Make a plug-in prepare devices; False where it did not request that call.
 
         Raises:
             AssertionError: The plug-in refuses.

@@ -5,7 +5,7 @@ it requests and belong to no other owner. A container that cannot be adopted so 
 says why. It is never refused, because it exists.
 
 The ledger records the memory that was promised when a container was placed. Where memory was not counted then
-(other settings, an older version), a container that is bound to NUMA nodes uses their memory all the same,
+(other settings, an older version), a container that is bound to NUMA nodes uses their memory anyway,
 and it is counted here. Running containers are never refused, so after a change of ``reservedMemory`` more may
 be promised than there is.
 """

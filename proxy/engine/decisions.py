@@ -113,7 +113,7 @@ def create_delegated(state: NodeState, event: CreateDelegated) -> tuple[NodeStat
 
 
 def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, NodeEffects]:
-    """Go on with a create, with its container as it is now."""
+    """Continue a create, with its container as it is now."""
     container = state.containers.get(event.container.id)
     answer = create_answer(
         state, event.container.pod, container, is_reserved=event.is_reserved, has_devices=True
@@ -136,7 +136,7 @@ def create_not_reserved(state: NodeState, event: CreateNotReserved) -> tuple[Nod
 
 
 def start_requested(state: NodeState, event: StartRequested) -> tuple[NodeState, NodeEffects]:
-    """Let a container start, or have it prepared."""
+    """Let a container start, or prepare it first."""
     answer = start_answer(state, event.container_id, is_prepared=event.is_prepared, obstacle=event.obstacle)
     return state, (answer,)
 
@@ -179,7 +179,7 @@ def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, No
 
 
 def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState, NodeEffects]:
-    """Let a container that is not known have what it runs on."""
+    """Assign a container that is not known the CPUs that it runs on."""
     container_id, phase, saved = event.container_id, event.phase, event.saved
     plan = adopt(state, container_id, event.pod, event.name, event.attempt, event.request, phase)
     assert plan.container is not None

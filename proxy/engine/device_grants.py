@@ -26,7 +26,7 @@ Handled = tuple[NodeState, NodeEffects]
 
 
 def devices_changed(state: NodeState, event: DevicesChanged) -> Handled:
-    """Take in the devices of one resource."""
+    """Update the devices of one resource."""
     resource, known = event.resource, event.resource in state.devices.registered
     key = f"{RESOURCES}{resource}"
     if event.devices is None:
@@ -37,7 +37,7 @@ def devices_changed(state: NodeState, event: DevicesChanged) -> Handled:
 
 
 def devices_imported(state: NodeState, event: DevicesImported) -> Handled:
-    """Let containers hold what the manager before has given them; what they hold already stays."""
+    """Record what the former manager has given to containers; what they hold already stays."""
     known, effects = {pod.key for pod in state.pods.values()}, list[NodeEffect]()
     for key, pod in event.pods.items():
         if not event.every and key not in known:

@@ -20,12 +20,12 @@ def recorded(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
 
 
 def cpu_groups_sought(state: NodeState, event: quotas.CpuGroupsSought) -> tuple[NodeState, NodeEffects]:
-    """Take in whether CFS quotas can be written."""
+    """Record whether CFS quotas can be written."""
     return state.with_facts(cpu_groups=event.found), ()
 
 
 def quotas_read(state: NodeState, event: quotas.QuotasRead) -> tuple[NodeState, NodeEffects]:
-    """Take over the quotas that an earlier run has removed."""
+    """Record the quotas that an earlier run has removed."""
     return state.with_facts(quotas=quotas.RemovedQuotas(event.records)), ()
 
 
@@ -38,27 +38,27 @@ def with_quotas(state: NodeState, known: quotas.RemovedQuotas) -> tuple[NodeStat
 
 
 def quotas_changed(state: NodeState, event: quotas.QuotaEvent) -> tuple[NodeState, NodeEffects]:
-    """Take in what happened to CFS quotas."""
+    """Apply an event about CFS quotas."""
     known, effects = quotas.step(state, event)
     after, records = with_quotas(state, known)
     return after, (*records, *effects)
 
 
 def partitions_read(state: NodeState, event: partition.PartitionsRead) -> tuple[NodeState, NodeEffects]:
-    """Take over the partitions of an earlier run."""
+    """Record the partitions of an earlier run."""
     known = partition.PartitionFacts(event.records)
     return state.with_facts(partitions=known), ()
 
 
 def partitions_changed(state: NodeState, event: partition.PartitionEvent) -> tuple[NodeState, NodeEffects]:
-    """Take in what happened to partitions."""
+    """Apply an event about partitions."""
     known, effects = partition.step(state, event)
     after = state.with_facts(partitions=known)
     return after, (*recorded(state, after), *effects)
 
 
 def be_quotas_read(state: NodeState, event: suppression.BeQuotasRead) -> tuple[NodeState, NodeEffects]:
-    """Take over the quotas of BE pods that an earlier run has written."""
+    """Record the quotas of BE pods that an earlier run has written."""
     known = suppression.BeSuppression(above=min(event.paths, default=""), written=event.paths)
     return state.with_facts(suppression=known), ()
 
@@ -66,14 +66,14 @@ def be_quotas_read(state: NodeState, event: suppression.BeQuotasRead) -> tuple[N
 def suppression_changed(
     state: NodeState, event: suppression.SuppressionEvent
 ) -> tuple[NodeState, NodeEffects]:
-    """Take in what happened to BE suppression; the caller has the kernel follow the BE pool."""
+    """Apply an event about BE suppression; the caller writes the BE pool to the kernel."""
     found, effects = suppression.step(state, event)
     change = followed(state, found, "BE pool suppressed", Follow.CALLER)
     return found, (*recorded(state, found), *change, *effects)
 
 
 def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple[NodeState, NodeEffects]:
-    """Take in what memory nodes containers have."""
+    """Record the memory nodes that containers have."""
     mems = structs.replace(state.facts.mems, held=event.right, wide=event.wide)
     return state.with_facts(mems=mems), ()
 
@@ -85,12 +85,12 @@ def losses_due(state: NodeState, event: LossesDue) -> tuple[NodeState, NodeEffec
 
 
 def unit_cpus_read(state: NodeState, event: systemd_masks.UnitCpusRead) -> tuple[NodeState, NodeEffects]:
-    """Take in what a unit shows about the masks that the runtime sends."""
+    """Record what a unit shows about the masks that the runtime sends."""
     masks, effects = systemd_masks.step(state.facts.masks, event)
     return state.with_facts(masks=masks), effects
 
 
 def cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
-    """Take in what was found in the kernel, besides what should be there."""
+    """Record what was found in the kernel and differs from the plan."""
     drift, effects = write_conflicts.step(state.facts.drift, event)
     return state.with_facts(drift=drift), effects

@@ -72,7 +72,7 @@ class HardwareLoss(Struct, frozen=True):
         return max(len(self.away) - len(self.instead), 0)
 
     def words(self) -> str:
-        """Say it after the name of the container."""
+        """Return the words that follow the name of the container."""
         parts = []
         if self.away:
             one = len(self.away) == 1

@@ -1,7 +1,7 @@
 """Handle the lifecycle of a container: created, failed, lost, started, ended, removed.
 
 Rules of ``proxy.engine.handle``: each takes a state and an event, and returns the state after it and what is
-to be done. Records come first, then the pools, then the news for observers.
+to be done. Records come first, then the pools, then the notifications of observers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _with_its_quota(state: NodeState, container: Container) -> tuple[NodeState, 
 
 
 def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, NodeEffects]:
-    """Take the container of a create out; the containers that moved for it go back."""
+    """Remove the container of a create; the containers that moved for it return to their CPUs."""
     token = event.token
     runtime, container = state.runtime.finding(token), state.containers.get(token)
     if container is None:
@@ -85,7 +85,7 @@ def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEff
 
 
 def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, NodeEffects]:
-    """Take a container from one phase to another.
+    """Move a container from one phase to another.
 
     A container that runs although no start of it is known was started while calls passed unchanged, and was
     not prepared: the runtime may have saved any cpuset for it, and is to be sent the right one.
@@ -113,7 +113,7 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
 
 
 def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[NodeState, NodeEffects]:
-    """Take containers out."""
+    """Remove containers."""
     runtime, containers = state.runtime, state.containers
     for container_id in event.ids:
         runtime = runtime.removed(container_id)

@@ -146,7 +146,7 @@ class Node:
         found("floors", floors)
         ownable = machine.online - reserved
         kept = floors.kept(self.shareable, machine, reserved) if floors else CpuSet()
-        # Without a floor the shared pool must not be empty all the same.
+        # Without a floor the shared pool must not be empty anyway.
         found("most_ownable", len(ownable - kept) - (not floors and self.shareable <= ownable))
         counted = self.reserved_memory is not None
         found("memory", initial(node_memory(machine), self.reserved_memory or {}) if counted else None)

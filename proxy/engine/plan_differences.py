@@ -1,7 +1,7 @@
 """Compute what applying the plan to all pods would change on the node, container by container.
 
 The plan is compared with what the kernel has, not with what was written. A container to which the plan is
-applied, and that differs all the same, has drifted.
+applied, and that differs anyway, has drifted.
 
 The memory nodes of a container that runs are not changed, because its memory may be there. It would be bound
 to those of the plan when it is created again.
@@ -126,7 +126,7 @@ def _limit(quota: int | None) -> int | None:
 
 
 def applied_since(state: NodeState, key: str, *, applied: bool) -> str:
-    """Say that a decision is applied since it was made, or no longer; empty where nothing has changed.
+    """Return whether a decision is applied since it was made, or no longer; empty where nothing has changed.
 
     Args:
         state: The node.

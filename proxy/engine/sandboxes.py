@@ -49,7 +49,7 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
 
 
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
-    """Take in a sandbox, or what is new about its pod."""
+    """Add a sandbox, or update what is known of its pod."""
     pod, after = event.pod, state.with_pod(event.pod)
     records: NodeEffects = (PutRecord(f"p/{pod.sandbox_id}", pod),) if event.recorded else ()
     known = state.pods.get(pod.sandbox_id)
@@ -60,7 +60,7 @@ def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEff
 
 
 def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState, NodeEffects]:
-    """Take in a sandbox, in place of the token that it was admitted under."""
+    """Add a sandbox, in place of the token under which it was admitted."""
     pod, effects = event.pod, list[NodeEffect]()
     state = _arrived(state, event.token, "sandbox named", effects)  # its devices stay with the pod
     for container in state.containers.values():
@@ -73,7 +73,7 @@ def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState,
 
 
 def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, NodeEffects]:
-    """Give back what was set aside."""
+    """Release what was set aside."""
     effects, pod = list[NodeEffect](), state.pods.get(event.token)
     state = _arrived(state, event.token, "sandbox failed", effects)
     return _without_devices(state, pod, effects), tuple(effects)
@@ -91,7 +91,7 @@ def sandbox_stopped(state: NodeState, event: SandboxStopped) -> tuple[NodeState,
 
 
 def sandbox_removed(state: NodeState, event: SandboxRemoved) -> tuple[NodeState, NodeEffects]:
-    """Take out what is in a sandbox, and the sandbox."""
+    """Remove a sandbox and its containers."""
     inside = state.in_sandbox(event.sandbox_id)
     gone = tuple(c.id for c in inside if c.phase is not Phase.CREATING)
     state, removed = containers_removed(state, ContainersRemoved(gone)) if gone else (state, NOTHING)

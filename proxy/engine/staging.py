@@ -73,7 +73,7 @@ def enforcement_changed(state: NodeState, event: EnforcementChanged) -> Handled:
 
 
 def enforcement_read(state: NodeState, event: EnforcementRead) -> Handled:
-    """Go on where the last daemon has ended, towards the mode and the selection of now."""
+    """Continue where the last daemon ended, towards the current mode and selection."""
     before = structs.replace(state, mode=event.mode, enforcement=event.enforcement)
     kept = structs.replace(event.enforcement, selection=state.enforcement.selection)
     return _retargeted(before, state.mode, kept)
@@ -146,7 +146,7 @@ def _next(state: NodeState, live: dict[str, Pod], some: Collection[str], count: 
 
 
 def step_done(state: NodeState, event: EnforcementStepDone) -> Handled:
-    """Take pods out of the step: what is in effect for them is what their target says."""
+    """Remove pods from the step: their target is in effect for them."""
     changed = structs.replace(state.enforcement, moving=state.enforcement.moving - event.keys)
     after = structs.replace(state, enforcement=plain(changed))
     return after, _recorded(state, after)

@@ -76,7 +76,7 @@ class BeSuppression(Struct, frozen=True):
         above: The group above all BE pods; empty until it is known.
         figures: The budget of the last round in milli-CPUs, and what it was computed from.
         quota: The CFS quota in effect above BE pods; None where that is not known.
-        written: Groups with a quota of ours, which has to be removed; the ledger has them.
+        written: Groups with a quota of topoproxy, which has to be removed; the ledger has them.
         change: The last change of what BE pods have.
         locations: A machine and its CPUs, computed once.
     """
@@ -123,7 +123,7 @@ class LimitQuota(Struct, frozen=True):
 
 
 class WriteBeQuota(Struct, frozen=True):
-    """Write the quota that a budget comes to, once the ledger has its record.
+    """Write the quota that follows from a budget, once the ledger has its record.
 
     Attributes:
         limit: The budget.
@@ -135,7 +135,7 @@ class WriteBeQuota(Struct, frozen=True):
 
 
 class RemoveBeQuotas(Struct, frozen=True):
-    """Remove quotas of ours; each is answered by ``BeQuotaRemoved``.
+    """Remove quotas of topoproxy; each is answered by ``BeQuotaRemoved``.
 
     Attributes:
         paths: The groups.
@@ -164,7 +164,7 @@ class ReportUnreadable(Struct, frozen=True):
 
 
 class BeQuotasRead(Struct, frozen=True):
-    """The ledger of an earlier run names groups with a quota of ours."""
+    """The ledger of an earlier run names groups with a quota of topoproxy."""
 
     paths: frozenset[str]
 
@@ -216,7 +216,7 @@ class BeQuotaWritten(Struct, frozen=True):
 
 
 class BeQuotaRemoved(Struct, frozen=True):
-    """A quota of ours was removed, or its group is gone; ``why`` is that of ``RemoveBeQuotas``."""
+    """A quota of topoproxy was removed, or its group is gone; ``why`` is that of ``RemoveBeQuotas``."""
 
     when: float
     path: str
@@ -375,7 +375,7 @@ def quota_words(quota: int | None) -> str:
 
 
 def reason(known: BeSuppression, settings: SuppressionSettings) -> str:
-    """Say where the budget comes from."""
+    """Explain how the budget was computed."""
     if known.figures is None:
         return "usage is not known"
     milli, usage = known.figures

@@ -1,7 +1,7 @@
 """Adopts unknown containers: created without passing through the proxy, or before it started.
 
 The runtime's list does not contain enough about them (neither CPUs nor a cgroup). So the runtime is queried
-for the status of each, for a number of containers at a time. Then ``engine.adoption`` lets them have the CPUs
+for the status of each, for a number of containers at a time. Then ``engine.adoption`` assigns them the CPUs
 that they run on, and the journal records it.
 """
 
@@ -273,7 +273,7 @@ class Adoption:
             self._report(plan, plan.container)
 
     def _report(self, plan: Plan, container: Container) -> None:
-        """Record and log what the plan has for a container."""
+        """Record and log the plan for a container."""
         context, pod = self._context, container.pod
         applied = applies_to(context.state, pod)
         self._creates.remember(plan, applied=applied)

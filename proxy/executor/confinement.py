@@ -299,7 +299,7 @@ class Confinement:
 
         When the node is taken over again (a release is undone), owners get their CPUs back without waiting
         for calls in flight. Then containers are confined, too, if the client of their start still waits. A
-        start that was relayed during the release may get its cgroup later, and is looked at again. A replaced
+        start that was relayed during the release may get its cgroup later, and is checked again. A replaced
         daemon may have admitted owners in spite of updates that it still relays: they are confined, too.
         """
         context = self._context
@@ -342,7 +342,7 @@ class Confinement:
         path = context.enforcer.known_path(container) if call.suspected and container is not None else None
         return path is None or not context.options.quirks.is_made_by_create(path)
 
-    # -- words --------------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     def words(self, wait: Wait) -> str:
         """Return a message for the operator that names the late calls."""

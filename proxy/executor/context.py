@@ -141,7 +141,7 @@ class NodeContext(BackgroundTasks):
                     await self._options_changed.wait()
 
     def change_enforcement(self, mode: NodeMode, selection: PodSelection) -> None:
-        """Have the plan applied to other pods from now on: new ones at once, running ones in steps.
+        """Apply the plan to other pods from now on: new ones at once, running ones in steps.
 
         Args:
             mode: Enforce or observe.

@@ -81,7 +81,7 @@ class OtherManagers:
         withdraw: Callable[[str, str], Awaitable[None]],
         listens: Callable[[Path], bool],
     ) -> None:
-        """Ask nothing yet.
+        """Prepare; nothing is requested yet.
 
         Args:
             node: The node, with the resources that are managed here.

@@ -71,7 +71,7 @@ class DevicePlugins(Protocol):
         """
 
     async def pre_start(self, resource: str, ids: tuple[str, ...]) -> None:
-        """Have a plug-in prepare the devices of a container before its create (PreStartContainer).
+        """Make a plug-in prepare the devices of a container before its create (PreStartContainer).
 
         Raises:
             DevicePluginError: The plug-in has refused, has gone, or has not answered in time.

@@ -105,7 +105,7 @@ class Enforcer:
     def end(self) -> None:
         """Write nothing from now on. A job that is under way leaves what it has not written.
 
-        It may have waited for the kernel until another process has the node, whose plan is another one.
+        It may have waited for the kernel until another process controls the node, with a plan of its own.
         """
         self._ended = True
 
@@ -237,7 +237,7 @@ class Enforcer:
         return None if self._busy(container_id) else self._held.get(container_id)
 
     def forget(self, ids: Collection[str] | None = None) -> None:
-        """Forget which cpusets containers hold, all if None: others than ours are right from now on."""
+        """Forget which cpusets containers hold, all if None: other values are right from now on."""
         self._held = {} if ids is None else {i: cpus for i, cpus in self._held.items() if i not in ids}
 
     def path_of(self, container: Container) -> str | None:

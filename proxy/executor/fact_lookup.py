@@ -124,7 +124,7 @@ class FactLookup:
         return self._try(asked, ())
 
     def _try(self, ask: Callable[[], T], otherwise: T) -> T:
-        """Query; a fault of our own is reported, and the decision only goes without the answer."""
+        """Query; an internal error is reported, and the decision only goes without the answer."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001  a decision is made from what is known

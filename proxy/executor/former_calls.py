@@ -5,7 +5,7 @@ runtime cancels what it was carrying out, and what it does not cancel takes mill
 that may be changed has one call that is *suspected*, for ``STRAY_GRACE_S`` (``start_update.suspect``).
 
 A daemon that was replaced (``proxy.succession``) still relays: its clients wait, and a start or an update may
-hang for minutes and is carried out all the same. It names these calls when it hands over, and each of them
+hang for minutes and is carried out anyway. It names these calls when it hands over, and each of them
 again when it is over. Until then the call is a stray that no time ends, and a create that it relays keeps its
 record. When the answer has passed, or the connection has ended, the ordinary grace period begins.
 """
@@ -70,7 +70,7 @@ class FormerCalls:
         self._ended.set()
 
     def expect(self, relayed: Iterable[RelayedCall]) -> None:
-        """Take the calls that the replaced daemon still relays; before the ledger is read."""
+        """Record the calls that the replaced daemon still relays; before the ledger is read."""
         for call in relayed:
             self._relayed[call.name] = call
             if call.method == CREATE:

@@ -151,7 +151,7 @@ class History:
             self._living[container_id] = [*self._living.get(container_id, ()), *entries][-KEEP:]
 
     def exists_despite_refusal(self, container: Container) -> bool:
-        """Let the record of a refusal that was not applied be that of the container that exists despite it.
+        """Assign the record of a refusal that was not applied to the container that exists despite it.
 
         Returns:
             False where there is no such record.

@@ -68,7 +68,7 @@ class HookOverrides(Observer):
         context.history.note(context.wall(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
 
     def take_back(self) -> None:
-        """Take back owned CPUs that hooks gave to other containers while the configuration allowed it."""
+        """Withdraw owned CPUs that hooks gave to other containers while the configuration allowed it."""
         context = self._context
         there = context.state.containers.values()
         inside = [within_its_own(container) for container in there if container.placement.hook_extra_cpus]

@@ -266,7 +266,7 @@ class WriteEvents(Protocol):
         """Return the groups that are watched."""
 
     def taken(self) -> set[str] | None:
-        """Take the reports since the last time: the groups that were written.
+        """Return the groups that were written since the last call.
 
         Returns:
             None where the queue of reports overflowed: any group may have been written.

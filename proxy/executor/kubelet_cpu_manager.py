@@ -58,7 +58,7 @@ class KubeletCpus:
         return self._context.state.facts.cpu_manager
 
     def count_only(self, counts: Callable[[Held], Held]) -> None:
-        """Let only a part of kubelet's assignments count, as a takeover does; ``counts`` returns it."""
+        """Count only a part of kubelet's assignments, as a takeover does; ``counts`` returns it."""
         self._counts = counts
 
     def matters(self, pod: Pod, request: Request) -> bool:
@@ -90,7 +90,7 @@ class KubeletCpus:
                 manager = await self._worker.run(self._port.read)
         except TimeoutError:
             context.telemetry.problem("cannot read kubelet's state file: the file system does not answer")
-        except Exception as error:  # noqa: BLE001 - a fault of our own must not stop the node
+        except Exception as error:  # noqa: BLE001 - an internal error must not stop the node
             context.broken(error)
         else:
             self._follow(manager)

@@ -123,7 +123,7 @@ class LedgerRecovery:
         return found, tuple(resources)
 
     def _recall_enforcement(self, record: Mapping[str, object] | None) -> None:
-        """Go on with applying the plan where the last daemon ended."""
+        """Continue applying the plan where the last daemon ended."""
         context, known = self._context, (NodeMode.ENFORCE, APPLIED_TO_ALL)
         if record is not None:
             try:

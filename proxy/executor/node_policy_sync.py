@@ -78,7 +78,7 @@ class NodePolicySync:
         return self._context.state.facts.node_meta
 
     async def follow(self, worker: Worker) -> None:
-        """Read the Node object and the labels of namespaces in a worker, and have them take effect."""
+        """Read the Node object and the labels of namespaces in a worker, and apply them."""
         try:
             meta = None
             async with self._reading:
@@ -87,15 +87,15 @@ class NodePolicySync:
                 if self._namespaces is not None:
                     self._labels = await worker.run(self._namespaces.read)
             self._follow(NodePolicyRead(self.configured, self._options, meta, self._labels))
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the comparison
+        except Exception as error:  # noqa: BLE001 - an internal error must not stop the comparison
             self._context.broken(error)
 
     def apply(self) -> None:
-        """Have the policy take effect that follows from what is known."""
+        """Apply the policy that follows from what is known."""
         self._follow(self._read(self.configured, self._options))
 
     def reconfigured(self, configured: Node, options: TopologyOptions) -> Callable[[], None]:
-        """Prepare for another configuration of ours.
+        """Prepare for another configuration of topoproxy.
 
         Args:
             configured: The node as the new configuration has it, on the machine of ``configured``.

@@ -15,7 +15,7 @@ from proxy.model.machine import Machine
 def node_of(
     config: Config, machine: Machine, devices: Mapping[str, Mapping[str, RegisteredDevice]] | None = None
 ) -> Node:
-    """Make the rules of a node; configuration and machine have been held against each other before.
+    """Make the rules of a node; the configuration was checked against the machine before.
 
     Args:
         config: The configuration.

@@ -156,7 +156,7 @@ class Reconciler:
             context.attention.clear()
 
     def _in_step(self) -> None:
-        """Do what was put off until all running containers are known."""
+        """Perform what was postponed until all running containers are known."""
         self._parts.writes.in_step()
         self._parts.owner_moves.resume()
 
@@ -285,7 +285,7 @@ class Reconciler:
         return comparing.result()
 
     async def _also(self, work: Awaitable[None]) -> None:
-        """Do an additional job of a pass: a fault in it must not keep the node from being in step."""
+        """Perform an additional job of a pass: a fault in it must not prevent the node from being in step."""
         try:
             async with asyncio.timeout(ALSO_S):
                 await work

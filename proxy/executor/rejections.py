@@ -37,7 +37,7 @@ class _Rejected:
         pod: The pod; its uid is empty where the client sends none.
         sandbox_id: The sandbox; empty where there is none.
         verdict: Why.
-        applied: Whether the plan was applied to the pod at the last try; else it continued all the same.
+        applied: Whether the plan was applied to the pod at the last try; else it continued anyway.
         first: When the first try was rejected, in seconds since the epoch.
         at, last: When the last try was rejected: in seconds since the epoch, and by the monotonic clock.
         count: How many tries were rejected.
@@ -79,7 +79,7 @@ class Rejections(Observer):
             pod: The pod.
             name: The container; empty for the pod as a whole.
             verdict: Why.
-            applied: Whether the plan is applied to the pod; else it continues all the same.
+            applied: Whether the plan is applied to the pod; else it continues anyway.
         """
         message = _MESSAGES["container" if name else "pod", applied]
         known, now = self._open.get((pod.ref, name)), self._wall()

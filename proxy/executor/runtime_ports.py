@@ -25,7 +25,7 @@ class Listed(list[_Entry]):
     """
 
     def __init__(self, entries: Iterable[_Entry], unread: Iterable[str] = ()) -> None:
-        """Hold entries."""
+        """Store entries."""
         super().__init__(entries)
         self.unread = frozenset(unread)
 
@@ -151,7 +151,7 @@ class Runtime(Protocol):
         """Return the verbose status of one container."""
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
-        """Have the runtime save a cpuset: UpdateContainerResources with no other field set.
+        """Make the runtime save a cpuset: UpdateContainerResources with no other field set.
 
         Args:
             container_id: The container.

@@ -33,7 +33,7 @@ class ShutdownTime:
         return max(0.0, self._until - self._loop.time())
 
     async def step(self, what: str, work: Awaitable[object], most: float = 1.0, least: float = 0.1) -> None:
-        """Do a step; report what it raises, or that it did not end in time.
+        """Perform a step; report what it raises, or that it did not end in time.
 
         Args:
             what: What the step does, for the report ("write the ledger").

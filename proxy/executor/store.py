@@ -152,7 +152,7 @@ class NodeStore:
         return effects
 
     def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> PlanDecided | None:
-        """Let the engine decide about a container; returns None where nothing was decided."""
+        """Call the engine for a decision on a container; returns None where nothing was decided."""
         effects = self.handle(event)
         decided = effects[-1] if effects else None
         return decided if type(decided) is PlanDecided else None
@@ -161,7 +161,7 @@ class NodeStore:
         self,
         event: CreateResumed | CreateNotReserved | CreateWithoutDevices | StartRequested | UpdateRequested,
     ) -> CallAnswer:
-        """Let the engine answer a call."""
+        """Call the engine for the answer to a call."""
         return cast("CallAnswer", self.handle(event)[-1])  # as the rules of these events end
 
     def perform_by(self, kind: type[E], perform: Callable[[E], None]) -> None:

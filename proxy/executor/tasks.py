@@ -1,8 +1,8 @@
 """Background tasks: a permanent task that ends by a fault is restarted, and long work gives others a turn.
 
-Otherwise a fault of our own would end, say, settling for good, and that might not be noticed for days. So the
-fault is reported and counted, and the task is restarted after a pause, which doubles while the task continues
-failing.
+Otherwise an internal error would end a task such as settling, and the task would not start again, and that
+might not be noticed for days. So the fault is reported and counted, and the task is restarted after a pause,
+which doubles while the task continues failing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BackgroundTasks:
         self.spawn(run_with_restarts(begin, self.restarted))
 
     def restarted(self, error: BaseException) -> None:
-        """Report a fault of our own that has ended a task; the task is restarted."""
+        """Report an internal error that has ended a task; the task is restarted."""
         self.telemetry.count(metrics.TASKS_RESTARTED)
         self.broken(error)
 
@@ -82,7 +82,7 @@ class BackgroundTasks:
             self.broken(error)
 
     def broken(self, error: BaseException) -> None:
-        """Report a fault of our own; callable from any thread."""
+        """Report an internal error; callable from any thread."""
         self.telemetry.fault(error)
 
     def unreadable(self, what: str) -> None:
@@ -121,12 +121,12 @@ class TimeSlices:
         self._until = clock() + slice_s
 
     async def turn(self) -> None:
-        """Let the loop turn if the slice is used up."""
+        """Yield to the event loop if the slice is used up."""
         if self._clock() >= self._until:
             await self.now()
 
     async def now(self) -> None:
-        """Let the loop turn, and begin a slice."""
+        """Yield to the event loop, and begin a slice."""
         await asyncio.sleep(0)
         self._until = self._clock() + self._slice_s
 

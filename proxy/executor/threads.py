@@ -80,7 +80,7 @@ class Threads:
         return self._jobs.qsize()
 
     def shutdown(self, limit: float) -> bool:
-        """Take no more jobs, cancel waiting ones, and give running ones ``limit`` seconds to end.
+        """Accept no more jobs, cancel waiting ones, and wait at most ``limit`` seconds for running ones.
 
         Returns:
             Whether all threads have ended. A thread that has not ended is not waited for.
@@ -123,7 +123,7 @@ class Threads:
 
 
 def _do(future: Future[Any], job: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Do a job unless its requester has gone away, and keep its result."""
+    """Run a job unless its requester has gone away, and keep its result."""
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -33,13 +33,13 @@ class Worker:
         self._failed = failed
 
     async def run(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a job and wait for its result. Cancelling the wait drops a job that has not begun."""
+        """Run a job and wait for its result. Cancelling the wait drops a job that has not begun."""
         return await self.submit(job, *args, **kwargs)
 
     async def run_noted(
         self, noted: Callable[[T], object], job: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Do a job as ``run`` does, and pass its result to ``noted``, on the event loop.
+        """Run a job as ``run`` does, and pass its result to ``noted``, on the event loop.
 
         Where the wait is cancelled after the job has begun, ``noted`` gets the result when the job ends.
         """
@@ -90,5 +90,5 @@ class Worker:
         return self._pool.waiting
 
     def close(self) -> None:
-        """Give running jobs a moment to end, drop waiting ones, and end the threads."""
+        """Wait a moment for running jobs, drop waiting ones, and end the threads."""
         self._pool.shutdown(CLOSE_S)

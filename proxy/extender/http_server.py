@@ -1,7 +1,8 @@
 """A small HTTP/1.1 server for kube-scheduler, kubelet's probes and Prometheus, with persistent connections.
 
 Go's client keeps connections open and sends one request at a time on each. A connection whose answer is an
-error of ours (503 and above) is closed after it, so that the next request may reach another replica.
+error of the extender itself (503 and above) is closed after it, so that the next request may reach another
+replica.
 
 ``ExtenderMetrics`` has the metrics of the extender, in the form of those of the daemon
 (``proxy.telemetry.metrics``).

@@ -32,7 +32,7 @@ class Lease:
     def __init__(
         self, api: ApiClient, namespace: str, name: str, identity: str, telemetry: Telemetry
     ) -> None:
-        """Name the lease; nothing is requested yet.
+        """Set the name of the lease; nothing is requested yet.
 
         Args:
             api: The API server.

@@ -81,7 +81,7 @@ class ExtenderService:
         telemetry: Telemetry,
         strategy: Strategy,
     ) -> None:
-        """Put the parts together.
+        """Create and connect the parts.
 
         Args:
             api: The API server.

@@ -37,7 +37,7 @@ def watch() -> None:
 
 
 def leave() -> None:
-    """End the process if it is a child; to be called where a hook's code has come to its end."""
+    """End the process if it is a child; to be called where a hook's code has ended."""
     if _Here.child:
         os._exit(0)
 

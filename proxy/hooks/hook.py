@@ -31,7 +31,7 @@ class Hook:
 
     Attributes:
         name: The file's name without its ending: ``10-quota``, ``koordlet``. Hooks are called in this order.
-        source: Where it came from, for people: a path, or a path and a socket.
+        source: Where it came from, for messages: a path, or a path and a socket.
         handlers: Point to what answers. A handler is called in a thread, or awaited on the hooks' own loop if
             it is a coroutine function. It should answer an ``Answer``; any other value is rejected.
         policy: What happens to a call when it fails.
@@ -94,7 +94,7 @@ class HookCaller(Protocol):
     """Points that some hook handles now; changes as hooks come and go."""
 
     def ask(self, event: Point) -> Answers:
-        """Ask all hooks of an event's point. Its ``outcome`` is there at once where all were quick."""
+        """Call all hooks of an event's point. ``outcome`` is available at once where all were quick."""
 
     def notify(self, event: Point) -> None:
         """Send an event to all hooks of its point in the background, and apply their updates."""

@@ -95,7 +95,7 @@ class Documented:
 
 
 def documented(cls: type) -> Documented:
-    """Take a dataclass's docstring apart.
+    """Parse a dataclass's docstring.
 
     Raises:
         ValueError: A field is not documented, something is documented that is no field, or there is no prose.
@@ -218,7 +218,7 @@ def short_answer(point: type[Point]) -> str:
 
 
 def answers_at(point: type[Point]) -> str:
-    """Say all that a point takes, in the order of ``Adjustment``, and whether it may be refused."""
+    """Describe all that a point takes, in the order of ``Adjustment``, and whether it may be refused."""
     taken = [f"`{name}`" for name in FIELDS if name in point.TAKES]
     veto = "may be vetoed" if point.VETO else "cannot be vetoed"
     message = f"**Takes** {', '.join(taken)}" if taken else "**Takes** nothing"
@@ -242,7 +242,7 @@ def _class_text(cls: type, title: str) -> str:
 
 
 def types_of(row: DocumentedFields, link: Callable[[str], str]) -> str:
-    """Say a row's types: one for all its fields, or one each in their order."""
+    """Write a row's types: one for all its fields, or one each in their order."""
     types = [type_words(text, link) for text in row.types if text]
     return "; ".join(types if len(set(types)) > 1 else types[:1])
 

@@ -50,7 +50,7 @@ class HandoverEngine(Protocol):
     """What is needed of the engine."""
 
     def use(self, hooks: Sequence[Hook]) -> None:
-        """Ask these from now on."""
+        """Use these hooks from now on."""
 
     def expect(self, hook: Hook) -> None:
         """Notify a hook of what happens from now on, although it is not in use yet."""
@@ -182,7 +182,7 @@ class HookRegistry:
         return sorted(entries, key=lambda entry: (entry.name, entry.state is State.MASKED))
 
     def reconfigure(self, config: HooksConfig) -> None:
-        """Go by other directories and settings: what they concern is loaded again, as a changed file is."""
+        """Use other directories and settings: affected hooks are loaded again, as changed files are."""
         self._config = self._maker.config = config
         self._reported.clear()
         self._wake.set()
@@ -308,7 +308,7 @@ class HookRegistry:
         await self._replace(name, None)
 
     async def _replace(self, name: str, new: Version | None) -> None:
-        """Put another version into use, or none, and end the one before."""
+        """Use another version, or none, and end the one before."""
         old = self._in_use.pop(name, None)
         if new is not None:
             self._in_use[name] = new

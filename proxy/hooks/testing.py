@@ -241,7 +241,7 @@ def _fixed(value: Any) -> Any:
 
 
 def _asked(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
-    """Ask in a thread of its own, so that a test that is a coroutine can do it as well."""
+    """Call hooks in a thread of its own, so that a test that is a coroutine can do it as well."""
     came: list[tuple[Outcome, str]] = []
     errors: list[BaseException] = []
 

@@ -90,7 +90,7 @@ class RetryTimes(Generic[K]):
         return 0.0 if known is None else max(0.0, known[1] - now)
 
     def failed(self, key: K, now: float) -> None:
-        """An attempt has failed, or what it mended is needed again."""
+        """An attempt has failed, or what it repaired is broken again."""
         failures = self._known.get(key, (0, 0.0))[0] + 1
         self._known[key] = failures, now + self._rule.delay(failures)
 
@@ -124,7 +124,7 @@ class PassRetries:
         return self._times.due(key, self._pass)
 
     def failed(self, key: str) -> None:
-        """An attempt has failed, or what it mended is needed again."""
+        """An attempt has failed, or what it repaired is broken again."""
         self._times.failed(key, self._pass)
 
     def succeeded(self, key: str) -> None:

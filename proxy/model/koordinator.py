@@ -92,7 +92,7 @@ class SuppressMode(enum.StrEnum):
 
 
 class BeCpuset(enum.StrEnum):
-    """How BE containers come to the BE pool."""
+    """How BE containers are kept on the BE pool."""
 
     NARROW = "narrow"
     ERASE = "erase"

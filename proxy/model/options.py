@@ -139,7 +139,7 @@ def parse_topology_options(raw: Mapping[str, object] | None) -> TopologyOptions:
 
 
 def check_cpu_options(options: CpuOptions, policy: TopologyPolicy, sockets: int, nodes: int) -> None:
-    """Hold the CPU options against the topology policy and the machine.
+    """Check the CPU options against the topology policy and the machine.
 
     Args:
         options: The options.

@@ -5,7 +5,7 @@ the zones of a NodeResourceTopology have one for each NUMA node.
 
 Node status. kubelet sets ``capacity`` and ``allocatable`` of the resources of its own device plug-ins. Of all
 other extended resources it keeps ``capacity``, and writes ``allocatable = capacity`` in each of its updates
-(kubernetes v1.36 pkg/kubelet/nodestatus/setters.go, MachineInfo). An ``allocatable`` of ours below
+(kubernetes v1.36 pkg/kubelet/nodestatus/setters.go, MachineInfo). An ``allocatable`` of topoproxy below
 ``capacity`` would last for seconds only, and unhealthy devices would be counted again. So ``capacity`` is the
 number of healthy devices too. A resource that is no longer served becomes 0, as with kubelet's own plug-ins:
 a pod that requests it waits, and is not admitted without its devices. A kubelet that finds no checkpoint of

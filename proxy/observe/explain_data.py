@@ -3,9 +3,9 @@
 docs/explain.md has the names of the fields.
 
 CPUs are Linux lists (``"0-3,8"``), NUMA nodes are lists of ids (null where any will do). Writing gives every
-field, whatever its value. Reading takes what an older or newer version has written: what is missing has its
-default, what is unknown is passed over; what is there must be of its kind. ``said`` and ``lacks`` are the
-former names of ``providers`` and ``shortfalls``, written for one release.
+field, whatever its value. Reading takes what an older or newer version has written: a missing field gets its
+default, an unknown one is ignored, and a field that is there must have its type. ``said`` and ``lacks`` are
+the former names of ``providers`` and ``shortfalls``, written for one release.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST = 500
 def history_page(
     history: History, params: Mapping[str, str], now: Callable[[RememberedDecision], str] = lambda record: ""
 ) -> dict[str, object]:
-    """Answer a question.
+    """Answer a query.
 
     Args:
         history: What is remembered.

@@ -133,7 +133,7 @@ def divide(milli: int, count: int) -> int:
 
 
 def less(zones: Iterable[Zone], share: Amounts) -> tuple[Zone, ...]:
-    """Take a share out of what is allocatable in each zone, down to nothing."""
+    """Subtract a share from what is allocatable in each zone, down to zero."""
     return tuple(
         replace(
             zone,

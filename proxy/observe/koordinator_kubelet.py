@@ -4,7 +4,7 @@ See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopol
 
 There are three parts. Which CPUs kubelet's static policy gave to pods that nothing else manages: those of its
 checkpoint, but for pods of class LS or BE and pods that a scheduler gave CPUs to. Which CPUs it keeps back:
-those that are configured, else as many as its reserves come to, chosen as kubelet chooses them. And how the
+those that are configured, else as many as its reserves need, chosen as kubelet chooses them. And how the
 policy and scope of its topology manager are called in the object.
 """
 

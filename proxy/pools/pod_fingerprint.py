@@ -51,7 +51,7 @@ def xxhash64(data: bytes, seed: int = 0) -> int:
 
 
 def _tail(data: bytes, value: int) -> int:
-    """Mix in the last bytes, which fill no whole block."""
+    """Hash the last bytes, which fill no whole block."""
     at = 0
     while at + 8 <= len(data):
         value = (

@@ -73,7 +73,7 @@ class BodyBudget:
         return True
 
     def refuse_largest(self) -> bool:
-        """Let go of the largest body that is held, for want of memory; False where nothing is held."""
+        """Release the largest body that is held, to free memory; False where nothing is held."""
         heaviest = self._heaviest()
         if heaviest is None:
             return False

@@ -304,7 +304,7 @@ class Requests(Direction):
         return KEEP
 
     def on_goaway(self, last: int) -> None:
-        """Nothing of ours depends on it: the client continues with the streams that it has."""
+        """Nothing here depends on it: the client continues with the streams that it has."""
 
     def _queue(self, flags: int, stream: int, piece: bytes, length: int) -> None:
         """Let DATA of a passing stream wait for the runtime's window."""

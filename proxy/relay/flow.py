@@ -22,8 +22,8 @@ cases are easily done wrong; the rule covers them without further state:
 
 From the first body on that is longer than a stream's window, the client has ``ahead`` bytes of window more
 than the rule gives. With 65,535 bytes a body of 200 kB would take four round trips to the client, with a
-frame of ours and a read for each. Smaller bodies get no more than the runtime gives: they would only wait
-here.
+frame of the relay and a read for each. Smaller bodies get no more than the runtime gives: they would only
+wait here.
 
 While there is a debt the client may have more window than the runtime gave. DATA of a passing stream that
 finds no window therefore waits in ``queue``; it counts as not granted back (``waiting``), which bounds it by

@@ -55,7 +55,7 @@ NO_ERROR: Final = 0
 CANCEL: Final = 8
 
 BEHIND_GOAWAY: Final = b"topo-end"
-"""Content of the PING that follows a GOAWAY of ours."""
+"""Content of the PING that follows a GOAWAY of the relay."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME: Final = 16_384
@@ -373,7 +373,7 @@ class FrameReader(ABC):
         return pos
 
     def _pass_preface(self, data: bytes) -> int:
-        """Let the greeting pass; returns where what has come of it ends."""
+        """Pass the connection preface on; returns where its received part ends."""
         count = min(len(self._preface), len(data))
         if data[:count] != self._preface[:count]:
             raise RelayError("cannot serve the client: it does not speak HTTP/2")

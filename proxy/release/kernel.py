@@ -18,8 +18,8 @@ where a container runs without topoproxy between kubelet and the runtime:
   cgroup v1 runc copies it when it makes the group, on v2 an empty list means the same.
 
 A container that was adopted after its create (``engine.adoption``) has as its request what the runtime had
-saved then: that is what it gets back. So where the ledger was lost while containers were on sets of ours,
-these sets are what is known of them.
+saved then: that is what it gets back. So where the ledger was lost while containers were on sets of
+topoproxy, these sets are what is known of them.
 
 In the kernel sets only grow: a container first has its current CPUs and its target together, so that no
 container ever has fewer CPUs than before. Where the target is narrower, which only
@@ -201,7 +201,7 @@ def _above(cgroups: Cgroups, path: str) -> CpusetValue:
 
 
 def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
-    """Give a group that is not a container's the cpuset of its parent; on v2 it may have it already."""
+    """Set a group that is not a container's to the cpuset of its parent; on v2 it may have it already."""
     try:
         want, has = _above(cgroups, path).effective_cpus, cgroups.read(path).cpus
         if has and not want <= has and cgroups.write(path, has | want, None, inner=False):
@@ -212,7 +212,7 @@ def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
 
 
 def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done: SweepResult) -> None:
-    """Give the groups above BE containers, and the groups in them, the cpuset of the group above."""
+    """Set the groups above BE containers, and the groups in them, to the cpuset of the group above."""
     parents = {pod.cgroup_parent for pod in pods if pod.kube_qos is KubeQos.BEST_EFFORT}
     some = {path for parent in parents if (path := cgroups.pod_group(parent))}
     roots = {path.rpartition("/")[0] for path in some}

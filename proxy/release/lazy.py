@@ -126,7 +126,7 @@ class LazyRelease:
             )
 
     async def stop(self) -> None:
-        """End what runs; the record has the next daemon continue."""
+        """End what runs; the next daemon continues from the record."""
         if self._made is not None:
             await self._made.stop()
 

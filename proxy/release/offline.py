@@ -2,7 +2,7 @@
 
 The lock of the state directory keeps a daemon from starting meanwhile, and this from running alongside one.
 The ledger is reconciled with the runtime, as at a daemon's start; where the runtime does not answer, the
-kernel's values are restored all the same, and what remains is reported.
+kernel's values are restored anyway, and what remains is reported.
 """
 
 from __future__ import annotations

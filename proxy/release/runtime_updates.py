@@ -84,7 +84,7 @@ class RuntimeUpdater:
             del pending[0]
 
     async def _update(self, container_id: str, due: ReleasedCpuset) -> bool:
-        """Have the runtime save what a container is to have.
+        """Make the runtime save what a container is to have.
 
         Returns:
             True where that was an update; False where it was so, or has to wait for the next sweep.

@@ -202,7 +202,7 @@ class Release:
         """
         executor, progress = self._executor, self.progress
         progress.left = {}
-        # Without a runtime the kernel is given back all the same, by the ledger's account.
+        # Without a runtime the kernel is given back anyway, by the ledger's account.
         listed = not progress.sweeps or await self._passed()
         await executor.kubelet_cpus.refresh(self._worker)
         await executor.quotas.once()
@@ -273,7 +273,7 @@ class Release:
         await self._worker.run(lambda: None)
 
     async def stop(self) -> None:
-        """End what runs; the record has the next daemon continue."""
+        """End what runs; the next daemon continues from the record."""
         await self._end()
 
     def close(self) -> None:

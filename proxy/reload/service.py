@@ -157,12 +157,12 @@ class Reload:
             return self._take(wanted, notes, by)
         except TopoproxyError as error:
             return ReloadOutcome("refused", self._wall(), by, reason=str(error))
-        except Exception as error:  # noqa: BLE001  a fault of ours must not end the daemon
+        except Exception as error:  # noqa: BLE001  an internal error must not end the daemon
             self._telemetry.fault(error)
             return ReloadOutcome("refused", self._wall(), by, reason=f"internal error: {error!r}")
 
     def _take(self, wanted: Config, notes: list[str], by: str) -> ReloadOutcome:
-        """Have a configuration take effect as far as that needs no restart."""
+        """Apply a configuration as far as that needs no restart."""
         running = self.config
         # The file's name is not a setting; it changes with the others.
         effect = replace(

@@ -124,7 +124,7 @@ def _held(node: SchedulableNode, pod: PodDemand) -> CpuSet:
 def _fewest(
     first: tuple[str, ...], there: Sequence[PodDemand], fits: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...] | None:
-    """Take pods away one by one until there is room, then bring back what need not have gone."""
+    """Remove pods one by one until there is room, then restore those that need not be removed."""
     gone = list(first)
     for each in there:
         gone.append(each.key)

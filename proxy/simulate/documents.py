@@ -6,7 +6,8 @@ names and counts with its whole size, so a few lines that mean a billion values 
 expanded. Nesting costs no call depth.
 
 Plain words become values as Kubernetes' reader makes them (YAML 1.1): numbers, booleans, null. What only
-PyYAML takes for something else stays text: timestamps, and numbers to the base of 60 (``1:30``).
+PyYAML converts
+stays text: timestamps, and numbers to the base of 60 (``1:30``).
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class _DocumentBuilder:
     def _add(
         self, value: object, size: int, anchor: str | None, line: int, text: str = "", plain: bool = False
     ) -> None:
-        """Put a complete value where it belongs."""
+        """Add a complete value to the mapping or list that contains it."""
         if anchor:
             self._anchors[anchor] = (value, size)
         if not self._open:

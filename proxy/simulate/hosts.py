@@ -72,7 +72,7 @@ class Host:
         return [*short, PODS] if free.get(PODS) == 0 else short
 
     def take(self, needs: Mapping[str, int], sign: int = 1) -> None:
-        """Take off what a pod requests; ``sign`` -1: give it back, as the pod has left."""
+        """Subtract what a pod requests; ``sign`` -1: add it again, as the pod has left."""
         for resource, amount in needs.items():
             if resource in self.free:
                 self.free[resource] -= sign * amount

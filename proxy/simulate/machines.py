@@ -58,7 +58,7 @@ def load_plugins(path: Path) -> dict[str, dict[str, RegisteredDevice]]:
 def check_plugins(
     plugins: Mapping[str, Mapping[str, RegisteredDevice]], machines: list[Named], path: Path
 ) -> None:
-    """Hold the devices against the machines.
+    """Check the devices against the machines.
 
     Raises:
         InputError: A device is near to a node that a machine does not have.

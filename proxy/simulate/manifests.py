@@ -122,7 +122,7 @@ class _ManifestReader:
             self.pods.notes.append(f"not followed: {what} of {_count(count)}")
 
     def take(self, document: Document, raw: object, at: str = "") -> None:
-        """Take a document, or an item of a list."""
+        """Add a document, or an item of a list."""
         where = document.where(raw) + at
         if not isinstance(raw, dict):
             raise InputError(f"cannot read the pod {where}: it is not an object with a kind")

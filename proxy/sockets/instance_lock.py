@@ -76,7 +76,7 @@ class Lock:
         return self._fd
 
     def release(self) -> None:
-        """Give the lock back; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -48,7 +48,7 @@ FD_NAME = "cri"
 
 
 def adopt(environ: MutableMapping[str, str]) -> socket.socket | None:
-    """Take the socket that systemd hands over, if it does.
+    """Return the socket that systemd hands over, if it does.
 
     The one that is named ``cri`` is taken; where only one is handed over, its name does not matter.
 
@@ -273,7 +273,7 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
 
 
 def mirror_mode(path: Path, runtime_path: Path) -> bool:
-    """Give our socket the owner, group and permissions of the runtime's, so that the same clients connect.
+    """Copy owner, group and permissions from the runtime's socket, so that the same clients connect.
 
     Where the process may not give files away, the group's bits are left out: they would let in another group.
 
@@ -343,7 +343,7 @@ def refuse_living(path: Path) -> None:
     if not stat.S_ISSOCK(mode):
         what = "a symbolic link" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "a file"
         raise CannotCreateError(
-            f"cannot listen on {path}: {what} stands there that is not ours; it was left alone"
+            f"cannot listen on {path}: {what} is there and does not belong to topoproxy; it was left alone"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_SECONDS)

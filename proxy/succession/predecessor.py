@@ -72,7 +72,7 @@ class Predecessor:
         return listener
 
     def wait_for_turn(self) -> None:
-        """Say that all is prepared, and wait until the state of the node is ours.
+        """Report that all is prepared, and wait for the state of the node.
 
         Raises:
             UnavailableError: The predecessor is gone or has changed its mind.

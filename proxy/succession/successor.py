@@ -67,7 +67,7 @@ class Successor:
             ) from error
 
     def take_over(self, *, quiet: bool, calls: Sequence[RelayedCall] = ()) -> None:
-        """Let it continue with the state of the node, and wait until it serves; runs in a thread.
+        """Send it the state of the node, and wait until it serves; runs in a thread.
 
         Args:
             quiet: No call that decides where containers are is in flight.
@@ -108,7 +108,7 @@ class Successor:
                 del self._over[0]
         except BlockingIOError:
             asyncio.get_running_loop().call_later(AGAIN_S, self._send)
-        except OSError:  # it has ended: the next one is no successor of ours
+        except OSError:  # it has ended: the next one is not the successor of this daemon
             self._over.clear()
 
 

@@ -240,7 +240,7 @@ def start(record: TakeoverRecord, inputs: TakeoverInputs, now: float) -> StepOut
 def finish(
     record: TakeoverRecord, inputs: TakeoverInputs, target: str, *, with_running: bool, force: bool
 ) -> StepOutcome:
-    """Have kubelet's file state the CPUs in effect, for the policy under which kubelet starts next.
+    """Write the CPUs in effect to kubelet's file, for the policy under which kubelet starts next.
 
     Raises:
         StepRefusedError: It has not started, kubelet runs, or old allocations are there.
@@ -272,7 +272,7 @@ def finish(
 
 
 def revert(record: TakeoverRecord, inputs: TakeoverInputs, *, force: bool) -> StepOutcome:
-    """Have kubelet's CPU manager decide again, from what is in effect now.
+    """Let kubelet's CPU manager decide again, from what is in effect now.
 
     Raises:
         StepRefusedError: Its file must be written, and kubelet runs.

@@ -221,7 +221,7 @@ class Takeover:
         executor.store.handle(TakeoverChanged(self._static or record.chooses_cpus, record.reserved))
         try:
             executor.node_policy.apply()
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the node; the next pass tries
+        except Exception as error:  # noqa: BLE001 - an internal error must not stop the node; the next pass tries
             executor.broken(error)
 
     async def _inputs(self) -> TakeoverInputs:

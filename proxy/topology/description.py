@@ -242,7 +242,7 @@ def _check_groups(data: Mapping[str, object], machine: Machine) -> None:
 
 def _object(value: object, what: str) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be a JSON object")  # noqa: TRY004 - input, not a type of ours
+        raise ValueError(f"{what} must be a JSON object")  # noqa: TRY004 - input, not an error of a type
     return value
 
 

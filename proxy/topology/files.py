@@ -1,9 +1,9 @@
 """Reads a sysfs tree, file by file.
 
-sysfs is a moving thing: a CPU that goes offline takes its files with it, old kernels have fewer files, and
-what a file says can be nonsense in a container or a virtual machine. So every read here answers with a
-value or with None, never with an exception; what was there but could not be understood is kept as a
-sentence in ``SysfsTree.problems``. Which absences matter is decided by the callers.
+sysfs changes while it is read: a CPU that goes offline takes its files with it, old kernels have fewer files,
+and what a file says can be nonsense in a container or a virtual machine. So every read here answers with a
+value or with None, never with an exception; what was there but could not be understood is kept as a sentence
+in ``SysfsTree.problems``. Which absences matter is decided by the callers.
 
 Sets come in two spellings, the mask (``ff,00000003``) and the list (``0-1,32-39``). Both become plain
 integers (bit i is id i): thousands of them are read, compared and thrown away, and only the few
@@ -126,7 +126,7 @@ class SysfsTree:
         """Return a set that the kernel writes as the mask ``path`` and as the list ``path_list``.
 
         The mask wins: the two never differ on a live kernel, and where a tree was edited the mask was
-        normally the one kept right (machine facts, rule 3).
+        normally the one kept right.
         """
         bits = self.mask(path)
         return self.id_list(f"{path}_list") if bits is None else bits

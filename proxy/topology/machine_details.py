@@ -6,7 +6,7 @@ Everything here is JSON-ready and shaped as ``topoproxy topology --json`` shows 
 level is the highest one that holds data (type Data or Unified), found for every CPU by itself: CPUs of one
 machine can end at different levels, such as efficiency cores without a share of the L3. A sharing map that
 is empty means that the cache belongs to the CPU's core; a map without the CPU itself cannot be true and
-the cache is passed over (machine facts, rule 5).
+the cache is passed over.
 
 The ``id`` file is only reported, not used: many kernels have none, and ids are unique per level only.
 """

@@ -163,7 +163,7 @@ def _cpus(online: int, levels: Levels, llc: dict[int, int], nodes: Nodes) -> tup
     names = {
         level: {cpu: lowest(bits) for cpu, bits in groups.items()} for level, groups in levels.groups.items()
     }
-    # A machine that reports no package is one package (machine facts, 2ps3-2t).
+    # A machine that reports no package is one package.
     packages = names["package"] or dict.fromkeys(CpuSet.from_bits(online), lowest(online))
     return tuple(
         Cpu(

@@ -72,7 +72,7 @@ class Uevents:
         return found
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._socket.close()
 
 

@@ -15,7 +15,7 @@ LOOK_S = 0.05
 
 
 def replace_daemon(admin: Path, timeout: float) -> int:
-    """Have the daemon replaced, and wait until the new process is ready.
+    """Replace the daemon, and wait until the new process is ready.
 
     Args:
         admin: The admin socket.

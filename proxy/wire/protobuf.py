@@ -37,7 +37,7 @@ def identity(raw: bytes) -> str:
     """Decode what is looked up by its exact name: an id, a path.
 
     Returns:
-        An empty string where the bytes are not UTF-8. No call of ours could name such a container.
+        An empty string where the bytes are not UTF-8. No call of the daemon could name such a container.
     """
     try:
         return raw.decode()

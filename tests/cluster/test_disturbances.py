@@ -85,7 +85,7 @@ def test_fields_that_another_manager_takes_by_force_are_taken_back(cluster: Cont
             time.sleep(0.5)  # the other program writes twice a second
         ours = writes(cluster) - before - 20
         assert ours <= 7, "at growing intervals"
-        assert "another program keeps writing an object of ours" in bed.agent.log.read_text()
+        assert "another program keeps writing an object of this agent" in bed.agent.log.read_text()
 
     on_bed(cluster, test)
 

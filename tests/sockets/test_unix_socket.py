@@ -178,9 +178,9 @@ def test_a_datagram_socket_is_left_alone(at: Path, runtime: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda p: p.write_text("keep"), "a file stands there that is not ours"),
-        (lambda p: p.mkdir(), "a directory stands there that is not ours"),
-        (lambda p: p.symlink_to("elsewhere"), "a symbolic link stands there that is not ours"),
+        (lambda p: p.write_text("keep"), "a file is there and does not belong to topoproxy"),
+        (lambda p: p.mkdir(), "a directory is there and does not belong to topoproxy"),
+        (lambda p: p.symlink_to("elsewhere"), "a symbolic link is there and does not belong to topoproxy"),
     ],
 )
 def test_a_file_that_is_not_a_socket_is_kept(at: Path, runtime: Path, make, words: str) -> None:

@@ -65,7 +65,7 @@ class EndingHistory:
 
 
 async def end_rejected_pods(session: AgentSession, history: EndingHistory) -> None:
-    """Do with rejected pods what the operator wants, until cancelled; ends at once where that is nothing."""
+    """Handle rejected pods as configured, until cancelled; returns at once where nothing is configured."""
     ending = RejectedPodEnding(session, history)
     await ending.recover()
     if session.config.rejected_pods.policy is not RejectedPolicy.RETRY:
@@ -103,7 +103,7 @@ class RejectedPodEnding:
         self._marked: NodeMark | None = None
 
     async def recover(self) -> None:
-        """Go on with the mark of an earlier run; take it off where rejected pods are tried for ever now."""
+        """Continue with the mark of an earlier run; remove it if rejected pods are now retried for ever."""
         pauses = RetryDelays(PAUSES)
         while True:
             try:
@@ -119,7 +119,7 @@ class RejectedPodEnding:
                             raise UnavailableError("cannot remove the mark from the node")
             except ApiServerError as error:
                 if error.status in (403, 404):
-                    return  # what is not permitted, or not there, has no mark of ours
+                    return  # what is not permitted, or not there, has no mark of this agent
             except TopoproxyError:
                 pass  # the watches report it
             else:
@@ -161,7 +161,7 @@ class RejectedPodEnding:
             self._page = None
 
     async def _without_page(self) -> float:
-        """Take the mark off after its time; without the daemon that is all that is known."""
+        """Remove the mark after its time; without the daemon that is all that is known."""
         keep_for = self._settings.keep_away_for
         if self._mark is not None and is_over(self._mark, {}, keep_for, self._wall()):
             self._mark = None
@@ -169,7 +169,7 @@ class RejectedPodEnding:
         return RECHECK_S
 
     async def step(self, page: NodePage) -> float | None:
-        """Do what is to be done now.
+        """Perform the steps that are due now.
 
         Args:
             page: The node as the daemon describes it.

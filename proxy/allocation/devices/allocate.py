@@ -212,7 +212,7 @@ def _choose(
 def _parted(
     state: DeviceState, resource: str, ids: frozenset[str], mask: Mask | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """Part devices into those near to the mask, those near to other nodes, and the rest; each sorted."""
+    """Divide devices into those near to the mask, those near to other nodes, and the rest; each sorted."""
     parts: tuple[list[str], list[str], list[str]] = ([], [], [])
     devices = state.registered[resource]
     for i in sorted(ids):

@@ -31,7 +31,7 @@ class RegisteredDevice(Struct, frozen=True):
         id: Unique within its resource.
         nodes: NUMA nodes that it is near to. None where the plugin reports no topology; an empty mask where
             it reports one without nodes: as reusable devices the two are treated differently.
-        healthy: False keeps it from being given out; it counts as capacity all the same.
+        healthy: False keeps it from being given out; it counts as capacity anyway.
     """
 
     id: str

@@ -153,5 +153,5 @@ class Groups:
 
 
 def _outer(inner: Units, outer: Units) -> dict[int, int]:
-    """Return each inner unit the first outer one that has CPUs of it."""
+    """Map each inner unit to the first outer one that has CPUs of it."""
     return {unit: next(o for o, whole in outer.items() if whole & bits) for unit, bits in inner.items()}

@@ -4,10 +4,10 @@ Theory. Two things decide the place: the parent that kubelet sends with the pod 
 driver.
 
 * cgroupfs: the parent is a path, ``/kubepods/burstable/podUID``, and the container is a directory below it,
-  called by its id.
+  named by its id.
 * systemd: the parent is the name of a slice, ``kubepods-burstable-podUID.slice``. A slice's name spells out
   its ancestors (systemd.slice(5): each dash opens one level), so ``a-b.slice`` lies in ``a.slice/a-b.slice``.
-  The container is a scope in it, called by the runtime's prefix and the id.
+  The container is a scope in it, named by the runtime's prefix and the id.
 * no parent (crictl, tests of the runtime): containerd uses its namespace, ``k8s.io/ID``; systemd's default is
   ``system.slice``.
 

@@ -141,7 +141,7 @@ class _Narrowing:
 
 
 def follow(lists: NestedLists, path: str, before: IdSet, value: IdSet) -> None:
-    """Let groups below that had all of a group's list have all of it again after it has grown (v1).
+    """Widen the groups below that had all of a group's list, after that list has grown (v1).
 
     A group that refuses is left: nothing depends on it.
     """

@@ -50,7 +50,7 @@ class FactsFile(Generic[T]):
         convert: Callable[[ClusterFacts], T],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Name a file; it is read when it is requested.
+        """Set the path of a file; it is read when it is requested.
 
         Args:
             directory: Where the agent writes.

@@ -22,7 +22,7 @@ class AgentFiles:
     """
 
     def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
-        """Name the directory; a file is read when it is requested."""
+        """Set the directory; a file is read when it is requested."""
         self.node = ClusterNode(directory, wall)
         self.namespaces = ClusterNamespaces(directory, wall)
         self.pods = ClusterPods(directory, wall)
@@ -41,7 +41,7 @@ class ClusterNode(FactsFile[NodeMeta]):
     """The Node object; implements ``proxy.executor.ports.NodeObject``."""
 
     def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
-        """Name the directory of the agent's files."""
+        """Set the directory of the agent's files."""
         super().__init__(directory, FactsKind.NODE, lambda facts: node_meta_of(facts.items[0]), wall)
 
     def close(self) -> None:
@@ -52,5 +52,5 @@ class ClusterNamespaces(FactsFile[Mapping[str, Mapping[str, str]]]):
     """The labels of namespaces; implements ``proxy.executor.ports.NamespaceLabels``."""
 
     def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
-        """Name the directory of the agent's files."""
+        """Set the directory of the agent's files."""
         super().__init__(directory, FactsKind.NAMESPACES, namespace_labels, wall)

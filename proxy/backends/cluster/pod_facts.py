@@ -33,7 +33,7 @@ class ClusterPods(FactsFile[PodIndex]):
     """This node's pods."""
 
     def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
-        """Name the directory of the agent's files."""
+        """Set the directory of the agent's files."""
         super().__init__(directory, FactsKind.PODS, lambda facts: index_pods(facts.items), wall)
 
 
@@ -41,7 +41,7 @@ class PodFactSources:
     """Implements ``proxy.executor.ports.Kubelet``: from the agent's file first; safe for threads."""
 
     def __init__(self, pods: ClusterPods, kubelet: Kubelet | None, report_problem: Report) -> None:
-        """Take the sources.
+        """Set the sources.
 
         Args:
             pods: What the agent has read.

@@ -225,7 +225,7 @@ class PluginEndpoint:
         return await self._served("Allocate", request, self._timeout(), messages.read_allocation)
 
     async def pre_start(self, ids: tuple[str, ...]) -> None:
-        """Have devices prepared for a container.
+        """Make the plug-in prepare devices for a container.
 
         Raises:
             PluginCallError, PluginAnswerError: There is no usable answer.

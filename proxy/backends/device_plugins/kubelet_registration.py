@@ -1,4 +1,4 @@
-"""Registrations that are handed on to kubelet, for plug-ins that have their sockets in a directory of ours.
+"""Forwards registrations to kubelet, for plug-ins with sockets in a directory of topoproxy.
 
 kubelet joins the name of a plug-in's socket to its own directory (kubernetes v1.36
 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). So a symbolic link of that name in kubelet's

@@ -195,7 +195,7 @@ class DevicePluginRegistry:
     # -- devices ------------------------------------------------------------------------------------------
 
     def _changed(self, endpoint: PluginEndpoint) -> None:
-        """Have the node follow the devices of a plug-in, or its state."""
+        """Update the node with the devices of a plug-in, or with its state."""
         managed = self._resources.get(endpoint.resource)
         if managed is None or managed.endpoint is not endpoint:
             return
@@ -282,7 +282,7 @@ class DevicePluginRegistry:
             raise _failed(resource, "allocate devices of", endpoint.path, error) from None
 
     async def pre_start(self, resource: str, ids: tuple[str, ...]) -> None:
-        """Have a plug-in prepare the devices of a container; see ``DevicePlugins``."""
+        """Make a plug-in prepare the devices of a container; see ``DevicePlugins``."""
         endpoint = self._endpoint("prepare devices of", resource)
         try:
             await endpoint.pre_start(ids)

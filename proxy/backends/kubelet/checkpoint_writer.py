@@ -2,13 +2,12 @@
 
 Theory (kubernetes v1.36 pkg/kubelet/cm/cpumanager/state/state_checkpoint.go, restoreState, and
 pkg/kubelet/cm/cpumanager/policy_static.go, validateState). kubelet reads the file once, when it starts, and
-ends with an error where it does not like what it finds; a kubelet that its supervisor starts again and again
-then never comes up. What it wants:
+exits with an error where a check fails; a supervisor then restarts it again and again. It requires:
 
 - the policy's name is that of its configuration, and the checksum is right;
 - under ``none`` nothing else: the default set is empty and there are no entries;
 - under ``static`` the default set is not empty, no entry overlaps it, all entries and the default set
-  together are the CPUs that are online, and the CPUs that kubelet keeps back lie in the default set. Under
+  together are the CPUs that are online, and the CPUs that kubelet reserves lie in the default set. Under
   the option ``strict-cpu-reservation`` those lie in neither, and are not part of the whole.
 
 After that it writes the file from memory at each change and never reads it, so a file that is written while
@@ -69,7 +68,7 @@ def static_state(
         all_cpus: The CPUs that kubelet counts: those that are online.
         held: Pod uid to container name to CPUs; for version 1, container ids below an empty uid.
         pods: CPUs of pods as a whole, by uid; only version 3 knows them.
-        reserved: CPUs that kubelet keeps back.
+        reserved: CPUs that kubelet reserves.
         strict: Its option ``strict-cpu-reservation`` is on.
         version: The file's version.
 
@@ -115,7 +114,7 @@ def fnv1a_of(fields: Mapping[str, Any], version: int) -> int:
 
 
 def _verify(written: str, policy: str, default: CpuSet, held: Held, version: int) -> None:
-    """Parse the text that was made: a text that does not read back as meant is never written."""
+    """Parse the text that was made: a text that does not read back as intended is never written."""
     found = read_cpu(written)
     cpus = held_cpus(found)
     expected = {uid: dict(names) for uid, names in held.items() if names}

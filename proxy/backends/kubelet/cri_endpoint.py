@@ -103,7 +103,7 @@ class KubeletFiles(Struct, frozen=True):
         config: The value in the configuration file.
         config_file: That file, also where it names none.
         default: What kubelet uses where no file names an endpoint.
-        own_file: Where k3s or RKE2 reads a flag of ours; None where kubelet is a unit of its own.
+        own_file: Where k3s or RKE2 reads a flag that topoproxy sets; None where kubelet is a unit of its own.
     """
 
     unit: str

@@ -2,9 +2,10 @@
 
 Theory (kubernetes v1.36 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, calculateLinuxResources;
 pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). Requests do not go over the wire; CPU shares stand for
-them, rounded: 1024 shares are a CPU, 2 the least and what nothing asked becomes, 262144 the most. Limits of
-CPU are a quota within a period of 100 ms, 1 ms the least, 0 none. A container without limits of its own gets
-those of the pod itself. The sandbox carries what all containers need together, without overhead.
+them, rounded. 1024 shares are a CPU, 262144 are the most; 2 are the least, and stand for no request. Limits
+of CPU are a quota within a period of 100 ms; 1 ms is the least, and 0 is no quota. A container without limits
+of its own gets those of the pod itself. The sandbox carries what all containers need together, without
+overhead.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class OtherManagersReader:
     """Reads from kubelet what it manages; call it in a thread."""
 
     def __init__(self, kubelet: SharedPodResources, functions: Functions, telemetry: Telemetry) -> None:
-        """Ask nothing yet.
+        """Prepare; nothing is requested yet.
 
         Args:
             kubelet: kubelet's lists.

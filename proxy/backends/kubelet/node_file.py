@@ -28,7 +28,7 @@ class NodeFile:
     """A Node object in a file; see ``proxy.executor.ports.NodeObject``."""
 
     def __init__(self, path: Path, pause: Callable[[float], None] = time.sleep) -> None:
-        """Name a file; it is read when it is requested.
+        """Set the path of a file; it is read when it is requested.
 
         Args:
             path: The file.

@@ -164,7 +164,7 @@ def _near(listed: pb.ContainerResources) -> tuple[LocatedDevice, ...]:
 
 
 def _devices(listed: Iterable[pb.ContainerDevices]) -> dict[str, dict[str, Mask | None]]:
-    """Put the groups of a device together."""
+    """Merge the groups of a device."""
     found: dict[str, dict[str, Mask | None]] = {}
     for group in listed:
         # A plugin passes on what sysfs says, and -1 there is no node.

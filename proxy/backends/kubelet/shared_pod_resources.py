@@ -69,7 +69,7 @@ class SharedAnswer(Generic[T]):
     """An answer that several threads use. An error serves all that have waited for it."""
 
     def __init__(self, ask: Callable[[], T], clock: Callable[[], float]) -> None:
-        """Ask nothing yet.
+        """Prepare; nothing is requested yet.
 
         Args:
             ask: Gets the answer; may raise ``KubeletError``.

@@ -152,7 +152,7 @@ def _next(hooks: HooksConfig) -> str:
 
 
 def _warn(link: Path) -> None:
-    """Say so if the daemon will not run what was enabled."""
+    """Warn if the daemon will not run what was enabled."""
     from proxy.hooks.loader.directories import alone
 
     if reason := alone(link).distrust:

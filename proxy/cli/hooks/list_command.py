@@ -151,7 +151,7 @@ def _wrapped(words: str, width: int) -> list[str]:
 
 
 def _asked(entry: Mapping[str, object]) -> str:
-    """Say that a hook is not called now, and when it will be."""
+    """Return that a hook is not called now, and when it will be."""
     state, again = entry.get("asked"), entry.get("retry_in")
     if state == "open" and isinstance(again, int | float):
         return f"not called after failures in a row; tried again in {again:.0f} s"
@@ -178,7 +178,7 @@ def _row(entry: Mapping[str, object], *, wide: bool) -> list[str]:
 
 
 def span(seconds: Any) -> str:
-    """Say a time; ``-`` for none."""
+    """Format a time; ``-`` for none."""
     if not isinstance(seconds, int | float) or not seconds:
         return "-"
     for unit, factor in (("s", 1), ("ms", 1e3), ("us", 1e6)):
@@ -214,7 +214,7 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
 
 
 def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
-    """Say of a file what the daemon would make of it.
+    """Describe what the daemon would do with a file.
 
     Args:
         path: The file.

@@ -142,7 +142,7 @@ class WriteWatch:
             self._loop.add_reader(self.writes, self._written)
 
     def _written(self) -> None:
-        """Take the reports of writes, and have the affected containers compared."""
+        """Read the reports of writes, and compare the affected containers."""
         writes, loop = self.writes, self._loop
         if writes is None or loop is None:
             return

@@ -85,7 +85,7 @@ class PartitionJobs:
         return lost
 
     def _end_above(self, container_id: str, record: PartitionRecord) -> None:
-        """Take back the CPUs of a partition after its group is gone; the groups above still lend them."""
+        """Reclaim the CPUs of a partition whose group is gone; the groups above still list them."""
         self.ended.add(container_id)
         try:
             self._kernel.end(record.path, record.cpus, record.lent)

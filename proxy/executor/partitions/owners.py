@@ -66,7 +66,7 @@ class PartitionSync(Observer):
             )
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Take over the records of the ledger; the first pass compares them with the kernel."""
+        """Load the records of the ledger; the first pass compares them with the kernel."""
         records, invalid = engine.PartitionFacts.load(entries)
         self._context.store.handle(engine.PartitionsRead(records))
         for key, why in invalid.items():

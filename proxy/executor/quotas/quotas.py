@@ -59,7 +59,7 @@ class OwnerQuotas(Observer):
         return self._context.store.state.facts.quotas
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Take over the records of the ledger; the first pass compares them with the kernel."""
+        """Load the records of the ledger; the first pass compares them with the kernel."""
         records, invalid = RemovedQuotas.load(entries)
         self._context.store.handle(engine.QuotasRead(records))
         for key in invalid:

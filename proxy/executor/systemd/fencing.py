@@ -144,7 +144,7 @@ class Fencing:
         return True
 
     def _left_behind(self, flight: InflightCall) -> None:
-        """Take away the fence of a call that is over without a call of ``landed``."""
+        """Remove the fence of a call that is over without a call of ``landed``."""
         fence = self._fenced.pop(flight, None)
         if fence is not None:
             self._context.spawn(self.take(fence))
@@ -158,7 +158,7 @@ class Fencing:
         return flight in self._fenced
 
     async def put(self, container: Container) -> Fence | None:
-        """Put up a fence; None where there is nothing to fence."""
+        """Set up a fence; None where there is nothing to fence."""
         cpus = fence_cpus(self._context.state, container)
         if not cpus or self.fences is None:
             return None
@@ -175,7 +175,7 @@ class Fencing:
         return Fence(path, cpus)
 
     async def take(self, fence: Fence) -> None:
-        """Take a fence away.
+        """Remove a fence.
 
         It stays while a container within it cannot be kept off the CPUs outside of it by its own group. Then
         it goes with a later fence, and a container that is to have more widens it.
@@ -186,7 +186,7 @@ class Fencing:
             self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
     async def restore(self, ids: Iterable[str]) -> None:
-        """Put up the fences around some containers' pods again, where another program has moved them."""
+        """Restore the fences around some containers' pods, where another program has changed them."""
         state = self._context.state
         some = (container for i in ids if (container := state.containers.get(i)) is not None)
         limits = {one.pod.cgroup_parent: fence_cpus(state, one) for one in some}
@@ -194,7 +194,7 @@ class Fencing:
             await self._context.kernel.run(self._restore, limits)
 
     async def take_all(self) -> None:
-        """Take all fences away, because the daemon ends."""
+        """Remove all fences, because the daemon ends."""
         await self._context.kernel.run(self._take_all)
 
     # -- around the runtime's calls -----------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Fencing:
         return doubtful and self.can(container)
 
     async def guard(self, container_id: str, fence: Fence | None = None) -> Fence | None:
-        """Put up the fence that a call for a container needs now.
+        """Set up the fence that a call for a container needs now.
 
         Args:
             container_id: The container that the call is for.
@@ -240,7 +240,7 @@ class Fencing:
         return fence.cpus == fence_cpus(self._context.state, container)
 
     async def drop(self, fence: Fence | None) -> None:
-        """Take away the fence of a call that will not be sent."""
+        """Remove the fence of a call that will not be sent."""
         if fence is not None:
             await self.take(fence)
 

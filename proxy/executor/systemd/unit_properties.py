@@ -344,7 +344,7 @@ class UnitProperties:
         return {"systemd": {"connected": self.connected, "runtime_tells": str(self.order), "due": due}}
 
     async def close(self, *, fences_stay: bool = False) -> None:
-        """Take fences away, unless they are to stay, and disconnect."""
+        """Remove fences, unless they are to stay, and disconnect."""
         if not fences_stay:
             await self.fencing.take_all()
         if self.units is not None:

@@ -4,7 +4,7 @@ The code that decides knows the CRI only through ``InterceptedCall`` (``proxy.ca
 
 A request that is not one plain gRPC message is counted and reported, and the node is compared with the
 runtime soon after. No client of the CRI sends one. A create that the runtime might execute without a
-decision of ours (compressed, or with trailers behind it) is refused: what it requests cannot be read.
+decision of topoproxy (compressed, or with trailers behind it) is refused: what it requests cannot be read.
 """
 
 from __future__ import annotations

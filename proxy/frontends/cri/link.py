@@ -175,7 +175,7 @@ class Link:
             self._session.lost()
             self._send()
             self._pass_on()
-        except Exception as error:  # noqa: BLE001  the end comes all the same
+        except Exception as error:  # noqa: BLE001  the end comes anyway
             fault = error
         self._close()
         if fault is not None:
@@ -310,7 +310,7 @@ class Link:
         self._ground.times.by_path[path] = time.monotonic()
         try:
             self._interceptor.request(call)
-        except Exception as error:  # noqa: BLE001  a fault of ours must not stop the node: the call passes
+        except Exception as error:  # noqa: BLE001  an internal error must not stop the node: the call passes
             self._fault(call, "decide", error)
             call.release()
 
@@ -352,7 +352,7 @@ class Link:
                         self._interceptor.response(call, what)
                     else:
                         self._interceptor.finished(call, what)
-                except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes all the same
+                except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes anyway
                     self._fault(call, "note the answer", error)
 
     def _fault(self, call: InterceptedCall, what: str, error: Exception) -> None:

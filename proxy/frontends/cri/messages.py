@@ -172,7 +172,7 @@ def _decoded(kind: type[_Entry], entries: Iterable[bytes]) -> Iterator[_Entry]:
 
 
 def _once(values: Iterable[str | None]) -> tuple[str, ...]:
-    """Give each value once, without empty and overlong ones; a request of thousands is cut."""
+    """Return each value once, without empty and overlong ones; a request of thousands is truncated."""
     found = dict.fromkeys(value for value in values if value and len(value) <= _LONGEST)
     return tuple(found)[:_MOST]
 

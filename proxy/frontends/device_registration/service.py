@@ -124,7 +124,7 @@ class DevicePluginService:
         await asyncio.gather(*(asyncio.to_thread(server.close) for server in servers))
 
     def reconfigure(self, config: DevicePluginsConfig) -> None:
-        """Take what can change while plug-ins are served."""
+        """Apply settings that can change while plug-ins are served."""
         self._plugins.change_timeout(config.timeout)
 
     def page(self) -> dict[str, object]:

@@ -69,7 +69,7 @@ class Backfill:
                     await self._learned()
         except TimeoutError:
             pass
-        except Exception as error:  # noqa: BLE001  hooks learn less, and the call is decided all the same
+        except Exception as error:  # noqa: BLE001  hooks learn less, and the call is decided anyway
             self._executor.broken(error)
 
     def later(self) -> None:

@@ -2,8 +2,8 @@
 
 Answers of hooks are applied between a decision and its barrier: the CPUs of a create are taken already, and
 no container has moved yet. So a refusal costs the others nothing, and what a hook names can only be less than
-what was decided (``proxy.engine.narrowing``). Hooks' fields are written first, then the engine's own: which
-CPUs and memory nodes a request names is always its last word.
+what was decided (``proxy.engine.narrowing``). Hooks' fields are written first, then the engine's own: the
+engine decides last which CPUs and memory nodes a request names.
 
 While hooks are called anything may happen: the client may go, pools may change, the node may be released. So
 the state is read again when they have answered.
@@ -193,7 +193,7 @@ class HookBridge:
     def _start(self, call: HeldCall, container_id: str, go: Handle) -> None:
         container, following = self._executor.state.containers.get(container_id), self._following
         if container is None or container.phase not in STARTABLE:
-            go(call)  # of any other the runtime will say what is wrong with that
+            go(call)  # the runtime reports what is wrong with any other
             return
 
         def decided(outcome: Outcome) -> None:

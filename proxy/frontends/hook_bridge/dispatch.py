@@ -82,7 +82,7 @@ class HookDispatcher:
         """Call the hooks of an event's point."""
         try:
             return self.asking.ask(event)
-        except Exception as error:  # noqa: BLE001  a fault of ours costs the hooks, never the call
+        except Exception as error:  # noqa: BLE001  an internal error costs the hooks, never the call
             self.executor.broken(error)
             return _NONE
 

@@ -2,7 +2,7 @@
 
 Events come from the node's state, not from calls: a container that ends by itself has stopped, one that the
 runtime does not list any more is gone, and a create whose answer was lost has created what the list shows. So
-each event is sent once, whether a call caused it, a call that failed caused it all the same, or none did.
+each event is sent once, whether a call caused it, a call that failed caused it anyway, or none did.
 
 Nothing is kept of what is gone (Koordinator's proxy forgets a container only with StopContainer, which
 kubelet never calls for one that has ended by itself: Koordinator v1.8.0

@@ -71,6 +71,6 @@ def _unified(message: pb.LinuxContainerResources | hook_pb.LinuxContainerResourc
 
 
 def _page_size(resource: str) -> str:
-    """Spell a size as cgroup files do: ``2MB`` for ``hugepages-2Mi``; empty for what is no size."""
+    """Write a size as cgroup files do: ``2MB`` for ``hugepages-2Mi``; empty for what is no size."""
     match = _PAGES.fullmatch(resource)
     return f"{match[1]}{match[2]}B" if match else ""

@@ -49,7 +49,7 @@ class UpdateQueue:
     def _in_line(
         self, call: HeldCall, container_id: str, go: Handle, answers: _Waiting | None
     ) -> Coroutine[object, object, None]:
-        """Take a place in line, now; returns what is to be awaited."""
+        """Enter the queue now; returns what is to be awaited."""
         before, mine = self._last.get(container_id), asyncio.get_running_loop().create_future()
         self._last[container_id] = mine
 

@@ -89,7 +89,7 @@ class Updates:
         self._runs = False
 
     def take(self, updates: Mapping[str, Update], owners: Mapping[str, str]) -> None:
-        """Take what hooks want.
+        """Queue the updates that hooks request.
 
         Args:
             updates: Container's id to what is wanted of it.
@@ -129,7 +129,7 @@ class Updates:
             self._runs = False
 
     def _put_back(self, container_id: str, wanted: _Wanted) -> None:
-        """Let it wait again, behind the others; requests that came meanwhile are newer."""
+        """Queue it again, behind the others; requests that came meanwhile are newer."""
         newer = self._waiting.pop(container_id, None)
         if newer is not None:
             wanted.fields |= newer.fields
@@ -138,7 +138,7 @@ class Updates:
         self._waiting[container_id] = wanted
 
     async def _one(self, container_id: str, wanted: _Wanted) -> bool:
-        """Do what is wanted of one container; returns whether that has to wait on."""
+        """Perform the updates of one container; returns whether that has to wait longer."""
         executor = self._executor
         if (container := self._find(container_id, wanted.by)) is None:
             return False

@@ -47,7 +47,7 @@ class ForeignCall:
         self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def decide(self) -> Any:
-        """Have the call decided.
+        """Decide the call.
 
         Returns:
             The answer.
@@ -149,7 +149,7 @@ class ContainerCall(ForeignCall):
     def __init__(
         self, flow: CallFlow, method: str, reply: ContainerReply, sandbox: tuple[str, int] = ("", 0)
     ) -> None:
-        """Prepare to have a call decided.
+        """Prepare to decide a call.
 
         Args:
             flow: Decides calls.

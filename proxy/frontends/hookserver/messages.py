@@ -182,7 +182,7 @@ def update_reply(asked: pb.ContainerResourceHookRequest, *, quota: bool) -> Cont
 
     Args:
         asked: The request.
-        quota: Whether a quota of -1 is the client's own; else it is an answer of ours, and left out too.
+        quota: Whether a quota of -1 is the client's own; else it is topoproxy's answer, and left out too.
     """
     resources = _copy(asked.container_resources)
     resources.cpuset_cpus = resources.cpuset_mems = ""

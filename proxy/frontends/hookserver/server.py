@@ -93,7 +93,7 @@ class HookServerRunner:
         self._executor.telemetry.event("listening as a hook server", path=self.path)
 
     async def stop(self) -> None:
-        """Listen no more. What is under way is found again after a start, as after a crash."""
+        """Stop listening. What is in progress is found again after a start, as after a crash."""
         self._server.socket.wanted = False  # also for an opening that is under way in its thread
         await asyncio.to_thread(self._server.socket.close)
         self.listening = False
@@ -206,13 +206,13 @@ class Server:
                 "cannot answer a hook request in time", method=name, seconds=round(limit, 3)
             )
             raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, message) from None
-        except Exception as error:  # noqa: BLE001  the node must not suffer from a fault of ours
+        except Exception as error:  # noqa: BLE001  the node must not suffer from an internal error
             executor.broken(error)
             executor.attention.set()
             return self._answer_after_error(name, asked, error)
 
     def _answer_after_error(self, name: str, asked: Any, error: Exception) -> Any:
-        """Answer after a fault of ours: as it is, unless the container would rather not run."""
+        """Answer after an internal error: as it is, unless the container would rather not run."""
         if isinstance(asked, pb.PodSandboxHookRequest):
             return pod_echo(asked)
         if name == "PreCreateContainerHook" and self._servicer.must_be_placed(asked):

@@ -84,7 +84,7 @@ class RuntimeLookup:
         return None
 
     async def name(self, container_id: str) -> None:
-        """Identify the container that the peer names, if it was created after an answer of ours.
+        """Identify the container that the peer names, if it was created after an answer of topoproxy.
 
         The peer's own data show what the runtime has saved for it.
         """

@@ -252,7 +252,7 @@ class Dispatch:
         self._timer = asyncio.get_running_loop().call_later(seconds, self.check_deadline)
 
     def _take_from_hook(self, held: CallHolder) -> bool:
-        """Take the ticket from the hook that is called; return False if the hook has just answered."""
+        """Withdraw the ticket of the hook that is called; return False if the hook has just answered."""
         if isinstance(held.where, Runner) and held.slots is not None:
             self._abandoned[held.where] = (
                 held.slots
@@ -440,7 +440,7 @@ class Dispatch:
             self.settle()
 
     def _hand_to(self, held: CallHolder) -> None:
-        """Record the hook that is called; have the loop check again if its timer would come too late."""
+        """Record the hook that is called; let the loop check again if its timer would come too late."""
         self.held = held
         if held.deadline < self.due:
             self._context.post(self.check_deadline)

@@ -111,7 +111,7 @@ class LoopThread:
         self._post(end)
 
     def abandon(self) -> None:
-        """Give up on a blocked loop: it ends when it is not blocked any more."""
+        """Abandon a blocked loop: it ends when it is not blocked any more."""
         self.lost = True
         self._post(self._loop.stop)
 

@@ -78,7 +78,7 @@ class Runner:
             pool.returned(self, lost)
 
     def _work(self) -> Job | None:
-        """Do jobs; return the job that the runner was abandoned with, or None when there are no more."""
+        """Run jobs; return the job that the runner was abandoned with, or None when there are no more."""
         self.ident = threading.get_ident()
         pool = self._pool
         while (job := self.job) is not None:
@@ -154,7 +154,7 @@ class Runners:
             raise
 
     def abandon(self, runner: Runner) -> None:
-        """Give up on a runner: another thread has taken its job."""
+        """Abandon a runner: another thread has taken its job."""
         self._stuck.add(runner)
         if runner.has_returned:
             self._stuck.discard(runner)

@@ -51,7 +51,7 @@ def hierarchy(cgroup_root: Path, controller: str) -> Hierarchy:
 
 
 def open_quota(cgroup_root: Path, pod: PodFacts, put: Put = put) -> bool:
-    """Take the CFS quota off a pod's group; False where it has none or there is no group of its own.
+    """Remove the CFS quota of a pod's group; False where it has none or there is no group of its own.
 
     Raises:
         HookError: The group cannot be read or written.

@@ -75,7 +75,7 @@ class KernelSettings:
             return self._own(path)[0]
 
     def born(self, path: Path, own: str) -> None:
-        """Take over a file that the kernel created with one of our values: record the value without us."""
+        """Adopt a file that the kernel created with one of our values: record its original value."""
         with self._lock:
             _, now = self._own(path)
             if now is not None and str(path) not in self._known and own != now:

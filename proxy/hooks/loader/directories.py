@@ -136,7 +136,7 @@ def alone(path: Path) -> Candidate:
 
 
 def _put(found: Survey, candidate: Candidate) -> None:
-    """Take a file, if no file of that name has been taken.
+    """Add a file, unless a file of that name was added.
 
     A user with write access to an untrusted directory could mask a hook that forbids something, so such files
     do not take precedence.

@@ -55,7 +55,7 @@ class Loaded:
     source: bytes = b""
 
     def show_lines(self) -> None:
-        """Have tracebacks show lines of this version, whatever is in the file by now."""
+        """Make tracebacks show lines of this version, whatever the file holds now."""
         if self.module is not None:
             lines = self.source.decode("utf-8", "replace").splitlines(keepends=True)
             linecache.cache[self.hook.source] = (len(self.source), None, lines, self.hook.source)
@@ -185,7 +185,7 @@ _LONGEST = 300
 
 
 def describe(error: BaseException, path: str) -> str:
-    """Say an exception in one line: its type, its words, and the last line of a file that it came through."""
+    """Format an exception in one line: its type, its message, and the last line of a file in its trace."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     line = _line(error.__traceback__, path)
@@ -212,6 +212,6 @@ def _line(traceback: TracebackType | None, path: str) -> int:
 
 
 def inject(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Have an exception raised in a thread, as soon as it runs Python; one that has ended stays so."""
+    """Raise an exception in a thread, as soon as it runs Python; nothing happens where it has ended."""
     if thread.ident is not None and thread.is_alive():
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))

@@ -75,7 +75,7 @@ def keys_of(settings: Any) -> list[Key]:
 
 
 def settings_of(settings: Any, given: Mapping[str, Any] | None, where: str) -> Any:
-    """Make a hook's settings of what the configuration has.
+    """Make a hook's settings from the configuration.
 
     Args:
         settings: What the file calls ``Settings``; None if there is nothing of that name.
@@ -142,7 +142,7 @@ def _key(item: dataclasses.Field[Any], kind: Any) -> Key:
 
 
 def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
-    """Return what a type wants in words, and what reads it.
+    """Describe in words which values a type takes, and return the function that reads them.
 
     Raises:
         ValueError: Values of this type cannot be configured.

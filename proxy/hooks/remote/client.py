@@ -167,7 +167,7 @@ class Client:
         return answer
 
     def close(self) -> None:
-        """Take no more calls; those that wait are let end, and the last one closes the channel."""
+        """Accept no more calls; those that wait may end, and the last one closes the channel."""
         self._closed = True
         if not self._calls:
             self._channel.close()  # may be done twice

@@ -137,7 +137,7 @@ def _name(meta: pb.ContainerMetadata, container: ContainerFacts) -> None:
 
 
 def _decided(resources: pb.LinuxContainerResources, decision: Decision) -> None:
-    """Put in what the engine has decided; where it leaves something, the client's word stays."""
+    """Insert what the engine has decided; where it leaves something, the client's value stays."""
     if decision.cpus:
         resources.cpuset_cpus = str(decision.cpus)
     if decision.mems is not None:

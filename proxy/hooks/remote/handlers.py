@@ -249,7 +249,7 @@ class Remote:
         return ask
 
     def shutdown(self, _event: Point, _so_far: Adjustment = NOTHING) -> None:
-        """Let go of the server; handler of the point of this name."""
+        """Disconnect from the server; the handler of the point of this name."""
         self.client.close()
 
     def _report_once(self, point: str, field: str, what: str) -> None:

@@ -102,7 +102,7 @@ def _container(
 
 
 def _positive(had: Resources, answer: Resources) -> Resources:
-    """Take over what counts by its value alone."""
+    """Apply fields that count by their value alone."""
     after = _copy(had)
     for name in _POSITIVE:
         if (value := getattr(answer, name)) > 0:

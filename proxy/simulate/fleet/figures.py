@@ -1,7 +1,7 @@
 """The results of a fleet simulation: numbers, a picture, a text, and data for JSON.
 
-The picture is an SVG with the course of both schedulers, one panel below the other; the text has them side by
-side. docs/simulate-cluster.md has the fields of the data.
+The picture is an SVG that shows both schedulers over time, one panel below the
+other; the text shows them side by side. docs/simulate-cluster.md has the fields of the data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Data = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class DecisionTimes:
-    """What decisions took, in milliseconds of real time."""
+    """How long decisions took, in milliseconds of real time."""
 
     count: int
     p50_ms: float
@@ -43,7 +43,7 @@ class FleetFigures:
     """A run in numbers; numbers of pods unless stated otherwise.
 
     Attributes:
-        scheduler: What it is called.
+        scheduler: Its name.
         pods: How many came.
         placed: How many were admitted by a node, those that have left included.
         rejected: How many were bound to a node that rejected them, by reason.
@@ -53,7 +53,7 @@ class FleetFigures:
         on_one: How many of these have been placed on one NUMA node.
         free_cpus: CPUs that could still be given to one container alone, at the end.
         useless_cpus: Of these, by size of container, those that no container of that size can use.
-        decisions: What the decisions took.
+        decisions: How long the decisions took.
     """
 
     scheduler: str

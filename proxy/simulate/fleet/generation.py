@@ -1,7 +1,7 @@
 """Fleets that are made, not recorded: nodes of some shapes, and pods of a mix that request a share of them.
 
 A document of kind ``Fleet`` says how many nodes of which shape there are, and which pods come in which
-proportion (docs/simulate-cluster.md). All that is left to chance comes from one random number generator.
+proportion (docs/simulate-cluster.md). Everything random comes from one random number generator.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _devices(raw: Mapping[str, Any], at: str) -> dict[str, int]:
 
 
 def _spread(devices: Mapping[str, int], nodes: int) -> dict[str, dict[str, RegisteredDevice]]:
-    """Lay the devices of each kind on the NUMA nodes in turn, in blocks."""
+    """Distribute the devices of each kind over the NUMA nodes in turn, in blocks."""
     return {
         resource: {
             f"d{each}": RegisteredDevice(f"d{each}", Mask([each * nodes // amount])) for each in range(amount)

@@ -64,7 +64,7 @@ def recorded_nodes(documents: Iterable[Document], *, empty: bool = False) -> Rec
 
     Args:
         documents: The objects.
-        empty: Whether what the objects show as taken is free all the same.
+        empty: Whether what the objects show as taken is free anyway.
 
     Raises:
         InputError: An object of a node does not hold what it should; one line with file and line.

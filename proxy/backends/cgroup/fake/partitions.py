@@ -5,7 +5,7 @@ As seen on Linux 6.12 (the theory is in ``proxy.backends.cgroup.partitions``), w
 
 * any write of ``root`` or ``isolated`` is accepted; the file then holds the result, with the reason;
 * a partition takes its CPUs out of the effective sets of all groups outside;
-* a sibling that comes to name one of them makes it invalid, without a reason; the CPUs stay withheld, and
+* a sibling that names one of them later makes it invalid, without a reason; the CPUs stay withheld, and
   with the next write of its list it runs where the others do; until ``member`` is written nothing helps;
 * an exclusive set may not overlap a sibling's, nor hold all of a sibling's list (EINVAL);
 * a set above that is made smaller than a partition needs makes that a member, without a word.
