@@ -79,7 +79,7 @@ def likely(evidence: Evidence) -> Author:
         return Author.KUBELET
     if evidence.hint is Author.SYSTEMD:
         return Author.SYSTEMD
-    if evidence.saved is not None and evidence.found == evidence.saved:
+    if evidence.found == evidence.saved:
         return Author.RUNC
     return evidence.hint
 

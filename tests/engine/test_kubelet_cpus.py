@@ -12,7 +12,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.mode import NodeMode
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request, SetAside
 from proxy.topology.build import described
 
 MACHINE = described(1, 1, 4, 2)
@@ -71,6 +71,79 @@ def test_a_pod_that_kubelet_never_pins_clashes_with_none() -> None:
 def test_a_pod_that_is_not_known_is_named_by_its_uid() -> None:
     (words,) = clashes(node(held("3-4")))
     assert words.startswith("cannot let k/c have")
+
+
+def owning(key: str, cpus: str, pod: Pod, pool: Pool = Pool.OWN) -> Container:
+    placement = Placement(pool, CpuSet.parse(cpus), Mask())
+    owner = f"{pod.uid}/{key}" if pool is Pool.OWN else ""
+    return Container(f"{pod.uid}-{key}", key, pod, Request(), placement, Phase.RUNNING, owner=owner)
+
+
+ASIDE = Pod(
+    "s-a", "a", "ns", "aside", reserved_for_pod=SetAside(None, preferred=True, cpus=CpuSet.parse("4-5"))
+)
+NAMED = structs.replace(THEIRS, cpuset=CpuSet.parse("3-4"))
+REST = "0-1,4-7"
+"""All CPUs but those of the owner."""
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "more", "words"),
+    [
+        pytest.param({"c": "5-6"}, [ASIDE], ["c 5-6: 5 belong to ns/aside"], id="set aside for a pod"),
+        pytest.param(
+            {"c": "3,5"},
+            [ASIDE],
+            ["c 3,5: 3 belong to ns/own/c", "c 3,5: 5 belong to ns/aside"],
+            id="of an owner and of a pod",
+        ),
+        pytest.param(
+            {"c": "3-4"},
+            [owning("a", "4", Pod("s-b", "b", "ns", "b"))],
+            ["c 3-4: 4 belong to ns/b/a", "c 3-4: 3 belong to ns/own/c"],
+            id="of two owners, in the order of their names",
+        ),
+        pytest.param(
+            {"c": "3,99"},
+            [],
+            ["c 3,99: 3 belong to ns/own/c", "c 3,99: this machine has no CPUs 99"],
+            id="of an owner, and absent",
+        ),
+        pytest.param(
+            {"b": "3", "a": "2"},
+            [],
+            ["a 2: 2 belong to ns/own/c", "b 3: 3 belong to ns/own/c"],
+            id="of two containers",
+        ),
+        pytest.param({"init": "4-5", "c": "4-5"}, [], [], id="in common with an init container"),
+        pytest.param({"c": REST}, [], [f"c {REST}: the shared pool would be left empty"], id="all others"),
+        pytest.param(
+            {"c": REST}, [owning("c", "", THEIRS, Pool.SHARED)], [], id="all others, of a container"
+        ),
+        pytest.param({"c": "3-4"}, [NAMED], [], id="of a pod whose annotation names CPUs"),
+    ],
+)
+def test_what_a_container_of_kubelet_cannot_have(
+    kubelet: dict[str, str], more: list[Pod | Container], words: list[str]
+) -> None:
+    pods = {pod.uid: pod for pod in (POD, THEIRS, *more) if isinstance(pod, Pod)}
+    there = [OWNER, *(each for each in more if isinstance(each, Container))]
+    theirs = {"k": {name: CpuSet.parse(cpus) for name, cpus in kubelet.items()}}
+    rules = Node(MACHINE, CpuTopology.of(MACHINE))
+    found = clashes(NodeState.of(rules, pods.values(), there, theirs))
+    sentences = [sentence.split(" ", 2) for sentence in words]
+    assert found == [
+        f"cannot let ns/k/{name} have CPUs {cpus} of kubelet's CPU manager: {cause}"
+        for name, cpus, cause in ((name, cpus.rstrip(":"), cause) for name, cpus, cause in sentences)
+    ]
+
+
+@pytest.mark.parametrize(("cpus", "clash"), [("2-3", False), ("2-4", False), ("2", True), ("3-4", True)])
+def test_an_owner_may_have_fewer_cpus_than_kubelet_gives_it(cpus: str, *, clash: bool) -> None:
+    assert (
+        clashes(node(held(cpus, "own")))
+        == [f"cannot let ns/own/c have CPUs {cpus} of kubelet's CPU manager: it has 2-3 already"] * clash
+    )
 
 
 def test_what_came_and_went() -> None:

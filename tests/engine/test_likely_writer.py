@@ -2,8 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.engine.likely_writer import ADVICE, ALL, HINT_S, Author, Evidence, WriterHint, hinted, likely
-from proxy.model.idset import CpuSet
+from proxy.engine.likely_writer import (
+    ADVICE,
+    ALL,
+    HINT_S,
+    Author,
+    Evidence,
+    WriterHint,
+    hinted,
+    kubelet_sets,
+    likely,
+)
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.kubelet import CpuManager
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 
 HINTS = {"": Author.UNKNOWN, "k": Author.KUBELET, "s": Author.SYSTEMD, "r": Author.RUNC}
 
@@ -36,6 +48,27 @@ def test_the_container_itself(case: str) -> None:
         HINTS[hint],
     )
     assert likely(evidence) is author
+
+
+@pytest.mark.parametrize(
+    ("policy", "held", "default", "sets"),
+    [
+        ("static", {"u": {"c": "2-3"}}, "0-1", ["2-3", "0-1"]),
+        ("static", {"u": {"c": "2-3"}}, "", ["2-3"]),
+        ("static", {"u": {"d": "2-3"}, "v": {"c": "2-3"}}, "0-1", ["0-1"]),
+        ("static", {}, "", []),
+        ("none", {"u": {"c": "2-3"}}, "0-1", []),
+        ("", {"u": {"c": "2-3"}}, "0-1", []),
+    ],
+)
+def test_kubelet_writes_what_its_static_policy_holds(
+    policy: str, held: dict[str, dict[str, str]], default: str, sets: list[str]
+) -> None:
+    its = {uid: {name: CpuSet.parse(text) for name, text in each.items()} for uid, each in held.items()}
+    manager = CpuManager(policy, held=its, default=CpuSet.parse(default))
+    placement = Placement(Pool.SHARED, CpuSet(), Mask((0,)))
+    container = Container("id", "c", Pod("s", "u", "ns", "p"), Request(), placement, Phase.RUNNING)
+    assert [str(cpus) for cpus in kubelet_sets(manager, container)] == sets
 
 
 def test_each_container_has_a_next_step() -> None:

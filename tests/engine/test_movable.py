@@ -11,6 +11,7 @@ from proxy.engine.movable import containers_of, why_not_movable
 from proxy.engine.node import Node
 from proxy.engine.owners import CpuHold
 from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
@@ -103,6 +104,39 @@ def test_cpus_that_are_taken_are_refused() -> None:
     assert why(state(owning("a", "0-1"), ended)) == "CPUs 3 are not free"
     missing = NODE.on(without(CpuSet.parse("3")))
     assert why(state(owning("a", "0-1"), node=missing)) == "CPUs 3 are not free"
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"reserved": CpuSet((3,))},
+        {"reservation": CpuSet((3,))},
+        {"system": CpuSet((3,))},
+        {"admission": AdmissionRules(floor=5)},
+        {"admission": AdmissionRules(numa_floor=1)},
+    ],
+)
+def test_cpus_that_nothing_may_own_are_refused(rules: dict[str, Any]) -> None:
+    there = state(owning("a", "0-1"), node=changed_copy(NODE, **rules))
+    assert why(there, CpuSet.parse("1,3")) == "CPUs 3 are not free"
+
+
+def test_cpus_that_others_count_on_are_refused() -> None:
+    aside = changed_copy(OTHER, reserved_for_pod=SetAside(None, preferred=True, cpus=CpuSet.parse("3")))
+    assert why(state(owning("a", "0-1"), pods=(POD, aside))) == "CPUs 3 are not free"
+    named = changed_copy(OTHER, cpuset=CpuSet.parse("2"))
+    assert why(state(owning("a", "0-1"), pods=(POD, named))) == "CPUs 2 are not free"
+
+
+def test_all_containers_of_an_owner_are_looked_at() -> None:
+    first = owning("a", "0-1")
+    for changes, words in (
+        ({"phase": Phase.CREATED}, "ns/p/b is not running"),
+        ({"cpus": "0"}, "ns/p/b does not have the CPUs that it was given"),
+        ({"hook_extra_cpus": CpuSet.parse("3")}, "a hook has narrowed ns/p/b"),
+    ):
+        other = changed_copy(owning("b", changes.pop("cpus", "0-1"), **changes), owner=first.owner)
+        assert why(state(first, other)) == words
 
 
 def test_the_shared_pool_keeps_a_cpu_while_both_sets_are_held() -> None:

@@ -16,7 +16,7 @@ from proxy.model.explanation import Shortfall
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import LocatedDevice, Pod, QosClass, Request
+from proxy.model.workload import LocatedDevice, Pod, QosClass, Request, SetAside
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -205,6 +205,26 @@ def test_under_restricted_what_no_node_holds_is_counted_on_the_machine() -> None
     state = taken("0-1,4-7", policy=TopologyPolicy.RESTRICTED)
     assert lacks(state, whole(12)) == (Shortfall("cpu", None, 12, 10, kept=1, most=15),)
     assert lacks(state, whole(16)) == (Shortfall("cpu", None, 16, 10, kept=1, most=15),)
+
+
+HELD = {
+    "k/c": ("k/c (by kubelet's CPU manager)", "12-15"),
+    "a": ("ns/aside (set aside)", "8-10"),
+    "x": ("ns/x", "2-4"),
+}
+"""Owner, or key of a pod, to its name and its CPUs."""
+
+
+@pytest.mark.parametrize("but", ["", *HELD])
+@pytest.mark.parametrize("cpus", ["0-15", "4,8-13", "2", "0-1"])
+def test_all_that_have_some_cpus_are_named_those_with_the_most_first(cpus: str, but: str) -> None:
+    aside = SetAside(None, preferred=True, cpus=CpuSet.parse(HELD["a"][1]))
+    state = taken(HELD["x"][1]).with_pod(Pod("s-a", "a", "ns", "aside", reserved_for_pod=aside))
+    state = state.with_kubelet_cpus({"k": {"c": CpuSet.parse(HELD["k/c"][1])}})
+    some = CpuSet.parse(cpus)
+    has = [(name, CpuSet.parse(its) & some) for key, (name, its) in HELD.items() if key != but]
+    found = [(holder.ref, holder.cpus) for holder in holders_of(state, some, but)]
+    assert found == sorted((each for each in has if each[1]), key=lambda each: (-len(each[1]), each[0]))
 
 
 def test_the_owner_that_asks_is_no_holder() -> None:
