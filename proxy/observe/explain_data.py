@@ -11,28 +11,23 @@ the former names of ``providers`` and ``shortfalls``, written for one release.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeGuard, TypeVar
+from functools import cache
+from types import UnionType
+from typing import Any, TypeGuard, TypeVar, get_args, get_origin
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from proxy.executor.decision_log import PodLine, RememberedDecision
 from proxy.executor.history import History
 from proxy.model import schema_ids
 from proxy.model.errors import InputError
-from proxy.model.explanation import (
-    AllocationStep,
-    CpuHolder,
-    Explanation,
-    Fact,
-    Merge,
-    MovedContainer,
-    ProviderAnswer,
-    Shortfall,
-)
+from proxy.model.explanation import Explanation, ProviderAnswer
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Verdict
 
 Data = dict[str, object]
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 MOST = 500
 """How many records, or pods, are returned unless a number is requested."""
@@ -113,8 +108,7 @@ def _limit(text: str) -> int:
 def to_data(record: Explanation) -> Data:
     """Return a decision as plain data."""
     verdict = record.verdict
-    providers = [_answer(each) for each in record.answers]
-    shortfalls = [_shortfall(each) for each in record.shortfalls]
+    providers, shortfalls = _plain(record.answers), _plain(record.shortfalls)
     return {
         "event": record.event,
         "pod": record.pod,
@@ -129,15 +123,15 @@ def to_data(record: Explanation) -> Data:
         },
         "pool": record.pool,
         "cpus": str(record.cpus),
-        "mems": _ids(record.mems),
+        "mems": _plain(record.mems),
         "devices": list(record.devices),
         "reasons": list(record.reasons),
-        "facts": [{"what": f.what, "value": f.value, "source": f.source} for f in record.facts],
+        "facts": _plain(record.facts),
         "providers": providers,
         "said": providers,
-        "merge": _merge(record.merge),
-        "steps": [{"provider": s.provider, "what": s.what} for s in record.steps],
-        "moved": [{"ref": m.ref, "before": str(m.before), "after": str(m.after)} for m in record.moved],
+        "merge": _plain(record.merge),
+        "steps": _plain(record.steps),
+        "moved": _plain(record.moved),
         "more_moved": record.more_moved,
         "shortfalls": shortfalls,
         "lacks": shortfalls,
@@ -151,188 +145,95 @@ def from_data(data: object) -> Explanation:
     Raises:
         InputError: The data are not those of a decision; the message names the field.
     """
-    top = _FieldReader(data, "decision")
-    verdict = _FieldReader(top.get("verdict", {}), "verdict")
-    merge = top.get("merge", None)
-    return Explanation(
-        event=top.text("event"),
-        pod=top.text("pod"),
-        uid=top.text("uid"),
-        container=top.text("container"),
-        attempt=top.number("attempt"),
-        facts=top.each("facts", lambda r: Fact(r.text("what"), r.text("value"), r.text("source"))),
-        answers=top.each(top.either("providers", "said"), _read_answer),
-        merge=None if merge is None else _read_merge(_FieldReader(merge, "merge")),
-        steps=top.each("steps", lambda r: AllocationStep(r.text("provider"), r.text("what"))),
-        verdict=Verdict(verdict.number("code"), verdict.text("reason"), verdict.text("message")),
-        pool=top.text("pool"),
-        cpus=top.cpus("cpus"),
-        mems=top.nodes("mems"),
-        devices=top.texts("devices"),
-        reasons=top.texts("reasons"),
-        moved=top.each("moved", lambda r: MovedContainer(r.text("ref"), r.cpus("before"), r.cpus("after"))),
-        more_moved=top.number("more_moved"),
-        shortfalls=top.each(top.either("shortfalls", "lacks"), _read_shortfall),
-        applied=top.yes("applied", default=True),
-    )
+    return _read(Explanation, data, _TOP)
 
 
-def _ids(mask: Mask | None) -> list[int] | None:
-    return None if mask is None else list(mask)
+_TOP = "decision"
+_NAMES = {
+    "answers": ("providers", "said"),
+    "shortfalls": ("shortfalls", "lacks"),
+    "affinity": ("nodes",),
+    "detail": (),
+}
+"""Fields with other names in the data, the present name first; ``detail`` is not written."""
+_LAST = ("count", "preferred", "hints")
+"""Fields of an answer in the order in which they are written."""
+_EMPTY: Mapping[object, object] = {str: "", int: 0, bool: False, CpuSet: "", TopologyHint: {}}
+"""What a field without a default is read from where it is missing; others from null."""
 
 
-def _hint(hint: TopologyHint | None) -> Data | None:
-    return None if hint is None else {"nodes": _ids(hint.affinity), "preferred": hint.preferred}
-
-
-def _shortfall(shortfall: Shortfall) -> Data:
-    return {
-        "resource": shortfall.resource,
-        "nodes": _ids(shortfall.nodes),
-        "wanted": shortfall.wanted,
-        "free": shortfall.free,
-        "kept": shortfall.kept,
-        "most": shortfall.most,
-        "named": str(shortfall.named),
-        "holders": [{"ref": holder.ref, "cpus": str(holder.cpus)} for holder in shortfall.holders],
-        "more_holders": shortfall.more_holders,
-    }
-
-
-def _read_shortfall(reader: _FieldReader) -> Shortfall:
-    return Shortfall(
-        reader.text("resource"),
-        reader.nodes("nodes"),
-        reader.number("wanted"),
-        reader.number("free"),
-        reader.number("kept"),
-        None if reader.get("most", None) is None else reader.number("most"),
-        reader.cpus("named"),
-        reader.each("holders", lambda r: CpuHolder(r.text("ref"), r.cpus("cpus"))),
-        reader.number("more_holders"),
-    )
-
-
-def _answer(answer: ProviderAnswer) -> Data:
-    return {
-        "provider": answer.provider,
-        "resource": answer.resource,
-        "nothing": answer.nothing,
-        "count": answer.count,
-        "preferred": answer.preferred,
-        "hints": [_hint(hint) for hint in answer.hints],
-    }
-
-
-def _merge(merge: Merge | None) -> Data | None:
-    if merge is None:
-        return None
-    return {
-        "policy": merge.policy,
-        "scope": merge.scope,
-        "best": _hint(merge.best),
-        "runner_up": _hint(merge.runner_up),
-        "decided": merge.decided,
-        "blame": list(merge.blame),
-    }
-
-
-class _FieldReader:
-    """One mapping, read field by field."""
-
-    def __init__(self, data: object, where: str) -> None:
-        if not isinstance(data, Mapping):
-            raise InputError(f"cannot read {where}: it is {_kind(data)}, not a mapping")
-        self._data = data
-        self._where = where
-
-    def get(self, name: str, default: object) -> object:
-        value: object = self._data.get(name, default)
+def _plain(value: object) -> object:
+    """Return a value of a decision as plain data."""
+    if isinstance(value, CpuSet):
+        return str(value)
+    if isinstance(value, Mask | tuple):
+        return [_plain(each) for each in value]
+    if not isinstance(value, Struct):
         return value
+    names = value.__struct_fields__
+    if isinstance(value, ProviderAnswer):
+        names = (*(name for name in names if name not in _LAST), *_LAST)
+    return {_NAMES.get(name, (name,))[0]: _plain(getattr(value, name)) for name in names}
 
-    def either(self, name: str, former: str) -> str:
-        """Return the key that exists: the name, or the former name of an older version."""
-        return former if name not in self._data and former in self._data else name
 
-    def text(self, name: str) -> str:
-        value = self.get(name, "")
-        if isinstance(value, str):
-            return value
-        raise self._wrong(name, value, "a text")
+_fields = cache(fields)
 
-    def number(self, name: str) -> int:
-        value = self.get(name, 0)
-        if _is_number(value):
-            return value
-        raise self._wrong(name, value, "a number")
 
-    def count(self, name: str) -> int | None:
-        return None if self.get(name, 0) is None else self.number(name)
+def _read(kind: type[T], data: object, where: str) -> T:
+    """Read a structure from a mapping, field by field."""
+    if not isinstance(data, Mapping):
+        raise InputError(f"cannot read {where}: it is {_kind(data)}, not a mapping")
+    found: dict[str, object] = {}
+    for each in _fields(kind):
+        names = _NAMES.get(each.name, (each.name,))
+        name = next((name for name in names if name in data), None)
+        if name is not None:
+            found[each.name] = _value(each.type, data[name], where, name)
+        elif each.required:
+            found[each.name] = _value(each.type, _EMPTY.get(each.type), where, each.name)
+    return kind(**found)
 
-    def yes(self, name: str, *, default: bool = False) -> bool:
-        value = self.get(name, default)
-        if isinstance(value, bool):
-            return value
-        raise self._wrong(name, value, "true or false")
 
-    def texts(self, name: str) -> tuple[str, ...]:
-        value = self.get(name, [])
-        if isinstance(value, list) and all(isinstance(v, str) for v in value):
-            return tuple(value)
-        raise self._wrong(name, value, "a list of texts")
-
-    def cpus(self, name: str) -> CpuSet:
-        value = self.text(name)
-        try:
-            return CpuSet.parse(value)
-        except ValueError as error:
-            raise InputError(f"cannot read {self._where}: {name} names no CPUs: {error}") from error
-
-    def nodes(self, name: str) -> Mask | None:
-        value = self.get(name, None)
+def _value(kind: Any, value: object, where: str, name: str) -> object:
+    """Read the value of a field."""
+    if isinstance(kind, UnionType):  # with None
         if value is None:
             return None
+        kind = get_args(kind)[0]
+    if get_origin(kind) is tuple:
+        return _list(get_args(kind)[0], value, where, name)
+    if issubclass(kind, Struct):
+        return _read(kind, value, f"{where}.{name}".removeprefix(f"{_TOP}."))
+    if kind is Mask:
         if isinstance(value, list) and all(_is_number(v) and 0 <= v < Mask.LIMIT for v in value):
             return Mask(value)
-        raise self._wrong(name, value, "a list of node ids")
-
-    def hint(self, name: str) -> TopologyHint:
-        return _read_hint(_FieldReader(self.get(name, {}), f"{self._where}.{name}"))
-
-    def each(self, name: str, read: Callable[[_FieldReader], T]) -> tuple[T, ...]:
-        value = self.get(name, [])
-        if not isinstance(value, list):
-            raise self._wrong(name, value, "a list")
-        return tuple(read(_FieldReader(entry, f"{self._where}.{name}[{i}]")) for i, entry in enumerate(value))
-
-    def _wrong(self, name: str, value: object, wanted: str) -> InputError:
-        return InputError(f"cannot read {self._where}: {name} is {_kind(value)}, not {wanted}")
-
-
-def _read_hint(reader: _FieldReader) -> TopologyHint:
-    return TopologyHint(reader.nodes("nodes"), reader.yes("preferred"))
+        raise _wrong(where, name, value, "a list of node ids")
+    if kind is int and not _is_number(value):
+        raise _wrong(where, name, value, "a number")
+    if kind is bool and not isinstance(value, bool):
+        raise _wrong(where, name, value, "true or false")
+    if kind in (str, CpuSet) and not isinstance(value, str):
+        raise _wrong(where, name, value, "a text")
+    if kind is not CpuSet:
+        return value
+    try:
+        return CpuSet.parse(str(value))
+    except ValueError as error:
+        raise InputError(f"cannot read {where}: {name} names no CPUs: {error}") from error
 
 
-def _read_answer(reader: _FieldReader) -> ProviderAnswer:
-    return ProviderAnswer(
-        reader.text("provider"),
-        reader.text("resource"),
-        reader.text("nothing"),
-        reader.each("hints", _read_hint),
-        reader.count("count"),
-        reader.count("preferred"),
-    )
+def _list(kind: Any, value: object, where: str, name: str) -> tuple[object, ...]:
+    """Read a list of texts or of structures."""
+    texts = kind is str
+    if not isinstance(value, list) or (texts and not all(isinstance(v, str) for v in value)):
+        raise _wrong(where, name, value, "a list of texts" if texts else "a list")
+    if texts:
+        return tuple(value)
+    return tuple(_read(kind, each, f"{where}.{name}[{i}]") for i, each in enumerate(value))
 
 
-def _read_merge(reader: _FieldReader) -> Merge:
-    return Merge(
-        reader.text("policy"),
-        reader.text("scope"),
-        reader.hint("best"),
-        None if reader.get("runner_up", None) is None else reader.hint("runner_up"),
-        reader.text("decided"),
-        reader.texts("blame"),
-    )
+def _wrong(where: str, name: str, value: object, wanted: str) -> InputError:
+    return InputError(f"cannot read {where}: {name} is {_kind(value)}, not {wanted}")
 
 
 def _is_number(value: object) -> TypeGuard[int]:
