@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
 
@@ -157,47 +159,17 @@ def dump(record: TakeoverRecord) -> dict[str, object] | None:
     """Return a record as plain data for the ledger; None for one that need not be kept."""
     if record == TakeoverRecord():
         return None
-    pending = None if record.pending is None else dataclasses.asdict(record.pending)
-    return {
-        "stage": record.stage.value,
-        "began": record.began,
-        "since": record.since,
-        "policy": record.policy,
-        "reserved": str(record.reserved),
-        "strict": record.strict,
-        "backup": record.backup,
-        "old": shown(record.old),
-        "target": record.target,
-        "written": record.written,
-        "forced": record.forced,
-        **({} if pending is None else {"pending": pending}),
-    }
+    data: dict[str, object] = msgspec.to_builtins(record, enc_hook=str)
+    return data if record.pending else {key: value for key, value in data.items() if key != "pending"}
 
 
 def load(data: Mapping[str, Any] | None) -> TakeoverRecord | None:
     """Read a record; the empty one where there is none, None where the data is not one."""
     if data is None:
         return TakeoverRecord()
-    try:
-        pending = data.get("pending")
-        return TakeoverRecord(
-            TakeoverStage(data["stage"]),
-            float(data["began"]),
-            float(data["since"]),
-            str(data["policy"]),
-            CpuSet.parse(data["reserved"]),
-            data["strict"] is True,
-            str(data["backup"]),
-            {uid: {n: CpuSet.parse(cpus) for n, cpus in names.items()} for uid, names in data["old"].items()},
-            str(data["target"]),
-            str(data["written"]),
-            data["forced"] is True,
-            None if pending is None else Pending(**pending),
-        )
-    except (KeyError, ValueError, TypeError, AttributeError):
+    if any(each.name not in data for each in dataclasses.fields(TakeoverRecord) if each.name != "pending"):
         return None
-
-
-def shown(held: Held) -> dict[str, dict[str, str]]:
-    """Return allocations as plain data."""
-    return {uid: {name: str(cpus) for name, cpus in names.items()} for uid, names in held.items()}
+    try:
+        return msgspec.convert(data, TakeoverRecord, dec_hook=lambda _, text: CpuSet.parse(text))
+    except (msgspec.ValidationError, AttributeError):  # no text is parsed
+        return None
