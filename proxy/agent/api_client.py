@@ -48,26 +48,23 @@ _FAULTS = (*_BROKEN, httpx2.InvalidURL, ValueError, LookupError, AssertionError,
 """What a request may raise before it is answered; lightkube reads tokens and runs commands then."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where kubelet mounts the service account of a pod."""
 
 
 class NoCredentialsError(UnavailableError):
     """There is nothing to authenticate with, or it cannot be read."""
 
 
-def node_name(config: ClusterConfig, environ: Mapping[str, str] = os.environ) -> str:
+def node_name(config: ClusterConfig) -> str:
     """Return the name of the Node object."""
-    return config.node or environ.get("NODE_NAME", "") or socket.gethostname().lower()
+    return config.node or os.environ.get("NODE_NAME", "") or socket.gethostname().lower()
 
 
-def read_credentials(
-    config: ClusterConfig, environ: Mapping[str, str] = os.environ, account: Path = SERVICE_ACCOUNT
-) -> SingleConfig:
+def read_credentials(config: ClusterConfig) -> SingleConfig:
     """Read the address of the API server and the credentials.
 
     Args:
         config: Names the kubeconfig.
-        environ: The environment of the process.
-        account: Where kubelet mounts the service account of a pod.
 
     Raises:
         NoCredentialsError: There are none, or they cannot be read.
@@ -77,13 +74,13 @@ def read_credentials(
     from lightkube import KubeConfig
     from lightkube.core.exceptions import ConfigError
 
-    named = config.kubeconfig or (Path(environ["KUBECONFIG"]) if environ.get("KUBECONFIG") else None)
-    in_pod = "KUBERNETES_SERVICE_HOST" in environ and (account / "token").exists()
-    file = account if config.kubeconfig is None and in_pod else named
+    named = config.kubeconfig or (Path(os.environ["KUBECONFIG"]) if os.environ.get("KUBECONFIG") else None)
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
+    file = SERVICE_ACCOUNT if config.kubeconfig is None and in_pod else named
     if file is None:
         raise NoCredentialsError("cannot connect to the API server: there are no credentials")
     try:
-        read = KubeConfig.from_service_account if file is account else KubeConfig.from_file
+        read = KubeConfig.from_service_account if file is SERVICE_ACCOUNT else KubeConfig.from_file
         found = read(file).get()
     except (OSError, ValueError, LookupError, TypeError, ConfigError) as error:
         raise NoCredentialsError(f"cannot read the credentials in {file}: {error}") from error

@@ -147,7 +147,6 @@ class WatchedFile:
         collection: str,
         fields: Callable[[JsonObject], bytes],
         by_node: str = "",
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """Prepare to follow; nothing is requested yet.
 
@@ -158,12 +157,10 @@ class WatchedFile:
             collection: The path of the collection.
             fields: From an object to the JSON that is kept of it.
             by_node: The field that selects the objects of this node; empty for all objects.
-            wall: Seconds since the epoch, as the file system has them.
         """
         self._session = session
         self._kind = kind
         self._path = directory / kind.file_name
-        self._wall = wall
         self._changed = asyncio.Event()
         selectors = {"fieldSelector": f"{by_node}={session.node}"} if by_node else {}
         self.watcher: Watcher[bytes] = session.watcher(
@@ -185,7 +182,7 @@ class WatchedFile:
                     next_write = loop.time() + NAMESPACES_S
                 due = not await self._write()
             else:
-                due = not await asyncio.to_thread(self._confirm, self._wall() - (self.watcher.age or 0.0))
+                due = not await asyncio.to_thread(self._confirm, time.time() - (self.watcher.age or 0.0))
             try:
                 async with asyncio.timeout(RETRY_S if due else CONFIRM_S):
                     await self._changed.wait()
@@ -202,7 +199,7 @@ class WatchedFile:
         """Write the file; returns whether that has succeeded."""
         telemetry, watcher = self._session.telemetry, self.watcher
         items = [Raw(watcher.values[key]) for key in sorted(watcher.values)]
-        facts = ClusterFacts(self._kind, self._session.node, self._wall(), watcher.version, items)
+        facts = ClusterFacts(self._kind, self._session.node, time.time(), watcher.version, items)
         try:
             await asyncio.to_thread(write_file, self._path, encode_facts(facts))
         except (OSError, ValueError) as error:

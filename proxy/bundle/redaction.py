@@ -65,11 +65,11 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?")
 
 
 @functools.cache
-def vocabulary(root: Path = ROOT) -> frozenset[str]:
+def vocabulary() -> frozenset[str]:
     """Return the words that the source of topoproxy has, in small letters."""
     words: set[str] = set()
-    for file in sorted(root.rglob("*.py")):
-        if "api" in file.relative_to(root).parts[:1]:
+    for file in sorted(ROOT.rglob("*.py")):
+        if "api" in file.relative_to(ROOT).parts[:1]:
             continue  # generated: the CRI's messages, not our words
         words.update(word.lower() for word in _WORD.findall(file.read_text(encoding="utf-8")))
     return frozenset(words)
@@ -82,15 +82,14 @@ class Redactor:
         replaced: How many texts were replaced.
     """
 
-    def __init__(self, names: Iterable[str] = (), words: frozenset[str] | None = None) -> None:
+    def __init__(self, names: Iterable[str] = ()) -> None:
         """Begin with nothing replaced.
 
         Args:
             names: Texts that are kept as they are, such as paths of the configuration.
-            words: Words that are kept; those of the source if None.
         """
         self.replaced = 0
-        self._words = vocabulary() if words is None else words
+        self._words = vocabulary()
         self._names = {name for name in names if name}
         self._marks: dict[str, str] = {}
 

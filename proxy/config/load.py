@@ -185,9 +185,9 @@ def _text(file: Path, trusted: bool) -> str:
         raise ConfigError(f"cannot use the configuration {file}: byte {error.start} is not UTF-8") from error
 
 
-def untrusted(path: Path | None = None, default: Path = DEFAULT_FILE) -> str:
+def untrusted(path: Path | None = None) -> str:
     """Describe in a sentence why ``load`` would not trust a file or a drop-in; empty if it would."""
-    file = path if path is not None else default
+    file = path if path is not None else DEFAULT_FILE
     for each in (file, *listed(file)):
         try:
             with each.open("rb") as stream:

@@ -126,25 +126,21 @@ class DeviceUnavailableError(Exception):
 class PluginService:
     """Answers a device manager for one plug-in; safe to use from several threads."""
 
-    def __init__(
-        self, plugin: DevicePlugin, telemetry: Telemetry, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, plugin: DevicePlugin, telemetry: Telemetry) -> None:
         """Begin without devices.
 
         Args:
             plugin: The author's part.
             telemetry: Where faults of the author's part are reported.
-            clock: Seconds that only grow.
         """
         self._plugin = plugin
         self._telemetry = telemetry
-        self._clock = clock
         self._changed = threading.Condition()
         self._devices: dict[str, PluginDevice] = {}
         self._version = 0
         self._stream = 0
         self._watched = False
-        self._quiet_since = clock()
+        self._quiet_since = time.monotonic()
 
     def refresh(self) -> None:
         """Ask the author for the devices; a list that differs is sent to the manager."""
@@ -165,7 +161,7 @@ class PluginService:
     def unwatched_s(self) -> float:
         """Return for how many seconds no manager has followed the devices; 0 while one does."""
         with self._changed:
-            return 0.0 if self._watched else self._clock() - self._quiet_since
+            return 0.0 if self._watched else time.monotonic() - self._quiet_since
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the methods of the service by name."""
@@ -206,7 +202,7 @@ class PluginService:
         finally:
             with self._changed:
                 if self._stream == mine:
-                    self._watched, self._quiet_since = False, self._clock()
+                    self._watched, self._quiet_since = False, time.monotonic()
 
     def _wake(self) -> None:
         with self._changed:

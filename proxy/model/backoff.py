@@ -110,8 +110,8 @@ PASSES = Backoff(1, 32, tolerated=2, least=1)
 class PassRetries:
     """When each of many keys may be tried again, counted in passes over all of them."""
 
-    def __init__(self, rule: Backoff = PASSES) -> None:
-        self._times = RetryTimes[str](rule)
+    def __init__(self) -> None:
+        self._times = RetryTimes[str](PASSES)
         self._pass = 0
 
     def begin_pass(self, keys: Container[str]) -> None:

@@ -198,7 +198,6 @@ def open_listener(
     path: Path,
     runtime_path: Path,
     environ: MutableMapping[str, str] = os.environ,
-    lock_path: Path | None = None,
 ) -> Listener:
     """Open the socket that kubelet connects to, or adopt the one that systemd hands over.
 
@@ -206,7 +205,6 @@ def open_listener(
         path: Where to listen; an adopted socket's own path counts instead.
         runtime_path: The runtime's socket, whose owner and mode are taken over. It may be missing.
         environ: Where systemd's LISTEN_ variables are; they are removed, so that children do not see them.
-        lock_path: The lock file; by default the socket's path with ``.lock`` added.
 
     Raises:
         LockedError: Another proxy has the socket.
@@ -222,7 +220,7 @@ def open_listener(
         _refuse_own_runtime(path, runtime_path)
         if adopted is None:
             _need_directory(path)
-        lock = Lock.take(lock_path or path.with_name(path.name + ".lock"), f"listen on {path}")
+        lock = Lock.take(path.with_name(path.name + ".lock"), f"listen on {path}")
         undo.callback(lock.release)
         if adopted is not None:
             listener = Listener(adopted, path, adopted=True, _lock=lock)

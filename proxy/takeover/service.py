@@ -122,7 +122,6 @@ class Takeover:
         executor: NodeExecutor,
         writer: Writer,
         places: TakeoverPaths,
-        alive: Callable[[Path, Path], tuple[str, ...]] = signs_of_kubelet,
     ) -> None:
         """Take the parts; ``recover`` follows.
 
@@ -130,12 +129,10 @@ class Takeover:
             executor: Its rules follow the record.
             writer: Keeps the record.
             places: The paths.
-            alive: Lists signs that kubelet runs, from its directory and /proc; called in a worker.
         """
         self._executor = executor
         self._writer = writer
         self._places = places
-        self._alive = alive
         self._worker = Worker("takeover", executor.broken)
         executor.health.watch(self._worker)
         self._one = asyncio.Lock()
@@ -256,7 +253,7 @@ class Takeover:
         return dataclasses.replace(
             inputs,
             file=CpuManagerFile(None, problem) if problem else CpuManagerFile.of(text),
-            running=self._alive(self._places.kubelet, self._places.procfs),
+            running=signs_of_kubelet(self._places.kubelet, self._places.procfs),
             unwritable=self._writer.unwritable(),
             from_files=frozenset(from_files),
             memory_policy=_memory_policy(inputs.directory),

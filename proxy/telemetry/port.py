@@ -68,9 +68,8 @@ class Problem:
 class Problems:
     """A bounded list of problems, the oldest forgotten first. For one thread at a time."""
 
-    def __init__(self, clock: Callable[[], float], limit: int = LIMIT) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._limit = limit
         self._known: OrderedDict[tuple[object, ...], Problem] = OrderedDict()
 
     def note(self, message: str, keys: Keys) -> bool:
@@ -84,7 +83,7 @@ class Problems:
             known.keys = keys
             return new
         self._known[what] = Problem(message, keys, now, now)
-        if len(self._known) > self._limit:
+        if len(self._known) > LIMIT:
             self._known.popitem(last=False)
         return True
 

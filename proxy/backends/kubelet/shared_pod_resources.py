@@ -32,17 +32,16 @@ class SharedPodResources:
     The answers are shared: they must not be changed.
     """
 
-    def __init__(self, socket: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, socket: str) -> None:
         """Open nothing yet.
 
         Args:
             socket: Path of kubelet's socket.
-            clock: Seconds that only grow.
         """
         self._channel = UnixChannel(socket, CALL_S)
-        api = PodResources(self._channel, clock)
-        self._pods = SharedAnswer(api.pods, clock)
-        self._devices = SharedAnswer(api.devices, clock)
+        api = PodResources(self._channel, time.monotonic)
+        self._pods = SharedAnswer(api.pods, time.monotonic)
+        self._devices = SharedAnswer(api.devices, time.monotonic)
 
     def pods(self) -> pb.ListPodResourcesResponse:
         """Return kubelet's list of all pods.

@@ -224,7 +224,6 @@ class PodResourcesServer:
         state: Callable[[], NodeState | None],
         kubelet: KubeletAnswers | None,
         telemetry: Telemetry,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; nothing is opened before ``socket.open``.
 
@@ -233,12 +232,11 @@ class PodResourcesServer:
             state: Returns the node as it is; None as long as its containers are not known.
             kubelet: kubelet's own API; None where it is not queried.
             telemetry: Counts requests.
-            clock: Seconds that only grow.
         """
         self._state = state
         self._kubelet = kubelet
         self._telemetry = telemetry
-        self._limit = RequestLimit(clock)
+        self._limit = RequestLimit(time.monotonic)
         self._listed: tuple[NodeState, object, pb.ListPodResourcesResponse] | None = None
         self.socket = GrpcSocket(
             path,
