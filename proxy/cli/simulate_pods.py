@@ -18,7 +18,6 @@ from proxy.cli.simulate_cluster import ClusterOptions, simulate_cluster
 from proxy.config import Config, load
 from proxy.model.errors import UsageError
 from proxy.simulate.cluster import PodOutcome
-from proxy.simulate.compare import compare_lines, differences, differences_data
 from proxy.simulate.data import page
 from proxy.simulate.machines import (
     Named,
@@ -31,7 +30,7 @@ from proxy.simulate.machines import (
 from proxy.simulate.manifests import Pods, load_pods
 from proxy.simulate.simulation import Rules, Simulation, hosts_of, simulate
 from proxy.simulate.summary import Findings, find, too_small
-from proxy.simulate.text import explain_lines, report
+from proxy.simulate.text import compare_lines, differences, differences_data, explain_lines, report
 
 _BAR = 30
 """Characters of the progress bar."""

@@ -1,4 +1,9 @@
-"""The section of admission: which pods may own CPUs, and how many; label selectors as settings."""
+"""The sections of admission and of enforcement.
+
+Admission says which pods may own CPUs, and how many; enforcement to which pods the plan is applied, and how
+fast running ones are changed. Both name pods by namespaces and label selectors, which are kinds of settings
+here.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,12 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from proxy.config.kinds import TRUTH, SettingKind, choice, text_schema
+from proxy.config.kinds import TRUTH, SettingKind, choice, duration, text_schema, whole
 from proxy.config.nested_values import YamlNode, meant
 from proxy.config.setting import key
 from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 from proxy.model.label_selector import LONGEST_VALUE, LabelExpression, LabelOperator, LabelSelector
+from proxy.model.pod_selection import PodSelection
 
 AUTO = "auto"
 MOST_CPUS = 65_536
@@ -301,3 +307,52 @@ class AdmissionConfig:
             self.beyond,
             self.name_others,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EnforceConfig:
+    """To which pods mode enforce applies the plan. All other pods are observed."""
+
+    namespaces: Namespaces = field(
+        default=Namespaces(("*",)),
+        metadata=key("namespaces", NAMESPACES, "Namespaces whose pods the plan is applied to.", live=True),
+    )
+    pod_selector: LabelSelector = field(
+        default=LabelSelector(),
+        metadata=key(
+            "podSelector",
+            SELECTOR,
+            "Labels of the pods that the plan is applied to; empty: all pods.",
+            live=True,
+        ),
+    )
+    percent: int = field(
+        default=100,
+        metadata=key(
+            "percent",
+            whole(0, 100),
+            "How many of these pods the plan is applied to. The hash of a pod's UID decides, so a larger "
+            "percentage only adds pods.",
+            live=True,
+        ),
+    )
+    pods_per_step: int = field(
+        default=1,
+        metadata=key(
+            "podsPerStep",
+            whole(1, 1000),
+            "Where mode or enforce change on a running node: how many running pods are changed together.",
+            live=True,
+        ),
+    )
+    step_period: float = field(
+        default=1.0,
+        metadata=key(
+            "stepPeriod", duration(0.1, 3600), "Time between the beginnings of two such steps.", live=True
+        ),
+    )
+
+    @property
+    def selection(self) -> PodSelection:
+        """The section as rules."""
+        return PodSelection(self.namespaces, self.pod_selector, self.percent)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.config.admission import AdmissionConfig
+from proxy.config.admission import AdmissionConfig, EnforceConfig
 from proxy.config.cluster import ClusterConfig, RejectedPodsConfig
 from proxy.config.cluster_config import ClusterConfigConfig, ClusterFactsConfig
-from proxy.config.enforce import EnforceConfig
 from proxy.config.enums import (
     CpuManagerPolicy,
     FailurePolicy,

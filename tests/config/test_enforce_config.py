@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.config import Config, as_yaml, parse
-from proxy.config.enforce import EnforceConfig
+from proxy.config.admission import EnforceConfig
 from proxy.model.admission import Namespaces
 from proxy.model.errors import ConfigError
 from proxy.model.label_selector import LabelExpression, LabelOperator, LabelSelector

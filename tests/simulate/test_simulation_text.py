@@ -6,13 +6,20 @@ import pytest
 
 from proxy.config import parse
 from proxy.model.idset import CpuSet
-from proxy.simulate.compare import compare_lines, differences, differences_data
 from proxy.simulate.machines import Named, copies
 from proxy.simulate.picture import NumaNodeRow, bar, columns
 from proxy.simulate.pods import SimulatedPod
 from proxy.simulate.simulation import Rules, Simulation, hosts_of, simulate
 from proxy.simulate.summary import Findings, find
-from proxy.simulate.text import FAILED, MACHINES, explain_lines, report
+from proxy.simulate.text import (
+    FAILED,
+    MACHINES,
+    compare_lines,
+    differences,
+    differences_data,
+    explain_lines,
+    report,
+)
 from proxy.topology.build import described
 
 MakePod = Callable[..., SimulatedPod]
