@@ -74,7 +74,7 @@ def _with_kept(policy: NodePolicy, kept: CpuSet) -> NodePolicy:
     if kept <= reserved.value:
         return policy
     message = f"{reserved.source}, and the takeover from kubelet"
-    return structs.replace(policy, reserved=PolicyValue(reserved.value | kept, message, reserved.problem))
+    return structs.replace(policy, reserved=PolicyValue(reserved.value | kept, message))
 
 
 def apply_node_policy(

@@ -71,5 +71,8 @@ def test_another_machine_keeps_the_rules() -> None:
     assert (str(there.shareable), str(there.cpu.reserved)) == ("1-14", "0")
     assert (there.static, there.policy, there.alike) == (True, TopologyPolicy.RESTRICTED, {})
     assert there.memory == node.memory
+    assert node.for_running(there) == there
+    for other in (node.for_running(there), node.with_static(static=False)):
+        assert other.alike == {}, "placements are made again under other rules"
     back = there.on(MACHINE)
     assert (str(back.shareable), back.cpu, back) == ("1-14", node.cpu, node), "what was reserved is so again"

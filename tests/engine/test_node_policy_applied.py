@@ -190,12 +190,12 @@ class NewRules:
         return isinstance(other, Change) and (other.reason, other.follow) == self.wanted
 
 
-def started(state: NodeState) -> Playbook[NodeState]:
+def started(state: NodeState, configured: Node = NODE) -> Playbook[NodeState]:
     """A node whose policy was read for the first time."""
     play = Playbook(state, handle)
-    assert play >> DECIDED << NodePolicyApplied({}, ())
+    assert play >> changed_copy(DECIDED, configured=configured) << NodePolicyApplied({}, ())
     assert play.state.node is state.node
-    assert play.state.facts.policy == rules(state)
+    assert play.state.facts.policy == read_node_policy(configured, MACHINE, None, None)
     return play
 
 
@@ -228,7 +228,7 @@ def test_a_value_that_changes_no_rule_of_the_node_is_not_reported() -> None:
 def test_kubelets_settings_and_what_a_takeover_keeps_back_decide_too() -> None:
     play, free = started(there()), CpuSet()
     manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet.parse("0"))
-    assert play >> KubeletCpusRead(manager, {}) >> TakeoverChanged(static=True, reserved=CpuSet.parse("0,4"))
+    assert play >> KubeletCpusRead(manager, {}) >> TakeoverChanged(static=True, reserved=CpuSet.parse("4"))
     whole = PolicyValue(NodeBindPolicy.FULL_PCPUS_ONLY, "kubelet's full-pcpus-only")
     both = PolicyValue(CpuSet.parse("0,4"), "kubelet's reserve, and the takeover from kubelet")
     changed = {"cpuBindPolicy": whole, "reservedSystemCPUs": both}
@@ -240,9 +240,38 @@ def test_kubelets_settings_and_what_a_takeover_keeps_back_decide_too() -> None:
     assert play >> DECIDED << NodePolicyApplied({}, ()), "it is within what kubelet reserves"
 
 
+def test_a_value_that_another_source_gives_now_is_not_reported() -> None:
+    whole = changed_copy(NODE, bind=NodeBindPolicy.FULL_PCPUS_ONLY)
+    play = started(there(node=whole), whole)
+    labels = {BIND_POLICY[0]: "FullPCPUsOnly"}
+    read = NodePolicyRead(whole, CALM, changed_copy(keeping("1"), labels=labels), None)
+    play >> read << NewRules()
+    (applied,) = play._unnamed
+    assert isinstance(applied, NodePolicyApplied)
+    assert (list(applied.changed), applied.notes) == (["reservedCPUs"], ())
+
+
+def test_options_of_the_configuration_rule_out_a_policy() -> None:
+    blind = changed_copy(MACHINE, nodes=tuple(changed_copy(each, distance=()) for each in MACHINE.nodes))
+    node = changed_copy(NODE, machine=blind)
+    play = started(there(node=node), node)
+    restricted = NodeMeta(labels={NUMA_POLICY[0]: "Restricted"})
+    read = NodePolicyRead(node, TopologyOptions(True), restricted, None)
+    (words,) = new_refusals(play.state, read)
+    assert "distances" in words
+    assert play >> read << NodePolicyApplied({}, ())
+    change = {
+        "topologyManagerPolicy": PolicyValue(
+            TopologyPolicy.RESTRICTED, f"label {NUMA_POLICY[0]} of the Node object"
+        )
+    }
+    assert play >> changed_copy(read, options=CALM) << NewRules() << NodePolicyApplied(change, ())
+
+
 def test_another_configuration_keeps_the_machine_and_the_takeover() -> None:
     play = started(there(container("b")))
-    less = changed_copy(MACHINE, cpus=tuple(cpu for cpu in MACHINE.cpus if cpu.id != 7))
+    there_now = {"cpus": tuple(cpu for cpu in MACHINE.cpus if cpu.id != 7), "present": CpuSet.parse("0-6")}
+    less = changed_copy(MACHINE, **there_now)
     assert play >> HardwareChanged(less) << NewRules("machine changed", Follow.ALL)
     assert play >> TakeoverChanged(static=False, reserved=CpuSet()) << NewRules("takeover", Follow.ALL)
     other = changed_copy(DECIDED, configured=changed_copy(NODE, keep_quota=KeepQuota.ALWAYS))
@@ -250,6 +279,9 @@ def test_another_configuration_keeps_the_machine_and_the_takeover() -> None:
     node = play.state.node
     assert (node.machine, node.static, node.keep_quota) == (less, False, KeepQuota.ALWAYS)
     assert node.topology == CpuTopology.of(less)
+    assert play >> changed_copy(other, meta=keeping("7")) << NodePolicyApplied({}, ())
+    assert play.state.facts.policy is not None
+    assert "there is no CPU 7 here" in play.state.facts.policy.reservation.problem
 
 
 def test_namespaces_that_are_selected_stay_so_until_labels_are_read() -> None:
