@@ -191,7 +191,7 @@ def _others(target: str) -> None:
 
 @contextlib.contextmanager
 def busy(target: Path) -> Iterator[None]:
-    """Have calls in flight on another connection meanwhile."""
+    """Keep calls in flight on another connection meanwhile."""
     process = multiprocessing.get_context("fork").Process(target=_others, args=(str(target),), daemon=True)
     process.start()
     try:

@@ -168,7 +168,7 @@ def order(one: Node, **faults: object) -> None:
 
 
 def at_step(one: Node, found: Found, step: int) -> bool:
-    """Live a day up to a step; False where it has no such step."""
+    """Run a scenario up to a step; False where it has no such step."""
     order(one, kill_at=step)
     shared = next(i for i, r in one.runtime.containers.items() if r.state == pb.CONTAINER_RUNNING)
     with CriClient(str(one.socket), timeout=10) as client:

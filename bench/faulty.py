@@ -118,9 +118,9 @@ def install(faults: Faults) -> None:
         faults.step("kernel: after a write")
 
     def released(self: InterceptedCall, body: bytes | None = None, suffix: bytes = b"") -> None:
-        faults.step(f"{self.method}: before it goes on")
+        faults.step(f"{self.method}: before it continues")
         release(self, body, suffix)
-        faults.step(f"{self.method}: after it went on")
+        faults.step(f"{self.method}: after it continued")
 
     def requested(self: Interceptors, call: Any) -> None:
         faults.obey()

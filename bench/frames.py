@@ -175,7 +175,7 @@ class Inflow:
         self.due: set[int] = set()
 
     def greet(self) -> None:
-        """Say the windows."""
+        """Announce the windows."""
         self.outbox.out.append(settings_frame({INITIAL_WINDOW_SIZE: self.limit}))
         if self.connection_limit > DEFAULT_WINDOW:
             self.outbox.out.append(window_frame(0, self.connection_limit - DEFAULT_WINDOW))

@@ -8,7 +8,7 @@ that share CPUs without a pause, and others create owners of CPUs, which stay un
 owner meets starts in flight that carry its CPUs. A start takes a time of a log-normal distribution; for the
 first third of it the runtime has not made the container's group yet. In the second row one start in fifty
 hangs for 20 s, with a group. What is counted are creates of owners: how many there were, how many waited for
-a call in flight, how long they took, how many went on beside a start that was still in flight, and how many
+a call in flight, how long they took, how many continued beside a start that was still in flight, and how many
 were refused.
 
 The second table has a real containerd with real cgroups (the bed of the end-to-end tests; root, /dev/fuse). A
@@ -49,7 +49,7 @@ MEDIAN_S, SIGMA, LONGEST_S = 0.2, 0.8, 4.0
 HANGS, HANG_S = 0.02, 20.0
 ROUNDS = 20
 LOAD = ("starts in flight", "owners", "waited", "share", "p50", "p99", "worst", "past a start", "refused")
-WINDOW = ("a hanging start goes on (containerd, cgroup v1)", "median", "worst", "times")
+WINDOW = ("a hanging start continues (containerd, cgroup v1)", "median", "worst", "times")
 
 
 @dataclass

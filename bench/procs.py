@@ -91,7 +91,7 @@ class Process:
         raise BenchError(f"cannot read the memory of {self.name}: no {key} in /proc/{self.pid}/status")
 
     def end(self, *, hard: bool = False) -> None:
-        """Ask it to leave, and see to it that it is gone."""
+        """End the process, and wait until it has exited."""
         if self.popen.poll() is None:
             self.popen.kill() if hard else self.popen.terminate()
             try:

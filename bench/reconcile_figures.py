@@ -61,7 +61,7 @@ class Node(Answers):
     """A runtime with containers that run and stay."""
 
     def __init__(self, root: Path | None, top: str, count: int = CONTAINERS) -> None:
-        """Have containers. Their groups are below ``top`` in ``root``; without a root nothing is written."""
+        """Create containers. Their groups are below ``top`` in ``root``; without a root none is written."""
         super().__init__()
         self.root, self.top = root, top
         pods = pb.ListPodSandboxResponse()

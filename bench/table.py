@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def render(head: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool = False) -> str:
-    """Lay out a table: first column to the left, the others to the right."""
+    """Format a table: first column left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def anchors(page: str) -> set[str]:
-    """Give the anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub makes of a page's headings."""
     found: dict[str, int] = {}
     result = set(re.findall(r'<a (?:id|name)="([^"]+)"', page))
     for heading in re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), re.M):
@@ -50,7 +50,7 @@ def anchors(page: str) -> set[str]:
 
 
 def missing(page: Path, anchor: str) -> str:
-    """Say what does not exist; empty where both do."""
+    """Return what does not exist; empty where both do."""
     if not page.exists():
         return "no such file"
     if anchor and page.suffix == ".md" and anchor not in anchors(page.read_text()):

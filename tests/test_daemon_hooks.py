@@ -87,7 +87,7 @@ def test_a_file_that_is_dropped_changed_broken_and_removed(node: Node) -> None:
         assert await node.placed("second") == "4-5"
         node.write("10-x.py", "API_VERSION = 1\ndef pre_create_container(:\n")
         await until(lambda: loaded()["broken"])
-        assert await node.placed("third") == "4-5", "the version before goes on"
+        assert await node.placed("third") == "4-5", "the version before continues"
         assert was["name"] == "10-x"
         (node.hooks / "10-x.py").unlink()
         took.append(await until(lambda: not points(daemon)))
@@ -272,7 +272,7 @@ def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
         assert await node.placed("after") == "4-5"
         await reload(", settings: {10-narrow: {config: {cpus: 7}}}")
         await until(lambda: "hooks.settings.10-narrow.config.cpus" in entry())
-        assert await node.placed("wrong") == "4-5", "the version before goes on answering"
+        assert await node.placed("wrong") == "4-5", "the version before continues answering"
         await reload(", timeout: 3s, settings: {10-narrow: {config: {cpus: 6-7}}}")
         await until(lambda: entry() == "running 3.0")
         assert await node.placed("right") == "6-7"

@@ -1,4 +1,4 @@
-"""A daemon whose state directory lies on a disk that takes nothing: the node goes on."""
+"""A daemon whose state directory lies on a disk that takes nothing: the node continues."""
 
 from __future__ import annotations
 

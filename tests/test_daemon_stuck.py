@@ -1,4 +1,4 @@
-"""The daemon as a process whose worker threads hang: what goes on, and that it ends all the same.
+"""The daemon as a process whose worker threads hang: what continues, and that it ends all the same.
 
 What hangs is real: the kernel worker is in a system call that does not return, as the test holds the lock
 that orders the writes of the imitated cgroup tree.
@@ -99,7 +99,7 @@ class Node:
 
     @contextlib.contextmanager
     def stuck_kernel(self) -> Iterator[None]:
-        """Have each write of the tree wait for as long as this holds its lock."""
+        """Make each write of the tree wait for as long as this holds its lock."""
         with (self.directory / "cgroup" / MARKER).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -207,7 +207,7 @@ def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -
 
 
 def _heard(ear: socket.socket, seconds: float = 0.7) -> list[str]:
-    """Give what the daemon says for some seconds, from now on."""
+    """Return what the daemon says for some seconds, from now on."""
     end, heard = time.monotonic() + seconds, list[str]()
     ear.setblocking(False)
     with contextlib.suppress(BlockingIOError):

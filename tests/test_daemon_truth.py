@@ -80,7 +80,7 @@ class Outputs:
         self.metrics = {(name, labels): float(value) for name, labels, value in SAMPLE.findall(text)}
 
     def metric(self, name: str) -> float:
-        """Give the sum of all series of a metric."""
+        """Return the sum of all series of a metric."""
         return sum(value for (family, _), value in self.metrics.items() if family == f"topoproxy_{name}")
 
 

@@ -45,7 +45,7 @@ def read(name: str) -> dict[str, Pinned]:
 
 
 def closure(names: Iterable[str], lock: dict[str, Pinned]) -> set[str]:
-    """Give the named packages with all that they need, by the lock's own remarks of what needs what."""
+    """Return the named packages with all that they need, by the lock's own remarks of what needs what."""
     found = {canonicalize_name(Requirement(name).name) for name in names}
     while more := {one.name for one in lock.values() if one.via & found} - found:
         found |= more

@@ -32,7 +32,7 @@ def modules() -> Iterator[tuple[str, str]]:
 
 
 def assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Give the names that a statement binds, each with its value."""
+    """Yield the names that a statement binds, each with its value."""
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         targets, value = [node.target], node.value
     elif isinstance(node, ast.Assign):
@@ -51,7 +51,7 @@ def is_code(value: ast.expr) -> bool:
 
 
 def status_codes(source: str) -> list[int]:
-    """Give the lines on which a status code is named again, or one of its names is listed with a number."""
+    """Return the lines on which a status code is named again, or one of its names is listed with a number."""
     found, tree = [], ast.parse(source)
     for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
         lines = [
@@ -74,7 +74,7 @@ def status_codes(source: str) -> list[int]:
 
 
 def errno_groups(source: str) -> list[int]:
-    """Give the lines with a collection of several numbers of ``errno``."""
+    """Return the lines with a collection of several numbers of ``errno``."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))
@@ -84,7 +84,7 @@ def errno_groups(source: str) -> list[int]:
 
 
 def renames(source: str) -> list[int]:
-    """Give the lines on which a file gets another name, or one of its own."""
+    """Return the lines on which a file gets another name, or one of its own."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "proxy"
 
 
 def given_twice(files: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Give the names that several classes have, with the files of these classes."""
+    """Return the names that several classes have, with the files of these classes."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path, text in files:
         for node in ast.walk(ast.parse(text)):

@@ -55,7 +55,7 @@ class Piece:
         return f"{self.module}.{f'{self.owner}.' if self.owner else ''}{self.name}"
 
     def add(self, node: ast.AST) -> None:
-        """Take in what a part of the program mentions."""
+        """Record what a part of the program mentions."""
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name):
                 self.words.add(inner.id)
@@ -73,7 +73,7 @@ class Piece:
 
 
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Give the statements of a module, those under a condition too."""
+    """Yield the statements of a module, those under a condition too."""
     for node in body:
         if isinstance(node, ast.If):
             yield ast.Expr(node.test)
@@ -174,7 +174,7 @@ class Search:
                 self.reached.add(part)
 
     def enter(self, piece: Piece) -> None:
-        """Take in what a piece mentions, if it is live."""
+        """Record what a piece mentions, if it is live."""
         if piece.module not in self.reached or not self.is_live(piece):
             return
         self.live.add(id(piece))
@@ -191,7 +191,7 @@ class Search:
             self.reach(name)
 
     def unused(self) -> list[str]:
-        """Give the modules that nothing reaches, and what is not live in the others."""
+        """Return the modules that nothing reaches, and what is not live in the others."""
         dead = [
             str(piece)
             for piece in self.pieces
@@ -208,7 +208,7 @@ class Search:
 
 
 def unused() -> list[str]:
-    """Give what is not live in the product."""
+    """Return what is not live in the product."""
     sources = {}
     for path in sorted((ROOT / "proxy").rglob("*.py")):
         if ROOT / "proxy" / "api" not in path.parents:  # generated
@@ -222,7 +222,7 @@ def unused() -> list[str]:
 
 
 def exported(source: str) -> list[str]:
-    """Give what a module has in ``__all__``; what a command is called by is its own name."""
+    """Return what a module has in ``__all__``; what a command is called by is its own name."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [e.value for e in ast.walk(node.value) if isinstance(e, ast.Constant)]

@@ -28,7 +28,7 @@ def machine(sizes: Sequence[int], nodes_per_socket: int = 1, first: int = 0) -> 
 def plain(
     topo: CpuTopology, available: CpuSet, reusable: CpuSet, request: int, by_socket: bool
 ) -> list[TopologyHint]:
-    """Say the rules without any shortcut."""
+    """Implement the rules without any shortcut."""
     nodes = sorted(topo.nodes)
     sets = [c for size in range(1, len(nodes) + 1) for c in combinations(nodes, size)]
     cpus = {c: CpuSet(i for n in c for i in CpuSet.from_bits(topo.nodes[n])) for c in sets}

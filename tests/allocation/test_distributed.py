@@ -59,7 +59,7 @@ def rounds(after: list[int], extra: Sequence[int], rest: int, group: int) -> lis
 
 
 def plain(counts: Sequence[int], n: int, group: int, fewest: int) -> Split | None:
-    """Say the rules without any shortcut."""
+    """Implement the rules without any shortcut."""
     for k in range(max(fewest, 1), min(n // group, len(counts)) + 1):
         each = n // k // group * group
         best: tuple[float, Split] | None = None

@@ -23,7 +23,7 @@ Sets = dict[int, set[int]]
 
 @st.composite
 def topologies(draw: st.DrawFn) -> CpuTopology:
-    """Give a small machine: cores of one or two threads, nodes in sockets or sockets in nodes."""
+    """Return a small machine: cores of one or two threads, nodes in sockets or sockets in nodes."""
     inner = draw(st.integers(1, 4))
     outer_of = [draw(st.integers(0, 2)) for _ in range(inner)]
     nodes_inside = draw(st.booleans())
@@ -41,7 +41,7 @@ def topologies(draw: st.DrawFn) -> CpuTopology:
 
 
 def free_of(topo: CpuTopology, bits: int) -> CpuSet:
-    """Give some CPUs of a machine."""
+    """Return some CPUs of a machine."""
     return CpuSet(cpu for i, cpu in enumerate(topo.cpus) if bits >> i & 1)
 
 

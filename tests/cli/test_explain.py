@@ -182,7 +182,7 @@ def test_ascii_terminals_are_enough(daemon: Path) -> None:
 
 
 def examples() -> list[tuple[str, str]]:
-    """Give the commands of the document, each with what it is said to print."""
+    """Return the commands of the document, each with what it is said to print."""
     blocks = re.findall(r"```console\n\$ topoproxy explain ?(.*)\n((?:.*\n)*?)```\n", DOCUMENT.read_text())
     return [(words, shown) for words, shown in blocks]
 

@@ -33,7 +33,7 @@ CONTROLLERS = (
 
 
 def missing(*programs: str) -> str:
-    """Say why there can be no control plane here; empty if there can.
+    """Return why there can be no control plane here; empty if there can.
 
     Args:
         programs: Needed besides kube-apiserver.
@@ -161,7 +161,7 @@ class ControlPlane(ApiClient):
         self._etcd.wait()
 
     def compact(self) -> None:
-        """Have etcd forget all revisions before the newest one."""
+        """Make etcd forget all revisions before the newest one."""
         asked = urllib.request.Request(f"http://127.0.0.1:{self._etcd_port}/v3/kv/range", b'{"key": "AA=="}')
         with urllib.request.urlopen(asked, timeout=10) as answer:
             revision = json.loads(answer.read())["header"]["revision"]

@@ -33,7 +33,7 @@ def owner(name: str = "owner", cpus: int = 2) -> DemoPod:
 
 @contextmanager
 def fresh_cluster(plane: ControlPlane) -> Iterator[None]:
-    """Have a cluster with the CRDs of NFD and Volcano and a Node n1, and nothing that was published."""
+    """Provide a cluster with the CRDs of NFD and Volcano and a Node n1, and nothing that was published."""
     plane.install(crd("topology"))
     plane.install(crd("volcano"))
     if plane.get("/api/v1/namespaces/demo") is None:

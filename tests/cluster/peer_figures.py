@@ -75,7 +75,7 @@ class Peer:
     turn: Turn
 
     def missing(self) -> str:
-        """Say why it cannot be run here; empty if it can."""
+        """Return why it cannot be run here; empty if it can."""
         if reason := missing_reader(self.program) if self.program else missing("kube-scheduler"):
             return reason
         try:

@@ -34,7 +34,7 @@ PRIORITY_CLASS = {
 
 
 def missing_reader(program: str) -> str:
-    """Say why a reader cannot be run here; empty if it can."""
+    """Return why a reader cannot be run here; empty if it can."""
     if reason := missing():
         return reason
     if not os.environ.get(READERS):

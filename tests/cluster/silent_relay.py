@@ -25,7 +25,7 @@ class SilentRelay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def silence(self) -> None:
-        """Have the connections of now carry nothing more; new ones work."""
+        """Stop forwarding on the current connections; new ones work."""
         self._current.set()
         self._current = threading.Event()
 

@@ -44,7 +44,7 @@ def cluster(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def foreign_apply(cluster: ControlPlane, path: str, value: Any) -> None:
-    """Take fields by force, as another field manager."""
+    """Apply fields with force, as another field manager."""
     cluster.request("PATCH", f"{path}?fieldManager=other&force=true", value, APPLY)
 
 

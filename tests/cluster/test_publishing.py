@@ -41,7 +41,7 @@ def cluster(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 @contextmanager
 def no_binding(plane: ControlPlane) -> Iterator[None]:
-    """Take away the agent's permissions, as an administrator does."""
+    """Remove the agent's permissions, as an administrator does."""
     path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
     before = plane.request("GET", f"{path}/topoproxy-agent")
     plane.delete(f"{path}/topoproxy-agent")

@@ -59,7 +59,7 @@ class WrongClock:
         self.environment = {"LD_PRELOAD": str(library), "WRONG_CLOCK": str(self._file)}
 
     def set(self, seconds: int) -> None:
-        """Have the clock be ahead by some seconds, or behind."""
+        """Set the clock ahead by some seconds, or behind."""
         new = self._file.with_suffix(".new")
         new.write_text(str(seconds))
         new.rename(self._file)

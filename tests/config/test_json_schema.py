@@ -70,7 +70,7 @@ def line(key: str, value: str) -> str:
 
 
 def examples() -> Iterator[str]:
-    """Give the configurations in the documentation: what is indented or fenced, and names a key first."""
+    """Yield the configurations in the documentation: what is indented or fenced, and names a key first."""
     first = {key for _, key, _ in keys(Config())} | {"apiVersion"}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for block in re.findall(

@@ -52,7 +52,7 @@ class Case:
         return f"case {self.index} {name!r}" if name else f"case {self.index}"
 
     def value(self, name: str, kind: Kind) -> Any:
-        """Give a field that must be there.
+        """Return a field that must be there.
 
         Raises:
             BadCaseError: It is missing or of another type.
@@ -65,7 +65,7 @@ class Case:
         return value
 
     def optional(self, name: str, kind: Kind, default: Any = None) -> Any:
-        """Give a field, or the default where it is not there or null.
+        """Return a field, or the default where it is not there or null.
 
         Raises:
             BadCaseError: It is of another type.
@@ -73,7 +73,7 @@ class Case:
         return default if self.fields.get(name) is None else self.value(name, kind)
 
     def expected(self, name: str = "expected") -> Any:
-        """Give a field with an expectation, which must be there but may be null.
+        """Return a field with an expectation, which must be there but may be null.
 
         Raises:
             BadCaseError: It is missing.
@@ -81,7 +81,7 @@ class Case:
         return self.value(name, object)
 
     def cpus(self, name: str) -> CpuSet:
-        """Give a field that holds a Linux list of CPUs.
+        """Return a field that holds a Linux list of CPUs.
 
         Raises:
             BadCaseError: It is missing, or no such list.
@@ -119,7 +119,7 @@ class Topologies:
     built: dict[str, CpuTopology] = field(default_factory=dict)
 
     def of(self, case: Case) -> CpuTopology:
-        """Give the topology of a case, named or written out in it.
+        """Return the topology of a case, named or written out in it.
 
         Raises:
             BadCaseError: There is none of that name, or it is unusable.

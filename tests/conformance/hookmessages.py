@@ -100,7 +100,7 @@ def create_facts(config: cri.PodSandboxConfig, body: bytes) -> tuple[PodFacts, C
 
 
 def remembered_pod(entry: hook.PodSandboxHookRequest, sandbox_id: str, lookup: str) -> PodFacts | None:
-    """Have a sandbox remembered, and give the one of that name."""
+    """Store a sandbox, and return the one of that name."""
     memory, view = ObjectCache(), SandboxReply(entry, pod_echo(entry))
     pod = changed_copy(view.read(ANY_MACHINE), sandbox_id=lookup)
     memory.ran(sandbox_id, view.sandbox(pod)[0])
@@ -111,7 +111,7 @@ def remembered_pod(entry: hook.PodSandboxHookRequest, sandbox_id: str, lookup: s
 def remembered_container(
     entry: hook.ContainerResourceHookRequest, container_id: str, lookup: str
 ) -> tuple[PodFacts, ContainerFacts] | None:
-    """Have a container remembered, and give the one of that name."""
+    """Store a container, and return the one of that name."""
     memory, view, meta = ObjectCache(), container_reply(entry), entry.container_meta
     memory.created(container_id, view.remembered())
     known = memory.container(lookup)
@@ -124,7 +124,7 @@ def remembered_container(
 
 
 def sandbox_row(entry: hook.PodSandboxHookRequest, sandbox_id: str) -> cri.PodSandbox:
-    """Give the row of the runtime's list for a sandbox of which an entry was stored."""
+    """Return the row of the runtime's list for a sandbox of which an entry was stored."""
     row = cri.PodSandbox(
         id=sandbox_id,
         labels=entry.labels,

@@ -13,7 +13,7 @@ MANAGED = "PodLevelResourceManagers"
 
 
 def pod(case: Case) -> PodRequests:
-    """Give the pod of a case, under the gates of the case.
+    """Return the pod of a case, under the gates of the case.
 
     Raises:
         BadCaseError: There is none, or it is not written as the files write pods.
@@ -37,7 +37,7 @@ def pod(case: Case) -> PodRequests:
 
 
 def first_app(asked: PodRequests) -> str:
-    """Give the name of the first app container.
+    """Return the name of the first app container.
 
     Raises:
         BadCaseError: The pod has none.

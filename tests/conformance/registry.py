@@ -31,13 +31,13 @@ def supported() -> list[str]:
 
 
 def not_yet(schema: str) -> str | None:
-    """Say what is missing for a schema that cannot be run yet; None where we do not know it at all."""
+    """Return what is missing for a schema that cannot be run yet; None where we do not know it at all."""
     family = "Koordinator's rules" if schema.startswith("koord_") else None
     return NOT_YET.get(schema, family)
 
 
 def find(schema: str) -> Check | None:
-    """Give the check of a schema, or None where we have none."""
+    """Return the check of a schema, or None where we have none."""
     if schema not in supported():
         return None
     check: Check = importlib.import_module(f"tests.conformance.schemas.{schema}").check

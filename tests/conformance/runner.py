@@ -39,7 +39,7 @@ class Report:
     error: str = ""
 
     def lines(self) -> Iterator[str]:
-        """Give the lines to print on standard output."""
+        """Yield the lines to print on standard output."""
         parts = [f"{self.passed} passed"] if self.passed else []
         parts += [f"{len(self.failures)} failed"] if self.failures else []
         parts += [f"{self.skips.total()} skipped"] if self.skips else []
@@ -51,7 +51,7 @@ class Report:
 
 
 def expand(paths: Sequence[Path]) -> list[Path]:
-    """Give the files to run: files as they are, directories searched for ``*.json`` at any depth."""
+    """Return the files to run: files as they are, directories searched for ``*.json`` at any depth."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():

@@ -9,7 +9,7 @@ from tests.conformance.cases import Case, Topologies
 
 
 def policy(case: Case, topologies: Topologies) -> CpuPolicy:
-    """Give the policy of a case.
+    """Return the policy of a case.
 
     Raises:
         CpuStateError: Its CPUs cannot be reserved.
@@ -23,7 +23,7 @@ def policy(case: Case, topologies: Topologies) -> CpuPolicy:
 
 
 def state(case: Case) -> CpuState:
-    """Give the state that a case begins with."""
+    """Return the state that a case begins with."""
     return CpuState(case.cpus("default"), assignments(case.optional("assignments", dict, {})))
 
 

@@ -65,7 +65,7 @@ class DoctoredNode(DaemonNode):
         return path
 
     def use_drop_ins(self, endpoint: str) -> None:
-        """Have kubelet run with a directory of drop-ins, of which the last one names an endpoint."""
+        """Make kubelet run with a directory of drop-ins, of which the last one names an endpoint."""
         self.process(7, "kubelet", "/usr/bin/kubelet", "--config-dir", str(self.directory / "kubelet.conf.d"))
         self.write(
             "kubelet.conf.d/10-ours.conf", f"containerRuntimeEndpoint: unix://{self.directory}/cri.sock\n"
@@ -76,7 +76,7 @@ class DoctoredNode(DaemonNode):
         self.write("runc", f"#!/bin/sh\necho runc version {version}\necho commit: x\n").chmod(0o700)
 
     def use_certificate(self, text: str) -> None:
-        """Have the configuration of the doctor name a certificate."""
+        """Make the configuration of the doctor name a certificate."""
         path = self.write("c.pem", text)
         more = f"/kubelet, pods: 'https://127.0.0.1:1', certFile: {path}, keyFile: {path}}}"
         self.settings = self.settings.replace("/kubelet}", more)

@@ -37,7 +37,7 @@ STOP_LIMIT = 10.0
 
 
 def why_not() -> str:
-    """Give the reason why no bed can be made here, or an empty string."""
+    """Return the reason why no bed can be made here, or an empty string."""
     if os.geteuid() != 0:
         return "a container runtime needs root"
     if RUNTIME and not Path(RUNTIME, "containerd").is_file():
@@ -218,7 +218,7 @@ class Bed:
             raise RuntimeError(f"cannot make the namespaces: {(self.directory / 'registry.log').read_text()}")
 
     def inside(self, command: Sequence[str], *, network: bool = True) -> list[str]:
-        """Give the command line that runs a command in the bed's namespaces, or in the mount one alone."""
+        """Return the command line that runs a command in the bed's namespaces, or in the mount one alone."""
         assert self._holder is not None
         which = ["-m", "-n"] if network else ["-m"]
         # The runtime and its shims find their programs by PATH.
@@ -292,8 +292,8 @@ class Bed:
     def clear(self) -> None:
         """Remove all pods, again where the runtime refuses.
 
-        A start whose client is gone goes on in containerd 2.1, and its container cannot be removed before it
-        ends. kubelet tries again, too.
+        A start whose client is gone continues in containerd 2.1, and its container cannot be removed before
+        it ends. kubelet tries again, too.
         """
         with self.client() as cri:
 

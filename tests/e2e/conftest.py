@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def pytest_runtest_setup() -> None:
-    """Have SIGTERM (a CI that has waited enough) end the run as Ctrl-C does: nothing is left behind."""
+    """Make SIGTERM (a CI that has waited enough) end the run as Ctrl-C does: nothing is left behind."""
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", 143))
 
 

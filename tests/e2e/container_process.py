@@ -11,9 +11,9 @@ from cri import cgroup_of
 def pid_of(container: str) -> int:
     """The process of a running container, once it runs the container's program.
 
-    A container is started when the runtime lets ``runc init`` go on, which then executes the program. Until
-    the kernel has built the new process image (``begin_new_exec`` to ``create_elf_tables``), the command line
-    and the environment are empty.
+    A container is started when the runtime lets ``runc init`` continue, which then executes the program.
+    Until the kernel has built the new process image (``begin_new_exec`` to ``create_elf_tables``), the
+    command line and the environment are empty.
     """
     directory = cgroup_of(container)
     assert directory is not None

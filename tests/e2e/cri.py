@@ -39,12 +39,12 @@ MOUNTS = b"\x3a"
 
 
 def code(error: RpcError) -> grpc.StatusCode:
-    """Give the status code of a call that failed."""
+    """Return the status code of a call that failed."""
     return error.code()  # type: ignore[attr-defined, no-any-return]
 
 
 UNTIL_TOLD = "until [ -e /go ]; do sleep 0.1; done"
-"""For a shell in a container: it goes on from here with ``Cri.proceed``."""
+"""For a shell in a container: it continues from here with ``Cri.proceed``."""
 
 
 def security(key: int, host_network: bool) -> bytes:
@@ -55,7 +55,7 @@ def security(key: int, host_network: bool) -> bytes:
 
 
 def asked_by(annotations: Mapping[str, str]) -> dict[str, int]:
-    """Give what a pod asks for that a scheduler has bound to CPUs; nothing for others."""
+    """Return what a pod asks for that a scheduler has bound to CPUs; nothing for others."""
     try:
         count = len(CpuSet.parse(json.loads(annotations.get(STATUS, "{}"))["cpuset"]))
     except (KeyError, ValueError, TypeError, AttributeError):
@@ -95,7 +95,7 @@ class Cri:
         self.close()
 
     def method(self, name: str, answer: str = "") -> grpc.UnaryUnaryMultiCallable[Any, Any]:
-        """Give the callable of a method of the runtime service."""
+        """Return the callable of a method of the runtime service."""
         return self.channel.unary_unary(
             f"/{self._service}.RuntimeService/{name}",
             request_serializer=lambda message: message.SerializeToString(),
@@ -110,7 +110,7 @@ class Cri:
         method(request, timeout=PATIENCE_S)
 
     def proceed(self, container: str) -> None:
-        """Let a container go on that waits with ``UNTIL_TOLD``."""
+        """Let a container continue that waits with ``UNTIL_TOLD``."""
         self.execute(container, "touch", "/go")
 
     def call(self, name: str, timeout: float = PATIENCE_S, **fields: Any) -> Any:

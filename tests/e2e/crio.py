@@ -39,7 +39,7 @@ exec {runc} "$@"
 
 
 def why_not_crio() -> str:
-    """Give the reason why there is no CRI-O, or an empty string."""
+    """Return the reason why there is no CRI-O, or an empty string."""
     missing = [name for name in PROGRAMS if not Path(FOLDER, name).is_file()]
     if missing:
         return f"no {' and '.join(missing)} in {FOLDER} (TOPOPROXY_CRIO; tests/e2e/build_crio.sh makes them)"
@@ -64,7 +64,7 @@ class CrioBed(Bed):
                 cri.pull(name)
 
     def _serve_own_images(self) -> None:
-        """Have the registry serve what containerd would import."""
+        """Make the registry serve what containerd would import."""
         directory = self.directory / "images"
         names = json.loads((directory / "names.json").read_text())
         with tarfile.open(directory / "images.tar") as tar:

@@ -44,7 +44,7 @@ def attributes(node: int) -> bytes:
 
 
 def answer(opcode: int, node: int) -> tuple[int, bytes]:
-    """Give the error number and the body that answer a request."""
+    """Return the error number and the body that answer a request."""
     if opcode == INIT:
         return 0, struct.pack("<IIIIHHIIHHI7I", 7, 31, 1 << 16, 0, 12, 9, 1 << 16, 1, 0, 0, *[0] * 8)
     if opcode == GETATTR:

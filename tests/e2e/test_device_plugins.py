@@ -73,7 +73,7 @@ class Plugin:
         self.process.wait(10)
 
     def hold(self) -> None:
-        """Have the next Allocate wait."""
+        """Make the next Allocate wait."""
         (self.directory / "held").unlink(missing_ok=True)
         (self.directory / "hold").touch()
 

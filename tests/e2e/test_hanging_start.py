@@ -75,7 +75,7 @@ class HangingStart(threading.Thread):
         return directory
 
     def began_on(self) -> str:
-        """Give the CPUs on which the container's program was allowed to run when it began."""
+        """Return the CPUs on which the container's program was allowed to run when it began."""
         pid = int((self.group() / "cgroup.procs").read_text().split()[0])
         first = Path(f"/proc/{pid}/root/first")
         wait_for("the container's program to begin", lambda: first.read_text().endswith("\n"))

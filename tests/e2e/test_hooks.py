@@ -546,7 +546,8 @@ def test_a_hook_that_forks_and_closes_what_is_the_daemons(nodes: Callable[..., H
         left = children(node)
         node.cri.run(pod(node, "db", "LSE"), **LIMITED)
         wait_for(
-            "its log to go on", lambda: "placed pod=default/db container=main" in node.daemon.log.read_text()
+            "its log to continue",
+            lambda: "placed pod=default/db container=main" in node.daemon.log.read_text(),
         )
         node.daemon.kill9()
         node.daemon.start()
@@ -612,8 +613,8 @@ def test_a_hook_that_hangs_delays_no_other(nodes: Callable[..., HookedNode], how
             f"{how}: {len(times)} lives {what}: median {statistics.median(times) * 1000:.0f} ms, "
             f"longest {max(times) * 1000:.0f} ms"
         )
-    assert done[0] > 3.9, "it waits as long as it may, and then goes on"
-    assert during, "others go on meanwhile"
+    assert done[0] > 3.9, "it waits as long as it may, and then continues"
+    assert during, "others continue meanwhile"
     assert max(during) < max(3.0, 10 * max(before)), "and none of them waits for it"
 
 

@@ -3,7 +3,7 @@
 kubelet's CPU manager sends UpdateContainerResources for every container, again and again, with what it
 believes the container's CPUs are: the whole machine, or what it pinned. Meanwhile a second thread reads the
 kernel as fast as it can: the cpuset file of each container, and where its tasks may run. From the moment
-at which StartContainer of an owner is sent until its end is requested, no task of another may be let onto its
+at which StartContainer of an owner is sent until its end is requested, no task of another may run on its
 CPU; and a set changes as often as its pool does, no more.
 """
 
@@ -240,7 +240,7 @@ class Story:
         node.settle()
 
     def intrusions(self) -> list[tuple[float, str, Tenure]]:
-        """Give the samples that show a task, or a set, of a sharer on an owner's CPU during its time.
+        """Return the samples that show a task, or a set, of a sharer on an owner's CPU during its time.
 
         Returns:
             Seconds since the owner's start was sent, whose it is, and the owner's time.
@@ -260,7 +260,7 @@ class Story:
         return found
 
     def closest(self) -> float:
-        """Give how long before an owner's start a sharer was seen on its CPU at the latest, in seconds."""
+        """Return how long before an owner's start a sharer was seen on its CPU at the latest, in seconds."""
         found = []
         for tenure in self.tenures:
             for container in self.sharers:

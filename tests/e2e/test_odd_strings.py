@@ -25,7 +25,7 @@ LIMIT_S = 30
 
 
 def tolerant(client: Any) -> None:
-    """Have a client send ``ODD`` where its messages say ``MARK``, and read it so."""
+    """Make a client send ``ODD`` where its messages say ``MARK``, and read it so."""
 
     def method(name: str, answer: str = "") -> Any:
         kind = getattr(pb, answer or f"{name}Response")

@@ -77,7 +77,7 @@ def kinds(*quick: str) -> list[object]:
 
 
 def why_not(test: pytest.Item) -> str:
-    """Give the reason why a story cannot be played, or an empty string."""
+    """Return the reason why a story cannot be played, or an empty string."""
     if ASKED not in ("all", "1") and (ASKED != "quick" or test.get_closest_marker("quick") is None):
         return "takes minutes: asked for with make test-vm"
     if shutil.which("qemu-system-x86_64") is None:

@@ -106,7 +106,7 @@ def main_process(unit: str) -> int:
 
 @contextmanager
 def laid(bed: Bed, content: Mapping[Path, str]) -> Iterator[list[str]]:
-    """Have kubelet run in a layout; gives the list of files, and leaves kubelet as it is then."""
+    """Make kubelet run in a layout; gives the list of files, and leaves kubelet as it is then."""
     for path, text in content.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -1,6 +1,6 @@
 """The story of devices beside a real kubelet that has device plug-ins too, in a machine of 4 NUMA nodes.
 
-kubelet's CPU, memory and topology managers are off; its device manager goes on. Two plug-ins register with
+kubelet's CPU, memory and topology managers are off; its device manager continues. Two plug-ins register with
 it: virtual functions, two on each node, and the sample of Kubernetes, which reports no nodes. One plug-in
 registers with topoproxy. Under ``single-numa-node`` a pod's CPUs, memory and devices of ours are on the node
 of the devices that kubelet gave. Each resource is then offered to both managers. Daemon and kubelet are
@@ -73,7 +73,7 @@ def plug_in_cards() -> None:
 
 
 def vfs_plugin(directory: Path) -> list[str]:
-    """Give the command of the plug-in for virtual functions."""
+    """Return the command of the plug-in for virtual functions."""
     place = ["--sysfs-root", str(PCI.parents[2]), "--directory", str(directory)]
     return [sys.executable, "network_vfs.py", "--resource", VF, *place]
 

@@ -157,7 +157,7 @@ class Cluster:
 
 
 def why_not(pod: Json) -> str:
-    """Give the scheduler's reasons why no node gets a pod; empty where it has not said that."""
+    """Return the scheduler's reasons why no node gets a pod; empty where it has not said that."""
     conditions = pod["status"].get("conditions", ())
     found = [str(c["message"]) for c in conditions if c.get("reason") == "Unschedulable"]
     return found[0] if found and not pod["spec"].get("nodeName") else ""

@@ -1,7 +1,7 @@
 """The story of drift: another program writes cpusets, and there is no comparison for an hour.
 
 The kernel reports of a write to a container's group, and on cgroup v2 of one to the groups above it, which
-bound what takes effect. A writer that goes on is reported as a problem.
+bound what takes effect. A writer that continues is reported as a problem.
 
     python3 vm_drift.py cgroupfs|systemd
 """

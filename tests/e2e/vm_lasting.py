@@ -30,7 +30,7 @@ SLOWER = 25.0
 
 
 class Movements:
-    """Looks all the time whether anybody moves."""
+    """Checks all the time whether a container moves."""
 
     def __init__(self, node: Node, names: tuple[str, ...]) -> None:
         self._folders = {name: node.group(name) for name in names}

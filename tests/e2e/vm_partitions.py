@@ -39,7 +39,7 @@ def kinds(directory: Path) -> str:
 
 
 def cannot(daemon: Daemon, node: Node) -> None:
-    """An older kernel: that is reported, with its reason, and all goes on without."""
+    """An older kernel: that is reported, with its reason, and all continues without."""
     wait("the kernel's reason", lambda: bool(row(daemon, "lse/main")["reason"]))
     found = row(daemon, "lse/main")
     step(f"the kernel says: {found['reason']}")

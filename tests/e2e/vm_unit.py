@@ -128,7 +128,7 @@ def main() -> None:
     node.cri.stop(node.ids["lse"])
     node.check(("ls",), ALL, limit=LONG_S)
     assert status()["problems"] == [], status()["problems"]
-    step(f"after a kill it goes on; it has {int(shown('MemoryCurrent')) / MIB:.0f} MiB of memory")
+    step(f"after a kill it continues; it has {int(shown('MemoryCurrent')) / MIB:.0f} MiB of memory")
     systemctl("stop", "topoproxy.service", "topoproxy.socket")
     assert shown("Result") == "success", shown("Result")
     step("all is given back")

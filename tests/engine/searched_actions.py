@@ -29,7 +29,7 @@ Action = tuple[str, ...]
 
 
 def actions(node: SearchedNode) -> Iterator[Action]:
-    """Give what may happen now."""
+    """Yield what may happen now."""
     may_fail = node.faults > 0
     for pod, left in node.left.items():
         call = node.calls.get(pod)
@@ -57,7 +57,7 @@ def actions(node: SearchedNode) -> Iterator[Action]:
 
 
 def daemon(node: SearchedNode, *, may_fail: bool) -> Iterator[Action]:
-    """Give what may happen to the daemon."""
+    """Yield what may happen to the daemon."""
     if node.jobs:
         yield ("kernel",)
         if may_fail and node.jobs[0].kind in ("sharers", "owners", "write", "report", "all"):

@@ -77,7 +77,7 @@ def at_runtime(call: ClientCall) -> bool:
 
 
 def run(node: SearchedNode, call: ClientCall) -> ClientCall:
-    """The runtime goes on with a call, to its end; a start that hangs goes one step on."""
+    """The runtime continues with a call, to its end; a start that hangs goes one step on."""
     there = node.ids.get(call.pod, "")
     if node.hangs and call.pod == "a" and call.method == "Start" and call.stage != "set":
         node.groups = {**node.groups, there: node.specs[there]}
@@ -169,5 +169,5 @@ def late(node: SearchedNode) -> None:
 
 
 def may_run(node: SearchedNode, call: object) -> bool:
-    """Return whether the runtime may go on: a program waits for the daemon's answers to reports."""
+    """Return whether the runtime may continue: a program waits for the daemon's answers to reports."""
     return not (isinstance(call, ClientCall) and call.stage == "set") or (not node.jobs and node.reconciled)

@@ -91,7 +91,7 @@ def end_strays(node: SearchedNode, listing: Listing) -> None:
 
 
 def entered(node: SearchedNode, container_id: str, phase: Phase) -> None:
-    """Take in the phase that a list shows for a container."""
+    """Record the phase that a list shows for a container."""
     ours = node.state.containers.get(container_id)
     if ours is None or node.state.inflight.of(container_id):
         return
@@ -103,7 +103,7 @@ def entered(node: SearchedNode, container_id: str, phase: Phase) -> None:
 
 
 def adopt(node: SearchedNode, listing: Listing) -> None:
-    """Take in containers that are not known."""
+    """Adopt containers that are not known."""
     creating = {c.pod.sandbox_id for c in node.state.containers.values() if c.phase is Phase.CREATING}
     for container_id, phase in listing.phases:
         pod = pod_of(node, container_id)

@@ -103,8 +103,8 @@ class DaemonTask:
     Attributes:
         name: ``create``, ``start``, ``settle`` or ``move``, and the pod.
         target: The container, or its token.
-        waits: ``kernel``, ``ledger``, ``calls``, ``runtime``, ``pause``; ``due`` where ``event`` goes on.
-        event: What goes on next.
+        waits: ``kernel``, ``ledger``, ``calls``, ``runtime``, ``pause``; ``due`` where ``event`` continues.
+        event: What continues next.
         calls: The numbers of the calls that are waited for.
         cpus: The CPUs that those calls must not bring.
         reservation: The reservation that is carried out.
@@ -213,7 +213,7 @@ class SearchedNode:
     # -- the engine and what it wants done ----------------------------------------------------------------
 
     def handle(self, event: NodeEvent) -> NodeEffects:
-        """Let the engine know of an event, and do what follows at once."""
+        """Pass an event to the engine, and perform the immediate effects."""
         self.state, effects = handle(self.state, event)
         for effect in effects:
             kind = type(effect)
@@ -231,7 +231,7 @@ class SearchedNode:
         return effects
 
     def write_later(self, ids: Collection[str]) -> None:
-        """Have the kernel worker write some containers, unless a call would undo it."""
+        """Make the kernel worker write some containers, unless a call would undo it."""
         if not self.reconciled:
             self.put_off |= frozenset(ids)
             return
@@ -258,7 +258,7 @@ class SearchedNode:
         self.tasks = {name: other for name, other in self.tasks.items() if name != task.name}
 
     def go_on(self) -> None:
-        """Have every task go on that can, and the settler begin what is due."""
+        """Let every task continue that can, and the settler begin what is due."""
         while True:
             there = self.in_flight()
             ready = next(
@@ -286,7 +286,7 @@ class SearchedNode:
         self.give(DaemonTask(name, target, reservation=one, token=token), seen.ReservationRequested())
 
     def give(self, task: DaemonTask, event: seen.Event) -> None:
-        """Let a reservation know of an event, and perform its effects."""
+        """Pass an event to a reservation, and perform its effects."""
         assert task.reservation is not None
         one, effects = reservation_step(task.reservation, event)
         task = replace(task, reservation=one, waits="", event=None, calls=())
@@ -374,7 +374,7 @@ class SearchedNode:
         return seen.PlacedElsewhere(new.id, new.placement.exclusive)
 
     def ended(self, task: DaemonTask, one: Reservation) -> None:
-        """Go on after a reservation."""
+        """Continue after a reservation."""
         if one.kind is KIND.MOVE:
             self.handle(ContainersUnsettled(one.containers))
             self.handle(CpusGiven(one.containers))
@@ -437,7 +437,7 @@ class SearchedNode:
             self.put(replace(task, waits="calls", calls=calls))
 
     def started(self, task: DaemonTask, obstacle: str) -> None:
-        """Let a start that was prepared go on, or refuse it."""
+        """Continue a start that was prepared, or refuse it."""
         call = self.calls.get(task.name[-1])
         if call is not None and call.method == "Start" and call.stage == "daemon":
             event = StartRequested(task.target, is_prepared=not obstacle, obstacle=obstacle)
@@ -558,7 +558,7 @@ class SearchedNode:
         return written, refused
 
     def finished(self, job: KernelJob, event: seen.Event) -> None:
-        """Have the task that waits for a job go on."""
+        """Let the task that waits for a job continue."""
         task = self.tasks.get(job.task)
         if task is not None and task.waits == "kernel":
             self.put(replace(task, waits="due", event=event))
@@ -585,7 +585,7 @@ class SearchedNode:
             self.jobs = (*self.jobs, KernelJob("report", (target,)))
 
     def flush(self) -> None:
-        """Have everything become durable that the ledger is to write."""
+        """Make everything durable that the ledger is to write."""
         durable = dict(self.durable)
         for key, record in self.queue:
             if record is None:
@@ -606,7 +606,7 @@ class SearchedNode:
     # -- time ---------------------------------------------------------------------------------------------
 
     def sleepers(self) -> list[DaemonTask]:
-        """Return the tasks that the passing of time has go on; nothing else is at work then."""
+        """Return the tasks that continue as time passes; nothing else is at work then."""
         if self.jobs or self.queue or any(request.task for request in self.requests):
             return []
         return [task for task in self.tasks.values() if task.waits in ("pause", "calls")]

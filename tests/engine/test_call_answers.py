@@ -1,4 +1,4 @@
-"""What becomes of a held call, as playbooks."""
+"""The answers to held calls, as playbooks."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Story:
         return last.answer if type(last) is PlanDecided else last
 
     def given(self, pod: Pod, name: str = "c", answer: AllocateAnswer = ANSWER) -> Any:
-        """Have plug-ins answer for a create; gives what becomes of it."""
+        """Let plug-ins answer for a create; returns its outcome."""
         waiting = self.state.devices.unanswered(pod.key, name)
         self.play(DevicesAllocated(pod.key, name, dict.fromkeys(waiting, answer), waiting))
         return self.play(CreateResumed(self.state.containers[f"{pod.uid}/{name}"]))[-1]
@@ -290,7 +290,7 @@ def test_pods_that_are_observed_take_nothing(mode: NodeMode) -> None:
     one, two = story.pod("a", ask(3)), story.pod("b", ask(3))
     for pod in (one, two):
         answer = story.create(pod)
-        assert not isinstance(answer, AllocateFirst | Refuse), "it goes on as it came"
+        assert not isinstance(answer, AllocateFirst | Refuse), "it continues as it came"
         assert story.held(pod) == set()
         assert story.state.containers[f"{pod.uid}/c"].placement.devices, "which it would have"
 

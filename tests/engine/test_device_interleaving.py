@@ -194,7 +194,7 @@ def stopped(node: DeviceNode, uid: str) -> DeviceNode:
 
 
 def crashed(node: DeviceNode) -> DeviceNode:
-    """A new daemon starts on what the ledger has; the runtime goes on with what it was sent."""
+    """A new daemon starts on what the ledger has; the runtime continues with what it was sent."""
     pods = tuple(pod(uid) for uid in "abc" if f"p/s-{uid}" in node.ledger)
     held = ((key.removeprefix(PODS), record) for key, record in node.ledger.items() if key.startswith(PODS))
     records = {key: load_record(record) for key, record in held}  # type: ignore[arg-type]

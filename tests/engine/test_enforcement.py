@@ -88,7 +88,7 @@ def test_from_enforce_to_observe_owners_come_first() -> None:
     assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
     assert observes_any(story.state, [LS, LSE])
     assert not observes_any(story.state, [LS])
-    # Back again, in the middle: the step goes on, and the pod that it gives back lags.
+    # Back again, in the middle: the step continues, and the pod that it gives back lags.
     story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse", "lse")
     assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
     story >> EnforcementStepDue(1) << EnforcementStep(("lse",))
@@ -116,7 +116,7 @@ def test_a_step_that_fails_after_a_change_of_target_leaves_the_pod_observed() ->
     story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
     story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
     story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls", "ls")
-    assert applies_to(story.state, LS)  # the step goes on, and a later one gives the pod back
+    assert applies_to(story.state, LS)  # the step continues, and a later one gives the pod back
     failed = frozenset({"ls"})
     story >> EnforcementStepFailed(failed) << recorded(OBSERVE, ALL_PODS, "", "ls")
     assert not applies_to(story.state, LS)
@@ -200,7 +200,7 @@ def test_labels_that_are_learned_late_move_nothing_at_once() -> None:
         story >> EnforcementStepDue(1) << recorded(ENFORCE, selection, "", "ls") << EnforcementStep(("ls",))
     )
     assert applies_to(story.state, LS)
-    # Other labels in the middle of the step: it goes on, and the pod is given back after it.
+    # Other labels in the middle of the step: it continues, and the pod is given back after it.
     story >> PodLearned(LS, "listed") << PutRecord("p/s-ls", LS) << recorded(ENFORCE, selection, "ls", "ls")
     assert applies_to(story.state, LS)
     assert story >> EnforcementStepDue(1) << EnforcementStep(("ls",))

@@ -202,7 +202,7 @@ def _before_bar(methods: tuple[str, ...]) -> int:
 
 
 def quiet(node: SearchedNode) -> None:
-    """Have everything done that is under way."""
+    """Complete everything that is in progress."""
     node.go_on()
     while True:
         if node.jobs:

@@ -66,7 +66,7 @@ def test_writes_of_other_programs_are_events_of_the_node() -> None:
 
 
 def types_in(hint: Any) -> Iterator[type]:
-    """Give the types that a type hint is made of."""
+    """Yield the types that a type hint is made of."""
     if parts := get_args(hint):
         for part in parts:
             yield from types_in(part)

@@ -568,7 +568,7 @@ def test_an_update_without_an_answer_is_over_when_the_runtime_has_answered_other
     assert play >> StrayListed(first, Phase.RUNNING, 4.0, 4.1, held=False), "it was asked before"
     assert play >> StrayListed(first, Phase.RUNNING, 6.0, 6.1, held=False)
     late = 6.1 + STRAY_GRACE_S
-    assert play >> StrayListed(first, Phase.RUNNING, late, late, held=True), "a confined start goes on"
+    assert play >> StrayListed(first, Phase.RUNNING, late, late, held=True), "a confined start continues"
     assert (
         play >> StrayListed(first, Phase.RUNNING, late, late, held=False) << StrayOver(first, Phase.CREATED)
     )

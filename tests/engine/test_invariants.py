@@ -27,7 +27,7 @@ def one(
 
 
 def state_of(*containers: Container, shared: str = "", be: str = "") -> NodeState:
-    """Give a state; with pools that are given instead of those that follow."""
+    """Return a state; with pools that are given instead of those that follow."""
     state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), containers)
     if not shared and not be:
         return state

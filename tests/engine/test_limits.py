@@ -129,7 +129,7 @@ def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
 
 def test_what_is_set_aside_is_gone_from_the_pool() -> None:
     state = admit(state_of(), pod_of("u", 8, qos=QosClass.LSR), whole(8)).state
-    assert state.pools.shared == MACHINE.online, "pools go on using it"
+    assert state.pools.shared == MACHINE.online, "pools continue using it"
     assert guaranteed(state, "v", 4).container is not None
     assert guaranteed(state, "v", 5).limit is AdmissionRule.SHARED_FLOOR
 

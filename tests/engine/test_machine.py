@@ -75,7 +75,7 @@ def request_of(amounts: dict[str, int], devices: tuple[LocatedDevice, ...] = ())
 
 
 def accounts(memory: MemoryState | None) -> object:
-    """Give memory as far as it means something: of the nodes of a group only the sum does."""
+    """Return memory as far as it means something: of the nodes of a group only the sum does."""
     if memory is None:
         return None
     groups: dict[tuple[int, str], list[int]] = {}
@@ -156,12 +156,12 @@ class Life:
             self.asks[uid] = asks
 
     def newest(self, uid: str) -> dict[str, Container]:
-        """Give the newest attempt of each container of a pod."""
+        """Return the newest attempt of each container of a pod."""
         found = sorted(self.state.in_sandbox(f"s-{uid}"), key=lambda c: c.attempt)
         return {c.name: c for c in found}
 
     def to_create(self, uid: str) -> list[tuple[ContainerResources, tuple[LocatedDevice, ...], int]]:
-        """Give the containers of a pod that kubelet may create now."""
+        """Return the containers of a pod that kubelet may create now."""
         newest, ready = self.newest(uid), []
         for ask, near in self.pods[uid]:
             there = newest.get(ask.name)
@@ -320,7 +320,7 @@ class Life:
 
 
 def smaller(online: CpuSet) -> Machine:
-    """Give the machine with some CPUs offline; groups are named by the lowest CPU that is online."""
+    """Return the machine with some CPUs offline; groups are named by the lowest CPU that is online."""
 
     def named(level: str, cpu: int) -> int | None:
         return next((g & online).first() for g in MACHINE.groups(level).values() if cpu in g)
@@ -390,7 +390,7 @@ def wanted(dice: random.Random) -> list[Wanted]:
 
 
 def step(life: Life, dice: random.Random) -> None:
-    """Do what happens on a node, as often as it does."""
+    """Perform random events of a node, as often as they occur on one."""
     what = dice.random()
     if what < 0.25 and len(life.pods) < MOST:
         known, kube, qos = dice.random() < 0.6, dice.choice(KUBE), dice.choice(QOS)

@@ -123,7 +123,7 @@ def annotations_of(status: str, spec: str, numa: str, volcano: tuple[str, str]) 
 
 
 def smaller(online: CpuSet) -> Machine:
-    """Give the machine with some CPUs offline; groups are named by the lowest CPU that is online."""
+    """Return the machine with some CPUs offline; groups are named by the lowest CPU that is online."""
 
     def named(level: str, cpu: int) -> int | None:
         return next((g & online).first() for g in MACHINE.groups(level).values() if cpu in g)
@@ -138,7 +138,7 @@ def smaller(online: CpuSet) -> Machine:
 
 
 def pool_by_the_table(pod: Pod, *, bound: bool) -> Pool:
-    """Give the pool of a pod that owns nothing: rows 3 to 9."""
+    """Return the pool of a pod that owns nothing: rows 3 to 9."""
     if pod.qos is QosClass.BE:
         return Pool.BE
     if bound and not pod.problem:
@@ -171,7 +171,7 @@ class Account:
         self.shared = self.usable - self.owned
 
     def expected(self, container: Container) -> CpuSet:
-        """Give the CPUs of a live container."""
+        """Return the CPUs of a live container."""
         place = container.placement
         if place.pool is Pool.OWN:
             return place.exclusive & self.online or self.shared
@@ -210,7 +210,7 @@ class Life:
         """What each container of a pod asks for, by the pod's uid."""
 
     def move(self, after: NodeState) -> None:
-        """Go on to a state; exactly the containers that have to must move with it."""
+        """Move to a state; exactly the containers that have to must move with it."""
         before, self.state = self.state, after
         shrink, grow = moves(before, after)
         old, new = Account(before), Account(after)
@@ -277,7 +277,7 @@ class Life:
             if key != pod.key:
                 others |= held.cpus
         named = pod.cpuset if pod.cpuset and pod.qos is not QosClass.BE and not pod.problem else None
-        # A pod that has them already goes on with what is left of them.
+        # A pod that has them already continues with what is left of them.
         goes_on = named is not None and bool(named & node.machine.online) and named <= before.had(pod.key)
         fits = (
             named is not None
@@ -521,7 +521,7 @@ TestLives = Lives.TestCase
 
 
 def step(life: Life, dice: random.Random) -> None:
-    """Do what happens on a node, as often as it does."""
+    """Perform random events of a node, as often as they occur on one."""
     what = dice.random()
     if what < 0.28 and len(life.amounts) < MOST:
         texts = (STATUSES, SPECS, NUMA_SPECS)

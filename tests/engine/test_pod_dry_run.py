@@ -69,7 +69,7 @@ LONG = arrival(
 
 
 def gone(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:
-    """Have pods leave, with all that was given to them."""
+    """Make pods leave, with all that was given to them."""
     for sandbox_id in sandbox_ids:
         held = [container.id for container in state.in_sandbox(sandbox_id)]
         key = state.pods[sandbox_id].key

@@ -164,7 +164,7 @@ def queued(node: Small, *records: Record) -> Small:
 
 
 def flushed(node: Small, count: int | None = None) -> Small:
-    """Have what waits for the ledger become durable, all of it or some.
+    """Make durable what waits for the ledger, all of it or some.
 
     A record that cannot be stored is dropped alone; deletions beside it are written.
     """
@@ -179,7 +179,7 @@ def flushed(node: Small, count: int | None = None) -> Small:
 
 
 def landed(node: Small, *, owner: bool) -> Small:
-    """Have a call in flight land: the runtime writes what it carries."""
+    """Make a call in flight land: the runtime writes what it carries."""
     if owner:
         runs = node.owner is not None
         return changed_copy(node, owner=node.owner_call if runs else None, owner_call=None)
@@ -188,7 +188,7 @@ def landed(node: Small, *, owner: bool) -> Small:
 
 
 def results(node: Small) -> Iterator[Small]:
-    """Give the node after each result that the effect can have which is waited for."""
+    """Yield the node after each result that the effect can have which is waited for."""
     bad = changed_copy(node, faults=node.faults - 1) if node.faults else None
     if isinstance(node.waits, to_do.AppendLedger):
         yield given(flushed(node), seen.LedgerRejected("odd") if node.odd else seen.LedgerWritten())
@@ -209,7 +209,7 @@ def results(node: Small) -> Iterator[Small]:
 def calls(
     node: Small, bad: Small | None, waits: to_do.AwaitInflight | to_do.AwaitOwnInflight
 ) -> Iterator[Small]:
-    """Give the node after each result of a wait for calls in flight."""
+    """Yield the node after each result of a wait for calls in flight."""
     if isinstance(waits, to_do.AwaitInflight):
         call, owner = node.sharer_call, False
         in_the_way = call is not None and bool(call & waits.cpus)
@@ -222,7 +222,7 @@ def calls(
 
 
 def kernel(node: Small, bad: Small | None) -> Iterator[Small]:
-    """Give the node after each result of a write or a read."""
+    """Yield the node after each result of a write or a read."""
     owner = None if node.owner is None else node.own
     if isinstance(node.waits, to_do.WriteSharers):
         yield given(changed_copy(node, sharer=node.wanted), seen.CpusetsWritten())
@@ -245,7 +245,7 @@ def kernel(node: Small, bad: Small | None) -> Iterator[Small]:
 
 
 def beside(node: Small) -> Iterator[Small]:
-    """Give the node after each of the things that happen by themselves."""
+    """Yield the node after each of the things that happen by themselves."""
     if node.sharer != node.wanted and not node.stopped:
         yield changed_copy(node, sharer=node.wanted)
     if node.boots:
@@ -277,7 +277,7 @@ def beside(node: Small) -> Iterator[Small]:
 
 
 def crashed(node: Small) -> Small:
-    """Give the node with the next daemon on it, which knows the ledger and the runtime only."""
+    """Return the node with the next daemon on it, which knows the ledger and the runtime only."""
     node = changed_copy(node, crashes=node.crashes - 1, queue=(), done=None, waits=None, stopped=False)
     node = changed_copy(node, boots=True)
     own = node.ledger_own or NONE

@@ -54,7 +54,7 @@ def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:
 
 
 def arrives(state: NodeState, the_pod: Pod, request: Request) -> Plan:
-    """Have a pod of one container come: first its sandbox, then the container."""
+    """Make a pod of one container come: first its sandbox, then the container."""
     got = admit(state, the_pod, request)
     if not got.verdict.admitted:
         assert got.state is state

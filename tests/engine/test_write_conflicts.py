@@ -168,7 +168,7 @@ def test_writes_that_are_far_apart_never_make_a_conflict() -> None:
 
 def test_a_busy_program_is_repaired_ever_more_slowly_and_never_given_up() -> None:
     repairs, turns = contested(0.25, 1000)
-    assert turns == [("began", 0.5)], "and it goes on"
+    assert turns == [("began", 0.5)], "and it continues"
     gaps = [b - a for a, b in itertools.pairwise(repairs)][2:]
     assert gaps[:4] == [FIRST_S, FIRST_S * 2, FIRST_S * 4, FIRST_S * 8]
     assert set(gaps[8:]) == {LONGEST_S}

@@ -394,7 +394,7 @@ class World:
         return Settler(executor, self.start_update, executor.quotas, executor.mems, executor.unit_properties)
 
     def beside(self, port: Any) -> None:
-        """Have the node look at what kubelet's CPU manager does, from now on."""
+        """Make the node read the files of kubelet's CPU manager from now on."""
         self.executor.kubelet_cpus._port = port
 
     def played(self, method: str, message: Any) -> PlayedCall:
@@ -542,7 +542,7 @@ class World:
             assert cpus == state.wanted(state.containers[container_id]), container_id
 
     async def hand_over(self, *calls: PlayedCall) -> Interceptors:
-        """Have another process continue.
+        """Make another process continue.
 
         Args:
             calls: Those that have left for the runtime, and are not answered.

@@ -67,7 +67,7 @@ class Hooks:
         self.engine.use(self._hooks)
 
     def listen(self, *points: str) -> None:
-        """Have one more hook that only listens; all ``post`` points if none is named."""
+        """Add a hook that only listens; to all ``post`` points if none is named."""
         names = points or [name for name in POINTS if name.startswith("post")]
         self.add("90-ear", **dict.fromkeys(names, self.notified.append))
 

@@ -1,4 +1,4 @@
-"""A kernel that reports writes, in memory; ``tests/executor/test_writes.py`` holds it to the real one."""
+"""A kernel that reports writes, in memory; ``tests/executor/test_writes.py`` compares it with the kernel."""
 
 from __future__ import annotations
 

@@ -458,7 +458,7 @@ def test_observe_changes_nothing(run_scenario) -> None:
         await world.sync.once()
         await world.quiet()
         assert world.on("ls") == "0-15"
-        assert world.ledger.entries["e/pods"]["mode"] == "observe"  # a later mode enforce goes on from here
+        assert world.ledger.entries["e/pods"]["mode"] == "observe"  # a later mode enforce continues from here
         assert [line for line in world.log if not line.startswith(("forward", "ledger"))] == []
         assert any(line.startswith("would place pod=ns/lse container=c cpus=0-3") for line in world.logged)
 

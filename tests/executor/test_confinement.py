@@ -56,7 +56,7 @@ class HangingStart:
 
 
 def reporting(world: Any) -> PlayedWrites:
-    """Have a kernel that reports writes."""
+    """Simulate a kernel that reports writes."""
     writes = PlayedWrites(world.cgroups.sets)
     world.executor.drift.watch.writes, world.executor.drift.watch.refused = writes, ""
     world.executor.drift.watch.start()
@@ -270,7 +270,7 @@ def test_the_next_daemon_confines_a_start_that_it_does_not_know(run_scenario: Ca
             world.now += 3
             await world.sync.once()
         assert world.executor.state.inflight.is_confined(start.id), (
-            "the runtime may go on with it at any time"
+            "the runtime may continue with it at any time"
         )
         start.write(writes)
         await world.until(lambda: world.on(start.id) == "4-15")
@@ -338,7 +338,7 @@ class Limits:
         return before
 
     def effective(self, world: Any, container: str, parent: str) -> CpuSet:
-        """Give the CPUs on which a container may run."""
+        """Return the CPUs on which a container may run."""
         has: CpuSet = world.cgroups.sets[container]
         limit = self.lists.get(parent) or has
         return has & limit or limit

@@ -24,7 +24,7 @@ ALL = CpuSet.parse("0-15")
 
 
 def reporting(world: Any, room: int = 1000) -> PlayedWrites:
-    """Have a kernel that reports writes."""
+    """Simulate a kernel that reports writes."""
     writes = PlayedWrites(world.cgroups.sets, room)
     drift(world).watch.writes, drift(world).watch.refused = writes, ""
     drift(world).watch.start()

@@ -23,7 +23,7 @@ from tests.testkit.cri import TWO_CPUS, created_with
 
 
 def listing_gate(world: Any) -> tuple[threading.Event, threading.Event]:
-    """Hold the next list of containers after it has been made, until the gate opens."""
+    """Delay the next list of containers after it has been made, until the gate opens."""
     listed, gate = threading.Event(), threading.Event()
     plain = world.runtime.list_containers
 
@@ -104,7 +104,7 @@ def test_a_failed_start_after_the_stop_does_not_revive_the_container(run_scenari
 def test_a_start_without_its_client_counts_until_the_runtime_reports(run_scenario) -> None:
     """kubelet restarts while the runtime starts an LS container; the runtime finishes the start a bit later.
 
-    Meanwhile an LSE pod is created: it is let go although the start may still make a cgroup with the old
+    Meanwhile an LSE pod is created: it is forwarded although the start may still make a cgroup with the old
     set, and the pass has filed the container as created, so nothing writes its cgroup: the LS container runs
     on the exclusive CPUs until the next periodic pass (10 s).
     """
@@ -216,7 +216,7 @@ def test_a_spec_that_is_freshened_counts_as_in_flight(run_scenario) -> None:
 
 
 def test_a_second_container_of_a_pod_waits_for_the_barrier_too(run_scenario) -> None:
-    """The first create of an LSE pod waits for an update in flight; the second one of the same pod goes on.
+    """The first create of an LSE pod waits for an update in flight; the second one of the same pod continues.
 
     (The retry of a create that kubelet gave up is the same case.) Its owner holds the CPUs already, so
     nothing "shrinks" by it, although the others have not left yet.
@@ -243,7 +243,7 @@ def test_a_second_container_of_a_pod_waits_for_the_barrier_too(run_scenario) -> 
 
 
 def test_a_start_of_an_owner_fails_if_others_cannot_leave(run_scenario) -> None:
-    """An LS container cannot be moved when an LSE container starts: the start goes on without a word.
+    """An LS container cannot be moved when an LSE container starts: the start continues without a word.
 
     The errors of the check are dropped, so the container starts on CPUs that it shares; no problem is noted.
     """
@@ -696,8 +696,8 @@ def test_starts_do_not_queue_behind_each_other_without_limit(run_scenario) -> No
 def test_an_update_before_the_start_that_lands_out_of_order(run_scenario) -> None:
     """Two updates of a created container: the runtime executes the narrow one first and the wide one last.
 
-    We believe the one that was answered last; the start goes on as fresh, and the container runs on exclusive
-    CPUs until its start is answered.
+    We believe the one that was answered last; the start continues as fresh, and the container runs on
+    exclusive CPUs until its start is answered.
     """
 
     async def scenario(world: Any) -> None:

@@ -12,7 +12,7 @@ from proxy.model.idset import CpuSet
 
 
 def widest(log: list[str], container: str) -> CpuSet:
-    """Give all CPUs that were written to the kernel for a container."""
+    """Return all CPUs that were written to the kernel for a container."""
     sets = [CpuSet.parse(line.split()[2]) for line in log if line.startswith(f"kernel {container} ")]
     return CpuSet(cpu for cpus in sets for cpu in cpus)
 

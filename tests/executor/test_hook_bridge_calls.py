@@ -125,7 +125,7 @@ def test_an_owner_is_narrowed_within_its_cpus_and_the_rest_stays_free(run_scenar
             ls = await world.run(await world.pod("ls", "LS"))
             call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
             assert linux(call).cpuset_cpus == "0-1"
-            assert world.on(ls) == "4-15", "all that is owned has been left, before the request goes on"
+            assert world.on(ls) == "4-15", "all that is owned has been left, before the request continues"
             await world.start(world.finish(call, "own"))
             assert (world.on("own"), world.on(ls)) == ("0-1", "4-15")
             world.check()

@@ -1,7 +1,7 @@
 """Random calls with hooks that narrow CPUs, reject, fail, answer late and update other containers.
 
 The promise of the node is the same as without hooks (see ``test_random``): no container that shares runs on
-a CPU of a container that was let go to start with CPUs of its own; and at the end nothing is left, not even
+a CPU of a container that was allowed to start with CPUs of its own; and at the end nothing is left, not even
 in the hooks' memory.
 """
 

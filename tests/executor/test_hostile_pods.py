@@ -27,7 +27,7 @@ STATUS = "scheduling.koordinator.sh/resource-status"
 
 
 def longest(value: object) -> int:
-    """Give the length of the longest text within a value."""
+    """Return the length of the longest text within a value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -56,7 +56,7 @@ class Kubelet:
         return str(ALL - taken)
 
     def beside(self, world: Any, **settings: Any) -> None:
-        """Have a world look at this kubelet."""
+        """Return a world that reads this kubelet's files."""
         found = KubeletCpuManagerReader(
             KubeletSettings(**settings), str(self.directory), "", lambda: world.executor.state.node.topology
         )

@@ -46,7 +46,7 @@ class PlayedUnits:
 
 
 async def scope(world: Any) -> tuple[str, PlayedUnits]:
-    """Have a container that runs be a scope of systemd's."""
+    """Make the cgroup of a running container a systemd scope."""
     ls = await world.run(await world.pod("ls", "LS"))
     units = PlayedUnits()
     world.cgroups.version = 2

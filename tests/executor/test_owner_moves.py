@@ -58,7 +58,7 @@ def kept(world: Any) -> dict[str, Any]:
 
 
 def refuse(world: Any, container_id: str, number: int, cpus: CpuSet, times: int = 1_000_000) -> list[CpuSet]:
-    """Have the kernel refuse some CPUs to a container, so often."""
+    """Make the kernel refuse some CPUs to a container, so often."""
     refused: list[CpuSet] = []
     plain = world.cgroups.write
 

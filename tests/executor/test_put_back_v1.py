@@ -101,7 +101,7 @@ def test_every_container_keeps_its_set(run_scenario: Callable[..., None], base: 
 
 
 async def started(world: Any, container_id: str) -> None:
-    """Have a container run that has its group already."""
+    """Make a container run that has its group already."""
     call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
     world._state(container_id, "RUNNING")
     world.wire.finished(call, 0)

@@ -1,8 +1,8 @@
 """Random calls that overlap in every way, with failures and cancellations, and reconciles in between.
 
-The runtime is played in three moments: a call is let go to it, it does it, it answers. Between any two of
+The runtime is played in three moments: a call is forwarded to it, it does it, it answers. Between any two of
 them anything else may happen. What is checked all the time is the promise of the node: no running container
-of a pool is on a CPU of a container with CPUs of its own that was let go to start. At the end everything is
+of a pool is on a CPU of a container with CPUs of its own that was allowed to start. At the end everything is
 taken away, and nothing may be left.
 """
 
@@ -68,7 +68,7 @@ class Play:
         self.busy: set[str] = set()
         """Containers and sandboxes with a call of the client on its way."""
         self.exclusive: dict[str, tuple[CpuSet, bool]] = {}
-        """CPUs of containers that own some and were let go to start."""
+        """CPUs of containers that own some and were allowed to start."""
         self.faults: list[str] = []
 
     def slow(self, name: str, *, after: bool) -> None:

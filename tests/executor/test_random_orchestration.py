@@ -3,7 +3,7 @@
 Beside the calls of kubelet, which overlap: annotations good and bad, kubelet's state file (a real one), a
 Node object with a reservation that changes, BE suppression, CPUs that go offline, containers that end by
 themselves or were made while the daemon was away, and the daemon's own restarts. Checked between any two
-steps, at the kernel: no container that shares is on the CPUs of an owner that was let go to start, and no BE
+steps, at the kernel: no container that shares is on the CPUs of an owner that was allowed to start, and no BE
 container on those of an LSE pod. Checked when things have calmed down: the kernel says what the state says,
 kubelet's reconcile traffic moves no container, and when all have left everything is as it was at first.
 """
@@ -108,7 +108,7 @@ class RandomScenario:
         self.pods: dict[str, dict[str, Any]] = {}
         """Sandboxes that are there, and what their containers ask for."""
         self.started: dict[str, CpuSet] = {}
-        """CPUs of containers that own some and were let go to start."""
+        """CPUs of containers that own some and were allowed to start."""
         self.hard: set[str] = set()
         self.foreign: set[str] = set()
         """Containers that were made while the daemon was away, until they are taken in."""
@@ -117,7 +117,7 @@ class RandomScenario:
         self.attach()
 
     def attach(self) -> None:
-        """Have a fresh executor look at kubelet's state file and at the Node object."""
+        """Make a new executor read kubelet's state file and the Node object."""
         self.write_state()
         executor = self.world.executor
         port = KubeletCpuManagerReader(

@@ -172,7 +172,7 @@ FIELDS = {*NodeState.__struct_fields__, *RuntimeKnowledge.__struct_fields__, *In
 
 
 def assignments(source: str) -> Iterator[tuple[int, str]]:
-    """Give line and text of each assignment of the state that a module makes from outside of the store.
+    """Yield line and text of each assignment of the state that a module makes from outside of the store.
 
     Also of what is in the state: its fields, the entries of these, and calls that change them in place.
     """

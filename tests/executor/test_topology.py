@@ -104,7 +104,7 @@ def asides(world: Any) -> dict[str, str]:
 
 
 def records(world: Any, query: str) -> list[tuple[str, bool, bool]]:
-    """Give what explain finds: the pod or container, admitted or not, there or gone."""
+    """Return what explain finds: the pod or container, admitted or not, there or gone."""
     found = world.executor.history.find(query)
     return [(r.explanation.ref, r.explanation.verdict.admitted, r.there) for r in found]
 

@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="by default another one each time")
     parser.add_argument("--only", choices=FUZZERS, help="one of them")
     parser.add_argument("--round", type=int, help="that round alone")
-    parser.add_argument("--forever", action="store_true", help="go on until something is found")
+    parser.add_argument("--forever", action="store_true", help="continue until something is found")
     asked = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 32) if asked.seed is None else asked.seed
     names = [asked.only] if asked.only else list(FUZZERS)

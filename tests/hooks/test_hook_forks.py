@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-SCENE = """
+SETUP = """
 import asyncio, fcntl, json, os, select, socket, sys, tempfile, threading, time
 from proxy.hooks.engine import HookEngine
 from proxy.hooks import forks
@@ -58,8 +58,8 @@ def ends():
 
 
 def play(script: str) -> object:
-    """Run a script after the scene, in a process of its own; gives what it prints last."""
-    whole = SCENE + textwrap.dedent(script)
+    """Run a script after the setup, in a process of its own; gives what it prints last."""
+    whole = SETUP + textwrap.dedent(script)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", whole], capture_output=True, text=True, timeout=60, check=False
     )

@@ -158,7 +158,7 @@ def test_settings_without_effect_are_reported(node: Node, reported: list[str]) -
     assert any("cannot add CPUs" in text for text in reported)
     node.life({"cpu-freq-governor.crio.io": "warp", "irq-load-balancing.crio.io": "disable"})
     assert any("governor warp" in text for text in reported)
-    assert node.irq == "0-1,6-15", "the others go on"
+    assert node.irq == "0-1,6-15", "the others continue"
 
 
 def test_only_owners_and_only_chosen_runtime_classes(tmp_path: Path) -> None:

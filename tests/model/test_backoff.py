@@ -117,7 +117,7 @@ def doubles(node: ast.AST) -> bool:
 
 
 def back_offs(source: str) -> list[int]:
-    """Give the lines on which something is doubled up to a limit."""
+    """Return the lines on which something is doubled up to a limit."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

@@ -65,7 +65,7 @@ def but(node: ast.AST, **fields: object) -> ast.AST:
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
-    """Give what could stand in the place of a node."""
+    """Yield what could stand in the place of a node."""
     yield from changed_operators(node)
     match node:
         case ast.Constant(value=bool() as value):

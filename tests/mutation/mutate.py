@@ -7,7 +7,7 @@ nothing about that line. What survives is either a missing test or a mutant that
     python tests/mutation/mutate.py allocation -n 60
     python tests/mutation/mutate.py relay --at proxy/relay/flow.py --at proxy/relay/streams.py:30
 
-The mutants are tried in copies of the tree, so that the work in the clone can go on. The tests end at the
+The mutants are tried in copies of the tree, so that the work in the clone can continue. The tests end at the
 first failure; a mutant with which they take several times as long as without any is noticed, and listed.
 """
 

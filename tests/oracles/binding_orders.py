@@ -10,7 +10,7 @@ from proxy.model.koordinator import NumaStrategy
 
 
 def spread_order(topo: CpuTopology, free: CpuSet, strategy: NumaStrategy) -> list[int]:
-    """Give the free CPUs in the order of step 3 with nothing taken yet."""
+    """Return the free CPUs in the order of step 3 with nothing taken yet."""
     groups = Groups(topo, strategy)
     return groups.spread(groups.by_core(free.bits & topo.cpus.bits, 0))
 

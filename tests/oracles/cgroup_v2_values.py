@@ -53,7 +53,7 @@ class Throttling:
 
 
 def shares_of(weight: int) -> int:
-    """Give the shares that a weight stands for."""
+    """Return the shares that a weight stands for."""
     low, high = WEIGHTS
     if not low <= weight <= high:
         raise CgroupError(f"cannot turn weight {weight} into shares: it is not in {low}-{high}")
@@ -61,7 +61,7 @@ def shares_of(weight: int) -> int:
 
 
 def weight_of(shares: str | int) -> int:
-    """Give the weight that shares stand for."""
+    """Return the weight that shares stand for."""
     number = shares if isinstance(shares, int) else _whole(shares, "cpu.shares")
     low, high = SHARES
     if not low <= number <= high:

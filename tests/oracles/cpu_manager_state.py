@@ -8,7 +8,7 @@ from tests.testkit.changed_copy import changed_copy as replace
 
 
 def managed(policy: CpuPolicy) -> CpuSet:
-    """Give the CPUs that are in the default set or owned."""
+    """Return the CPUs that are in the default set or owned."""
     return policy.topo.cpus - policy.reserved if policy.options.strict_cpu_reservation else policy.topo.cpus
 
 

@@ -9,7 +9,7 @@ from proxy.pools.node_keys import RAW_ALLOCATABLE, Texts, amplification_ratios, 
 
 
 def with_ratio(annotations: Texts, name: str, ratio: float) -> tuple[dict[str, str], bool, str]:
-    """Give annotations with the ratio of one resource.
+    """Return annotations with the ratio of one resource.
 
     Returns:
         The annotations, whether they changed, and what is wrong with those that there were: then nothing is
@@ -22,5 +22,5 @@ def with_ratio(annotations: Texts, name: str, ratio: float) -> tuple[dict[str, s
 
 
 def with_raw_allocatable(annotations: Texts, held: Mapping[str, str | float]) -> dict[str, str]:
-    """Give annotations with what was allocatable before amplification."""
+    """Return annotations with what was allocatable before amplification."""
     return {**annotations, RAW_ALLOCATABLE: json.dumps(dict(sorted(held.items())), separators=(",", ":"))}

@@ -9,12 +9,12 @@ from proxy.pools.shared import NodePool
 
 
 def without(pools: Iterable[NodePool], cpus: CpuSet) -> tuple[NodePool, ...]:
-    """Take CPUs out of pools; what is emptied stays as an empty part."""
+    """Remove CPUs from pools; what is emptied stays as an empty part."""
     return tuple(NodePool(pool.socket, pool.node, pool.cpus - cpus) for pool in pools)
 
 
 def union(pools: Iterable[NodePool]) -> CpuSet:
-    """Give all CPUs of pools."""
+    """Return all CPUs of pools."""
     bits = 0
     for pool in pools:
         bits |= pool.cpus.bits
@@ -22,7 +22,7 @@ def union(pools: Iterable[NodePool]) -> CpuSet:
 
 
 def on_nodes(pools: Iterable[NodePool], nodes: Iterable[int]) -> tuple[NodePool, ...]:
-    """Give the pools of some nodes, node by node in their order."""
+    """Return the pools of some nodes, node by node in their order."""
     kept = tuple(pools)
     return tuple(pool for node in nodes for pool in kept if pool.node == node)
 

@@ -60,7 +60,7 @@ def parse_rule(annotations: Mapping[str, str]) -> tuple[NodeRule | None, str]:
 
 
 def updated(before: NodeRule | None, annotations: Mapping[str, str]) -> tuple[NodeRule | None, bool, str]:
-    """Take over the rule of annotations.
+    """Apply the rule of annotations.
 
     Returns:
         The rule from now on (the one before where the annotations are faulty), whether it is another than

@@ -14,12 +14,12 @@ _MONITOR = "crio-conmon-"
 
 
 def driver_of(text: str) -> Driver | None:
-    """Give the driver that a text names; None where it names none."""
+    """Return the driver that a text names; None where it names none."""
     return Driver(text) if text in tuple(Driver) else None
 
 
 def class_path(driver: Driver, qos: KubeQos | None = None) -> str:
-    """Give the path of the group of a class below the root; without a class, that of all pods."""
+    """Return the path of the group of a class below the root; without a class, that of all pods."""
     name = _CLASSES.get(qos) if qos else None
     if driver is Driver.CGROUPFS:
         return f"kubepods/{name}" if name else "kubepods"
@@ -27,7 +27,7 @@ def class_path(driver: Driver, qos: KubeQos | None = None) -> str:
 
 
 def pod_path(driver: Driver, qos: KubeQos, uid: str) -> str:
-    """Give the path of a pod's group below the root.
+    """Return the path of a pod's group below the root.
 
     Raises:
         CgroupError: The uid is no name.
@@ -42,7 +42,7 @@ def pod_path(driver: Driver, qos: KubeQos, uid: str) -> str:
 
 
 def container_name(driver: Driver, container_id: str) -> tuple[str, str]:
-    """Give the runtime of a container, and the name of its group in that of the pod.
+    """Return the runtime of a container, and the name of its group in that of the pod.
 
     Args:
         driver: What made it.
@@ -63,7 +63,7 @@ def container_name(driver: Driver, container_id: str) -> tuple[str, str]:
 
 
 def container_path(driver: Driver, pod: str, container_id: str) -> str:
-    """Give the path of a container's group.
+    """Return the path of a container's group.
 
     Args:
         driver: What made it.

@@ -14,14 +14,14 @@ def nodes_of(granted: MemoryGrant) -> Mask:
 
 
 def release_pod(state: MemoryState, uid: str) -> MemoryState:
-    """Give back the memory of all containers of a pod."""
+    """Release the memory of all containers of a pod."""
     for name in tuple(state.assignments.get(uid, {})):
         state = release(state, uid, name)
     return state
 
 
 def start(state: MemoryState, pod: PodRequests, name: str) -> MemoryState:
-    """Give back what earlier ordinary init containers still hold once a container starts."""
+    """Release what earlier ordinary init containers still hold once a container starts."""
     for ask in pod.containers:
         if ask.name == name:
             break
@@ -31,7 +31,7 @@ def start(state: MemoryState, pod: PodRequests, name: str) -> MemoryState:
 
 
 def release(state: MemoryState, uid: str, name: str) -> MemoryState:
-    """Give back the memory of a container; one that holds none changes nothing."""
+    """Release the memory of a container; one that holds none changes nothing."""
     blocks = state.blocks(uid, name)
     if blocks is None:
         return state

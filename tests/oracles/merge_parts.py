@@ -11,7 +11,7 @@ from proxy.model.hint import TopologyHint
 
 
 def target_count(lists: Sequence[Sequence[TopologyHint]]) -> int:
-    """Give the largest size of a list's narrowest mask; lists without masks do not count, 0 if none does."""
+    """Return the largest size of a list's narrowest mask, 0 for none; lists without masks do not count."""
     return _target([MaskList.of(hints) for hints in lists])
 
 
@@ -22,7 +22,7 @@ def first_of(
     distances: Distances | None,
     most: int = 2,
 ) -> list[TopologyHint]:
-    """Give the first hints of the order in which the merge prefers them.
+    """Return the first hints of the order in which the merge prefers them.
 
     Args:
         preferred: Masks that are preferred.

@@ -6,5 +6,5 @@ from proxy.allocation.policies import PolicyDecision, usable_hints
 
 
 def unpreferred(decision: PolicyDecision) -> tuple[str, ...]:
-    """Give the resources without a hint that could be part of a preferred result under the policy."""
+    """Return the resources without a hint that could be part of a preferred result under the policy."""
     return tuple(entry.resource for entry in decision.lists if not usable_hints(entry, decision.policy))

@@ -172,7 +172,7 @@ def test_the_fields_and_the_files(built: Built) -> None:
 def test_an_upgrade_replaces_a_daemon_that_runs(
     tmp_path: Path, active: str, code: int, restarted: bool
 ) -> None:
-    """Only a daemon that cannot be replaced is restarted; one whose successor does not start goes on."""
+    """Only a daemon that cannot be replaced is restarted; one whose successor does not start continues."""
     for name, text in {
         "systemctl": f"case $1 in is-active) [ {active} = yes ] || exit 3 ;; esac",
         "topoproxy": f"exit {code}",
@@ -189,7 +189,7 @@ def test_an_upgrade_replaces_a_daemon_that_runs(
     calls = (tmp_path / "calls").read_text().splitlines()
     assert ("topoproxy upgrade --now" in calls) == (active == "yes")
     assert ("systemctl try-restart topoproxy.service" in calls) == restarted
-    assert ("goes on" in done.stderr) == (code == 1)
+    assert ("continues" in done.stderr) == (code == 1)
 
 
 def test_the_scripts_are_posix_shell_and_start_nothing() -> None:

@@ -107,7 +107,7 @@ VALUES = (
 
 
 def texts(value: object) -> list[str]:
-    """Give all texts within a value."""
+    """Return all texts within a value."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Hostile bytes: a connection ends with RelayError or goes on; nothing else, and memory stays bounded."""
+"""Hostile bytes: a connection ends with RelayError or continues; nothing else, and memory stays bounded."""
 
 import contextlib
 import random

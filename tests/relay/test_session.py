@@ -462,7 +462,7 @@ def test_the_runtime_resets(state):
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("then", ["stops", "goes on"])
+@pytest.mark.parametrize("then", ["stops", "continues"])
 def test_the_runtime_answers_early(state, then):
     net, sid = in_state(state)
     net.server.answer(sid, status=8, opening=False)

@@ -71,7 +71,7 @@ class Raw:
 
 
 def texts(value: object) -> Iterator[str]:
-    """Give every text in plain data."""
+    """Yield every text in plain data."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -294,7 +294,7 @@ class Tenants:
         self.node.boot()
         for _ in range(
             3
-        ):  # calls that the daemon before may have let go are over when the runtime answers others
+        ):  # calls that the earlier daemon may have forwarded are over when the runtime answers others
             await self.node.sync.once()
             self.node.now += 10
         self._floor()
@@ -352,7 +352,7 @@ def _parent(kube: str, name: str) -> str:
 
 
 def _read(text: str) -> str:
-    """Give a text as a list of the runtime that is decoded with replacement has it."""
+    """Return a text as a list of the runtime that is decoded with replacement has it."""
     return on_the_wire(text.encode(errors="surrogatepass")).decode(errors="replace")
 
 

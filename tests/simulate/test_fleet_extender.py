@@ -109,7 +109,7 @@ class Twins:
         self.api.put(NUMATOPOLOGIES, host.name, spec=spec)
 
     async def arrive(self, number: int, at: int, bed: Bed) -> None:
-        """Have the simulation and the extender bind a pod to a node, and the node admit it."""
+        """Make the simulation and the extender bind a pod to a node, and the node admit it."""
         pod, raw, host = self.pods[number], self.raws[number], self.hosts[at]
         arrival = self.scheduler.bind(at, pod)
         problem = await bed.bind(raw, host.name)
@@ -129,7 +129,7 @@ class Twins:
         self.publish(host)
 
     def leave(self, number: int, at: int) -> None:
-        """Have a pod end."""
+        """Make a pod end."""
         pod, host = self.pods[number], self.hosts[at]
         host.state = without_pod(host.state, pod.simulated_pod.arrival.pod.sandbox_id)
         self.scheduler.removed(at, pod, host)
@@ -147,7 +147,7 @@ async def settled(twins: Twins, bed: Bed) -> None:
 
 
 async def compare(twins: Twins) -> Counter[str]:
-    """Have all pods come, some leave; return how often what was met."""
+    """Let all pods arrive and some leave; return how often each case occurred."""
     met: Counter[str] = Counter()
     running: dict[int, int] = {}
     bed = Bed(twins.api, twins.scheduler._strategy)

@@ -21,7 +21,7 @@ ALL_S = 400.0
 
 
 def kernel_differences(node: Node) -> Iterator[str]:
-    """Give what is not in the kernel as it is planned."""
+    """Yield what is not in the kernel as it is planned."""
     assert node.daemon is not None
     state = node.daemon.executor.state
     for one in node.runtime.containers.values():
@@ -44,7 +44,7 @@ def kernel_differences(node: Node) -> Iterator[str]:
 
 
 def other_differences(node: Node) -> Iterator[str]:
-    """Give what the runtime, the ledger or the state have that they should not have."""
+    """Yield what the runtime, the ledger or the state have that they should not have."""
     assert node.daemon is not None
     executor = node.daemon.executor
     state = executor.state

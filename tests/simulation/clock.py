@@ -45,14 +45,14 @@ class Schedule:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def after(self, seconds: float, callback: Callable[..., object], *args: Any) -> Entry:
-        """Have something happen in so many seconds."""
+        """Schedule something in so many seconds."""
         entry = Entry(self.now + seconds, callback, args)
         self._made += 1
         heapq.heappush(self._heap, (entry.when, self._made, entry))
         return entry
 
     def next_at(self) -> float | None:
-        """Give the time of the next entry; None where there is none."""
+        """Return the time of the next entry; None where there is none."""
         heap = self._heap
         while heap and heap[0][2].callback is None:
             heapq.heappop(heap)

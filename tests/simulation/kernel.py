@@ -212,7 +212,7 @@ class Kernel:
     # -- CPUs that go and return --------------------------------------------------------------------------
 
     def set_online(self, online: CpuSet) -> None:
-        """Have other CPUs online; the kernel takes CPUs that go out of all groups on v1."""
+        """Change the CPUs that are online; on v1 the kernel removes CPUs that go offline from all groups."""
         gone = CpuSet.from_bits(self.whole.online.bits & ~online.bits)
         nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in self.whole.nodes)
         cpus = tuple(cpu for cpu in self.whole.cpus if cpu.id not in gone)

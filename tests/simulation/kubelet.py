@@ -83,7 +83,7 @@ class Trip:
         self.daemon.loop.enter(self._enter)
 
     def _enter(self) -> None:
-        """Have the request handled; what that decides is sent after it, as on a connection."""
+        """Let the proxy handle the request; what that decides is sent after it, as on a connection."""
         self._enters = True
         self.daemon.wire.request(self.call)
         self._enters = False
@@ -112,7 +112,7 @@ class Trip:
 
 
 def _words(method: str, body: bytes) -> str:
-    """Say what a call is about, for the trace."""
+    """Describe a call, for the trace."""
     message = getattr(pb, f"{method}Request").FromString(body)
     if method == "CreateContainer":
         meta, cpus = message.config.metadata, message.config.linux.resources.cpuset_cpus
@@ -140,7 +140,7 @@ class Kubelet:
     # -- calls --------------------------------------------------------------------------------------------
 
     def advance(self, life: Life, status: int = 0, message: bytes = b"") -> None:
-        """Let a pod go on."""
+        """Let a pod continue."""
         if self.node.faults.calm:
             self.waiting.append((life, status, message))
             return
@@ -158,7 +158,7 @@ class Kubelet:
             return
 
     def go_on(self) -> None:
-        """Let the pods go on after the node was calm."""
+        """Let the pods continue after the node was calm."""
         waiting, self.waiting = self.waiting, []
         for life, status, message in waiting:
             self.node.schedule.after(self.node.delays.wire(), self.advance, life, status, message)
@@ -221,7 +221,7 @@ class Kubelet:
         if life is not None:
             self.advance(life, status, message)
 
-    # -- what becomes of a call at the runtime ------------------------------------------------------------
+    # -- the outcome of a call at the runtime ------------------------------------------------------------
 
     def carry_out(self, trip: Trip) -> None:
         """A forwarded call is at the runtime."""
@@ -301,7 +301,7 @@ class Kubelet:
         return CpuSet(self.dice.sample(free, count)) if len(free) > count + 2 else None
 
     def pod(self) -> None:
-        """Have one more pod."""
+        """Add one more pod."""
         kind = self.dice.choices(KINDS, [kind.weight for kind in KINDS])[0]
         named = self._free(kind.named) if kind.named else CpuSet()
         if named is not None:
@@ -314,7 +314,7 @@ class Kubelet:
         self.begin(self._pod(uid, name or uid, kind, named))
 
     def _replace(self, uid: str, name: str, kind: Kind) -> None:
-        """Have another pod of the same name, while the one that it replaces still terminates.
+        """Add another pod of the same name, while the one that it replaces still terminates.
 
         That is so after a forced deletion: the scheduler counts the CPUs of the old one as free.
         """

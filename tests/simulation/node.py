@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from proxy.executor.former_calls import RelayedCall
 
 DEPTH = 3
-"""So many jobs may be in the middle of something at once; those beyond go on without a break."""
+"""So many jobs may be in the middle of something at once; those beyond continue without a break."""
 REPLACED_S = (1.0, 5.0, 30.0)
 """How long a daemon that was replaced has for its calls, if it is not killed before."""
 CALM_EVERY = 2500
@@ -196,12 +196,12 @@ class Node:
             self._depth -= 1
 
     def deliver(self, work: Callable[..., object], *args: Any) -> None:
-        """Have something arrive that keeps its order with all else that is delivered so."""
+        """Make something arrive that keeps its order with all else that is delivered so."""
         self._delivered_at = max(self._delivered_at, self.schedule.now + self.delays.report())
         self.schedule.after(self._delivered_at - self.schedule.now, work, *args)
 
     def late(self, work: Callable[[], object]) -> None:
-        """Have the runtime carry out something for which its caller does not wait any more."""
+        """Make the runtime carry out something for which its caller does not wait any more."""
         self._late += 1
 
         def carry_out() -> None:
@@ -299,7 +299,7 @@ class Node:
         self.promises.now_and_then()
 
     def calm(self) -> None:
-        """Let nothing new happen, and check that everything comes to be as it is promised.
+        """Let nothing new happen, and check that every promise is met.
 
         Raises:
             ViolationError: Something did not.
@@ -359,7 +359,7 @@ async def _now(self: TimeSlices) -> None:
 
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
-    """Have the daemon's threads, and what measures real time, replaced by simulated ones."""
+    """Replace the daemon's threads, and what measures real time, by simulated ones."""
     with (
         mock.patch.object(worker, "Threads", SimulatedThreads),
         mock.patch.object(runtime_events, "threading", Threading),

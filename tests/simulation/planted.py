@@ -196,7 +196,7 @@ def nothing_given_back() -> Patches:
 
 
 def held_calls_kept() -> Patches:
-    """A daemon that is replaced goes on with the calls that it holds."""
+    """A daemon that is replaced continues with the calls that it holds."""
     hand_over = CallFlow.hand_over
 
     def keep(flow: Any, refuse_held: Any, *others: Any) -> Any:

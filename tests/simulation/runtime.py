@@ -283,7 +283,7 @@ class SimulatedRuntime:
         self._frees(one.id)
 
     def end(self, one: Made) -> None:
-        """Have a container exit."""
+        """Make a container exit."""
         if one.state == EXITED:
             return
         ran = one.state == RUNNING

@@ -35,7 +35,7 @@ def simulated(*args: object) -> tuple[int, str]:
 
 
 def trace_of(printed: str) -> str:
-    """Give the hash of the trace."""
+    """Return the hash of the trace."""
     found = re.search(r"^trace (\w+)$", printed, re.MULTILINE)
     assert found is not None, printed
     return found[1]

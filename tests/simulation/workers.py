@@ -1,7 +1,7 @@
 """The daemon's threads in the simulation: jobs are entries of the schedule, in the order of their worker.
 
 A job runs at one moment, but other things may happen in the middle of it: whatever it asks for may take time
-(``Node.elapse``), and meanwhile the event loop and other workers go on.
+(``Node.elapse``), and meanwhile the event loop and other workers continue.
 
 ``Listener`` stands for the one thread that the daemon starts itself, the reader of the runtime's events: it
 runs in a real thread, but only while the simulation waits for it, so that its steps come in a fixed order.
@@ -127,7 +127,7 @@ class Listener(threading.Thread):
             self._paused.release()
 
     def resume(self) -> None:
-        """Let the thread go on until it waits again. Called by the simulation."""
+        """Let the thread continue until it waits again. Called by the simulation."""
         if not self._ended:
             self._go.release()
             self._paused.acquire()

@@ -243,7 +243,7 @@ def test_a_percentage_selects_the_same_pods_again(node: FileNode) -> None:
 
 
 def refuse_writes(node: FileNode, group: str | None, but: CpuSet | None = None) -> Callable[[], None]:
-    """Have the kernel refuse all cpusets of a group, except one; returns what ends that."""
+    """Make the kernel refuse all cpusets of a group, except one; returns what ends that."""
     write = node.cgroups.write
 
     def refuse(path: str, cpus: CpuSet | None, *rest: Any, **more: Any) -> bool:

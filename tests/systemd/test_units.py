@@ -173,7 +173,7 @@ def test_only_a_hook_that_moves_interrupts_may_write_tunables() -> None:
 
 
 def syscalls(group: str) -> set[str]:
-    """Give the system calls of one of systemd's groups of them."""
+    """Return the system calls of one of systemd's groups of them."""
     command = ["systemd-analyze", "syscall-filter", group]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:

@@ -12,7 +12,7 @@ PACKAGE = Path(proxy.__file__).parent
 METHODS = frozenset(
     {"event", "debug", "warning", "problem", "frequent", "resolved", "forget", "info", "error", "exception"}
 )
-PARTS = frozenset({"_report_problem", "_report_success", "_report", "_say"})
+PARTS = frozenset({"_report_problem", "_report_success", "_report"})
 """Names of such a method in parts that have only that one."""
 OWNERS = frozenset({"telemetry", "_telemetry", "log", "logs"})
 PASSED_ON = {

@@ -25,12 +25,12 @@ class CapturedLog:
 
 
 def telemetry(lines: list[str] | None = None, clock: Callable[[], float] = lambda: 1.0) -> Telemetry:
-    """Give telemetry whose log records go to a list."""
+    """Return telemetry whose log records go to a list."""
     return Telemetry(CapturedLog([] if lines is None else lines), clock)
 
 
 def report(lines: list[str]) -> Report:
-    """Give what takes reports, and appends them to a list."""
+    """Return what takes reports, and appends them to a list."""
 
     def said(message: str, /, **keys: object) -> None:
         lines.append(rendered(message, plain(keys)))
@@ -39,7 +39,7 @@ def report(lines: list[str]) -> Report:
 
 
 def reasons(lines: list[str]) -> Report:
-    """Give what takes reports, and appends to a list why each was made."""
+    """Return what takes reports, and appends to a list why each was made."""
 
     def said(message: str, /, **keys: object) -> None:
         facts = plain(keys)
@@ -49,7 +49,7 @@ def reasons(lines: list[str]) -> Report:
 
 
 def of_hooks(lines: list[str]) -> Report:
-    """Give what takes reports of failures of hooks, and appends them to a list with the hook's name."""
+    """Return what takes reports of failures of hooks, and appends them to a list with the hook's name."""
 
     def said(message: str, /, **keys: object) -> None:
         facts = plain(keys)

@@ -84,7 +84,7 @@ class PlayedPlugin:
         return self
 
     def stop(self) -> None:
-        """Go away at once, as a process that is killed; the socket stays."""
+        """End at once, as a process that is killed; the socket stays."""
         self.hanging.set()
         self.end_lists()
         if self._server is not None:

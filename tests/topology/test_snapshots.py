@@ -58,7 +58,7 @@ def unpack(archive: Path, to: Path) -> None:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Give a directory in memory where there is one: thousands of small files are written."""
+    """Yield a directory in memory where there is one: thousands of small files are written."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:
         yield Path(name)

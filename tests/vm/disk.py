@@ -69,7 +69,7 @@ Delegate=yes
 
 
 def why_not() -> str:
-    """Give the reason why no disk can be built here, or an empty string."""
+    """Return the reason why no disk can be built here, or an empty string."""
     if os.geteuid() != 0:
         return "only root can build the disk of a virtual machine"
     missing = [package for tool, package in TOOLS.items() if shutil.which(tool, path=PATH) is None]
@@ -183,7 +183,7 @@ def cpio(entries: Iterator[tuple[str, int, bytes]]) -> bytes:
 
 
 def first_stage(modules: Path) -> bytes:
-    """What the kernel starts: it loads the disks' drivers, and goes on to the system on the disk."""
+    """What the kernel starts: it loads the disks' drivers, and continues to the system on the disk."""
 
     def entries() -> Iterator[tuple[str, int, bytes]]:
         for directory in ("bin", "dev", "mod", "new", "proc"):

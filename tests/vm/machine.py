@@ -118,7 +118,7 @@ class Machine:
         return f"{start}M,slots=1,maxmem={start + self.plugged}M" if self.plugged else f"{start}M"
 
     def qemu(self, directory: Path, work: Path, *, keep: bool = False) -> list[str]:
-        """Give qemu's command line.
+        """Return qemu's command line.
 
         Args:
             directory: The disk's.

@@ -77,7 +77,7 @@ class Suppression:
         self.settings = settings
         self.usage = usage
         self.groups = groups
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._worker = Worker("suppress", context.broken)
         context.health.watch(self._worker)
         self._reading: asyncio.Future[tuple[str, UsageReading]] | None = None
@@ -93,7 +93,7 @@ class Suppression:
     ) -> None:
         """Suppress by other settings from now on; see ``__init__``."""
         self.settings, self.usage, self.groups = settings, usage, groups
-        self._news.set()
+        self._changed.set()
 
     async def run(self) -> None:
         """Suppress until cancelled; where suppression is off, remove what an earlier run has written."""
@@ -105,7 +105,7 @@ class Suppression:
 
     async def _run(self, settings: SuppressionSettings) -> None:
         """Suppress until the settings change."""
-        self._news.clear()
+        self._changed.clear()
         reconciled = self._context.reconciled
         waits, wait = RetryDelays(Backoff(2 * settings.period, LONGEST_WAIT_S)), settings.period
         waited = 0
@@ -126,7 +126,7 @@ class Suppression:
                 self._context.broken(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait if wait < math.inf else None):
-                    await self._news.wait()
+                    await self._changed.wait()
 
     async def once(self) -> None:
         """Do one round."""

@@ -68,7 +68,7 @@ class Acceptor:
         self._links: set[Link] = set()
         self.budget = BodyBudget()
         self.times = CallTimes()
-        self._ground = RelayContext(
+        self._context = RelayContext(
             interceptor,
             _spellings(methods).__contains__,
             self._links.discard,
@@ -205,7 +205,7 @@ class Acceptor:
         """Connect one client with the runtime."""
         client.setblocking(False)
         server: socket.socket | None = None
-        link = Link(self._ground)
+        link = Link(self._context)
         try:
             server = await self._dial()
             self._down = False

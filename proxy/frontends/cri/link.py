@@ -91,29 +91,29 @@ class Link:
     """
 
     __slots__ = (
-        "_busy", "_calls", "_ending", "_eof", "_ground", "_interceptor", "_newest", "_news", "_say",
-        "_session", "client", "closed", "last", "server",
+        "_busy", "_calls", "_context", "_ending", "_eof", "_interceptor", "_newest", "_pending_events",
+        "_report_problem", "_session", "client", "closed", "last", "server",
     )  # fmt: skip
 
-    def __init__(self, ground: RelayContext) -> None:
+    def __init__(self, context: RelayContext) -> None:
         """Begin a relay.
 
         Args:
-            ground: The shared parts of all links.
+            context: The shared parts of all links.
         """
-        self._session = Session(self, ground.intercepts, ground.budget)
-        self._ground = ground
-        self._interceptor = ground.interceptor
-        self._say = ground.report
+        self._session = Session(self, context.intercepts, context.budget)
+        self._context = context
+        self._interceptor = context.interceptor
+        self._report_problem = context.report
         self._calls: dict[int, InterceptedCall] = {}
-        self._news: list[tuple[InterceptedCall, bytes | int | None]] = []
+        self._pending_events: list[tuple[InterceptedCall, bytes | int | None]] = []
         self._busy = False
         self._newest = 0
         self._eof = self._ending = False
         self.closed = False
         self.last: float | None = None
         from_client, from_server = self._session.from_client, self._session.from_server
-        faults = PipeCallbacks(self.failed, ground.budget.refuse_largest, ground.swollen)
+        faults = PipeCallbacks(self.failed, context.budget.refuse_largest, context.swollen)
         self.client = Pipe(partial(self.received, from_client), self._client_ended, self.lost, faults)
         self.server = Pipe(
             partial(self.received, from_server), self.lost, self.lost, faults, own_water=SERVER_OWN_WATER
@@ -136,11 +136,11 @@ class Link:
             feed(data)
             self._busy = False
             self._send()
-            if self._news:
+            if self._pending_events:
                 self._pass_on()
             if (newest := self._session.newest) != self._newest:
                 self._newest = newest
-                self._ground.times.last = self.last = time.monotonic()
+                self._context.times.last = self.last = time.monotonic()
         except RelayError as error:
             self._misled(error, client=feed == self._session.from_client)
         except Exception as error:  # noqa: BLE001  whatever it is, no other link may suffer from it
@@ -151,7 +151,7 @@ class Link:
         self._busy = False
         try:
             peer = "client" if client else "runtime"
-            self._say("cannot continue a connection", peer=peer, err=str(error))
+            self._report_problem("cannot continue a connection", peer=peer, err=str(error))
             self._session.end_with_goaway(error.code, client=client)
         except Exception as fault:  # noqa: BLE001  as in ``received``
             self.failed(fault)
@@ -197,7 +197,7 @@ class Link:
                 end.close()
             except Exception:  # noqa: BLE001  it must not stay open
                 end.abort()
-        self._ground.gone(self)
+        self._context.gone(self)
         try:
             self._session.break_cycles()  # it refers to us, too: see Pipe
             for stream in list(self._calls):  # there are none, but for a fault
@@ -209,13 +209,13 @@ class Link:
     def _report(self, error: Exception) -> None:
         # A report that fails must not end the other links.
         with contextlib.suppress(Exception):
-            self._say("ended a connection because of an internal error", err=error)
-            self._ground.fault(error)
+            self._report_problem("ended a connection because of an internal error", err=error)
+            self._context.fault(error)
 
     def cut(self, why: str) -> None:
         """End the link without sending what waits."""
         if not self.closed:
-            self._say("ended a connection", reason=why)
+            self._report_problem("ended a connection", reason=why)
             self.client.abort()
             self.server.abort()
             self.lost()
@@ -307,7 +307,7 @@ class Link:
     def request(self, stream: int, path: str, message: bytes) -> None:
         """Ask the interceptor."""
         call = self._calls[stream] = InterceptedCall(self, stream, path, message)
-        self._ground.times.by_path[path] = time.monotonic()
+        self._context.times.by_path[path] = time.monotonic()
         try:
             self._interceptor.request(call)
         except Exception as error:  # noqa: BLE001  an internal error must not stop the node: the call passes
@@ -320,13 +320,13 @@ class Link:
 
     def refused_for_memory(self, path: str, message: str) -> None:
         """Report, and send the refusal, from outside whatever is being done."""
-        self._say("cannot hold a call", method=path, err=message)
+        self._report_problem("cannot hold a call", method=path, err=message)
         if not self._busy:
             asyncio.get_running_loop().call_soon(self.flush)
 
     def response(self, stream: int, message: bytes) -> None:
         """Remember the answer."""
-        self._news.append((self._calls[stream], message))
+        self._pending_events.append((self._calls[stream], message))
         if not self._busy:
             self._pass_on()
 
@@ -334,7 +334,7 @@ class Link:
         """Remember the end."""
         call = self._calls.pop(stream)
         call.decided = call.done = True
-        self._news.append((call, status))
+        self._pending_events.append((call, status))
         if not self._busy:
             self._pass_on()
 
@@ -344,9 +344,9 @@ class Link:
         That is after the bytes have been sent, so the client does not wait for it, and before anything else
         is read, so what the client does next meets an interceptor that knows.
         """
-        while self._news:
-            news, self._news = self._news, []
-            for call, what in news:
+        while self._pending_events:
+            events, self._pending_events = self._pending_events, []
+            for call, what in events:
                 try:
                     if isinstance(what, bytes):
                         self._interceptor.response(call, what)
@@ -356,4 +356,4 @@ class Link:
                     self._fault(call, "note the answer", error)
 
     def _fault(self, call: InterceptedCall, what: str, error: Exception) -> None:
-        self._say("cannot handle a call", step=what, method=call.path, err=error)
+        self._report_problem("cannot handle a call", step=what, method=call.path, err=error)

@@ -55,7 +55,7 @@ AVAILABLE = {0: {"cpu": 2000, "memory": 8}, 1: {"cpu": 4000, "memory": 0}, 2: {"
 
 
 def fits(requests: dict[str, int]) -> list[Mask]:
-    """Give the nodes on which a request fits, tried one by one."""
+    """Return the nodes on which a request fits, tried one by one."""
     tried: list[Mask] = []
 
     def fit(nodes: Mask) -> bool:

@@ -44,7 +44,7 @@ def holding(
 
 
 def reserved(state: NodeState) -> tuple[int, ...]:
-    """Give what is reserved on each node, in MiB."""
+    """Return what is reserved on each node, in MiB."""
     assert state.memory is not None
     return tuple(node.table("memory").reserved // MIB for node in state.memory.nodes.values())
 

@@ -243,7 +243,7 @@ def test_a_pod_with_requests_of_its_own_is_served_where_that_is_on(guaranteed: b
 
 
 def own(budget: int, *asks: tuple[ContainerKind, int], pages: int = 0) -> str:
-    """Say why a pod cannot be split; a size of 0 makes a container that shares, a size adds pages of 1."""
+    """Return why a pod cannot be split; a size of 0 makes a container that shares, a size adds pages of 1."""
     containers = [
         ContainerResources(f"c{i}", kind, amounts, amounts)
         for i, (kind, size) in enumerate(asks)

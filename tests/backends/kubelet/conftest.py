@@ -95,7 +95,7 @@ def send(to: BaseHTTPRequestHandler, status: int, content: bytes) -> None:
 
 @pytest.fixture
 def answer() -> Callable[[int, bytes], Reply]:
-    """Give a reply with a status and a body."""
+    """Return a reply with a status and a body."""
     return lambda status, content: lambda to: send(to, status, content)
 
 

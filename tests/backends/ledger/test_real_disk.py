@@ -119,7 +119,7 @@ def test_a_full_disk_keeps_its_content_and_takes_more_later(small: Path) -> None
 
 
 def test_a_disk_that_is_full_at_the_start(small: Path) -> None:
-    """There is a ledger, or it is said that there can be none; the daemon goes on without then."""
+    """There is a ledger, or it is said that there can be none; the daemon continues without then."""
     home = small / "state"
     home.mkdir()
     fd = os.open(small / "ballast", os.O_WRONLY | os.O_CREAT)

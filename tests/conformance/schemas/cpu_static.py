@@ -34,7 +34,7 @@ def check(case: Case, topologies: Topologies) -> Outcome:
 
 
 def _told(case: Case, name: str) -> dict[str, str] | None:
-    """Give a refusal that is expected; the files write it as kind and message."""
+    """Return a refusal that is expected; the files write it as kind and message."""
     raw = case.optional(name, (str, dict))
     if isinstance(raw, str):
         return {"type": "error", "message": raw}

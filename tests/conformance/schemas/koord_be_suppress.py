@@ -78,7 +78,7 @@ def _node(case: Case) -> tuple[list[AnnotatedCpus], Withheld]:
 
 
 def _tree(old: CpuSet, pods: Iterable[str], containers: Iterable[str] = ()) -> list[BeGroup]:
-    """Lay out the groups: pods below the root, and every container below each pod."""
+    """Create the groups: pods below the root, and every container below each pod."""
     names = list(pods)
     return [
         BeGroup(_BESTEFFORT, ROOT, old),

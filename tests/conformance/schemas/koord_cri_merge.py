@@ -58,7 +58,7 @@ def _apply_response(case: Case) -> Outcome:
 
 
 def _parts(after: Any) -> dict[str, object]:
-    """Give the parts of a request that an answer can change."""
+    """Return the parts of a request that an answer can change."""
     if isinstance(after, hook.PodSandboxHookRequest):
         annotations, labels = dict(after.annotations), dict(after.labels)
         return {"annotations": annotations, "labels": labels, "cgroup_parent": after.cgroup_parent}
@@ -70,7 +70,7 @@ def _parts(after: Any) -> dict[str, object]:
 
 
 def _request_parts(case: Case) -> dict[str, object]:
-    """Give the same parts of the request as it came."""
+    """Return the same parts of the request as it came."""
     raw, rpc = case.optional("request", dict), case.value("rpc", str)
     if rpc == "RunPodSandbox":
         config = message(cri.RunPodSandboxRequest, raw).config
@@ -183,7 +183,7 @@ def _remembered_container(case: Case, raw: object) -> tuple[object, object]:
 def _told(
     pod: PodFacts, container: ContainerFacts, like: hook.ContainerResourceHookRequest
 ) -> hook.ContainerResourceHookRequest:
-    """Give what a server receives of a container that exists, its id and resources only if expected.
+    """Return what a server receives of a container that exists, its id and resources only if expected.
 
     Koordinator's entry gets its id at another time than ours, and has no resources after a restart.
     """

@@ -141,7 +141,7 @@ class Joined:
 
     @contextlib.contextmanager
     def second_node(self) -> Iterator[None]:
-        """Have the scheduler see another node, n2, that no kubelet stands for."""
+        """Make the scheduler see another node, n2, that no kubelet stands for."""
         nodes, amounts = "/api/v1/nodes", self.node()["status"]
         self.plane.node("n2", **{"kubernetes.io/hostname": "n2"})
         ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}

@@ -196,7 +196,7 @@ class RealKubelet:
         hidden.rename(self._manifests / f"{name}.yaml")
 
     def drop(self, name: str) -> None:
-        """Take a static pod away."""
+        """Remove a static pod."""
         (self._manifests / f"{name}.yaml").unlink(missing_ok=True)
 
     def calls(self) -> CallFigures:

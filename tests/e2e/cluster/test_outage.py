@@ -1,4 +1,4 @@
-"""The API server is killed under churn: the node goes on, and the objects are right when it is back.
+"""The API server is killed under churn: the node continues, and the objects are right when it is back.
 
 TOPOPROXY_OUTAGE_S is the length of the outage in seconds. It is compared with the time before it.
 """
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300 + 3 * LASTS_S)]
 
 
 def come(node: Joined, name: str) -> str:
-    """Have a static pod own a CPU; returns its container."""
+    """Make a static pod own a CPU; returns its container."""
     node.kubelet.add(name, pod_spec(container("1")))
     found: str = until(f"{name} to run", lambda: node.by_name(f"{name}-{NODE}"))
     owned = cpuset_of(found)
@@ -30,7 +30,7 @@ def come(node: Joined, name: str) -> str:
 
 
 def churn(node: Joined, word: str, seconds: float) -> None:
-    """Have owners come and go, one after the other."""
+    """Make owners come and go, one after the other."""
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         name = f"{word}{number}"

@@ -34,7 +34,7 @@ def test_a_rejected_pod_is_tried_for_ever_where_nothing_else_is_wanted(full: Joi
         assert not taints(full)
         full.remove("first")
         (ran,) = full.running("second")
-        assert uid(ran) == uid(pod), "kubelet goes on trying, and there is room now"
+        assert uid(ran) == uid(pod), "kubelet continues trying, and there is room now"
         assert len(kernel(ran).cpus) == 1
 
 

@@ -23,7 +23,7 @@ mount -t tmpfs none /etc && mkdir -p /etc/runtime/hookserver.d &&
 
 
 def why_not_koordinator() -> str:
-    """Give the reason why nothing of Koordinator's can be run here, or an empty string."""
+    """Return the reason why nothing of Koordinator's can be run here, or an empty string."""
     if not DIRECTORY:
         return "Koordinator's programs are not named: make test-koordinator"
     missing = [name for name in PROGRAMS if not os.access(Path(DIRECTORY, name), os.X_OK)]

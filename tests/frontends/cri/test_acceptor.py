@@ -403,7 +403,7 @@ def test_garbage_ends_its_connection_and_no_other(bed, call):
 
 
 def test_a_client_that_closes_its_half_still_gets_its_answer(bed):
-    """The end of file goes on to the runtime behind the bytes before it."""
+    """The end of file is passed to the runtime behind the bytes before it."""
     with raw(bed) as client:
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         client.shutdown(socket.SHUT_WR)

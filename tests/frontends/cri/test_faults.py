@@ -34,13 +34,13 @@ class Decider:
             raise MemoryError
 
 
-class Scene:
+class Setup:
     """Two links on real sockets, with one call held on each; the first one is to fail."""
 
     def __init__(self):
         self.decider, self.lines, self.faults, self.gone = Decider(), [], [], []
         self.budget = BodyBudget()
-        ground = RelayContext(
+        context = RelayContext(
             self.decider,
             {CREATE.decode()}.__contains__,
             self.gone.append,
@@ -50,11 +50,11 @@ class Scene:
         )
         self.ends = []
         # The first body is the larger one: where memory runs out, the largest body that is held goes first.
-        self.link, self.client, self.server = self.joined(ground, 6000)
-        self.other, self.other_client, self.other_server = self.joined(ground, 5000)
+        self.link, self.client, self.server = self.joined(context, 6000)
+        self.other, self.other_client, self.other_server = self.joined(context, 5000)
 
-    def joined(self, ground, size):
-        link = Link(ground)
+    def joined(self, context, size):
+        link = Link(context)
         client, near_client = socket.socketpair()
         server, near_server = socket.socketpair()
         for end in (client, server, near_client, near_server):
@@ -90,7 +90,7 @@ class Scene:
         assert b"c" * 5000 in data
         assert not ended
         turns = await turns_of_the_loop(0.1)
-        assert turns < 20, "something goes on and on"
+        assert turns < 20, "something goes on for ever"
 
     def close(self):
         for link in (self.link, self.other):
@@ -134,89 +134,89 @@ def fails(*_):
     raise MemoryError("no memory")
 
 
-def in_recv(scene):
-    scene.link.client._recv = fails
-    scene.client.send(b"\0")
+def in_recv(setup):
+    setup.link.client._recv = fails
+    setup.client.send(b"\0")
 
 
-def in_recv_from_the_runtime(scene):
-    scene.link.server._recv = fails
-    scene.server.send(b"\0")
+def in_recv_from_the_runtime(setup):
+    setup.link.server._recv = fails
+    setup.server.send(b"\0")
 
 
-def in_feed(scene):
-    scene.link._session._requests.handlers[6] = fails
-    scene.client.send(frame(6, 0, 0, bytes(8)))
+def in_feed(setup):
+    setup.link._session._requests.handlers[6] = fails
+    setup.client.send(frame(6, 0, 0, bytes(8)))
 
 
-def in_feed_from_the_runtime(scene):
-    scene.link._session._responses.handlers[6] = fails
-    scene.server.send(frame(6, 0, 0, bytes(8)))
+def in_feed_from_the_runtime(setup):
+    setup.link._session._responses.handlers[6] = fails
+    setup.server.send(frame(6, 0, 0, bytes(8)))
 
 
-def in_fetching_what_is_to_be_sent(scene):
-    scene.link._session.to_server = fails
-    scene.client.send(open_stream(3, VERSION))
+def in_fetching_what_is_to_be_sent(setup):
+    setup.link._session.to_server = fails
+    setup.client.send(open_stream(3, VERSION))
 
 
-def in_sending(scene):
-    scene.link.server._send = fails
-    scene.client.send(open_stream(3, VERSION))
+def in_sending(setup):
+    setup.link.server._send = fails
+    setup.client.send(open_stream(3, VERSION))
 
 
-def in_sending_later(scene):
-    scene.link.client.write([bytes(8 << 20)])
-    scene.link.client._send = fails
-    scene.client.recv(1 << 20)
+def in_sending_later(setup):
+    setup.link.client.write([bytes(8 << 20)])
+    setup.link.client._send = fails
+    setup.client.recv(1 << 20)
 
 
-def in_the_news(scene):
-    scene.decider.raises.add("unusual")
-    scene.client.send(open_stream(3, CREATE, 5))
+def in_the_news(setup):
+    setup.decider.raises.add("unusual")
+    setup.client.send(open_stream(3, CREATE, 5))
 
 
-def in_a_release(scene):
-    scene.link._session._streams._send_at_once = fails
-    call_of(scene).release()
+def in_a_release(setup):
+    setup.link._session._streams._send_at_once = fails
+    call_of(setup).release()
 
 
-def in_a_refusal(scene):
-    scene.link.client._send = fails
-    call_of(scene).refuse(9, "no")
+def in_a_refusal(setup):
+    setup.link.client._send = fails
+    call_of(setup).refuse(9, "no")
 
 
-def in_the_end_of_the_client(scene):
-    scene.link._session._streams.undecided = fails
-    scene.client.shutdown(socket.SHUT_WR)
+def in_the_end_of_the_client(setup):
+    setup.link._session._streams.undecided = fails
+    setup.client.shutdown(socket.SHUT_WR)
 
 
-def in_the_goodbye(scene):
-    scene.link._session._responses.inject = fails
-    scene.link.goaway()
+def in_the_goodbye(setup):
+    setup.link._session._responses.inject = fails
+    setup.link.goaway()
 
 
-def in_the_end(scene):
-    scene.link._session._streams.forget = fails
-    scene.server.close()
-    scene.server, near = socket.socketpair()
-    scene.ends.append(scene.server)
-    scene.server.setblocking(False)
+def in_the_end(setup):
+    setup.link._session._streams.forget = fails
+    setup.server.close()
+    setup.server, near = socket.socketpair()
+    setup.ends.append(setup.server)
+    setup.server.setblocking(False)
     near.close()
 
 
-def in_a_report_of_what_the_peer_did(scene):
+def in_a_report_of_what_the_peer_did(setup):
 
     def say(message, **keys):
         if "cannot continue" in message:
             fails()
-        scene.lines.append(message)
+        setup.lines.append(message)
 
-    scene.link._say = say
-    scene.client.send(frame(8, 0, 0, bytes(4)))
+    setup.link._report_problem = say
+    setup.client.send(frame(8, 0, 0, bytes(4)))
 
 
-def call_of(scene):
-    return next(call for call in scene.decider.calls if call._link is scene.link)
+def call_of(setup):
+    return next(call for call in setup.decider.calls if call._link is setup.link)
 
 
 PLACES = [
@@ -249,13 +249,13 @@ def loose(monkeypatch):
 @pytest.mark.parametrize("place", [*PLACES, in_a_release], ids=lambda place: place.__name__)
 def test_a_fault_ends_its_link_alone(place):
     async def scenario():
-        scene = Scene()
+        setup = Setup()
         try:
-            await scene.started()
-            place(scene)
-            await scene.check_ended()
+            await setup.started()
+            place(setup)
+            await setup.check_ended()
         finally:
-            scene.close()
+            setup.close()
             await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
@@ -263,18 +263,18 @@ def test_a_fault_ends_its_link_alone(place):
 
 def test_a_fault_at_the_end_of_a_call_does_not_keep_the_link():
     async def scenario():
-        scene = Scene()
+        setup = Setup()
         try:
-            await scene.started()
-            scene.decider.raises.add("finished")
-            scene.client.close()
-            scene.server.close()
+            await setup.started()
+            setup.decider.raises.add("finished")
+            setup.client.close()
+            setup.server.close()
             await asyncio.sleep(0.05)
-            assert scene.link.closed
-            assert scene.budget.total == 5005
-            assert [line for line in scene.lines if 'step="note the answer"' in line]
+            assert setup.link.closed
+            assert setup.budget.total == 5005
+            assert [line for line in setup.lines if 'step="note the answer"' in line]
         finally:
-            scene.close()
+            setup.close()
             await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
@@ -282,22 +282,22 @@ def test_a_fault_at_the_end_of_a_call_does_not_keep_the_link():
 
 def test_a_read_without_memory_drops_the_largest_body_and_is_smaller():
     async def scenario():
-        scene = Scene()
+        setup = Setup()
         try:
-            await scene.started()
-            scene.client.send(open_stream(3, CREATE) + frame(0, 0, 3, bytes(9000)))
+            await setup.started()
+            setup.client.send(open_stream(3, CREATE) + frame(0, 0, 3, bytes(9000)))
             await asyncio.sleep(0.02)
-            real = scene.other.client._recv
-            scene.other.client._recv = lambda size: fails() if size > 4096 else real(size)
-            scene.other_client.send(call(3, VERSION, b"v" * 10_000))
+            real = setup.other.client._recv
+            setup.other.client._recv = lambda size: fails() if size > 4096 else real(size)
+            setup.other_client.send(call(3, VERSION, b"v" * 10_000))
             await asyncio.sleep(0.05)
-            assert b"v" * 10_000 in drain(scene.other_server)[0]
-            assert not scene.link.closed
-            assert b"grpc-status\x018" in drain(scene.client)[0]
-            assert scene.budget.total < 9000
-            assert not scene.faults
+            assert b"v" * 10_000 in drain(setup.other_server)[0]
+            assert not setup.link.closed
+            assert b"grpc-status\x018" in drain(setup.client)[0]
+            assert setup.budget.total < 9000
+            assert not setup.faults
         finally:
-            scene.close()
+            setup.close()
             await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(scenario(), 20))

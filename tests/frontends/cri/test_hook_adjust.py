@@ -63,7 +63,7 @@ def clean(path: str) -> str:
 
 
 def slow_list(old: list[tuple[str, bytes]], wanted: Mapping[str, bytes | None]) -> list[bytes]:
-    """Give names and messages again; None takes a name out."""
+    """Return names and messages again; None takes a name out."""
     after = []
     for index, (name, raw) in enumerate(old):
         if name not in wanted:

@@ -110,7 +110,7 @@ def test_a_peer_that_does_not_read_stops_the_other_from_being_read() -> None:
         assert await exactly(j.right, len(data)) == data
         await sending
         assert j.b.waiting == 0
-        await loop.sock_sendall(j.left, b"on")  # reading goes on
+        await loop.sock_sendall(j.left, b"on")  # reading continues
         assert await exactly(j.right, 2) == b"on"
 
     run_scenario(scenario)

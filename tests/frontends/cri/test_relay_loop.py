@@ -18,7 +18,7 @@ LIMIT_S = 10
 
 @pytest.fixture
 def pairs() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
-    """Give pairs of sockets that do not block."""
+    """Yield pairs of sockets that do not block."""
     with contextlib.ExitStack() as ends:
 
         def pair() -> tuple[socket.socket, socket.socket]:

@@ -57,7 +57,7 @@ class Peer(CriClient):
     """Asks before and after its calls, and puts the answers into them, as koord-runtime-proxy does.
 
     Attributes:
-        policy: ``Fail``: a refusal goes to the client; else the call goes on as it was.
+        policy: ``Fail``: a refusal goes to the client; else the call continues as it was.
         skips: Stages that it does not ask about.
         log: What was asked and answered.
     """

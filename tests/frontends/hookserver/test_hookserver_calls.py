@@ -24,7 +24,7 @@ def test_an_owner_gets_its_cpus_and_the_others_have_left_them(
         assert node.cpus(ls.container_id) == "0-15"
         lse = await beside(node.peer.run_pod, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
         created = await beside(node.peer.create, lse)
-        # Others leave before the create goes on, not when the container runs.
+        # Others leave before the create continues, not when the container runs.
         assert node.cpus(ls.container_id) == "0-1,4-15"
         reported = node.saved(created)
         assert (reported.cpuset_cpus, reported.cpuset_mems, reported.cpu_quota) == ("2-3", "0", -1)

@@ -211,7 +211,7 @@ def test_a_peer_that_asks_only_before_creates_is_enough(
     run_scenario(scenario)
 
 
-# -- nonsense -------------------------------------------------------------------------------------------
+# -- invalid messages -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -627,7 +627,7 @@ def test_a_refusal_by_the_runtime_stays_one(run_scenario: Callable[..., None], b
 
         node.runtime.before("ListPodSandbox", refuse)
         pod = await beside(node.peer.run_pod, DemoPod("ls", "LS"))
-        created = await beside(node.peer.create, pod)  # undecided, and not strict: it goes on as it came
+        created = await beside(node.peer.create, pod)  # undecided, and not strict: it continues as it came
         assert node.saved(created).cpuset_cpus == ""
 
     run_scenario(scenario, SLOW)

@@ -31,7 +31,7 @@ def _facts() -> tuple[PodFacts, ContainerFacts, Decision]:
     return pod, ContainerFacts(name="main"), decision
 
 
-class Scene:
+class Setup:
     """One engine on one loop."""
 
     def __init__(self) -> None:
@@ -85,8 +85,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    """Give a scene; what hangs in it ends with it."""
-    made = Scene()
+def setup() -> Iterator[Setup]:
+    """Provide a setup; what hangs in it ends with it."""
+    made = Setup()
     yield made
     made.gate.set()

@@ -31,22 +31,22 @@ def envs(**values: str) -> Adjustment:
     return Adjustment(envs=values)
 
 
-def test_nothing_is_started_or_called_without_hooks(scene: Any) -> None:
+def test_nothing_is_started_or_called_without_hooks(setup: Any) -> None:
     async def story() -> None:
         threads = threading.active_count()
-        answers = scene.engine.ask(scene.create())
+        answers = setup.engine.ask(setup.create())
         assert answers.outcome is AS_IT_IS
         assert await answers.wait() is AS_IT_IS
-        scene.engine.notify(scene.created())
-        scene.use(hook("10-a", point="post_create_container"))
-        assert (await scene.ask()) is AS_IT_IS
-        assert scene.engine.points == {"post_create_container"}
+        setup.engine.notify(setup.created())
+        setup.use(hook("10-a", point="post_create_container"))
+        assert (await setup.ask()) is AS_IT_IS
+        assert setup.engine.points == {"post_create_container"}
         assert threading.active_count() == threads
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_hooks_are_asked_by_name_and_what_they_want_comes_together(scene: Any) -> None:
+def test_hooks_are_asked_by_name_and_what_they_want_comes_together(setup: Any) -> None:
     asked: list[str] = []
 
     def noting(name: str, answer: Adjustment | None) -> Hook:
@@ -62,9 +62,9 @@ def test_hooks_are_asked_by_name_and_what_they_want_comes_together(scene: Any) -
         return envs(B="2")
 
     async def story() -> None:
-        scene.use(noting("koordlet", None), noting("10-a", envs(A="1")), hook("20-b", slowly),
+        setup.use(noting("koordlet", None), noting("10-a", envs(A="1")), hook("20-b", slowly),
                   noting("05-x", Adjustment(cpus=CpuSet([1]), labels={"l": CLEAR})))  # fmt: skip
-        outcome = await scene.ask()
+        outcome = await setup.ask()
         assert asked == ["05-x", "10-a", "20-b", "koordlet"]
         assert outcome.adjustment == Adjustment(
             cpus=CpuSet([1]), labels={"l": CLEAR}, envs={"A": "1", "B": "2"}
@@ -72,20 +72,20 @@ def test_hooks_are_asked_by_name_and_what_they_want_comes_together(scene: Any) -
         assert outcome.owners == {"cpus": "05-x", "labels[l]": "05-x", "envs[A]": "10-a", "envs[B]": "20-b"}
         assert outcome.refusal == ""
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_second_claim_of_a_field_drops_the_later_answer(scene: Any) -> None:
+def test_a_second_claim_of_a_field_drops_the_later_answer(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2", B="2")), hook("30-c", envs(C="3")))
-        outcome = await scene.ask()
+        setup.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2", B="2")), hook("30-c", envs(C="3")))
+        outcome = await setup.ask()
         assert outcome.adjustment == envs(A="1", C="3")
-        assert scene.logged == [
+        assert setup.logged == [
             "hook 20-b: cannot set envs[A]: hook 10-a has set it, and both cannot be right"
         ]
-        assert (scene.report("20-b").conflicts, scene.report("20-b").state) == (1, "ok")
-        scene.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2"), policy=HookFailurePolicy.FAIL))
-        outcome = await scene.ask()
+        assert (setup.report("20-b").conflicts, setup.report("20-b").state) == (1, "ok")
+        setup.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2"), policy=HookFailurePolicy.FAIL))
+        outcome = await setup.ask()
         assert outcome.refusal.startswith(
             "cannot create container ns/pod/main: hook 20-b: cannot set envs[A]"
         )
@@ -93,27 +93,27 @@ def test_a_second_claim_of_a_field_drops_the_later_answer(scene: Any) -> None:
         assert outcome.adjustment is NOTHING
         assert not outcome.owners
 
-    scene.run(story)
+    setup.run(story)
 
 
 @BOTH
-def test_a_veto_refuses_under_any_policy_and_ends_the_sequence(scene: Any, policy: HookFailurePolicy) -> None:
+def test_a_veto_refuses_under_any_policy_and_ends_the_sequence(setup: Any, policy: HookFailurePolicy) -> None:
     asked: list[int] = []
 
     async def story() -> None:
-        scene.use(hook("10-a", envs(A="1")), hook("20-b", Veto("no room"), policy=policy),
+        setup.use(hook("10-a", envs(A="1")), hook("20-b", Veto("no room"), policy=policy),
                   hook("30-c", lambda _: asked.append(1)))  # fmt: skip
-        outcome = await scene.ask()
+        outcome = await setup.ask()
         assert outcome.refusal == "cannot create container ns/pod/main: hook 20-b: no room"
         assert outcome.adjustment is NOTHING
         assert asked == []
-        assert scene.logged == []
-        assert scene.report("20-b").vetoes == 1
+        assert setup.logged == []
+        assert setup.report("20-b").vetoes == 1
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_validating_hook_sees_all_changes_and_may_refuse(scene: Any) -> None:
+def test_a_validating_hook_sees_all_changes_and_may_refuse(setup: Any) -> None:
     seen: list[Any] = []
 
     def validate(event: Any) -> Veto | None:
@@ -122,28 +122,28 @@ def test_a_validating_hook_sees_all_changes_and_may_refuse(scene: Any) -> None:
         return Veto("not that") if "B" in event.adjustment.envs else None
 
     async def story() -> None:
-        scene.use(hook("05-v", validate, VALIDATE), hook("10-a", envs(A="1")))
-        outcome = await scene.ask()
+        setup.use(hook("05-v", validate, VALIDATE), hook("10-a", envs(A="1")))
+        outcome = await setup.ask()
         assert seen == [("main", envs(A="changed"), {"envs[A]": "10-a"})]
         assert outcome.adjustment == envs(A="1")
-        scene.use(hook("05-v", validate, VALIDATE), hook("10-a", envs(B="1")))
-        outcome = await scene.ask()
+        setup.use(hook("05-v", validate, VALIDATE), hook("10-a", envs(B="1")))
+        outcome = await setup.ask()
         assert outcome.refusal == "cannot create container ns/pod/main: hook 05-v: not that"
         assert outcome.adjustment is NOTHING
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_that_only_validates_is_called_although_none_adjusts(scene: Any) -> None:
+def test_a_hook_that_only_validates_is_called_although_none_adjusts(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("05-v", Veto("never"), VALIDATE))
-        assert scene.engine.points == {PRE, VALIDATE}
-        assert "never" in (await scene.ask()).refusal
-        scene.use(hook("05-v", envs(A="1"), VALIDATE))
-        assert await scene.ask() is AS_IT_IS
-        assert "cannot be changed at validate_create_container" in scene.logged[0]
+        setup.use(hook("05-v", Veto("never"), VALIDATE))
+        assert setup.engine.points == {PRE, VALIDATE}
+        assert "never" in (await setup.ask()).refusal
+        setup.use(hook("05-v", envs(A="1"), VALIDATE))
+        assert await setup.ask() is AS_IT_IS
+        assert "cannot be changed at validate_create_container" in setup.logged[0]
 
-    scene.run(story)
+    setup.run(story)
 
 
 def deep(event: object) -> object:
@@ -180,7 +180,7 @@ FAULTS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
 @pytest.mark.parametrize("words", list(FAULTS))
 def test_a_failed_hook_does_to_the_call_what_its_policy_says(
-    scene: Any, policy: HookFailurePolicy, words: str, kind: str
+    setup: Any, policy: HookFailurePolicy, words: str, kind: str
 ) -> None:
     bad: Any = FAULTS[words]
 
@@ -189,31 +189,31 @@ def test_a_failed_hook_does_to_the_call_what_its_policy_says(
 
     async def story() -> None:
         handler = bad if kind == "function" else as_coroutine
-        scene.use(hook("10-a", envs(A="1")), hook("20-b", handler, policy=policy), hook("30-c", envs(C="3")))
-        outcome = await scene.ask()
+        setup.use(hook("10-a", envs(A="1")), hook("20-b", handler, policy=policy), hook("30-c", envs(C="3")))
+        outcome = await setup.ask()
         expected = words if kind == "function" or words != "StopIteration" else "RuntimeError"
-        assert scene.logged[0].startswith(f"hook 20-b: {expected}")
+        assert setup.logged[0].startswith(f"hook 20-b: {expected}")
         if policy is HookFailurePolicy.FAIL:
             assert outcome.refusal.startswith(f"cannot create container ns/pod/main: hook 20-b: {expected}")
             assert outcome.adjustment is NOTHING
         else:
             assert outcome.adjustment == envs(A="1", C="3")
-        report = scene.report("20-b")
+        report = setup.report("20-b")
         assert (report.state, sum(report.failures.values()), report.calls) == ("failing", 1, 1)
-        assert (await scene.ask()).adjustment == outcome.adjustment, "the next call is asked as well"
+        assert (await setup.ask()).adjustment == outcome.adjustment, "the next call is asked as well"
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_call_that_cannot_be_refused_continues(scene: Any) -> None:
+def test_a_call_that_cannot_be_refused_continues(setup: Any) -> None:
     async def story() -> None:
-        event = scene.create()
+        event = setup.create()
         stop = PreStopContainer(event.pod, event.container, event.decision)
-        scene.use(hook("10-a", Veto("stay"), "pre_stop_container", policy=HookFailurePolicy.FAIL))
-        assert await scene.ask(stop) is AS_IT_IS
-        assert "cannot refuse at pre_stop_container" in scene.logged[0]
+        setup.use(hook("10-a", Veto("stay"), "pre_stop_container", policy=HookFailurePolicy.FAIL))
+        assert await setup.ask(stop) is AS_IT_IS
+        assert "cannot refuse at pre_stop_container" in setup.logged[0]
 
-    scene.run(story)
+    setup.run(story)
 
 
 @pytest.mark.parametrize("policy", [HookFailurePolicy.FAIL, HookFailurePolicy.IGNORE])
@@ -221,90 +221,90 @@ def test_a_call_that_cannot_be_refused_continues(scene: Any) -> None:
     "where", ["slots.HookSlots.enter", "invoke.MergedAnswers.add", "invoke.MergedAnswers.outcome"]
 )
 def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
-    scene: Any, monkeypatch: pytest.MonkeyPatch, policy: HookFailurePolicy, where: str
+    setup: Any, monkeypatch: pytest.MonkeyPatch, policy: HookFailurePolicy, where: str
 ) -> None:
     def fault(*_: Any) -> None:
         raise KeyError("ours")
 
     async def story() -> None:
-        scene.use(hook("10-a", envs(A="1"), policy=policy), hook("20-b", envs(B="1")))
+        setup.use(hook("10-a", envs(A="1"), policy=policy), hook("20-b", envs(B="1")))
         monkeypatch.setattr(f"proxy.hooks.engine.{where}", fault)
-        outcome = await scene.ask()
+        outcome = await setup.ask()
         assert outcome.adjustment is NOTHING
         assert ("cannot be called: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
-        await scene.until(lambda: scene.logged)
-        assert scene.logged == ["hook 10-a: calls cannot be taken through the hooks: KeyError: 'ours'"]
+        await setup.until(lambda: setup.logged)
+        assert setup.logged == ["hook 10-a: calls cannot be taken through the hooks: KeyError: 'ours'"]
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_that_skips_a_pod_is_not_asked_about_it(scene: Any) -> None:
+def test_a_hook_that_skips_a_pod_is_not_asked_about_it(setup: Any) -> None:
     def broken(labels: Any) -> bool:
         raise KeyError
 
     async def story() -> None:
-        scene.use(hook("10-a", envs(A="1"), skip=lambda labels: labels["app"] == "db"),
+        setup.use(hook("10-a", envs(A="1"), skip=lambda labels: labels["app"] == "db"),
                   hook("20-b", envs(B="1"), skip=lambda labels: "x" in labels),
                   hook("30-c", envs(C="1"), skip=broken),
                   hook("40-v", Veto("no"), VALIDATE, skip=lambda labels: True))  # fmt: skip
-        assert (await scene.ask()).adjustment == envs(B="1", C="1")
-        assert scene.report("10-a").calls == 0
+        assert (await setup.ask()).adjustment == envs(B="1", C="1")
+        assert setup.report("10-a").calls == 0
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_that_echoes_gets_the_changes_of_earlier_hooks(scene: Any) -> None:
+def test_a_hook_that_echoes_gets_the_changes_of_earlier_hooks(setup: Any) -> None:
     def echo(event: Any, so_far: Any) -> Adjustment:
         return envs(SEEN=so_far.envs["A"])
 
     async def story() -> None:
-        scene.use(hook("10-a", envs(A="1")), hook("20-b", echo, echoes=True))
-        assert (await scene.ask()).adjustment == envs(A="1", SEEN="1")
+        setup.use(hook("10-a", envs(A="1")), hook("20-b", echo, echoes=True))
+        assert (await setup.ask()).adjustment == envs(A="1", SEEN="1")
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_call_ends_with_the_hooks_that_it_began_with(scene: Any) -> None:
+def test_a_call_ends_with_the_hooks_that_it_began_with(setup: Any) -> None:
     inside = threading.Event()
 
     def wait(event: Any) -> Adjustment:
         inside.set()
-        scene.gate.wait(30)
+        setup.gate.wait(30)
         return envs(A="old")
 
     async def story() -> None:
         old, last = hook("10-a", wait, timeout=60.0), hook("20-b", envs(B="old"))
-        scene.use(old, last)
-        answers = scene.engine.ask(scene.create())
-        await scene.until(inside.is_set)
-        scene.use(hook("10-a", envs(A="new")), hook("30-c", envs(C="new")))
-        await scene.engine.notify_one(old, Shutdown("replaced"))
-        assert (await scene.ask()).adjustment == envs(A="new", C="new")
-        scene.gate.set()
+        setup.use(old, last)
+        answers = setup.engine.ask(setup.create())
+        await setup.until(inside.is_set)
+        setup.use(hook("10-a", envs(A="new")), hook("30-c", envs(C="new")))
+        await setup.engine.notify_one(old, Shutdown("replaced"))
+        assert (await setup.ask()).adjustment == envs(A="new", C="new")
+        setup.gate.set()
         assert (await answers.wait()).adjustment == envs(A="old", B="old")
-        scene.use()
-        assert scene.engine.points == frozenset()
-        assert await scene.ask() is AS_IT_IS
+        setup.use()
+        assert setup.engine.points == frozenset()
+        assert await setup.ask() is AS_IT_IS
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_hooks_kept_keep_how_they_stand(scene: Any) -> None:
+def test_hooks_kept_keep_how_they_stand(setup: Any) -> None:
     async def story() -> None:
         kept, other = hook("10-a", envs(A="1")), hook("20-b")
-        scene.use(kept)
-        await scene.ask()
-        scene.use(other, kept)
-        await scene.ask()
-        scene.use(hook("10-a", envs(A="1")))
-        assert scene.report("10-a").calls == 0
-        scene.use(kept)
-        assert scene.report("10-a").calls == 2
+        setup.use(kept)
+        await setup.ask()
+        setup.use(other, kept)
+        await setup.ask()
+        setup.use(hook("10-a", envs(A="1")))
+        assert setup.report("10-a").calls == 0
+        setup.use(kept)
+        assert setup.report("10-a").calls == 2
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(scene: Any) -> None:
+def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(setup: Any) -> None:
     slow = [0.0]
 
     def pre_create_container(event: Any) -> Adjustment:
@@ -312,75 +312,75 @@ def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(scene: Any) -> None
         return envs(A="1")
 
     async def story() -> None:
-        scene.use(hook("10-a", pre_create_container))
+        setup.use(hook("10-a", pre_create_container))
 
         def waited_for() -> bool:
-            return bool(scene.engine._by_point[PRE].quick())
+            return bool(setup.engine._by_point[PRE].quick())
 
         assert not waited_for(), "nothing is known of it yet"
-        await scene.ask()
+        await setup.ask()
         while not waited_for():
-            await scene.ask()
+            await setup.ask()
         slow[0] = 0.01
-        await scene.ask()
+        await setup.ask()
         slow[0], asked = 0.0, 0
         while not waited_for():
-            await scene.ask()
+            await setup.ask()
             asked += 1
         assert asked >= 20
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_servers_and_coroutines_are_not_waited_for_at_once(scene: Any) -> None:
+def test_servers_and_coroutines_are_not_waited_for_at_once(setup: Any) -> None:
     async def coroutine(event: Any) -> None:
         return None
 
     async def story() -> None:
         for other in (hook("20-b", remote=True), hook("20-b", coroutine), hook("20-b", coroutine, VALIDATE)):
-            scene.use(hook("10-a"), other)
+            setup.use(hook("10-a"), other)
             for _ in range(50):
-                await scene.ask()
-            assert not scene.engine._by_point[PRE].quick()
+                await setup.ask()
+            assert not setup.engine._by_point[PRE].quick()
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_answers_may_have_several_waiters_or_none(scene: Any) -> None:
+def test_answers_may_have_several_waiters_or_none(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("10-a", lambda _: scene.gate.wait(30) and envs(A="1"), timeout=60.0))
-        answers = scene.engine.ask(scene.create())
+        setup.use(hook("10-a", lambda _: setup.gate.wait(30) and envs(A="1"), timeout=60.0))
+        answers = setup.engine.ask(setup.create())
         first, second = asyncio.create_task(answers.wait()), asyncio.create_task(answers.wait())
         await asyncio.sleep(0.01)
         first.cancel()
-        scene.engine.ask(scene.create())
-        scene.gate.set()
+        setup.engine.ask(setup.create())
+        setup.gate.set()
         assert (await second).adjustment == envs(A="1")
-        await scene.until(lambda: scene.report("10-a").calls == 2)
+        await setup.until(lambda: setup.report("10-a").calls == 2)
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_no_hook_is_called_after_closing(scene: Any) -> None:
+def test_no_hook_is_called_after_closing(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("10-a", envs(A="1")))
-        await scene.ask()
-        scene.engine.close()
-        assert await scene.ask() is AS_IT_IS
-        assert scene.engine.report() == []
+        setup.use(hook("10-a", envs(A="1")))
+        await setup.ask()
+        setup.engine.close()
+        assert await setup.ask() is AS_IT_IS
+        assert setup.engine.report() == []
         reported: list[Any] = []
-        scene.use(Hook("20-b", "b.py", {"post_create_container": reported.append}, timeout=30.0))
-        scene.engine.notify(scene.created())
+        setup.use(Hook("20-b", "b.py", {"post_create_container": reported.append}, timeout=30.0))
+        setup.engine.notify(setup.created())
         await asyncio.sleep(0.05)
         assert reported == []
-        scene.engine.close()
-        await scene.until(lambda: not [t for t in threading.enumerate() if t.name.startswith("hooks-")])
+        setup.engine.close()
+        await setup.until(lambda: not [t for t in threading.enumerate() if t.name.startswith("hooks-")])
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
-    scene: Any, monkeypatch: pytest.MonkeyPatch
+    setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fault(*_: Any) -> None:
         raise LookupError
@@ -394,21 +394,21 @@ def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
                 "cannot create container ns/pod/main: its hooks cannot be called: LookupError",
             ),
         ):
-            scene.use(hook("10-a", envs(A="1"), policy=policy, timeout=30.0))
-            assert await scene.ask() == Outcome(refusal=refusal)
-        event = scene.create()
+            setup.use(hook("10-a", envs(A="1"), policy=policy, timeout=30.0))
+            assert await setup.ask() == Outcome(refusal=refusal)
+        event = setup.create()
         stop = PreStopContainer(event.pod, event.container, event.decision)
-        scene.use(
+        setup.use(
             hook("10-a", envs(A="1"), "pre_stop_container", policy=HookFailurePolicy.FAIL, timeout=30.0)
         )
-        assert await scene.ask(stop) == Outcome()
-        assert scene.engine._context.runners.alive == 1, "it goes on"
+        assert await setup.ask(stop) == Outcome()
+        assert setup.engine._context.runners.alive == 1, "it continues"
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_an_internal_fault_in_validation_keeps_policy_fail(
-    scene: Any, monkeypatch: pytest.MonkeyPatch
+    setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = invoke.invoke
 
@@ -419,10 +419,10 @@ def test_an_internal_fault_in_validation_keeps_policy_fail(
 
     async def story() -> None:
         monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", fault)
-        scene.use(
+        setup.use(
             hook("10-a", envs(A="1"), policy=HookFailurePolicy.FAIL, timeout=30.0),
             hook("20-v", None, VALIDATE, timeout=30.0),
         )
-        assert "cannot be called: LookupError" in (await scene.ask()).refusal
+        assert "cannot be called: LookupError" in (await setup.ask()).refusal
 
-    scene.run(story)
+    setup.run(story)

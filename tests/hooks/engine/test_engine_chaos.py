@@ -95,7 +95,7 @@ HOOKS = st.lists(
 
 
 def expected(specs: list[Any]) -> tuple[str, Adjustment]:
-    """Say what must come of it, in a slow way that is easy to believe."""
+    """Compute the expected outcome in a slow, obvious way."""
     owners: set[str] = set()
     values: dict[str, Any] = {}
     for validating in (False, True):
@@ -140,9 +140,9 @@ def add(values: dict[str, Any], answer: Adjustment) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(specs=HOOKS)
-def test_a_call_always_ends_with_the_answers_of_good_hooks(scene: Any, specs: list[Any]) -> None:
+def test_a_call_always_ends_with_the_answers_of_good_hooks(setup: Any, specs: list[Any]) -> None:
     outcomes: list[Outcome] = []
-    fresh = type(scene)()
+    fresh = type(setup)()
 
     async def story() -> None:
         fresh.use(*(made(number, spec, fresh.gate) for number, spec in enumerate(specs)))
@@ -162,22 +162,22 @@ def test_a_call_always_ends_with_the_answers_of_good_hooks(scene: Any, specs: li
     assert all(said.startswith("hook ") for said in fresh.logged)
 
 
-def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(scene: Any) -> None:
+def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(setup: Any) -> None:
     kinds: list[Any] = [GOOD[4], "raise", LIES[4], GOOD[3], "sleep", "late", GOOD[2]]
     hooks = []
     for number, what in enumerate(kinds):
         points = [PRE] if isinstance(what, Adjustment) and what is not LIES[4] else [PRE, POST]
         kind = "coroutine" if number % 3 == 2 else "function"
-        hooks.append(made(number, (kind, what, points, HookFailurePolicy.IGNORE), scene.gate))
+        hooks.append(made(number, (kind, what, points, HookFailurePolicy.IGNORE), setup.gate))
 
     async def story() -> None:
-        scene.use(*hooks)
+        setup.use(*hooks)
         waiting = []
         for number in range(300):
-            waiting.append(scene.engine.ask(scene.create()))
-            scene.engine.notify(scene.created())
+            waiting.append(setup.engine.ask(setup.create()))
+            setup.engine.notify(setup.created())
             if number % 50 == 49:
-                scene.use(*(hooks if number % 100 == 99 else hooks[:-1]))
+                setup.use(*(hooks if number % 100 == 99 else hooks[:-1]))
                 await asyncio.sleep(0.01)
         for answers in waiting:
             outcome = await asyncio.wait_for(answers.wait(), 60)
@@ -185,7 +185,7 @@ def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(scene: Any) -> Non
             assert said == {"A"}
             assert outcome.adjustment.cpu_shares == 5
             assert outcome.refusal == ""
-        await scene.until(lambda: all(report.hung == 0 for report in scene.engine.report()))
-        await scene.until(lambda: scene.engine._context.runners.stuck == 0)
+        await setup.until(lambda: all(report.hung == 0 for report in setup.engine.report()))
+        await setup.until(lambda: setup.engine._context.runners.stuck == 0)
 
-    scene.run(story)
+    setup.run(story)

@@ -64,45 +64,45 @@ async def spinning(event: Any) -> None:
 
 @pytest.mark.parametrize("policy", list(HookFailurePolicy))
 @pytest.mark.parametrize("how", ["hang", spin, asleep, spinning])
-def test_a_hook_that_does_not_answer_is_left_behind(scene: Any, how: Any, policy: HookFailurePolicy) -> None:
+def test_a_hook_that_does_not_answer_is_left_behind(setup: Any, how: Any, policy: HookFailurePolicy) -> None:
     async def story() -> None:
-        handler = scene.hang if how == "hang" else how
-        scene.use(hook("10-a", handler, policy=policy), hook("20-b", good, timeout=30.0))
-        outcome = await scene.ask()
+        handler = setup.hang if how == "hang" else how
+        setup.use(hook("10-a", handler, policy=policy), hook("20-b", good, timeout=30.0))
+        outcome = await setup.ask()
         words = "hook 10-a: no answer within 50 ms at pre_create_container"
-        assert scene.logged == [words]
+        assert setup.logged == [words]
         if policy is HookFailurePolicy.FAIL:
             assert outcome.refusal == f"cannot create container ns/pod/main: {words}"
         else:
             assert outcome.adjustment.envs == {"GOOD": "1"}
-        assert scene.report("10-a").failures == {"timeout": 1}
-        scene.gate.set()
-        await scene.until(lambda: scene.report("10-a").hung == 0)
-        await scene.until(lambda: scene.engine._context.runners.stuck == 0)
-        await scene.until(lambda: sys.getswitchinterval() > 0.001)
+        assert setup.report("10-a").failures == {"timeout": 1}
+        setup.gate.set()
+        await setup.until(lambda: setup.report("10-a").hung == 0)
+        await setup.until(lambda: setup.engine._context.runners.stuck == 0)
+        await setup.until(lambda: sys.getswitchinterval() > 0.001)
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_that_catches_everything_is_thrown_at_again(scene: Any) -> None:
+def test_a_hook_that_catches_everything_is_thrown_at_again(setup: Any) -> None:
     async def story() -> None:
         stubborn.hits = 0  # type: ignore[attr-defined]
-        scene.use(hook("10-a", stubborn))
+        setup.use(hook("10-a", stubborn))
         begun = time.monotonic()
-        await scene.ask()
-        assert scene.report("10-a").hung == 1
-        await scene.until(lambda: scene.report("10-a").hung == 0)
+        await setup.ask()
+        assert setup.report("10-a").hung == 1
+        await setup.until(lambda: setup.report("10-a").hung == 0)
         assert stubborn.hits > 3  # type: ignore[attr-defined]
         assert time.monotonic() - begun < 15
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_an_answer_that_comes_late_is_not_used(scene: Any) -> None:
+def test_an_answer_that_comes_late_is_not_used(setup: Any) -> None:
     back = threading.Event()
 
     def late(event: Any) -> Adjustment:
-        scene.gate.wait(30)
+        setup.gate.wait(30)
         back.set()
         return Adjustment(envs={"LATE": "1"})
 
@@ -111,42 +111,42 @@ def test_an_answer_that_comes_late_is_not_used(scene: Any) -> None:
         return good(event)
 
     async def story() -> None:
-        scene.use(hook("10-a", late), hook("20-b", slow, timeout=60.0))
-        answers = scene.engine.ask(scene.create())
-        await scene.until(lambda: scene.report("10-a").hung)
-        scene.gate.set()
+        setup.use(hook("10-a", late), hook("20-b", slow, timeout=60.0))
+        answers = setup.engine.ask(setup.create())
+        await setup.until(lambda: setup.report("10-a").hung)
+        setup.gate.set()
         outcome = await answers.wait()
         assert outcome.adjustment.envs == {"GOOD": "1"}
         assert dict(outcome.owners) == {"envs[GOOD]": "20-b"}
-        await scene.until(lambda: scene.report("10-a").hung == 0)
-        assert scene.report("10-a").failures == {"timeout": 1}
+        await setup.until(lambda: setup.report("10-a").hung == 0)
+        assert setup.report("10-a").failures == {"timeout": 1}
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_that_hangs_delays_only_calls_that_use_it(scene: Any) -> None:
+def test_a_hook_that_hangs_delays_only_calls_that_use_it(setup: Any) -> None:
     async def story() -> None:
-        scene.use(
-            hook("10-a", scene.hang, timeout=60.0), hook("20-b", good, "pre_start_container", timeout=30.0)
+        setup.use(
+            hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, "pre_start_container", timeout=30.0)
         )
-        held = [scene.engine.ask(scene.create()) for _ in range(3 * PLACES)]
-        event = scene.create()
-        answers = scene.engine.ask(PreStartContainer(event.pod, event.container, event.decision))
+        held = [setup.engine.ask(setup.create()) for _ in range(3 * PLACES)]
+        event = setup.create()
+        answers = setup.engine.ask(PreStartContainer(event.pod, event.container, event.decision))
         await asyncio.wait_for(answers.wait(), 30)
-        assert "cannot be changed at pre_start_container" in scene.logged[0], "it was asked, and answered"
-        assert scene.report("10-a").running == PLACES
-        assert scene.engine._context.runners.alive <= PLACES + 2
+        assert "cannot be changed at pre_start_container" in setup.logged[0], "it was asked, and answered"
+        assert setup.report("10-a").running == PLACES
+        assert setup.engine._context.runners.alive <= PLACES + 2
         assert not any(answer.outcome for answer in held)
-        scene.gate.set()
+        setup.gate.set()
         for answer in held:
             await asyncio.wait_for(answer.wait(), 30)
-        assert scene.report("10-a").calls == 3 * PLACES
-        assert scene.report("10-a").running == 0
+        assert setup.report("10-a").calls == 3 * PLACES
+        assert setup.report("10-a").running == 0
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(scene: Any) -> None:
+def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(setup: Any) -> None:
     bad = [True]
 
     def sometimes(event: Any) -> Adjustment:
@@ -155,122 +155,122 @@ def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(scene: An
         return good(event)
 
     async def story() -> None:
-        scene.now = 1000.0
-        scene.use(hook("10-a", sometimes), hook("20-b", lambda event: Adjustment(envs={"B": "2"})))
+        setup.now = 1000.0
+        setup.use(hook("10-a", sometimes), hook("20-b", lambda event: Adjustment(envs={"B": "2"})))
         for _ in range(3):
-            await scene.ask()
-        assert scene.report("10-a").state == "open"
-        said = len(scene.logged)
-        assert (await scene.ask()).adjustment.envs == {"B": "2"}
-        report = scene.report("10-a")
-        assert (report.calls, report.skipped, len(scene.logged)) == (3, 1, said), "silently"
-        scene.now += 1.0
-        await scene.ask()
-        assert scene.report("10-a").calls == 4
-        assert scene.report("10-a").retry_in == 2.0
+            await setup.ask()
+        assert setup.report("10-a").state == "open"
+        said = len(setup.logged)
+        assert (await setup.ask()).adjustment.envs == {"B": "2"}
+        report = setup.report("10-a")
+        assert (report.calls, report.skipped, len(setup.logged)) == (3, 1, said), "silently"
+        setup.now += 1.0
+        await setup.ask()
+        assert setup.report("10-a").calls == 4
+        assert setup.report("10-a").retry_in == 2.0
         bad[0] = False
-        scene.now += 2.0
-        assert (await scene.ask()).adjustment.envs == {"GOOD": "1", "B": "2"}
-        assert scene.report("10-a").state == "ok"
+        setup.now += 2.0
+        assert (await setup.ask()).adjustment.envs == {"GOOD": "1", "B": "2"}
+        assert setup.report("10-a").state == "ok"
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_suspended_hook_with_policy_fail_refuses_and_says_until_when(scene: Any) -> None:
+def test_a_suspended_hook_with_policy_fail_refuses_and_says_until_when(setup: Any) -> None:
     def bad(event: Any) -> None:
         raise OSError("away")
 
     async def story() -> None:
-        scene.now = 1000.0
-        scene.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
+        setup.now = 1000.0
+        setup.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
         for _ in range(3):
-            await scene.ask()
-        scene.now += 0.25
-        assert (await scene.ask()).refusal == (
+            await setup.ask()
+        setup.now += 0.25
+        assert (await setup.ask()).refusal == (
             "cannot create container ns/pod/main: hook 10-a: it is not called after 3 failures in a row; "
             "next try in 750 ms; last failure: OSError: away (test_engine_deadlines.py:"
             f"{bad.__code__.co_firstlineno + 1} in bad)"
         )
-        assert scene.report("10-a").calls == 3
+        assert setup.report("10-a").calls == 3
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_while_it_is_probed_others_do_not_wait_for_the_probe(scene: Any) -> None:
+def test_while_it_is_probed_others_do_not_wait_for_the_probe(setup: Any) -> None:
     def bad(event: Any) -> None:
-        if scene.report("10-a").calls >= 3:
-            scene.gate.wait(30)
+        if setup.report("10-a").calls >= 3:
+            setup.gate.wait(30)
         raise OSError
 
     async def story() -> None:
-        scene.use(hook("10-a", bad, timeout=60.0))
+        setup.use(hook("10-a", bad, timeout=60.0))
         for _ in range(3):
-            await scene.ask()
-        await scene.until(lambda: scene.report("10-a").retry_in == 0)
-        probe = scene.engine.ask(scene.create())
-        await scene.until(lambda: scene.report("10-a").running)
-        assert scene.report("10-a").state == "probing"
-        await scene.ask()
+            await setup.ask()
+        await setup.until(lambda: setup.report("10-a").retry_in == 0)
+        probe = setup.engine.ask(setup.create())
+        await setup.until(lambda: setup.report("10-a").running)
+        assert setup.report("10-a").state == "probing"
+        await setup.ask()
         assert probe.outcome is None
-        scene.gate.set()
+        setup.gate.set()
         await probe.wait()
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_with_too_many_overdue_calls_it_is_not_called(scene: Any) -> None:
+def test_with_too_many_overdue_calls_it_is_not_called(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("10-a", scene.hang))
+        setup.use(hook("10-a", setup.hang))
         for _ in range(MOST_OVERDUE):
-            scene.engine.ask(scene.create())
-        await scene.until(lambda: scene.report("10-a").hung == MOST_OVERDUE)
-        await scene.ask()
-        report = scene.report("10-a")
+            setup.engine.ask(setup.create())
+        await setup.until(lambda: setup.report("10-a").hung == MOST_OVERDUE)
+        await setup.ask()
+        report = setup.report("10-a")
         assert (report.state, report.calls, report.failures) == (
             "hangs",
             MOST_OVERDUE,
             {"timeout": 4, "hangs": 1},
         )
-        assert "too many calls of it (4) have not returned" in scene.logged[-1]
-        scene.gate.set()
-        await scene.until(lambda: scene.report("10-a").hung == 0)
-        assert scene.report("10-a").state == "open"
+        assert "too many calls of it (4) have not returned" in setup.logged[-1]
+        setup.gate.set()
+        await setup.until(lambda: setup.report("10-a").hung == 0)
+        assert setup.report("10-a").state == "open"
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_all_hooks_of_a_call_together_have_a_bound(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hooks_of_a_call_together_have_a_bound(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
 
     async def story() -> None:
-        scene.use(hook("10-a", scene.hang, timeout=60.0), hook("20-b", good, timeout=60.0))
-        assert (await scene.ask()).adjustment.envs == {}
-        assert scene.report("10-a").failures == {"timeout": 1}
-        assert scene.report("20-b").failures == {"queue": 1}
+        setup.use(hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, timeout=60.0))
+        assert (await setup.ask()).adjustment.envs == {}
+        assert setup.report("10-a").failures == {"timeout": 1}
+        assert setup.report("20-b").failures == {"queue": 1}
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
-    scene: Any, monkeypatch: pytest.MonkeyPatch
+    setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        scene.use(hook("10-a", scene.hang, timeout=60.0))
+        setup.use(hook("10-a", setup.hang, timeout=60.0))
         for _ in range(PLACES):
-            scene.engine.ask(scene.create())
-        await scene.until(lambda: scene.report("10-a").running == PLACES)
+            setup.engine.ask(setup.create())
+        await setup.until(lambda: setup.report("10-a").running == PLACES)
         monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
-        await scene.ask()
-        assert scene.logged == ["hook 10-a: it did not begin in time: it is busy with other calls"]
-        scene.gate.set()
-        await scene.until(lambda: scene.report("10-a").running == 0)
-        assert scene.report("10-a").calls == PLACES
+        await setup.ask()
+        assert setup.logged == ["hook 10-a: it did not begin in time: it is busy with other calls"]
+        setup.gate.set()
+        await setup.until(lambda: setup.report("10-a").running == 0)
+        assert setup.report("10-a").calls == PLACES
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
-    scene: Any, monkeypatch: pytest.MonkeyPatch
+    setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A probe that is asked for twice would never be made."""
     monkeypatch.setattr("proxy.hooks.engine.breaker.PAUSES", Backoff(0.05, 60.0, tolerated=2))
@@ -286,37 +286,37 @@ def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
 
     async def story() -> None:
         first = Hook(
-            "10-a", "/hooks/10-a.py", {PRE: scene.hang, "pre_start_container": scene.hang}, timeout=30.0
+            "10-a", "/hooks/10-a.py", {PRE: setup.hang, "pre_start_container": setup.hang}, timeout=30.0
         )
-        scene.use(first, hook("20-b", nothing, timeout=30.0), hook("30-c", third, timeout=30.0))
-        scene.gate.set()
+        setup.use(first, hook("20-b", nothing, timeout=30.0), hook("30-c", third, timeout=30.0))
+        setup.gate.set()
         for _ in range(3):
-            await scene.ask()
-        assert scene.report("30-c").state == "open"
-        scene.gate.clear()
+            await setup.ask()
+        assert setup.report("30-c").state == "open"
+        setup.gate.clear()
         failing.clear()
-        event = scene.create()
+        event = setup.create()
         for _ in range(PLACES):
-            scene.engine.ask(PreStartContainer(event.pod, event.container, event.decision))
-        answers = scene.engine.ask(event)
+            setup.engine.ask(PreStartContainer(event.pod, event.container, event.decision))
+        answers = setup.engine.ask(event)
         await asyncio.sleep(0.1)
-        scene.gate.set()
+        setup.gate.set()
         assert (await asyncio.wait_for(answers.wait(), 30)).adjustment.envs == {"GOOD": "1"}
-        assert scene.report("30-c").state == "ok"
+        assert setup.report("30-c").state == "ok"
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_the_second_hook_of_a_call_has_its_own_deadline(scene: Any) -> None:
+def test_the_second_hook_of_a_call_has_its_own_deadline(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("10-a", lambda event: time.sleep(0.02), timeout=60.0), hook("20-b", scene.hang))
-        await scene.ask()
-        assert scene.report("20-b").failures == {"timeout": 1}
+        setup.use(hook("10-a", lambda event: time.sleep(0.02), timeout=60.0), hook("20-b", setup.hang))
+        await setup.ask()
+        assert setup.report("20-b").failures == {"timeout": 1}
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_server_has_extra_time_for_its_own_error(scene: Any) -> None:
+def test_a_server_has_extra_time_for_its_own_error(setup: Any) -> None:
     def server(event: Any) -> None:
         time.sleep(SHORT_S + 0.01)
         raise OSError("deadline exceeded at koordlet.sock")
@@ -330,59 +330,59 @@ def test_a_server_has_extra_time_for_its_own_error(scene: Any) -> None:
     ended = threading.Event()
 
     async def story() -> None:
-        scene.use(hook("koordlet", server, remote=True))
-        await scene.ask()
-        assert scene.logged == ["hook koordlet: deadline exceeded at koordlet.sock"]
-        scene.use(hook("koordlet", dead, remote=True))
-        await scene.ask()
-        await scene.until(ended.is_set)
+        setup.use(hook("koordlet", server, remote=True))
+        await setup.ask()
+        assert setup.logged == ["hook koordlet: deadline exceeded at koordlet.sock"]
+        setup.use(hook("koordlet", dead, remote=True))
+        await setup.ask()
+        await setup.until(ended.is_set)
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_turns_stay_long_while_a_server_is_waited_for(scene: Any) -> None:
+def test_turns_stay_long_while_a_server_is_waited_for(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("koordlet", scene.hang, remote=True, timeout=30.0))
-        answers = scene.engine.ask(scene.create())
+        setup.use(hook("koordlet", setup.hang, remote=True, timeout=30.0))
+        answers = setup.engine.ask(setup.create())
         before = sys.getswitchinterval()
         for _ in range(20):
             await asyncio.sleep(0.005)
             assert sys.getswitchinterval() == before
-        scene.gate.set()
+        setup.gate.set()
         await answers.wait()
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_loop_that_a_hook_blocks_is_replaced(scene: Any) -> None:
+def test_a_loop_that_a_hook_blocks_is_replaced(setup: Any) -> None:
     first = [True]
 
     async def sometimes(event: Any) -> Adjustment:
         if first[0]:
             first[0] = False
-            scene.gate.wait(30)
+            setup.gate.wait(30)
         return good(event)
 
     async def story() -> None:
-        scene.use(hook("10-a", sometimes, timeout=1.0))
-        await scene.ask()
-        slots = scene.engine._by_point[PRE].hook_slots[0]
+        setup.use(hook("10-a", sometimes, timeout=1.0))
+        await setup.ask()
+        slots = setup.engine._by_point[PRE].hook_slots[0]
         blocked = slots.loop_thread()
-        await scene.until(lambda: blocked.lost)
-        assert (await scene.ask()).adjustment.envs == {"GOOD": "1"}
-        assert scene.report("10-a").hung == 1
-        scene.gate.set()
-        await scene.until(lambda: scene.report("10-a").hung == 0)
+        await setup.until(lambda: blocked.lost)
+        assert (await setup.ask()).adjustment.envs == {"GOOD": "1"}
+        assert setup.report("10-a").hung == 1
+        setup.gate.set()
+        await setup.until(lambda: setup.report("10-a").hung == 0)
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_the_loop_turns_while_a_hook_spins(scene: Any) -> None:
+def test_the_loop_turns_while_a_hook_spins(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("10-a", spin, timeout=1.0))
-        await scene.until(lambda: sys.getswitchinterval() > 0.001)  # another engine's hook may still run
+        setup.use(hook("10-a", spin, timeout=1.0))
+        await setup.until(lambda: sys.getswitchinterval() > 0.001)  # another engine's hook may still run
         usual, shortest = sys.getswitchinterval(), 1.0
-        answers = scene.engine.ask(scene.create())
+        answers = setup.engine.ask(setup.create())
         turns = 0
         while answers.outcome is None:
             await asyncio.sleep(0.001)
@@ -391,10 +391,10 @@ def test_the_loop_turns_while_a_hook_spins(scene: Any) -> None:
         assert turns > 20
         assert shortest < usual
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_that_cannot_be_given_a_thread_fails(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_cannot_be_given_a_thread_fails(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(self: Any) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -402,23 +402,23 @@ def test_a_hook_that_cannot_be_given_a_thread_fails(scene: Any, monkeypatch: pyt
         return None
 
     async def story() -> None:
-        scene.use(
+        setup.use(
             hook("10-a", good), hook("20-b", coroutine), hook("30-c", good, policy=HookFailurePolicy.FAIL)
         )
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", no_thread)
-            outcome = await scene.ask()
+            outcome = await setup.ask()
         assert "hook 30-c: it cannot be called: can't start new thread" in outcome.refusal
-        assert len(scene.logged) == 3
-        assert scene.engine._context.runners.alive == 0
-        scene.use(hook("10-a", good, timeout=30.0))
-        assert (await scene.ask()).adjustment.envs == {"GOOD": "1"}
+        assert len(setup.logged) == 3
+        assert setup.engine._context.runners.alive == 0
+        setup.use(hook("10-a", good, timeout=30.0))
+        assert (await setup.ask()).adjustment.envs == {"GOOD": "1"}
 
-    scene.run(story)
+    setup.run(story)
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
-def test_a_late_answer_is_not_used_even_if_the_loop_was_busy(scene: Any, kind: str) -> None:
+def test_a_late_answer_is_not_used_even_if_the_loop_was_busy(setup: Any, kind: str) -> None:
     def late(event: Any) -> Adjustment:
         time.sleep(2 * SHORT_S)
         return good(event)
@@ -427,27 +427,27 @@ def test_a_late_answer_is_not_used_even_if_the_loop_was_busy(scene: Any, kind: s
         return late(event)
 
     async def story() -> None:
-        scene.use(hook("10-a", late if kind == "function" else as_coroutine))
-        answers = scene.engine.ask(scene.create())
+        setup.use(hook("10-a", late if kind == "function" else as_coroutine))
+        answers = setup.engine.ask(setup.create())
         time.sleep(6 * SHORT_S)
         assert (await answers.wait()).adjustment.envs == {}
-        assert scene.report("10-a").failures == {"timeout": 1}
+        assert setup.report("10-a").failures == {"timeout": 1}
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_coroutines_that_are_cancelled_before_their_first_step_are_back(scene: Any) -> None:
+def test_coroutines_that_are_cancelled_before_their_first_step_are_back(setup: Any) -> None:
     async def blocking(event: Any) -> None:
         time.sleep(3 * SHORT_S)
 
     async def story() -> None:
-        scene.use(hook("10-a", blocking))
-        for answers in [scene.engine.ask(scene.create()) for _ in range(PLACES)]:
+        setup.use(hook("10-a", blocking))
+        for answers in [setup.engine.ask(setup.create()) for _ in range(PLACES)]:
             await asyncio.wait_for(answers.wait(), 30)
-        await scene.until(lambda: scene.report("10-a").hung == 0)
-        assert scene.report("10-a").running == 0
+        await setup.until(lambda: setup.report("10-a").hung == 0)
+        assert setup.report("10-a").running == 0
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
@@ -467,9 +467,9 @@ def test_a_cancelled_coroutine_is_cancelled_only_once() -> None:
     loop_thread.close()
 
 
-def test_a_fault_in_a_runner_that_was_abandoned_is_not_the_calls(scene: Any) -> None:
+def test_a_fault_in_a_runner_that_was_abandoned_is_not_the_calls(setup: Any) -> None:
     slots = HookSlots(hook("10-a", good), print)
-    call = Dispatch(DispatchContext(time.monotonic, print), scene.create(), (slots,))
+    call = Dispatch(DispatchContext(time.monotonic, print), setup.create(), (slots,))
     gone, busy = Runner.__new__(Runner), Runner.__new__(Runner)
     assert call._take_from_hook(CallHolder([True], slots, gone, 0.0))
     assert not call._take_from_hook(CallHolder([], slots, busy, 0.0)), "it has just answered"
@@ -479,16 +479,16 @@ def test_a_fault_in_a_runner_that_was_abandoned_is_not_the_calls(scene: Any) -> 
     assert call.outcome is not None
 
 
-def test_a_fault_of_ours_about_a_late_hook_ends_the_call(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_about_a_late_hook_ends_the_call(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(*_: Any) -> None:
         raise LookupError
 
     async def story() -> None:
         monkeypatch.setattr("proxy.hooks.engine.dispatch.cancel", fault)
-        scene.use(hook("10-a", scene.hang))
-        assert (await scene.ask()).refusal == ""
+        setup.use(hook("10-a", setup.hang))
+        assert (await setup.ask()).refusal == ""
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_a_loop_that_is_given_up_ends_when_it_can() -> None:

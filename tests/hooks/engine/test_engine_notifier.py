@@ -23,8 +23,8 @@ def hook(name: str, handler: Callable[..., Any], point: str = POST, **fields: An
     return Hook(name, f"/hooks/{name}.py", {point: handler}, **{"timeout": 30.0} | fields)
 
 
-def numbered(scene: Any, number: int) -> PostCreateContainer:
-    event = scene.created()
+def numbered(setup: Any, number: int) -> PostCreateContainer:
+    event = setup.created()
     event.container.labels["n"] = number
     return PostCreateContainer(event.pod, event.container, event.decision)
 
@@ -37,12 +37,12 @@ def shares(container: str, count: int) -> Adjustment:
     return Adjustment(updates={container: Update(cpu_shares=count)})
 
 
-def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(scene: Any) -> None:
+def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(setup: Any) -> None:
     quick: list[int] = []
     slow: list[int] = []
 
     def slowly(event: Any) -> None:
-        scene.gate.wait(30)
+        setup.gate.wait(30)
         slow.append(of(event))
 
     async def coroutine(event: Any) -> None:
@@ -50,68 +50,68 @@ def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(scene:
         quick.append(of(event))
 
     async def story() -> None:
-        scene.use(hook("10-slow", slowly), hook("20-quick", coroutine))
+        setup.use(hook("10-slow", slowly), hook("20-quick", coroutine))
         for number in range(50):
-            scene.engine.notify(numbered(scene, number))
-        await scene.until(lambda: len(quick) == 50)
+            setup.engine.notify(numbered(setup, number))
+        await setup.until(lambda: len(quick) == 50)
         assert slow == []
-        assert scene.report("10-slow").waiting == 49
-        scene.gate.set()
-        await scene.until(lambda: len(slow) == 50)
+        assert setup.report("10-slow").waiting == 49
+        setup.gate.set()
+        await setup.until(lambda: len(slow) == 50)
         assert slow == quick == list(range(50))
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
-    scene: Any, monkeypatch: pytest.MonkeyPatch
+    setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "MOST_WAITING", 5)
     reported: list[int] = []
 
     def slowly(event: Any) -> None:
-        scene.gate.wait(30)
+        setup.gate.wait(30)
         reported.append(of(event))
 
     async def story() -> None:
-        scene.use(hook("10-slow", slowly))
+        setup.use(hook("10-slow", slowly))
         for number in range(10):
-            scene.engine.notify(numbered(scene, number))
-        assert scene.report("10-slow").lost == 4
-        assert scene.logged == ["hook 10-slow: 5 events wait for it: further events are dropped"]
-        scene.gate.set()
-        await scene.until(lambda: len(reported) == 6)
+            setup.engine.notify(numbered(setup, number))
+        assert setup.report("10-slow").lost == 4
+        assert setup.logged == ["hook 10-slow: 5 events wait for it: further events are dropped"]
+        setup.gate.set()
+        await setup.until(lambda: len(reported) == 6)
         assert reported == list(range(6))
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_what_they_want_is_handed_on_with_its_owner(scene: Any) -> None:
+def test_what_they_want_is_handed_on_with_its_owner(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("10-a", lambda _: shares("other", 7)))
-        scene.engine.notify(scene.created())
-        await scene.until(lambda: scene.updates)
-        assert scene.updates == [({"other": Update(cpu_shares=7)}, {"updates[other].cpu_shares": "10-a"})]
+        setup.use(hook("10-a", lambda _: shares("other", 7)))
+        setup.engine.notify(setup.created())
+        await setup.until(lambda: setup.updates)
+        assert setup.updates == [({"other": Update(cpu_shares=7)}, {"updates[other].cpu_shares": "10-a"})]
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_two_updates_conflict_within_one_event_only(scene: Any) -> None:
+def test_two_updates_conflict_within_one_event_only(setup: Any) -> None:
     async def story() -> None:
-        scene.use(hook("10-a", lambda _: shares("other", 7)), hook("20-b", lambda _: shares("other", 8)))
-        scene.engine.notify(scene.created())
-        await scene.until(lambda: scene.logged)
-        assert len(scene.updates) == 1
-        assert "cannot set updates[other].cpu_shares: hook" in scene.logged[0]
-        assert scene.report("10-a").conflicts + scene.report("20-b").conflicts == 1
-        scene.engine.notify(scene.created())
-        await scene.until(lambda: len(scene.logged) == 2)
-        assert len(scene.updates) == 2
+        setup.use(hook("10-a", lambda _: shares("other", 7)), hook("20-b", lambda _: shares("other", 8)))
+        setup.engine.notify(setup.created())
+        await setup.until(lambda: setup.logged)
+        assert len(setup.updates) == 1
+        assert "cannot set updates[other].cpu_shares: hook" in setup.logged[0]
+        assert setup.report("10-a").conflicts + setup.report("20-b").conflicts == 1
+        setup.engine.notify(setup.created())
+        await setup.until(lambda: len(setup.logged) == 2)
+        assert len(setup.updates) == 2
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) -> None:
+def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(setup: Any) -> None:
     reported: list[int] = []
 
     def bad(event: Any) -> Adjustment:
@@ -121,19 +121,19 @@ def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(scene: Any) 
         return Adjustment(envs={"A": "1"})
 
     async def story() -> None:
-        scene.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
+        setup.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
         for number in range(2):
-            scene.engine.notify(numbered(scene, number))
-        await scene.until(lambda: len(scene.logged) == 2)
+            setup.engine.notify(numbered(setup, number))
+        await setup.until(lambda: len(setup.logged) == 2)
         assert reported == [0, 1]
-        assert "OSError: gone" in scene.logged[0]
-        assert "cannot set envs" in scene.logged[1]
-        assert scene.updates == []
+        assert "OSError: gone" in setup.logged[0]
+        assert "cannot set envs" in setup.logged[1]
+        assert setup.updates == []
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_is_notified_alone_before_and_after_use(scene: Any) -> None:
+def test_a_hook_is_notified_alone_before_and_after_use(setup: Any) -> None:
     reported: list[str] = []
 
     def bad(event: Any) -> None:
@@ -150,26 +150,26 @@ def test_a_hook_is_notified_alone_before_and_after_use(scene: Any) -> None:
             POST: print,
         }
         new = Hook("10-a", "/hooks/10-a.py", handlers)
-        error = await scene.engine.notify_one(new, Configure(None, "10-a"))
+        error = await setup.engine.notify_one(new, Configure(None, "10-a"))
         assert error.startswith("ValueError: no such key (test_engine_notifier.py:")
-        assert await scene.engine.notify_one(new, Synchronize(None, None)) is None  # type: ignore[arg-type]
-        assert [owners for _, owners in scene.updates] == [{"updates[x].cpu_shares": "10-a"}]
-        scene.use(new)
-        assert scene.report("10-a").calls == 2
-        scene.use()
-        assert await scene.engine.notify_one(new, Shutdown("removed")) is None
+        assert await setup.engine.notify_one(new, Synchronize(None, None)) is None  # type: ignore[arg-type]
+        assert [owners for _, owners in setup.updates] == [{"updates[x].cpu_shares": "10-a"}]
+        setup.use(new)
+        assert setup.report("10-a").calls == 2
+        setup.use()
+        assert await setup.engine.notify_one(new, Shutdown("removed")) is None
         assert reported == ["removed"]
         silent = hook("20-b", print)
-        assert await scene.engine.notify_one(silent, Configure()) is None
+        assert await setup.engine.notify_one(silent, Configure()) is None
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> None:
+def test_a_hook_gets_later_events_only_after_the_existing_state(setup: Any) -> None:
     reported: list[Any] = []
 
     def everything(event: Any) -> None:
-        scene.gate.wait(30)
+        setup.gate.wait(30)
         reported.append("all")
 
     async def story() -> None:
@@ -179,51 +179,51 @@ def test_a_hook_gets_later_events_only_after_the_existing_state(scene: Any) -> N
             "pre_create_container": lambda event: reported.append("asked"),
         }
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
-        scene.engine.notify(numbered(scene, 0))
-        synchronized = scene.engine.notify_one(new, Synchronize(None, None))  # type: ignore[arg-type]
+        setup.engine.notify(numbered(setup, 0))
+        synchronized = setup.engine.notify_one(new, Synchronize(None, None))  # type: ignore[arg-type]
         deaf = Hook("20-b", "/hooks/20-b.py", {"synchronize": print}, timeout=30.0)
-        scene.engine.notify_one(deaf, Synchronize(None, None))  # type: ignore[arg-type]
-        assert scene.engine.points == {POST, "synchronize"}
-        scene.engine.notify(numbered(scene, 1))
-        await scene.ask()
-        scene.gate.set()
+        setup.engine.notify_one(deaf, Synchronize(None, None))  # type: ignore[arg-type]
+        assert setup.engine.points == {POST, "synchronize"}
+        setup.engine.notify(numbered(setup, 1))
+        await setup.ask()
+        setup.gate.set()
         assert await synchronized is None
-        scene.engine.notify(numbered(scene, 2))
-        scene.use(Hook("30-c", "/hooks/30-c.py", {"synchronize": print}, timeout=30.0))
-        scene.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]  # labels were learned meanwhile
-        scene.use(new)
-        scene.engine.notify(numbered(scene, 3))
-        await scene.until(lambda: len(reported) == 5)
+        setup.engine.notify(numbered(setup, 2))
+        setup.use(Hook("30-c", "/hooks/30-c.py", {"synchronize": print}, timeout=30.0))
+        setup.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]  # labels were learned meanwhile
+        setup.use(new)
+        setup.engine.notify(numbered(setup, 3))
+        await setup.until(lambda: len(reported) == 5)
         assert reported == ["all", 1, 2, "all", 3]
-        assert scene.logged == []
-        await scene.engine.notify_one(deaf, Shutdown("removed"))
-        scene.use()
-        assert scene.engine.points == frozenset()
+        assert setup.logged == []
+        await setup.engine.notify_one(deaf, Shutdown("removed"))
+        setup.use()
+        assert setup.engine.points == frozenset()
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_gets_the_state_that_is_known_before_it_is_in_use(scene: Any) -> None:
+def test_a_hook_gets_the_state_that_is_known_before_it_is_in_use(setup: Any) -> None:
     reported: list[Any] = []
 
     async def story() -> None:
         handlers: dict[str, Any] = {"synchronize": reported.append}
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
-        scene.engine.expect(new)
-        scene.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]
-        scene.use(new)
-        await scene.until(lambda: reported)
-        assert scene.engine.points == {"synchronize"}
-        scene.engine.expect(new)
-        scene.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]
-        await scene.until(lambda: len(reported) == 2)
+        setup.engine.expect(new)
+        setup.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]
+        setup.use(new)
+        await setup.until(lambda: reported)
+        assert setup.engine.points == {"synchronize"}
+        setup.engine.expect(new)
+        setup.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]
+        await setup.until(lambda: len(reported) == 2)
         await asyncio.sleep(0.05)
         assert len(reported) == 2, "a hook in use gets each event once"
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_that_is_shut_down_before_use_gets_no_events(scene: Any) -> None:
+def test_a_hook_that_is_shut_down_before_use_gets_no_events(setup: Any) -> None:
     reported: list[Any] = []
 
     async def story() -> None:
@@ -233,72 +233,72 @@ def test_a_hook_that_is_shut_down_before_use_gets_no_events(scene: Any) -> None:
             "shutdown": reported.append,
         }
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
-        await scene.engine.notify_one(new, Synchronize(None, None))  # type: ignore[arg-type]
-        await scene.engine.notify_one(new, Shutdown("stop"))
-        scene.engine.notify(numbered(scene, 1))
-        assert scene.engine.points == frozenset()
+        await setup.engine.notify_one(new, Synchronize(None, None))  # type: ignore[arg-type]
+        await setup.engine.notify_one(new, Shutdown("stop"))
+        setup.engine.notify(numbered(setup, 1))
+        assert setup.engine.points == frozenset()
         await asyncio.sleep(0.05)
         assert [each.NAME for each in reported] == ["synchronize", "shutdown"]
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_an_open_breaker_does_not_stop_single_notifications(scene: Any) -> None:
+def test_an_open_breaker_does_not_stop_single_notifications(setup: Any) -> None:
     def bad(event: Any) -> None:
         raise OSError
 
     async def story() -> None:
-        scene.now = 1.0
+        setup.now = 1.0
         lone = Hook("10-a", "/hooks/10-a.py", {POST: bad, "configure": lambda _: None})
-        scene.use(lone)
+        setup.use(lone)
         for _ in range(3):
-            scene.engine.notify(scene.created())
-        await scene.until(lambda: scene.report("10-a").state == "open")
-        assert await scene.engine.notify_one(lone, Configure()) is None
-        assert scene.report("10-a").state == "open"
+            setup.engine.notify(setup.created())
+        await setup.until(lambda: setup.report("10-a").state == "open")
+        assert await setup.engine.notify_one(lone, Configure()) is None
+        assert setup.report("10-a").state == "open"
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_configuring_has_a_longer_deadline_than_an_answer(
-    scene: Any, monkeypatch: pytest.MonkeyPatch
+    setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "ALONE_S", 0.2)
 
     async def story() -> None:
-        new = hook("10-a", scene.hang, "configure", timeout=0.01)
-        error = await asyncio.wait_for(scene.engine.notify_one(new, Configure()), 30)
+        new = hook("10-a", setup.hang, "configure", timeout=0.01)
+        error = await asyncio.wait_for(setup.engine.notify_one(new, Configure()), 30)
         assert error == "no answer within 200 ms at configure"
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_removed_hook_does_not_get_waiting_events(scene: Any) -> None:
+def test_a_removed_hook_does_not_get_waiting_events(setup: Any) -> None:
     reported: list[str] = []
 
     def slowly(event: Any) -> None:
-        scene.gate.wait(30)
+        setup.gate.wait(30)
         reported.append(event.NAME)
 
     async def story() -> None:
         old = Hook("10-a", "/hooks/10-a.py", {POST: slowly, "shutdown": slowly}, timeout=60.0)
-        scene.use(old)
+        setup.use(old)
         for _ in range(5):
-            scene.engine.notify(scene.created())
-        scene.use()
-        ended = scene.engine.notify_one(old, Shutdown("removed"))
-        scene.gate.set()
+            setup.engine.notify(setup.created())
+        setup.use()
+        ended = setup.engine.notify_one(old, Shutdown("removed"))
+        setup.gate.set()
         assert await asyncio.wait_for(ended, 30) is None
         assert reported == [POST, "shutdown"]
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(scene: Any) -> None:
+def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(setup: Any) -> None:
     story_of: list[str] = []
 
     def asked(event: Any) -> None:
-        scene.gate.wait(30)
+        setup.gate.wait(30)
         story_of.append("answered")
 
     async def story() -> None:
@@ -307,43 +307,43 @@ def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(scene: Any) -> 
             "shutdown": lambda event: story_of.append(event.reason),
         }
         patient = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
-        scene.use(patient)
-        answers = scene.engine.ask(scene.create())
-        scene.use()
-        ends = scene.engine.notify_one(patient, Shutdown("replaced"))
+        setup.use(patient)
+        answers = setup.engine.ask(setup.create())
+        setup.use()
+        ends = setup.engine.notify_one(patient, Shutdown("replaced"))
         await asyncio.sleep(0.1)
         assert story_of == []
-        scene.gate.set()
+        setup.gate.set()
         await ends
         await answers.wait()
         assert story_of == ["answered", "replaced"]
-        scene.gate.clear()
+        setup.gate.clear()
         hasty = Hook("10-a", "/hooks/10-a.py", handlers, timeout=0.1)
-        scene.use(hasty)
-        scene.engine.ask(scene.create())
-        scene.use()
-        await scene.engine.notify_one(hasty, Shutdown("removed"))
+        setup.use(hasty)
+        setup.engine.ask(setup.create())
+        setup.use()
+        await setup.engine.notify_one(hasty, Shutdown("removed"))
         assert story_of[2:] == ["removed"]
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_hook_that_has_gone_leaves_no_loop_behind(scene: Any) -> None:
+def test_a_hook_that_has_gone_leaves_no_loop_behind(setup: Any) -> None:
     async def goodbye(event: Any) -> None:
         asyncio.get_running_loop().create_task(asyncio.sleep(60))
 
     async def story() -> None:
         old = hook("10-a", goodbye, "shutdown", timeout=0.1)
-        scene.use(old)
-        scene.use()
-        assert await scene.engine.notify_one(old, Shutdown("removed")) is None
-        await scene.until(lambda: not [t for t in threading.enumerate() if t.name == "hooks-10-a"])
-        assert scene.engine._notifiers == {}
+        setup.use(old)
+        setup.use()
+        assert await setup.engine.notify_one(old, Shutdown("removed")) is None
+        await setup.until(lambda: not [t for t in threading.enumerate() if t.name == "hooks-10-a"])
+        assert setup.engine._notifiers == {}
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(scene: Any) -> None:
+def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(setup: Any) -> None:
     kept: list[Any] = []
 
     async def later() -> None:
@@ -354,18 +354,18 @@ def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(scene: Any)
         kept.append(asyncio.get_running_loop().create_task(later()))
 
     async def story() -> None:
-        scene.use(hook("10-a", leaves))
-        scene.engine.notify(scene.created())
-        await scene.until(lambda: kept and kept[0].done())
+        setup.use(hook("10-a", leaves))
+        setup.engine.notify(setup.created())
+        await setup.until(lambda: kept and kept[0].done())
         kept.clear()
-        scene.engine.notify(scene.created())
-        await scene.until(lambda: scene.logged)
-        assert scene.logged[0] == "hook 10-a: a task of it has failed: OSError"
+        setup.engine.notify(setup.created())
+        await setup.until(lambda: setup.logged)
+        assert setup.logged[0] == "hook 10-a: a task of it has failed: OSError"
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(scene: Any) -> None:
+def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(setup: Any) -> None:
     async def exits() -> None:
         raise SystemExit
 
@@ -375,11 +375,11 @@ def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(scene:
         kept.append(asyncio.get_running_loop().create_task(exits()))
 
     async def story() -> None:
-        scene.use(hook("10-a", leaves))
+        setup.use(hook("10-a", leaves))
         for number in range(1, 3):
-            scene.engine.notify(scene.created())
-            await scene.until(lambda n=number: len(kept) == n and kept[-1].done())
-        await scene.until(lambda: scene.logged)
-        assert scene.logged[0] == "hook 10-a: a task of it has ended with SystemExit"
+            setup.engine.notify(setup.created())
+            await setup.until(lambda n=number: len(kept) == n and kept[-1].done())
+        await setup.until(lambda: setup.logged)
+        assert setup.logged[0] == "hook 10-a: a task of it has ended with SystemExit"
 
-    scene.run(story)
+    setup.run(story)

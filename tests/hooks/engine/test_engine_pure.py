@@ -39,27 +39,27 @@ def good(event: Any) -> Adjustment:
     return Adjustment(envs={"ON": threading.current_thread().name})
 
 
-def on_loop(scene: Any) -> bool:
+def on_loop(setup: Any) -> bool:
     """Ask, and return whether the answer came at once from this very thread."""
-    answers = scene.engine.ask(scene.create())
+    answers = setup.engine.ask(setup.create())
     assert answers.outcome is not None
     return bool(answers.outcome.adjustment.envs["ON"] == threading.main_thread().name)
 
 
-def test_a_pure_hook_is_called_on_the_loop_and_others_are_not(scene: Any) -> None:
+def test_a_pure_hook_is_called_on_the_loop_and_others_are_not(setup: Any) -> None:
     async def story() -> None:
-        scene.use(pure("10-a", good))
-        assert on_loop(scene)
-        scene.use(pure("10-a", good, pure=False))
-        assert (await scene.ask()).adjustment.envs["ON"] != threading.main_thread().name
+        setup.use(pure("10-a", good))
+        assert on_loop(setup)
+        setup.use(pure("10-a", good, pure=False))
+        assert (await setup.ask()).adjustment.envs["ON"] != threading.main_thread().name
         others = Hook("20-b", "/b", {PRE: lambda event: None}, timeout=30.0)
-        scene.use(pure("10-a", good), others)
-        assert (await scene.ask()).adjustment.envs["ON"] != threading.main_thread().name
+        setup.use(pure("10-a", good), others)
+        assert (await setup.ask()).adjustment.envs["ON"] != threading.main_thread().name
         validates = {"validate_create_container": lambda event: None}
-        scene.use(pure("10-a", good), Hook("20-b", "/b", validates, timeout=30.0))
-        assert (await scene.ask()).adjustment.envs["ON"] != threading.main_thread().name
+        setup.use(pure("10-a", good), Hook("20-b", "/b", validates, timeout=30.0))
+        assert (await setup.ask()).adjustment.envs["ON"] != threading.main_thread().name
 
-    scene.run(story)
+    setup.run(story)
 
 
 def spin() -> None:
@@ -84,7 +84,7 @@ def spin_and_catch_once() -> None:
 
 @pytest.mark.parametrize("stay", [spin, sleep, wait, spin_and_catch_once])
 def test_a_slow_pure_hook_is_interrupted_and_repeated_in_a_thread(
-    scene: Any, stay: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    setup: Any, stay: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
     asked: list[str] = []
@@ -96,34 +96,34 @@ def test_a_slow_pure_hook_is_interrupted_and_repeated_in_a_thread(
         return good(event)
 
     async def story() -> None:
-        scene.use(pure("10-a", stays))
+        setup.use(pure("10-a", stays))
         for turn in range(MOST_INTERRUPTED):
-            outcome = await scene.ask()
+            outcome = await setup.ask()
             assert outcome.adjustment.envs["ON"] != threading.main_thread().name
             assert len(asked) == 2 * (turn + 1)
-        await scene.ask()
+        await setup.ask()
         assert len(asked) == 2 * MOST_INTERRUPTED + 1, "it is not called on the loop any more"
-        assert scene.report("10-a").failures == {}
-        assert scene.report("10-a").running == 0
+        assert setup.report("10-a").failures == {}
+        assert setup.report("10-a").running == 0
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_a_hook_that_hangs_everywhere_costs_only_its_deadline(
-    scene: Any, monkeypatch: pytest.MonkeyPatch
+    setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
 
     def hangs(event: Any) -> None:
-        scene.gate.wait(60)
+        setup.gate.wait(60)
 
     async def story() -> None:
-        scene.use(pure("10-a", hangs, timeout=0.1), pure("20-b", good))
-        assert "ON" in (await scene.ask()).adjustment.envs
-        assert scene.report("10-a").failures == {"timeout": 1}
-        scene.gate.set()
+        setup.use(pure("10-a", hangs, timeout=0.1), pure("20-b", good))
+        assert "ON" in (await setup.ask()).adjustment.envs
+        assert setup.report("10-a").failures == {"timeout": 1}
+        setup.gate.set()
 
-    scene.run(story)
+    setup.run(story)
 
 
 @pytest.mark.parametrize(
@@ -135,28 +135,28 @@ def test_a_hook_that_hangs_everywhere_costs_only_its_deadline(
         (lambda event: Adjustment(envs={"ON": "conflict"}), "conflict"),
     ],
 )
-def test_failures_are_reported_and_count_as_elsewhere(scene: Any, handler: Any, kind: str) -> None:
+def test_failures_are_reported_and_count_as_elsewhere(setup: Any, handler: Any, kind: str) -> None:
     async def story() -> None:
-        scene.use(pure("10-a", good), pure("20-b", handler))
-        assert on_loop(scene)
-        assert scene.report("20-b").failures == {kind: 1}
-        scene.use(pure("10-a", good), pure("20-b", handler, policy=HookFailurePolicy.FAIL))
-        assert "20-b" in scene.engine.ask(scene.create()).outcome.refusal
-        scene.use(pure("10-a", lambda event: Veto("no")), pure("20-b", handler))
-        assert scene.engine.ask(scene.create()).outcome.refusal.endswith("hook 10-a: no")
+        setup.use(pure("10-a", good), pure("20-b", handler))
+        assert on_loop(setup)
+        assert setup.report("20-b").failures == {kind: 1}
+        setup.use(pure("10-a", good), pure("20-b", handler, policy=HookFailurePolicy.FAIL))
+        assert "20-b" in setup.engine.ask(setup.create()).outcome.refusal
+        setup.use(pure("10-a", lambda event: Veto("no")), pure("20-b", handler))
+        assert setup.engine.ask(setup.create()).outcome.refusal.endswith("hook 10-a: no")
 
-    scene.run(story)
+    setup.run(story)
 
 
-def test_three_failures_open_the_breaker(scene: Any) -> None:
+def test_three_failures_open_the_breaker(setup: Any) -> None:
     async def story() -> None:
-        scene.use(pure("10-a", lambda event: 1 / 0))
+        setup.use(pure("10-a", lambda event: 1 / 0))
         for _ in range(5):
-            assert scene.engine.ask(scene.create()).outcome is not None
-        assert scene.report("10-a").calls == 3
-        assert scene.report("10-a").state == "open"
+            assert setup.engine.ask(setup.create()).outcome is not None
+        assert setup.report("10-a").calls == 3
+        assert setup.report("10-a").state == "open"
 
-    scene.run(story)
+    setup.run(story)
 
 
 def test_there_is_no_alarm_if_the_signal_is_used_or_on_other_threads() -> None:
@@ -202,18 +202,18 @@ def test_a_hook_that_swallows_the_first_alarm_gets_another(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("policy", list(HookFailurePolicy))
 def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
-    scene: Any, policy: HookFailurePolicy, monkeypatch: pytest.MonkeyPatch
+    setup: Any, policy: HookFailurePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise KeyError("ours")
 
     async def story() -> None:
-        scene.use(pure("10-a", good, policy=policy))
+        setup.use(pure("10-a", good, policy=policy))
         monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", broken)
-        outcome = (scene.engine.ask(scene.create())).outcome
+        outcome = (setup.engine.ask(setup.create())).outcome
         assert outcome is not None
         assert not outcome.adjustment
         assert ("cannot be called: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
-        assert "KeyError: 'ours'" in scene.logged[0]
+        assert "KeyError: 'ours'" in setup.logged[0]
 
-    scene.run(story)
+    setup.run(story)

@@ -316,7 +316,7 @@ def asked(client: Client) -> str:
 
 
 def received(listening: socket.socket) -> bytes:
-    """Give all that was sent to a listening socket, over all connections."""
+    """Return all that was sent to a listening socket, over all connections."""
     content = b""
     while True:
         try:
