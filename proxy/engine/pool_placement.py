@@ -81,18 +81,14 @@ def unmet_limit(state: NodeState, claimed: Claim) -> str:
     where = (
         named(claimed.nodes) if claimed.nodes is not None else f"CPUs {listed(claimed.within or CpuSet())}"
     )
-    return f"nothing is left of the {claimed.pool} pool on {where}: it runs on the whole pool"
+    pool = claimed.pool if claimed.pool is Pool.SHARED else claimed.pool.upper()
+    return f"nothing is left of the {pool} pool on {where}: it runs on the whole pool"
 
 
 def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Claim) -> Claim:
     """Return the claim of a pod that wants ``ConstrainedBurst`` with its limit; others unchanged."""
     wants = BindPolicy.CONSTRAINED_BURST in (pod.bind_required, pod.bind_preferred)
-    if (
-        not wants
-        or claimed.pool is not Pool.SHARED
-        or claimed.nodes is not None
-        or claimed.within is not None
-    ):
+    if not wants or claimed.pool is not Pool.SHARED or claimed.nodes is not None:
         return claimed
     for sibling in state.in_sandbox(pod.sandbox_id):
         if sibling.placement.pool_numa_limit is not None and sibling.phase is not Phase.EXITED:

@@ -90,7 +90,7 @@ def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
     if whole:
         return _whole_cores(state, near, free - near if crosses else CpuSet(), wanted)
     found = take(node.topology, node.options, near, min(wanted, len(near)))
-    if crosses and len(found) < wanted:
+    if crosses:
         far = free - near
         found |= take(node.topology, node.options, far, min(wanted - len(found), len(far)))
     return found

@@ -6,7 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine.be_usage import Rates, UsageReading, gone, rates
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.be_usage import (
+    ABOVE,
+    Rates,
+    Shares,
+    UsageGroup,
+    UsageQuery,
+    UsageReading,
+    gone,
+    rates,
+    shares_of,
+    usage_of,
+    usage_query,
+)
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.pools.be_suppression import Usage
+from proxy.topology.build import described
 
 S = 1_000_000_000
 CPUS = 16
@@ -109,3 +128,70 @@ def test_rates_add_up_to_the_counter(steps: list[tuple[int, float]]) -> None:
         total += between(last, now).groups["a"] * elapsed
         last = now
     assert total == pytest.approx(used, rel=1e-6, abs=100)
+
+
+MACHINE = described(1, 1, 4, 2)  # CPUs 0-7
+BEST, BURST = KubeQos.BEST_EFFORT, KubeQos.BURSTABLE
+
+
+def node(*pods: Pod, containers: tuple[Container, ...] = (), **rules: CpuSet) -> NodeState:
+    return NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE), **rules), pods, containers)  # type: ignore[arg-type]
+
+
+def pod(uid: str, parent: str, qos: QosClass = QosClass.NONE, kube: KubeQos = BURST) -> Pod:
+    return Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, parent)
+
+
+def shares(key: str, of: Pod) -> Container:
+    return Container(key, key, of, Request(), Placement(Pool.SHARED, CpuSet(), Mask((0,))), Phase.RUNNING)
+
+
+def test_the_counters_of_all_pods_are_read() -> None:
+    """A pod without a group of its own is the sum of its containers."""
+    batch, web = pod("a", "/b/a", QosClass.BE), pod("b", "/b/b", QosClass.LS)
+    best, second = pod("d", "/e/d", kube=BEST), pod("c", "/e/c", QosClass.LS, BEST)
+    bare, other = pod("e", "", kube=BEST), pod("f", "")
+    containers = (shares("x", bare), shares("z", web))
+    assert usage_query(node(batch, web, best, second, bare, other, containers=containers)) == UsageQuery(
+        {
+            **{key: UsageGroup(key) for key in ("/b/a", "/b/b", "/e/d", "/e/c")},
+            "s-e": UsageGroup("", ("x",)),
+            "s-f": UsageGroup(""),
+        },
+        be=frozenset({"/b/a", "/e/d", "/e/c", "s-e"}),
+        inside=frozenset({"/e/c", "/e/d"}),
+        parents=("/e/c", "/e/d"),
+    )
+
+
+def test_a_pod_without_a_group_has_those_of_all_its_containers() -> None:
+    bare = pod("e", "")
+    there = node(bare, containers=(shares("x", bare), shares("y", bare)))
+    assert {*usage_query(there).groups["s-e"].containers} == {"x", "y"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_group_that_pods_of_other_classes_share_is_not_of_be(turned: bool) -> None:
+    there = (pod("a", "/b", QosClass.BE), pod("b", "/b", QosClass.LS))
+    found = usage_query(node(*(reversed(there) if turned else there)))
+    assert (found.groups, found.be) == ({"/b": UsageGroup("/b")}, frozenset())
+
+
+@pytest.mark.parametrize(("above", "lost"), [(None, 0.0), (1.5, 0.0), (2.0, 0.5), (1.0, 0.0)])
+def test_the_budget_counts_what_is_online_and_pods_that_are_gone(above: float | None, lost: float) -> None:
+    query = UsageQuery({}, frozenset({"a"}), frozenset({"a"}), ("a",))
+    used = {"a": 1.5, "b": 2.0}
+    read = Rates(6.0, used if above is None else {**used, ABOVE: above})
+    state = node(reserved=CpuSet((0, 9)), reservation=CpuSet((1, 2, 10)))
+    usage = usage_of(state, query, read)
+    assert (usage.capacity, usage.allocatable, usage.reservation, usage.node) == (8000, 7000, 2000, 6.0)
+    pods_of_be = {key: its for key, its in usage.pods.items() if key in usage.be_pods}
+    assert sum(pods_of_be.values()) == 1.5 + lost
+    assert len(pods_of_be) == (2 if lost else 1)
+    assert {key: its for key, its in usage.pods.items() if key not in usage.be_pods} == {"b": 2.0}
+    assert shares_of(usage) == Shares(6.0, 1.5 + lost, 2.0, 6.0 - 3.5 - lost)
+
+
+def test_the_system_uses_nothing_where_pods_seem_to_use_more_than_the_node() -> None:
+    usage = Usage(8000, 8000, 3.0, pods={"a": 1.0, "b": 2.5}, be_pods=frozenset("a"))
+    assert shares_of(usage) == Shares(3.0, 1.0, 2.5, 0.0)

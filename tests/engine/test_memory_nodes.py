@@ -1,0 +1,111 @@
+"""The memory nodes of containers: named by the request, counted, near their CPUs, or all."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.memory_nodes import (
+    counted_nodes,
+    named_memory_nodes,
+    owner_memory_nodes,
+    pool_memory_nodes,
+)
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
+from proxy.model.grants import Block
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
+
+GIB = 1 << 30
+WHOLE = described(2, 1, 4, 1, mem_bytes_per_node=8 * GIB)  # CPUs 0-3 and 4-7
+POD = Pod("s", "u", "ns", "p")
+ALL = Mask((0, 1))
+
+
+def state(*containers: Container, follow: bool = True) -> NodeState:
+    return NodeState.of(Node(WHOLE, CpuTopology.of(WHOLE), follow_mems=follow), (POD,), containers)
+
+
+def owner(name: str, limit: int, pool: Pool = Pool.OWN) -> Container:
+    placement = Placement(pool, CpuSet((0,)), Mask((0,)))
+    request = Request(memory_limit=limit)
+    return Container(name, name, POD, request, placement, Phase.RUNNING, owner=f"u/{name}")
+
+
+NAMED = [
+    ("", None),
+    ("0", "0"),
+    ("1", "1"),
+    ("0-1", "0-1"),
+    ("2", None),
+    ("1-2", None),
+    ("x", None),
+    ("-", None),
+]
+
+
+@pytest.mark.parametrize(("text", "named"), NAMED)
+@pytest.mark.parametrize("follow", [False, True])
+def test_what_the_request_names_wins_where_the_machine_has_it(
+    text: str, named: str | None, *, follow: bool
+) -> None:
+    there, request = state(follow=follow), Request(cpuset_mems=text)
+    assert named_memory_nodes(there, request) == (ALL if named is None else Mask.parse(named))
+    mems, why = owner_memory_nodes(there, request, CpuSet((4,)), "u/c c", Mask((0,)))
+    assert mems == (Mask((0,)) if named is None else Mask.parse(named))
+    assert ("which the request names" in why[0]) is (named is not None)
+    pool = pool_memory_nodes(there, request, Mask((1,)))
+    assert pool == (Mask((1,)) if follow and not text else named_memory_nodes(there, request))
+
+
+@pytest.mark.parametrize(
+    ("follow", "nodes", "mems"),
+    [(False, "1", "0-1"), (True, None, "0-1"), (True, "1", "1"), (True, "0", "0"), (True, "7", "0-1")],
+)
+def test_a_pool_of_numa_nodes_has_their_memory(follow: bool, nodes: str | None, mems: str) -> None:
+    limit = None if nodes is None else Mask.parse(nodes)
+    assert pool_memory_nodes(state(follow=follow), Request(), limit) == Mask.parse(mems)
+
+
+@pytest.mark.parametrize(
+    ("follow", "cpus", "limit", "others", "mems", "explained"),
+    [
+        (False, "0", 0, (), "0-1", False),
+        (True, "0", 0, (), "0", False),
+        (True, "5", 8 * GIB, (), "1", False),
+        (True, "3-4", 0, (), "0-1", False),
+        (True, "0", 9 * GIB, (), "0-1", True),
+        (True, "0", 6 * GIB, (owner("a", 2 * GIB),), "0", False),
+        (True, "0", 6 * GIB, (owner("a", 3 * GIB),), "0-1", True),
+        (True, "0", 6 * GIB, (owner("a", 3 * GIB, Pool.SHARED),), "0", False),
+        (True, "0", 6 * GIB, (owner("c", 3 * GIB),), "0", False),
+    ],
+)
+def test_an_owner_has_the_memory_near_its_cpus_unless_that_is_promised(
+    follow: bool, cpus: str, limit: int, others: tuple[Container, ...], mems: str, explained: bool
+) -> None:
+    """What the owner itself was promised before, under its name, does not count."""
+    there = state(*others, follow=follow)
+    found = owner_memory_nodes(there, Request(memory_limit=limit), CpuSet.parse(cpus), "u/c c")
+    assert found[0] == Mask.parse(mems)
+    words = (
+        "memory of NUMA nodes 0-1: NUMA node 0 cannot hold its limit in addition to what is promised there"
+    )
+    assert found[1] == ((words,) if explained else ())
+
+
+def test_counted_memory_is_where_it_was_counted() -> None:
+    one, two = Block(Mask((0,)), "memory", GIB), Block(Mask((1,)), "hugepages-2Mi", GIB)
+    whole = changed_copy(POD, reserved_for_pod=SetAside(None, True, CpuSet(), (two,)))
+    assert counted_nodes(POD, ()) is None
+    assert counted_nodes(POD, (one, two)) == ALL
+    assert counted_nodes(whole, ()) == Mask((1,))
+    assert counted_nodes(whole, (one,)) == Mask((0,)), "the container's own wins"
+    assert counted_nodes(changed_copy(POD, reserved_for_pod=SetAside(None, True, CpuSet())), ()) is None
+    assert owner_memory_nodes(state(), Request(), CpuSet((4,)), "u/c c", Mask((0,))) == (
+        Mask((0,)),
+        ("memory of NUMA node 0, where its limit is counted",),
+    )

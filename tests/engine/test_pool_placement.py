@@ -1,0 +1,179 @@
+"""The part of a pool that a container may use: by its pod's limit, by CPUs or NUMA nodes, and by hooks."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.pool_placement import pool_cpus, unmet_limit, with_burst_limit
+from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, NumaStrategy
+from proxy.model.requests import ContainerResources, PodRequests
+from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
+from proxy.pools.claims import Claim
+from proxy.pools.pools import CpuPools
+from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
+
+MACHINE = described(2, 1, 4, 1)  # CPUs 0-3 and 4-7
+NODE = Node(MACHINE, CpuTopology.of(MACHINE))
+BURST = BindPolicy.CONSTRAINED_BURST
+POD = Pod("s", "u", "ns", "p", bind_required=BURST)
+SHARED = Claim(Pool.SHARED, "it shares")
+
+
+def owner(cpus: str) -> Container:
+    other = Pod("s-o", "o", "ns", "o")
+    placement = Placement(Pool.OWN, CpuSet.parse(cpus), Mask((0,)))
+    return Container("o", "c", other, Request(), placement, Phase.RUNNING, owner="o/c")
+
+
+def state(*containers: Container, node: Node = NODE) -> NodeState:
+    return NodeState.of(node, (POD,), containers)
+
+
+def limit(milli: int, period: int = 100_000) -> Request:
+    return Request(0, milli * (period or 100_000) // 1000, period)
+
+
+@pytest.mark.parametrize(
+    ("request_", "owned", "nodes"),
+    [
+        (limit(4000), "", "0"),
+        (limit(4000, 50_000), "", "0"),
+        (limit(4000, 0), "", "0"),
+        (limit(4001), "", None),
+        (limit(3000), "0", "0"),  # the smallest pool that is large enough
+        (limit(4000), "0", "1"),
+        (limit(1), "4-6", "1"),
+        (limit(9000), "", None),  # more than there is
+        (limit(1000), "4-7", None),  # one node has shared CPUs: all of the pool
+        (Request(), "", None),
+        (Request(cpu_quota=-1, cpu_period=100_000), "", None),
+    ],
+)
+@pytest.mark.parametrize("wish", ["bind_required", "bind_preferred"])
+def test_a_constrained_burst_stays_on_as_few_numa_nodes_as_have_its_limit(
+    request_: Request, owned: str, nodes: str | None, wish: str
+) -> None:
+    there = state(*([owner(owned)] if owned else []))
+    pod = changed_copy(changed_copy(POD, bind_required=BindPolicy.NONE), **{wish: BURST})
+    found = with_burst_limit(there, pod, request_, SHARED)
+    if nodes is None:
+        assert found == SHARED
+    else:
+        why = f"it shares, of NUMA node {nodes} (ConstrainedBurst)"
+        assert found == changed_copy(SHARED, nodes=Mask.parse(nodes), why=why)
+
+
+def test_the_strategy_of_the_node_decides_among_nodes() -> None:
+    least = changed_copy(NODE, strategy=NumaStrategy.LEAST_ALLOCATED)
+    assert with_burst_limit(state(owner("0"), node=least), POD, limit(3000), SHARED).nodes == Mask((1,))
+
+
+@pytest.mark.parametrize(
+    ("limits", "nodes"), [((2000, 2000), "0"), ((2000, 2001), None), ((2000, 0), None), ((), None)]
+)
+def test_the_limit_is_that_of_the_pod_where_kubelet_reports_it(
+    limits: tuple[int, ...], nodes: str | None
+) -> None:
+    asks = tuple(ContainerResources(str(i), limits={"cpu": milli}) for i, milli in enumerate(limits))
+    pod = changed_copy(POD, asks=PodRequests("u", asks))
+    found = with_burst_limit(state(), pod, limit(1000), SHARED)
+    assert found.nodes == (None if nodes is None else Mask.parse(nodes))
+
+
+@pytest.mark.parametrize(
+    ("pod", "claimed"),
+    [
+        (changed_copy(POD, bind_required=BindPolicy.NONE), SHARED),
+        (changed_copy(POD, bind_required=BindPolicy.FULL_PCPUS), SHARED),
+        (POD, Claim(Pool.BE, "BE")),
+        (POD, Claim(Pool.BE, "BE", within=CpuSet((1,)))),
+        (POD, Claim(Pool.SYSTEM, "SYSTEM")),
+        (POD, Claim(Pool.OWN, "own", count=1)),
+        (POD, changed_copy(SHARED, nodes=Mask((1,)))),
+    ],
+)
+def test_other_pods_and_pools_are_not_limited(pod: Pod, claimed: Claim) -> None:
+    assert with_burst_limit(state(), pod, limit(1000), claimed) == claimed
+
+
+@pytest.mark.parametrize(
+    ("phase", "bound", "nodes"),
+    [
+        (Phase.RUNNING, True, "1"),
+        (Phase.CREATED, True, "1"),
+        (Phase.EXITED, True, "0"),
+        (Phase.RUNNING, False, "0"),
+    ],
+)
+def test_containers_of_a_pod_are_limited_alike(phase: Phase, bound: bool, nodes: str) -> None:
+    numa = Mask((1,)) if bound else None
+    placement = Placement(Pool.SHARED, CpuSet(), Mask((0, 1)), pool_numa_limit=numa)
+    sibling = Container("a", "a", POD, Request(), placement, phase)
+    found = with_burst_limit(state(sibling), POD, limit(1000), SHARED)
+    assert found.nodes == Mask.parse(nodes)
+    assert found.why.endswith("as its pod is bound") is (nodes == "1")
+
+
+POOLS = CpuPools(CpuSet.parse("0-5"), CpuSet.parse("0-6"), CpuSet(), CpuSet.parse("0-1"))
+
+
+@pytest.mark.parametrize(
+    ("pool", "within", "numa", "hook", "extra", "cpus"),
+    [
+        (Pool.SHARED, None, None, None, "", "0-5"),
+        (Pool.SHARED, "2-3", None, None, "", "2-3"),
+        (Pool.SHARED, None, "1", None, "", "4-5"),
+        (Pool.SHARED, "2-3", "1", None, "", "4-5"),  # NUMA nodes before CPUs
+        (Pool.SHARED, "6-7", None, None, "", "0-5"),  # nothing is left: the whole pool
+        (Pool.SHARED, None, None, "3-4", "", "3-4"),
+        (Pool.SHARED, None, "1", "3-4", "", "4"),
+        (Pool.SHARED, None, "1", "0-3", "", "4-5"),  # a hook's limit is ignored first
+        (Pool.SHARED, None, None, "7", "", "0-5"),
+        (Pool.SHARED, None, None, "3", "6,99", "3,6"),
+        (Pool.SHARED, None, None, "7", "6", "6"),
+        (Pool.BE, None, None, None, "", "0-1"),
+        (Pool.BE, "1-2", None, None, "", "1"),
+        (Pool.BE, "2-3", None, None, "", "2-3"),  # suppression does not lead out of the limit
+        (Pool.BE, "7", None, None, "", "0-1"),
+        (Pool.BE, None, None, "2,7", "", "2"),
+        (Pool.BE, None, None, "7", "", "0-1"),
+        (Pool.BE, "1-3", None, "2", "", "2"),
+    ],
+)
+def test_a_pool_is_limited_as_far_as_that_leaves_cpus(
+    pool: Pool, within: str | None, numa: str | None, hook: str | None, extra: str, cpus: str
+) -> None:
+    placement = Placement(
+        pool,
+        CpuSet(),
+        Mask((0, 1)),
+        pool_cpus_limit=None if within is None else CpuSet.parse(within),
+        pool_numa_limit=None if numa is None else Mask.parse(numa),
+        hook_cpus=None if hook is None else CpuSet.parse(hook),
+        hook_extra_cpus=CpuSet.parse(extra),
+    )
+    assert str(pool_cpus(NODE, POOLS, placement)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("claimed", "words"),
+    [
+        (SHARED, ""),
+        (changed_copy(SHARED, nodes=Mask((0,))), "shared pool on NUMA node 0: "),
+        (changed_copy(SHARED, nodes=Mask((0, 1))), ""),
+        (Claim(Pool.BE, "BE", within=CpuSet.parse("1-2")), "BE pool on CPUs 1-2: "),
+        (Claim(Pool.BE, "BE", within=CpuSet.parse("1-4")), ""),
+        (Claim(Pool.OWN, "own", cpus=CpuSet((1,)), nodes=Mask((0,))), ""),
+    ],
+)
+def test_a_limit_within_which_nothing_is_left_is_reported(claimed: Claim, words: str) -> None:
+    there = state(
+        changed_copy(owner("0-3"), placement=changed_copy(owner("0-3").placement, excludes_be=True))
+    )
+    found = unmet_limit(there, claimed)
+    assert found == (f"nothing is left of the {words}it runs on the whole pool" if words else "")
