@@ -21,7 +21,7 @@ from proxy.calls.hook_gateway import HookGateway
 from proxy.calls.pod_calls import PodCalls
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.enforcement import applies_to, is_applied_to_all
-from proxy.executor.former_calls import CREATE, RelayedCall
+from proxy.executor.former_calls import CREATE, RUN_SANDBOX, RelayedCall
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.reconciler import Reconciler
 from proxy.executor.start_update import StartUpdate
@@ -84,7 +84,7 @@ class CallFlow:
             over: Called with the name of each relayed call that is over.
 
         Returns:
-            The calls that may still change a container.
+            The calls that may still change a container, or make one or a sandbox.
         """
         self.replaced = True
         refuse_held(GrpcStatus.UNAVAILABLE, REPLACED)
@@ -102,6 +102,8 @@ class CallFlow:
                 found.append(RelayedCall(name, call.method, trip.target, carries, flight.relayed))
             elif call.method == CREATE:
                 found.append(RelayedCall(name, CREATE, trip.target))
+            elif call.method == RUN_SANDBOX and trip.token:
+                found.append(RelayedCall(name, RUN_SANDBOX, trip.token))
             else:
                 continue
             self._relayed[call] = name

@@ -75,6 +75,8 @@ class CreateCalls:
         pod = asked.pod(self.executor.state.node.machine.bounds)
         if known is not None:
             pod = structs.replace(with_earlier_decision(pod, known), asks=known.asks, source=known.source)
+        elif pod.uid:
+            pod = self.executor.sandboxes.named_by_create(pod)
         if pod.uid:
             self._learned(pod)
         return pod

@@ -70,7 +70,8 @@ def _settling_began(state: NodeState, event: call_events.SettlingBegan) -> Handl
 
 def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
     found = NodeState.of(state.node, event.pods, event.containers, holds=event.holds)
-    runtime = structs.replace(state.runtime, lost=dict.fromkeys(event.lost, event.at))
+    lost = dict.fromkeys(event.lost, event.at)
+    runtime = structs.replace(state.runtime, lost=lost, arriving=event.arriving)
     found = structs.replace(
         found,
         runtime=runtime,

@@ -269,6 +269,7 @@ class LedgerRead(Struct, frozen=True):
         at: When it was read.
         devices: The devices that pods held, by key of the pod.
         resources: The resources of device plug-ins that were registered.
+        arriving: Tokens of the sandboxes that another process is having made.
     """
 
     pods: tuple[Pod, ...]
@@ -278,6 +279,7 @@ class LedgerRead(Struct, frozen=True):
     at: float
     devices: Mapping[str, PodDevices] = {}
     resources: tuple[str, ...] = ()
+    arriving: frozenset[str] = frozenset()
 
 
 class MemoryNodesCompared(Struct, frozen=True):

@@ -7,7 +7,9 @@ that may be changed has one call that is *suspected*, for ``STRAY_GRACE_S`` (``s
 A daemon that was replaced (``proxy.succession``) still relays: its clients wait, and a start or an update may
 hang for minutes and is carried out anyway. It names these calls when it hands over, and each of them
 again when it is over. Until then the call is a stray that no time ends, and a create that it relays keeps its
-record. When the answer has passed, or the connection has ended, the ordinary grace period begins.
+record. When the answer has passed, or the connection has ended, the ordinary grace period begins. What was
+set aside for a sandbox stays so as long as the call that makes it is relayed. After that the runtime's next
+list shows whether there is a sandbox, unless a create in it comes before.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from proxy.model.idset import CpuSet
 if TYPE_CHECKING:
     from proxy.executor.context import NodeContext
 
-START, CREATE = "StartContainer", "CreateContainer"
+START, CREATE, RUN_SANDBOX = "StartContainer", "CreateContainer", "RunPodSandbox"
 
 
 class RelayedCall(Struct, frozen=True):
@@ -35,8 +37,8 @@ class RelayedCall(Struct, frozen=True):
     Attributes:
         name: Its name in the messages of the two processes.
         method: The CRI method.
-        target: The id of the container; for a create, the token under which the ledger has it.
-        carries: The CPUs that it brings, as text; empty for a create.
+        target: The id of the container; for a create or a sandbox, the token under which the ledger has it.
+        carries: The CPUs that it brings, as text; empty for a create or a sandbox.
         released: It was forwarded while the node was released.
     """
 
@@ -52,6 +54,7 @@ class FormerCalls:
 
     Attributes:
         possible: There may be any.
+        answered: Tokens of sandboxes whose calls are over, until the runtime's list has shown the outcome.
     """
 
     def __init__(self, context: NodeContext) -> None:
@@ -65,6 +68,7 @@ class FormerCalls:
         self._relayed: dict[str, RelayedCall] = {}
         self._flights: dict[str, InflightCall] = {}
         self._created: dict[str, float] = {}
+        self.answered = frozenset[str]()
         self._report: Callable[[str], None] = lambda name: None
         self._ended = asyncio.Event()
         self._ended.set()
@@ -83,11 +87,16 @@ class FormerCalls:
         """The calls that are not over."""
         return self._relayed.values()
 
+    @property
+    def sandboxes(self) -> frozenset[str]:
+        """The tokens of the sandboxes whose making is relayed."""
+        return frozenset(call.target for call in self._relayed.values() if call.method == RUN_SANDBOX)
+
     def depart(self, container_id: str) -> list[InflightCall]:
         """Count the calls that are relayed for a container as in flight; returns those that were not yet."""
         context, found = self._context, list[InflightCall]()
         for name, call in self._relayed.items():
-            if call.target != container_id or call.method == CREATE or name in self._flights:
+            if call.target != container_id or name in self._flights:
                 continue
             try:
                 carries = CpuSet.parse(call.carries)
@@ -128,6 +137,8 @@ class FormerCalls:
             context.store.handle(CallStrayed(flight, now))
         if call.method == CREATE:
             self._created[call.target] = now
+        elif call.method == RUN_SANDBOX:
+            self.answered |= {call.target}
         context.attention.set()
         self._report(name)
         if not self._relayed:

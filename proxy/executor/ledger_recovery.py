@@ -82,8 +82,9 @@ class LedgerRecovery:
         yield from self._recorded(entries, pods, containers, lost)
         holds = self._owner_moves.recover(entries, containers)
         devices, resources = self._recorded_devices(entries)
+        arriving = self._start_update.former_calls.sandboxes
         read = LedgerRead(
-            tuple(pods), tuple(containers), holds, tuple(lost), context.clock(), devices, resources
+            tuple(pods), tuple(containers), holds, tuple(lost), context.clock(), devices, resources, arriving
         )
         context.store.handle(read)
         self._recall_enforcement(entries.get(KEY))

@@ -185,7 +185,8 @@ class Reconciler:
         context = self._context
         began, requested_at = context.state.runtime.changes.number, context.clock()
         known = set(context.state.containers)
-        known_pods = set(context.state.pods)
+        known_pods = set(context.state.pods) - context.state.runtime.arriving
+        answered = self._start_update.former_calls.answered
         if not self.connected:
             self.runtime_version = await self._worker.run(context.runtime.version)
             await self._parts.cgroup_locator.ask_driver(self._worker)
@@ -196,6 +197,10 @@ class Reconciler:
         self.connected, self._waits, self.failure = True, False, ""
         turns = TimeSlices()
         self._resolve(listing, began)
+        if not listing.unread_pods:
+            for token in answered:
+                self._parts.sandboxes.relayed(token, listing.pods.values())
+            self._start_update.former_calls.answered -= answered
         await self._compare(listing, known, known_pods, began, requested_at, turns)
         await turns.turn()
         new = [c for c in listing.containers.values() if c.id not in context.state.containers]
@@ -402,7 +407,7 @@ class Reconciler:
                 self._parts.lifecycle.phase(container_id, phase)
         # A sandbox's own process may die before its containers, which keep their CPUs until they end.
         alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}
-        for sandbox_id in known_pods - context.state.runtime.arriving:
+        for sandbox_id in known_pods:
             await turns.turn()
             pod = listing.pods.get(sandbox_id)
             if pod is None:

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from proxy.allocation.memory.accounts import inits_before
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
+from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import AskPreference
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PodDecided
@@ -129,10 +130,46 @@ class Sandboxes:
         context = self._context
         pod = context.state.pods.get(sandbox_id)
         if pod is not None and pod.reserved_for_pod is not None:
-            for found in listed:
-                if (found.uid, found.attempt, found.ready) == (pod.uid, pod.attempt, True):
-                    ours = context.state.pods.get(found.id)
-                    if ours is None or ours.reserved_for_pod is None:
-                        self.running(structs.replace(pod, sandbox_id=found.id))
-                    break
+            found = _listed_as(pod, listed)
+            ours = context.state.pods.get(found) if found else None
+            if found and (ours is None or ours.reserved_for_pod is None):
+                self.running(structs.replace(pod, sandbox_id=found))
         self.removed(sandbox_id)
+
+    def relayed(self, token: str, listed: Iterable[RuntimePod]) -> None:
+        """Find out how the making of a sandbox has ended, if another process had the answer.
+
+        Args:
+            token: What it was admitted under.
+            listed: The runtime's list, requested after the call was over.
+        """
+        pod = self._context.state.pods.get(token)
+        if pod is None:
+            return  # a create has named the sandbox
+        if found := _listed_as(pod, listed):
+            self.running(structs.replace(pod, sandbox_id=found), token)
+        else:
+            self.failed(token)
+
+    def named_by_create(self, pod: Pod) -> Pod:
+        """Take in a sandbox that is not known before a create in it: another process may have had the answer.
+
+        Args:
+            pod: The pod as the create describes it.
+
+        Returns:
+            The pod with what was set aside for it.
+        """
+        state = self._context.state
+        admitted = (state.pods[token] for token in state.runtime.arriving if token in state.pods)
+        ours = next((p for p in admitted if (p.uid, p.attempt) == (pod.uid, pod.attempt)), None)
+        if ours is not None:
+            pod = with_earlier_decision(pod, ours)
+            self.running(pod, ours.sandbox_id)
+        return pod
+
+
+def _listed_as(pod: Pod, listed: Iterable[RuntimePod]) -> str:
+    """Return the id of a pod's sandbox in the runtime's list; empty where it is not there, or not ready."""
+    same = (p.id for p in listed if (p.uid, p.attempt, p.ready) == (pod.uid, pod.attempt, True))
+    return next(same, "")

@@ -439,6 +439,16 @@ def test_the_mode_survives_all_that_builds_the_state_again() -> None:
     assert play.state.on(SMALLER).mode is NodeMode.RELEASING
 
 
+def test_a_sandbox_that_a_replaced_daemon_has_made_takes_the_place_of_its_token() -> None:
+    play, admitted = story(NodeState.empty(NODE)), changed_copy(LSE, sandbox_id="token")
+    read = LedgerRead((admitted,), (), {}, (), 3.0, arriving=frozenset({"token"}))
+    assert play >> read << Felt("ledger read", moved="")
+    assert play.state.runtime.arriving == {"token"}, "no list of the runtime has it, and it is not gone"
+    play >> SandboxRunning(LSE, "token") << PutRecord("p/token", None)
+    assert play << PutRecord("p/s-lse", LSE)
+    assert list(play.state.pods) == ["s-lse"]
+
+
 def test_observers_are_notified_of_lists() -> None:
     assert story(SHARED) >> RuntimeListed(["p"], ["c"], 4) << NotifyListed(["p"], ["c"], 4)
 

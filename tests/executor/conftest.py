@@ -415,11 +415,13 @@ class World:
             await self.executor.kernel.run(lambda: None)
             await self.start_update.lookups.run(lambda: None)
 
-    async def pod(self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any) -> str:
-        namespace = more.get("namespace", "ns")
+    async def begin_pod(
+        self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any
+    ) -> PlayedCall:
+        """Make the request for a sandbox, up to the point where it has left for the runtime or is refused."""
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(
-                name=uid, uid=uid, namespace=namespace, attempt=more.get("attempt", 0)
+                name=uid, uid=uid, namespace=more.get("namespace", "ns"), attempt=more.get("attempt", 0)
             ),
             labels={"koordinator.sh/qosClass": qos} if qos else {},
             linux=pb.LinuxPodSandboxConfig(
@@ -431,19 +433,29 @@ class World:
         status = more.get("annotation", f'{{"cpuset":"{cpus}"}}' if cpus else "")
         if status:
             config.annotations["scheduling.koordinator.sh/resource-status"] = status
-        call = await self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
+        return await self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
+
+    def make_pod(self, call: PlayedCall, sandbox: str, quota: int = -1) -> None:
+        """Have the runtime make a sandbox; its answer is under way."""
+        config = pb.RunPodSandboxRequest.FromString(call.body).config
+        meta = config.metadata
+        self.parents[sandbox] = config.linux.cgroup_parent.strip("/")
+        self.cpu.quotas.setdefault(self.parents[sandbox], quota)
+        self.runtime.pods[sandbox] = RuntimePod(
+            sandbox, meta.uid, meta.namespace, meta.name, 0, True, dict(config.labels),
+            dict(config.annotations),
+        )  # fmt: skip
+
+    async def pod(self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any) -> str:
+        call = await self.begin_pod(uid, qos, kube, cpus, **more)
         if call.refused is not None and more.get("may_be_refused"):
             self.wire.finished(call, None)
             return call.refused[1]
         assert call.sent == call.body
-        sandbox = more.get("sandbox", f"s-{uid}")
-        self.parents[sandbox] = config.linux.cgroup_parent.strip("/")
-        self.cpu.quotas.setdefault(self.parents[sandbox], more.get("quota", -1))
+        sandbox: str = more.get("sandbox", f"s-{uid}")
+        self.make_pod(call, sandbox, more.get("quota", -1))
         self.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id=sandbox).SerializeToString())
         self.wire.finished(call, 0)
-        self.runtime.pods[sandbox] = RuntimePod(
-            sandbox, uid, namespace, uid, 0, True, dict(config.labels), dict(config.annotations)
-        )
         return sandbox
 
     async def begin(self, sandbox: str, name: str = "c", **resources: Any) -> PlayedCall:

@@ -124,6 +124,45 @@ def test_a_create_that_is_relayed_keeps_its_cpus_until_it_is_over(
     run_scenario(scenario)
 
 
+WHOLE = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_sandbox_that_is_relayed_keeps_what_was_set_aside_until_it_is_over(
+    run_scenario: Callable[..., None], *, carried_out: bool, listed: bool
+) -> None:
+    async def scenario(world: Any) -> None:
+        call = await world.begin_pod("lse", "LSE", total=WHOLE)
+        (admitted,) = world.executor.state.pods.values()
+        assert len(admitted.cpuset) == 4
+        former = await world.hand_over(call)
+        await long(world)
+        assert [pod.cpuset for pod in world.executor.state.pods.values()] == [admitted.cpuset]
+        if carried_out:
+            world.make_pod(call, "late")
+        former.finished(call, 0 if carried_out else None)
+        if listed:
+            await long(world)
+        else:
+            await world.quiet()  # the client's next call comes before the runtime's next list
+        if not carried_out:
+            await long(world)
+            assert not world.executor.state.pods
+            assert not any(key.startswith("p/") for key in world.ledger.entries)
+            return
+        create = pb.CreateContainerRequest(pod_sandbox_id="late")
+        create.config.linux.resources.CopyFrom(pb.LinuxContainerResources(cpu_shares=512))
+        create.sandbox_config.CopyFrom(pb.RunPodSandboxRequest.FromString(call.body).config)
+        sent = pb.CreateContainerRequest.FromString((await world.call("CreateContainer", create)).sent)
+        assert sent.config.linux.resources.cpuset_cpus == str(admitted.cpuset)
+        await long(world)
+        assert list(world.executor.state.pods) == ["late"]
+        assert [key for key in world.ledger.entries if key.startswith("p/")] == ["p/late"]
+
+    run_scenario(scenario)
+
+
 def test_on_v2_the_limits_of_pods_stay_for_calls_that_are_relayed(run_scenario: Callable[..., None]) -> None:
     """An owner was created in spite of an update that hangs: at no moment may that take effect."""
 

@@ -43,6 +43,7 @@ class Rates:
     update_beside_start: float = 0.2
     stop_beside_create: float = 0.04
     call_hangs: float = 0.03
+    sandbox_hangs: float = 0.15
 
     @classmethod
     def drawn(cls, dice: random.Random) -> Rates:

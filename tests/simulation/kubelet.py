@@ -58,6 +58,7 @@ class Trip:
         gone: The client does not wait any more.
         gone_at: Since when.
         undecided: It was forwarded as it came: the daemon did not know the node, or the node is released.
+        chosen: The CPUs that the daemon has chosen for the pod whose sandbox it makes.
     """
 
     def __init__(self, kubelet: Kubelet, life: Life | None, daemon: Daemon, what: Call, serial: int) -> None:
@@ -70,6 +71,7 @@ class Trip:
         self.body: bytes | None = None
         self.over = self.gone = self.undecided = self._enters = False
         self.gone_at = 0.0
+        self.chosen = 0
         self.call: InterceptedCall = daemon.call(self, serial, what.method, what.message.SerializeToString())
 
     def arrive(self) -> None:
@@ -122,6 +124,11 @@ def _words(method: str, body: bytes) -> str:
     if method == "RunPodSandbox":
         return str(message.config.metadata.uid)
     return str(getattr(message, "container_id", "") or getattr(message, "pod_sandbox_id", ""))
+
+
+def _limits(cpus: int) -> pb.LinuxContainerResources:
+    """Return what requests so many whole CPUs."""
+    return pb.LinuxContainerResources(cpu_shares=1024 * cpus, cpu_quota=100_000 * cpus, cpu_period=100_000)
 
 
 class Kubelet:
@@ -234,7 +241,9 @@ class Kubelet:
         elif trip.gone or not trip.daemon.alive:
             node.late(lambda: self._done(trip))
         else:
-            hangs = trip.method in PLACING and faults.happens(faults.rates.call_hangs)
+            rates = faults.rates
+            rate = rates.sandbox_hangs if trip.method == "RunPodSandbox" else rates.call_hangs
+            hangs = trip.method in PLACING and faults.happens(rate)
             takes = faults.dice.random() * HANGS_S if hangs else node.delays.runtime()
             if hangs:
                 node.disturbances.call_hangs()
@@ -280,6 +289,8 @@ class Kubelet:
             return
         words = f"{trip.serial} {trip.method} {status} {message.decode(errors='replace')[2:]}"
         self.node.schedule.event("answer", words)
+        if trip.method == "RunPodSandbox" and status == 0:
+            self.node.promises.sandbox_answered(trip, message)
         trip.daemon.answered(trip.call, status, message)
         self.node.promises.decided(trip)
         self.resume(trip, status, message)
@@ -330,6 +341,8 @@ class Kubelet:
         )
         if kind.qos:
             config.labels["koordinator.sh/qosClass"] = kind.qos
+        if kind.chosen:
+            config.linux.resources.CopyFrom(_limits(kind.chosen))
         if named:
             config.annotations["scheduling.koordinator.sh/resource-status"] = f'{{"cpuset":"{named}"}}'
         return config
@@ -337,7 +350,8 @@ class Kubelet:
     def _pod(self, uid: str, name: str, kind: Kind, named: CpuSet) -> Life:
         dice, runtime = self.dice, self.node.runtime
         config = self._config(uid, name, kind, named)
-        quota = 100_000 * kind.whole if kind.whole else -1
+        whole = kind.whole or kind.chosen
+        quota = 100_000 * whole if whole else -1
         self.node.make_pod_group(config.linux.cgroup_parent, quota)
         sandbox_id = ""
         for _ in range(4):
@@ -434,8 +448,9 @@ class Kubelet:
         request.config.metadata.name, request.config.metadata.attempt = name, attempt
         resources = request.config.linux.resources
         if kind.whole:
-            resources.cpu_shares = 1024 * kind.whole
-            resources.cpu_quota, resources.cpu_period = 100_000 * kind.whole, 100_000
+            resources.CopyFrom(_limits(kind.whole))
+        elif kind.chosen:
+            resources.cpu_shares = 512
         elif kind.named:
             resources.cpu_shares = 1024 * kind.named
         else:

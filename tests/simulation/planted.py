@@ -214,6 +214,11 @@ def relayed_calls_forgotten() -> Patches:
     yield FormerCalls, "expect", _nothing
 
 
+def relayed_sandboxes_forgotten() -> Patches:
+    """A daemon does not know which sandboxes the one that it has replaced still has made."""
+    yield FormerCalls, "sandboxes", frozenset()
+
+
 def written_while_released() -> Patches:
     """Comparisons repair cpusets also while the node is released."""
 
@@ -234,7 +239,7 @@ PLANTED: dict[str, Callable[[], Patches]] = {
         read_back_skipped, shrink_skipped, abort_forgotten, late_answer_ignored, calls_in_flight_ignored,
         ledger_after_forward, record_lost, hotplug_dropped, repair_skipped, call_forgotten, exception_escapes,
         settling_skipped, move_forgotten, grown_before_commit, reload_undone, nothing_given_back,
-        held_calls_kept, relayed_calls_forgotten, written_while_released,
+        held_calls_kept, relayed_calls_forgotten, relayed_sandboxes_forgotten, written_while_released,
     )
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ class Kind:
         kube: The level of the pod's cgroup, which shows the Kubernetes QoS class.
         named: CPUs that the scheduler names; 0 for none.
         whole: Whole CPUs that its container requests; 0 for none.
+        chosen: CPUs that the pod requests, and that the daemon chooses when its sandbox is made; 0 for none.
         weight: How many there are of it.
     """
 
@@ -21,6 +22,7 @@ class Kind:
     kube: str
     named: int = 0
     whole: int = 0
+    chosen: int = 0
     weight: int = 1
 
 
@@ -32,6 +34,8 @@ KINDS = (
     Kind("LSE", "", named=2, weight=2),
     Kind("LSR", "", named=2, weight=2),
     Kind("LSE", "", named=1, weight=1),
+    Kind("LSE", "", chosen=2, weight=2),
+    Kind("LSR", "", chosen=1, weight=2),
     Kind("", "", whole=1, weight=3),
     Kind("", "", whole=2, weight=2),
     Kind("SYSTEM", "burstable", weight=1),

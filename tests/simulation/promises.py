@@ -95,6 +95,7 @@ class Promises:
         self._moving = frozenset[str]()
         self.checks = 0
         self.roles: dict[str, Role] = {}
+        self._chosen: dict[str, int] = {}
         self._creates: dict[tuple[str, str, int], Role] = {}
         self._owned: dict[str, int] = {}
         self._sharing: dict[str, None] = {}
@@ -123,6 +124,10 @@ class Promises:
         )
         if trip.method == "CreateContainer":
             self._create_forwarded(trip)
+        elif trip.method == "RunPodSandbox":
+            self._sandbox_forwarded(trip)
+        elif trip.method == "StopPodSandbox":
+            self._chosen.pop(pb.StopPodSandboxRequest.FromString(trip.body or b"").pod_sandbox_id, None)
         elif trip.method == "StartContainer":
             container_id = pb.StartContainerRequest.FromString(trip.body or b"").container_id
             known = self._known(trip, container_id)
@@ -135,9 +140,23 @@ class Promises:
         for container in trip.daemon.executor.state.in_sandbox(request.pod_sandbox_id):
             if container.name == meta.name and container.attempt == meta.attempt:
                 self._creates[request.pod_sandbox_id, meta.name, meta.attempt] = _role(container)
+                chosen, has = self._chosen.get(request.pod_sandbox_id), container.placement.exclusive
+                if chosen and not trip.undecided and has.bits != chosen:
+                    self.broken(f"{container.ref} gets {has or 'no CPUs'}, and its pod has {text_of(chosen)}")
                 if container.placement.pool is Pool.OWN and not self.suspended:
                     self._has_record(container, "is forwarded")
                 return
+
+    def _sandbox_forwarded(self, trip: Trip) -> None:
+        uid = pb.RunPodSandboxRequest.FromString(trip.body or b"").config.metadata.uid
+        for pod in trip.daemon.executor.state.pods.values():
+            if pod.uid == uid and pod.cpuset is not None and pod.cpuset_chosen_locally:
+                trip.chosen = pod.cpuset.bits
+
+    def sandbox_answered(self, trip: Trip, message: bytes) -> None:
+        """The client learns that its sandbox is there: the pod keeps the CPUs that were chosen for it."""
+        if trip.chosen and self.disk_works:
+            self._chosen[pb.RunPodSandboxResponse.FromString(message).pod_sandbox_id] = trip.chosen
 
     def _has_record(self, container: Container, what: str) -> None:
         """Check that the ledger says that a container owns CPUs."""
@@ -163,6 +182,7 @@ class Promises:
 
     def sandbox_made(self, sandbox_id: str) -> None:
         """The runtime has made a sandbox: creates for an earlier one of the same id are over."""
+        self._chosen.pop(sandbox_id, None)
         self._creates = {key: role for key, role in self._creates.items() if key[0] != sandbox_id}
 
     def created(self, one: Made) -> None:
