@@ -95,6 +95,8 @@ def _read(path: Path) -> dict[str, object]:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read {path}: byte {error.start} is not UTF-8") from error
+    except RecursionError:
+        raise InputError(f"cannot read {path}: it is nested too deeply") from None
     except ValueError as error:
         raise InputError(f"cannot read {path}: not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("schema") != schema_ids.INTERFACE:

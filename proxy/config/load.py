@@ -258,7 +258,9 @@ def _composed(text: str, name: str, problems: list[str]) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
         problems.append(f"{_place(name, line)}: not YAML: {error.problem or error.context}")
-    except (yaml.YAMLError, RecursionError) as error:
+    except RecursionError:
+        problems.append(f"{name}{': ' if name else ''}it is nested too deeply")
+    except yaml.YAMLError as error:
         problems.append(f"{name}{': ' if name else ''}not YAML: {str(error).splitlines()[0]}")
     return None
 

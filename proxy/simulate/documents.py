@@ -57,6 +57,15 @@ class Document:
         return f"{self.file} line {self.lines.get(id(value), self.line)}"
 
 
+def shape_of(value: object) -> str:
+    """Name what a value is, for messages about one that is no object."""
+    if isinstance(value, list):
+        return "a list"
+    if value is None:
+        return "nothing"
+    return "text" if isinstance(value, str) else f"the value {_short(str(value))}"
+
+
 def documents(data: bytes, file: str) -> list[Document]:
     """Read the documents of a file; empty ones are left out.
 

@@ -13,7 +13,7 @@ from typing import Never
 
 from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.model.errors import InputError
-from proxy.simulate.documents import Document, documents, found_files, read_bytes
+from proxy.simulate.documents import Document, documents, found_files, read_bytes, shape_of
 from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
 
 MOST_PODS = 1_000_000
@@ -73,13 +73,18 @@ def read_documents(words: Sequence[str]) -> list[Document]:
         words: Files, directories, or ``-`` for standard input.
 
     Raises:
-        InputError: A file is not there, or it is no YAML and no JSON.
+        InputError: A file is not there, it is no YAML and no JSON, or a document of it is no object.
     """
-    return [
+    found = [
         document
         for path in found_files(words)
         for document in documents(read_bytes(path), str(path) if str(path) != "-" else "standard input")
     ]
+    for document in found:
+        if not isinstance(document.value, dict):
+            shape = shape_of(document.value)
+            raise InputError(f"cannot read {document.where()}: the document is {shape}, not an object")
+    return found
 
 
 def pods_of(
@@ -125,7 +130,7 @@ class _ManifestReader:
         """Add a document, or an item of a list."""
         where = document.where(raw) + at
         if not isinstance(raw, dict):
-            raise InputError(f"cannot read the pod {where}: it is not an object with a kind")
+            raise InputError(f"cannot read {where}: it is {shape_of(raw)}, not an object")
         kind = raw.get("kind")
         if isinstance(kind, str) and kind in self._others:
             return

@@ -30,6 +30,23 @@ _NUMA_DERIVED = frozenset(
 _LEVEL_OF = {"cores": "core", "packages": "package", "dies": "die", "clusters": "cluster"}
 
 
+class _RepeatedKeyError(ValueError):
+    """An object has a key twice."""
+
+
+def _with_unique_keys(items: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of a JSON file.
+
+    Raises:
+        _RepeatedKeyError: A key is in it twice: which of the two counts is not known.
+    """
+    made = dict(items)
+    if len(made) != len(items):
+        keys = [key for key, _ in items]
+        raise _RepeatedKeyError(repr(next(key for key in keys if keys.count(key) > 1)[:60]))
+    return made
+
+
 def load_machine(path: Path) -> Machine:
     """Read a machine description from a JSON file.
 
@@ -43,7 +60,7 @@ def load_machine(path: Path) -> Machine:
             raise TopologyError(
                 f"cannot read the machine description {path}: it is larger than {SIZE_LIMIT} bytes"
             )
-        data = json.loads(text.decode())
+        data = json.loads(text.decode(), object_pairs_hook=_with_unique_keys)
     except OSError as error:
         raise TopologyError(f"cannot read the machine description {path}: {error.strerror}") from error
     except RecursionError:
@@ -52,6 +69,10 @@ def load_machine(path: Path) -> Machine:
         raise TopologyError(
             f"cannot read the machine description {path}: byte {error.start} is not UTF-8"
         ) from error
+    except _RepeatedKeyError as error:
+        raise TopologyError(
+            f"cannot read the machine description {path}: the key {error} is there twice in one object"
+        ) from None
     except ValueError as error:
         raise TopologyError(f"cannot read the machine description {path}: not JSON: {error}") from error
     try:

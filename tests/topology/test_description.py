@@ -99,6 +99,9 @@ def test_files(tmp_path) -> None:
     path.write_text("{")
     with pytest.raises(TopologyError, match=r"m.json: not JSON: Expecting"):
         load_machine(path)
+    path.write_text('{"schema": 1, "numa": {"nodes": [], "nodes": []}}')
+    with pytest.raises(TopologyError, match=r"m.json: the key 'nodes' is there twice in one object"):
+        load_machine(path)
     path.write_text("{}")
     with pytest.raises(
         TopologyError, match=r"^cannot read the machine description .*m.json: cpu_rows must be"

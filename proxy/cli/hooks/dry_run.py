@@ -157,7 +157,11 @@ def _read(file: str) -> object:
         raise InputError(f"cannot read the event {name}: it is larger than {MOST_BYTES} bytes")
     try:
         return json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot use the event {name}: byte {error.start} is not UTF-8") from error
+    except RecursionError:
+        raise InputError(f"cannot use the event {name}: it is nested too deeply") from None
+    except ValueError as error:
         raise InputError(f"cannot use the event {name}: it is not JSON: {error}") from error
 
 

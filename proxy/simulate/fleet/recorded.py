@@ -27,7 +27,7 @@ from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_f
 from proxy.scheduler.numatopology import NumatopologyFacts, read_numatopology
 from proxy.scheduler.resource_topology import ResourceTopologyFacts, read_resource_topology
 from proxy.simulate import MAX_PODS
-from proxy.simulate.documents import Document
+from proxy.simulate.documents import Document, shape_of
 from proxy.simulate.hosts import PODS, Host
 from proxy.topology.build import described
 
@@ -85,8 +85,11 @@ def _each(documents: Iterable[Document]) -> Iterator[tuple[str, str, Mapping[str
     for document in documents:
         value = document.value
         items = value.get("items") if isinstance(value, dict) and value.get("kind") == "List" else None
-        for raw in items if isinstance(items, list) else [value]:
-            if isinstance(raw, dict) and (kind := raw.get("kind")) in KINDS:
+        for number, raw in enumerate(items if isinstance(items, list) else [value], 1):
+            if not isinstance(raw, dict):
+                where = f"{document.where(value)} item {number}"
+                raise InputError(f"cannot read {where}: it is {shape_of(raw)}, not an object")
+            if (kind := raw.get("kind")) in KINDS:
                 where = document.where(raw)
                 metadata = raw.get("metadata")
                 name = metadata.get("name") if isinstance(metadata, dict) else None
