@@ -121,11 +121,11 @@ def golden(node: GoldenNode, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     ) -> None:
         answers: list[Any] = []
 
-        async def scenario() -> None:
+        async def answered() -> None:
             answers.append(await scenario(daemon) or await node.calm())
 
         daemon = node.from_file(SETTINGS + text)
-        run(daemon, scenario, reconciled=reconciled)
+        run(daemon, answered, reconciled=reconciled)
         compare(name, answers[0], node.directory, monkeypatch)
 
     return check
