@@ -28,7 +28,7 @@ from table import number, render
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.create import place
 from proxy.engine.node import Node
-from proxy.engine.rebalance import moves
+from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
 from proxy.executor.enforce import Enforcer
 from proxy.executor.kernel_ports import CpusetValue

@@ -20,8 +20,8 @@ from proxy.admin_routes import Pages
 from proxy.config.files import exposed
 from proxy.config.schema import Config, Mode
 from proxy.early_socket import EarlySocket, open_socket
+from proxy.executor.background import TimeSlices, run_with_restarts
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
-from proxy.executor.tasks import TimeSlices, run_with_restarts
 from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError

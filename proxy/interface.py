@@ -12,7 +12,7 @@ from proxy.config.schema import API_VERSION, Config, keys
 from proxy.hooks.api import SUPPORTED
 from proxy.model import schema_ids
 from proxy.telemetry import metrics
-from proxy.telemetry.kinds import Metric
+from proxy.telemetry.registry import Metric
 
 
 def interface(config: Config) -> dict[str, object]:

@@ -38,7 +38,7 @@ from pathlib import Path
 from proxy import daemon, process
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
-from proxy.executor import context, worker, worker_health
+from proxy.executor import background, context, worker_health
 from proxy.topology.build import described
 
 root = Path(sys.argv[1])
@@ -60,11 +60,11 @@ callTimeout: 500ms
 reconcilePeriod: 1s
 """
 EVERY_WORKER_HANGS = """
-close = worker.Worker.close
+close = background.Worker.close
 def hang(self):
     self.start(threading.Event().wait)
     close(self)
-worker.Worker.close = hang
+background.Worker.close = hang
 """
 THE_END_HANGS = "daemon.Daemon._undo = lambda self, *_: daemon.asyncio.Event().wait()"
 A_THREAD_REMAINS = "threading.Thread(target=threading.Event().wait).start()"

@@ -12,7 +12,7 @@ from proxy.agent.api_client import ApiClient, JsonObject
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.watcher import Key, Watcher
 from proxy.config.schema import Config
-from proxy.executor.tasks import run_with_restarts
+from proxy.executor.background import run_with_restarts
 from proxy.telemetry.port import Telemetry
 
 T = TypeVar("T")

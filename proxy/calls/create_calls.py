@@ -8,7 +8,6 @@ from msgspec import structs
 
 from proxy.calls.held_call import NO_DEVICES, CallContext, CreateRequest, HeldCall, Hold, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
-from proxy.engine.admission_context import asks_for_devices
 from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import (
     AllocateFirst,
@@ -27,9 +26,10 @@ from proxy.engine.node_effects import PlanDecided
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.start import is_below_class
 from proxy.engine.state import NodeState
+from proxy.engine.topology_manager import asks_for_devices
 from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.device_ports import DevicePluginError
-from proxy.executor.exited_siblings import holders, see_ended
+from proxy.executor.fact_lookup import holders, see_ended
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.ports import DeviceFacts
 from proxy.executor.reservations import CreateClient

@@ -11,7 +11,7 @@ sandbox, which since kubelet 1.23 carries the sum over the containers without ov
 (``LinuxPodSandboxConfig.resources``; init containers count where they need more than what runs after them);
 else from the requests of those containers of the pod that exist.
 
-What is decided here needs the pod and the rules only. Limits that count what others own are in ``limits``.
+What is decided here needs the pod and the rules only. Limits that count what others own are in ``owners``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted, cpus
 from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
-from proxy.pools import ownership
+from proxy.pools import claims
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import MOST_SHARES, STRICT, whole_cpus
 
@@ -133,7 +133,7 @@ def sum_requests(requests: list[Request]) -> Request:
 def ownership_problem(pod: Pod, total: Request) -> str:
     """Return why a pod may not own CPUs; empty where it may."""
     if pod.asks is not None:
-        return ownership.ownership_problem(pod.qos, pod.asks)
+        return claims.ownership_problem(pod.qos, pod.asks)
     limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED
     if limited and whole_cpus(total):
         return ""

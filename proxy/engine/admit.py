@@ -31,13 +31,18 @@ from proxy.engine.admission import (
     rejects_claims,
     sharing_problem,
 )
-from proxy.engine.admission_context import build_context, container_request, pod_requests
 from proxy.engine.enforcement import applies_to
 from proxy.engine.explain_record import explain
-from proxy.engine.limits import exceeded_limit, floor_cpus
 from proxy.engine.node import Node
 from proxy.engine.numa_alignment import align_pod, bind_to_nodes, shared_request_milli, wants_alignment
-from proxy.engine.owners import owns_cpus_as_pod, pod_as_one_container, pod_cpu_count, request_is_known
+from proxy.engine.owners import (
+    exceeded_limit,
+    floor_cpus,
+    owns_cpus_as_pod,
+    pod_as_one_container,
+    pod_cpu_count,
+    request_is_known,
+)
 from proxy.engine.shortfall import FLOORS, on_machine, shortfall
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import (
@@ -46,6 +51,9 @@ from proxy.engine.topology_manager import (
     TopologyDecision,
     allocate,
     apply_policy,
+    build_context,
+    container_request,
+    pod_requests,
     refusal_verdict,
 )
 from proxy.engine.volcano_hints import decide_with_wishes

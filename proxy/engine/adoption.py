@@ -18,10 +18,8 @@ from msgspec import structs
 
 from proxy.engine.admission import sharing_problem
 from proxy.engine.create import Plan, permitted_container_claim, place
-from proxy.engine.memory_nodes import named_memory_nodes
-from proxy.engine.pool_placement import pool_placement, with_burst_limit
+from proxy.engine.placement import moves, named_memory_nodes, pool_placement, with_burst_limit
 from proxy.engine.quotas import quota_is_off, without_quota
-from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState, grants_of, with_grants
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool, Request, Verdict

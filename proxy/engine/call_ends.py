@@ -23,8 +23,8 @@ from proxy.engine.call_events import (
     UpdateEnded,
 )
 from proxy.engine.container_events import PhaseChanged
+from proxy.engine.decisions import phase_changed
 from proxy.engine.effects import RequestReconcile
-from proxy.engine.lifecycle import phase_changed
 from proxy.engine.node_effects import (
     CallOver,
     CompareCpusets,

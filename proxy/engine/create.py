@@ -21,21 +21,22 @@ from proxy.engine.admission import (
     sharing_problem,
     sum_requests,
 )
-from proxy.engine.admission_context import asks_for_devices, build_context, pod_requests
 from proxy.engine.admit import detailed_verdict
 from proxy.engine.device_book import granted
 from proxy.engine.explain_record import explain, moved_containers
-from proxy.engine.limits import exceeded_limit, floor_cpus
-from proxy.engine.memory_nodes import (
+from proxy.engine.owners import exceeded_limit, floor_cpus
+from proxy.engine.placement import (
     counted_memory_reason,
     counted_nodes,
+    moves,
     owner_memory_nodes,
     pool_memory_nodes,
+    pool_placement,
+    unmet_limit,
+    with_burst_limit,
 )
-from proxy.engine.pool_placement import pool_placement, unmet_limit, with_burst_limit
 from proxy.engine.preassigned import FoundPlacement, PlacementRefusedError, place_on_named_cpus
 from proxy.engine.quotas import quota_is_off, without_quota
-from proxy.engine.rebalance import moves
 from proxy.engine.shortfall import FLOORS, on_machine, shortfall
 from proxy.engine.state import NodeState, with_grants
 from proxy.engine.topology_manager import (
@@ -44,6 +45,9 @@ from proxy.engine.topology_manager import (
     TopologyDecision,
     admit_container,
     allocate,
+    asks_for_devices,
+    build_context,
+    pod_requests,
     refusal_verdict,
 )
 from proxy.engine.volcano_hints import decide_with_wishes

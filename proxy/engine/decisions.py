@@ -1,7 +1,10 @@
-"""Decisions about containers and their calls, as rules of ``proxy.engine.handle``.
+"""Decisions about containers, their calls and their lifecycle, and changes of facts of the node.
 
 Where a container is placed, the answer is ``PlanDecided``, and what is decided is in the state at once, so
 that no later decision uses the same CPUs. The other rules answer a call that waits (``call_answers``).
+
+All are rules of ``proxy.engine.handle``: each takes a state and an event, and returns the state after it and
+what is to be done. Records come first, then the pools, then the notifications of observers.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from proxy.allocation.devices.allocate import PreferenceMissing
+from proxy.engine import partition, quotas, suppression, systemd_masks, write_conflicts
 from proxy.engine.admission import assigned_cpus
 from proxy.engine.adoption import adopt
 from proxy.engine.call_answers import (
@@ -21,28 +25,251 @@ from proxy.engine.call_answers import (
 )
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.container_events import (
+    ContainerCreated,
     ContainerFound,
+    ContainerIsBack,
+    ContainersRemoved,
     ContainersUpdated,
+    ContainerTouched,
+    CpusGiven,
     CpusNotFreed,
     CreateDelegated,
     CreateFailed,
+    CreateLost,
     CreateNotReserved,
     CreateRequested,
     CreateResumed,
     CreateWithoutDevices,
+    PhaseChanged,
 )
 from proxy.engine.create import Plan, place
-from proxy.engine.delegated_creates import DelegatedCreate, clients_request
 from proxy.engine.device_grants import devices_recorded
-from proxy.engine.effects import AbortReason
+from proxy.engine.effects import AbortReason, RequestReconcile
 from proxy.engine.enforcement import applies_to
-from proxy.engine.fact_changes import with_quotas
-from proxy.engine.lifecycle import containers_updated, create_failed
-from proxy.engine.node_effects import Follow, NodeEffects, PlanDecided, PutRecord, followed
-from proxy.engine.quotas import requested_quota
+from proxy.engine.hotplug import changed_losses
+from proxy.engine.node_effects import (
+    Follow,
+    LossesChanged,
+    NodeEffect,
+    NodeEffects,
+    NotifyCreated,
+    NotifyEntered,
+    NotifyFailed,
+    NotifyGiven,
+    NotifyGone,
+    PlanDecided,
+    PutRecord,
+    SettleSoon,
+    WriteCpusets,
+    followed,
+)
+from proxy.engine.node_events import LossesDue, MemoryNodesCompared
+from proxy.engine.quotas import quotas_after_create, requested_quota
+from proxy.engine.runtime_knowledge import DelegatedCreate, clients_request
 from proxy.engine.state import NodeState
 from proxy.model.phrases import listed
 from proxy.model.workload import Container, Phase, Pool
+
+
+def recorded(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
+    """Return the records of facts that differ, for the ledger."""
+    if before.facts.kept() == after.facts.kept():
+        return ()
+    old, new = before.facts.records(), after.facts.records()
+    return tuple(PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key))
+
+
+def cpu_groups_sought(state: NodeState, event: quotas.CpuGroupsSought) -> tuple[NodeState, NodeEffects]:
+    """Record whether CFS quotas can be written."""
+    return state.with_facts(cpu_groups=event.found), ()
+
+
+def quotas_read(state: NodeState, event: quotas.QuotasRead) -> tuple[NodeState, NodeEffects]:
+    """Record the quotas that an earlier run has removed."""
+    return state.with_facts(quotas=quotas.RemovedQuotas(event.records)), ()
+
+
+def with_quotas(state: NodeState, known: quotas.RemovedQuotas) -> tuple[NodeState, NodeEffects]:
+    """Return the state in which something else is known of CFS quotas."""
+    if known == state.facts.quotas:
+        return state, ()
+    after = state.with_facts(quotas=known)
+    return after, recorded(state, after)
+
+
+def quotas_changed(state: NodeState, event: quotas.QuotaEvent) -> tuple[NodeState, NodeEffects]:
+    """Apply an event about CFS quotas."""
+    known, effects = quotas.step(state, event)
+    after, records = with_quotas(state, known)
+    return after, (*records, *effects)
+
+
+def partitions_read(state: NodeState, event: partition.PartitionsRead) -> tuple[NodeState, NodeEffects]:
+    """Record the partitions of an earlier run."""
+    known = partition.PartitionFacts(event.records)
+    return state.with_facts(partitions=known), ()
+
+
+def partitions_changed(state: NodeState, event: partition.PartitionEvent) -> tuple[NodeState, NodeEffects]:
+    """Apply an event about partitions."""
+    known, effects = partition.step(state, event)
+    after = state.with_facts(partitions=known)
+    return after, (*recorded(state, after), *effects)
+
+
+def be_quotas_read(state: NodeState, event: suppression.BeQuotasRead) -> tuple[NodeState, NodeEffects]:
+    """Record the quotas of BE pods that an earlier run has written."""
+    known = suppression.BeSuppression(above=min(event.paths, default=""), written=event.paths)
+    return state.with_facts(suppression=known), ()
+
+
+def suppression_changed(
+    state: NodeState, event: suppression.SuppressionEvent
+) -> tuple[NodeState, NodeEffects]:
+    """Apply an event about BE suppression; the caller writes the BE pool to the kernel."""
+    found, effects = suppression.step(state, event)
+    change = followed(state, found, "BE pool suppressed", Follow.CALLER)
+    return found, (*recorded(state, found), *change, *effects)
+
+
+def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple[NodeState, NodeEffects]:
+    """Record the memory nodes that containers have."""
+    mems = structs.replace(state.facts.mems, held=event.right, wide=event.wide)
+    return state.with_facts(mems=mems), ()
+
+
+def losses_due(state: NodeState, event: LossesDue) -> tuple[NodeState, NodeEffects]:
+    """Compare what containers lack with what was reported."""
+    losses, changes = changed_losses(state.facts.losses, state)
+    return state.with_facts(losses=losses), (LossesChanged(tuple(changes)),)
+
+
+def unit_cpus_read(state: NodeState, event: systemd_masks.UnitCpusRead) -> tuple[NodeState, NodeEffects]:
+    """Record what a unit shows about the masks that the runtime sends."""
+    masks, effects = systemd_masks.step(state.facts.masks, event)
+    return state.with_facts(masks=masks), effects
+
+
+def cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
+    """Record what was found in the kernel and differs from the plan."""
+    drift, effects = write_conflicts.step(state.facts.drift, event)
+    return state.with_facts(drift=drift), effects
+
+
+NOTHING: NodeEffects = ()
+
+
+def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeState, NodeEffects]:
+    """Replace the token of a container by the id that the runtime has assigned."""
+    token, container_id, sent = event.token, event.container_id, event.sent
+    container = state.containers.get(token)
+    if container is None or container.phase is not Phase.CREATING:
+        return state, NOTHING
+    container = container.in_phase(Phase.CREATED, container_id)
+    after = state.renamed(token, container, state.runtime.created(token, container, sent))
+    record, placement = PutRecord(f"c/{container_id}", container), container.placement
+    notice = NotifyCreated(token, container)
+    change = followed(state, after, "container created")
+    if placement.pool is Pool.OWN or placement.hook_cpus is not None:
+        after, quota = _with_its_quota(after, container)
+        return after, (record, PutRecord(f"i/{token}", None), *quota, *change, notice)
+    return after, (record, *change, notice)
+
+
+def _with_its_quota(state: NodeState, container: Container) -> tuple[NodeState, NodeEffects]:
+    """Record the quota of an owner's request where it was left out."""
+    if container.placement.pool is not Pool.OWN:
+        return state, NOTHING
+    return with_quotas(state, quotas_after_create(state, container))
+
+
+def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, NodeEffects]:
+    """Remove the container of a create; the containers that moved for it return to their CPUs."""
+    token = event.token
+    runtime, container = state.runtime.finding(token), state.containers.get(token)
+    if container is None:
+        return state.knowing(runtime), NOTHING
+    after = state.changed(drop=(token,), runtime=runtime.failing(container))
+    change = followed(state, after, "create failed")
+    return after, (PutRecord(f"i/{token}", None), *change, NotifyFailed(token))
+
+
+def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEffects]:
+    """Request a comparison with the runtime soon, which shows whether a lost create made a container."""
+    container = state.containers.get(event.token)
+    if container is None:
+        return state, NOTHING
+    return state.knowing(state.runtime.losing(container, event.at)), (RequestReconcile(),)
+
+
+def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, NodeEffects]:
+    """Move a container from one phase to another.
+
+    A container that runs although no start of it is known was started while calls passed unchanged, and was
+    not prepared: the runtime may have saved any cpuset for it, and is to be sent the right one.
+    """
+    container_id, phase = event.container_id, event.phase
+    container = state.containers.get(container_id)
+    if container is None and phase is Phase.EXITED:
+        return state.knowing(state.runtime.touched(container_id)), NOTHING
+    if container is None or container.phase in (phase, Phase.EXITED):
+        return state, NOTHING  # a container that has exited stays so: what a list shows later is adopted
+    changed = container.in_phase(phase)
+    after = state.changed(put=(changed,), runtime=state.runtime.touched(container_id))
+    effects: list[NodeEffect] = [PutRecord(f"c/{container_id}", changed)]
+    if phase is Phase.RUNNING:
+        sandbox_id, before = changed.pod.sandbox_id, after
+        after = after.started(changed)  # init containers release memory
+        if container.phase is Phase.CREATED:
+            after = after.knowing(after.runtime.unsettling((container_id,)))
+            effects += WriteCpusets((container_id,)), SettleSoon()
+        pod = after.pods.get(sandbox_id)
+        if pod is not None and pod is not before.pods.get(sandbox_id):
+            effects.append(PutRecord(f"p/{sandbox_id}", pod))
+    effects += followed(state, after, f"container {phase.value}")
+    return after, (*effects, NotifyEntered(changed, phase))
+
+
+def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[NodeState, NodeEffects]:
+    """Remove containers."""
+    runtime, containers = state.runtime, state.containers
+    for container_id in event.ids:
+        runtime = runtime.removed(container_id)
+    gone = [c for i in event.ids if (c := containers.get(i)) is not None]
+    if not gone:
+        return state.knowing(runtime), NOTHING
+    after = state.changed(drop=[c.id for c in gone], runtime=runtime)
+    records = [PutRecord(f"c/{container.id}", None) for container in gone]
+    change = followed(state, after, "container removed")
+    return after, (*records, *change, *map(NotifyGone, gone))
+
+
+def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[NodeState, NodeEffects]:
+    """Replace containers by what they are from now on."""
+    after = state.changed(put=event.containers)
+    records = [
+        PutRecord(f"{'i' if c.phase is Phase.CREATING else 'c'}/{c.id}", c)
+        for c in (event.containers if event.recorded else ())
+    ]
+    return after, (*records, *followed(state, after, event.reason))
+
+
+def cpus_given(state: NodeState, event: CpusGiven) -> tuple[NodeState, NodeEffects]:
+    """Notify observers of containers that may use other CPUs."""
+    there = (state.containers.get(container_id) for container_id in event.ids)
+    return state, tuple(NotifyGiven(container) for container in there if container is not None)
+
+
+def container_touched(state: NodeState, event: ContainerTouched) -> tuple[NodeState, NodeEffects]:
+    """Note that something has happened to a container."""
+    return state.knowing(state.runtime.touched(event.container_id)), NOTHING
+
+
+def container_is_back(state: NodeState, event: ContainerIsBack) -> tuple[NodeState, NodeEffects]:
+    """Let a container be adopted again that was believed to be gone."""
+    changes = state.runtime.changes.forgotten(event.container_id)
+    return state.knowing(structs.replace(state.runtime, changes=changes)), NOTHING
+
 
 _NOTHING: NodeEffects = ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
-from proxy.engine.pool_placement import pool_cpus
+from proxy.engine.placement import pool_cpus
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import ANYWHERE, TopologyDecision
 from proxy.model.explanation import Explanation, Fact, MovedContainer, Shortfall

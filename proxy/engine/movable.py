@@ -14,7 +14,7 @@ reserved, and the shared pool keeps its floors and a CPU, also while both sets a
 
 from __future__ import annotations
 
-from proxy.engine.limits import floor_cpus
+from proxy.engine.owners import floor_cpus
 from proxy.engine.replacement_cpus import cpus_are_named
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union

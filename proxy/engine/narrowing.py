@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-from proxy.engine.pool_placement import without_hook_limits
+from proxy.engine.placement import without_hook_limits
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.phrases import listed

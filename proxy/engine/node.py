@@ -28,7 +28,7 @@ from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.workload import KubeQos, Placement, Pod, Pool
 from proxy.pools.claims import STRICT
-from proxy.pools.floors import Floors, floors_of
+from proxy.pools.pools import Floors, floors_of
 
 ProviderFactory = Callable[["Node"], Provider | None]
 """Returns the provider of a node with nothing granted; None where the node does not use it."""
@@ -51,7 +51,7 @@ PROVIDERS: tuple[ProviderFactory, ...] = (_assigned_devices, _cpus, _memory)
 """The providers of every node, in the order in which they are queried and allocate.
 
 That of the devices which topoproxy assigns itself comes before them where there are any: its content is part
-of the state (``proxy.engine.admission_context.build_context``).
+of the state (``proxy.engine.topology_manager.build_context``).
 
 kubelet has the same order: device manager, CPU manager, memory manager (kubernetes v1.36,
 pkg/kubelet/cm/container_manager_linux.go ``NewContainerManager``).

@@ -18,8 +18,8 @@ from proxy.engine.effects import RequestReconcile
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node_policy import PolicyValue
 from proxy.engine.partition import PartitionEffect
+from proxy.engine.placement import moves
 from proxy.engine.quotas import QuotaEffect
-from proxy.engine.rebalance import moves
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import SuppressionEffect
 from proxy.engine.systemd_masks import ReportReversedMask

@@ -19,7 +19,7 @@ from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, quota_is_off, remova
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import LIVE, Container, Pool
-from proxy.pools.quota import UNLIMITED
+from proxy.pools.claims import UNLIMITED
 
 
 class PlanChange(StrEnum):

@@ -6,12 +6,17 @@ from msgspec import Struct, field
 
 from proxy.allocation.cpu_request import CPU
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
-from proxy.engine.admission_context import asks_for_devices, build_context, pod_requests
 from proxy.engine.admit import detailed_verdict
-from proxy.engine.memory_nodes import counted_nodes, owner_memory_nodes
+from proxy.engine.placement import counted_nodes, owner_memory_nodes
 from proxy.engine.shortfall import holders_of, with_holders
 from proxy.engine.state import NodeState, with_grants
-from proxy.engine.topology_manager import TopologyDecision, allocate
+from proxy.engine.topology_manager import (
+    TopologyDecision,
+    allocate,
+    asks_for_devices,
+    build_context,
+    pod_requests,
+)
 from proxy.model.admission import AdmissionRule
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import Shortfall

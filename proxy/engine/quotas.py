@@ -1,6 +1,6 @@
 """Decide which CFS quotas of owners of CPUs are off, and what is restored afterwards.
 
-Whether a quota is off follows from the state alone, by Koordinator's rule for owners (``pools.quota``). How
+Whether a quota is off follows from the state alone, by Koordinator's rule for owners (``pools.claims``). How
 many containers a pod runs at the same time is known where kubelet reported the pod; else those count that
 exist when a container comes.
 
@@ -19,7 +19,7 @@ from msgspec import Struct, field, structs
 from proxy.engine.enforcement import applies_to
 from proxy.model.requests import ContainerKind
 from proxy.model.workload import LIVE, Container, Phase, Placement, Pod, Pool, Request
-from proxy.pools.quota import UNLIMITED, quota_of_owner
+from proxy.pools.claims import UNLIMITED, quota_of_owner
 
 if TYPE_CHECKING:
     from proxy.engine.state import NodeState

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from proxy.allocation.cpu_policy import take
 from proxy.engine.admission import assigned_cpus
-from proxy.engine.limits import floor_cpus
+from proxy.engine.owners import floor_cpus
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.koordinator import BindPolicy

@@ -27,7 +27,7 @@ for is last, so one result at most is outstanding.
 The barrier is WAITING to READING. Calls in flight that could bring the CPUs to another container are waited
 for (WAITING). Every container that shares CPUs is written, also those that no plan moves: another create for
 the same owner may still be under way, and another program may have written a cgroup (SHRINKING). Writes that
-may succeed a moment later are made again (PAUSING, ``write_errors``). Where the kernel refused, what it holds
+may succeed a moment later are made again (PAUSING, ``retry_pause``). Where the kernel refused, what it holds
 is read (READING): only a container that still runs on the reserved CPUs prevents the reservation. From any
 state of the barrier a reservation aborts: a CREATE withdraws its placement, a REPLACEMENT and a MOVE release
 what they hold, and whatever had moved for them grows back.
@@ -74,7 +74,7 @@ from proxy.engine import effects as to_do
 from proxy.engine import events as seen
 from proxy.engine.effects import AbortReason, Effect
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
-from proxy.engine.write_errors import ELSEWHERE, WriteAction, action_for, retry_pause
+from proxy.engine.write_conflicts import ELSEWHERE, WriteAction, action_for, retry_pause
 from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet, union

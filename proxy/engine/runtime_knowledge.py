@@ -1,4 +1,21 @@
-"""What is known of the runtime besides its containers, as a value."""
+"""What is known of the runtime besides its containers, as a value.
+
+It includes the order of changes: which containers and sandboxes have changed since a given number. A list of
+the runtime is old when it arrives: it says nothing about containers to which something has happened since it
+was requested. So the caller notes the number of the newest change first, and passes over all ids with a later
+one. Ids that are gone are remembered, too: a list from before does not bring them back.
+
+Changes are many and questions are few, and a question concerns the newest changes alone: so they are linked,
+each to the one before it. Only the newest are remembered, in two links of which the older one is dropped when
+the newer one is long. A list that is older than the changes that are remembered says nothing about any
+container.
+
+It includes the creates that were decided here, and that another program sends to the runtime. As a hook
+server, topoproxy answers with CPUs and never sees the call itself. The same create may still arrive a second
+time: the caller asks again because the create failed, or the call passes through topoproxy on its way to the
+runtime. Both are one container, so the first decision is withdrawn before the second is made. The values that
+the first decision wrote into the request are not the client's, so the client's own values count again.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +24,125 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from proxy.engine.change_sequence import ChangeSequence
-from proxy.engine.delegated_creates import Attempt, DelegatedCreate, DelegatedCreates, with_delegated
 from proxy.model.idset import CpuSet
 from proxy.model.persistent_map import PersistentMap
-from proxy.model.workload import Container
+from proxy.model.workload import Container, Request
+
+REMEMBERED_CHANGES = 2048
+"""At least this many changes are remembered; no list is so old."""
+
+
+class _Link(Struct, frozen=True, eq=False):
+    """One change.
+
+    Attributes:
+        number: Its number.
+        some_id: The id of what has changed.
+        before: The change before it.
+    """
+
+    number: int
+    some_id: str
+    before: _Link | None
+
+    def __repr__(self) -> str:
+        return f"{self.some_id} and {self.number - 1} before it"
+
+
+class ChangeSequence(Struct, frozen=True):
+    """What has happened lately.
+
+    Attributes:
+        number: The number of the newest change.
+        recent: The newest changes.
+        older: The changes before them.
+        recent_since, older_since: The number of the newest change before each of the two.
+    """
+
+    number: int = 0
+    recent: _Link | None = None
+    older: _Link | None = None
+    recent_since: int = 0
+    older_since: int = 0
+
+    def touched(self, some_id: str) -> ChangeSequence:
+        """Return the sequence after something has happened to a container or a sandbox; it may be gone."""
+        before, now = self.number, self.number + 1
+        if before - self.recent_since >= REMEMBERED_CHANGES:
+            return ChangeSequence(now, _Link(now, some_id, None), self.recent, before, self.recent_since)
+        link = _Link(now, some_id, self.recent)
+        return ChangeSequence(now, link, self.older, self.recent_since, self.older_since)
+
+    def forgotten(self, some_id: str) -> ChangeSequence:
+        """Return the sequence without an id: a list shows that it is not gone after all."""
+        recent, older = _unlinked(self.recent, some_id), _unlinked(self.older, some_id)
+        return structs.replace(self, recent=recent, older=older)
+
+    def is_unchanged(self, some_id: str, since: int) -> bool:
+        """Return whether nothing has happened to an id since the newest change had a number."""
+        if since < self.older_since:
+            return False  # what happened then is not remembered
+        for link in (self.recent, self.older):
+            while link is not None and link.number > since:
+                if link.some_id == some_id:
+                    return False
+                link = link.before
+        return True
+
+
+def _unlinked(link: _Link | None, some_id: str) -> _Link | None:
+    """Return changes without those of an id."""
+    kept = list[_Link]()
+    while link is not None:
+        if link.some_id != some_id:
+            kept.append(link)
+        link = link.before
+    left: _Link | None = None
+    for each in reversed(kept):
+        left = _Link(each.number, each.some_id, left)
+    return left
+
+
+LIMIT = 512
+"""How many are remembered; the oldest are forgotten first."""
+Attempt = tuple[str, str, int]
+"""A container as a create requests it: sandbox, name and attempt."""
+
+
+class DelegatedCreate(Struct, frozen=True):
+    """A decision that was returned to a caller.
+
+    Attributes:
+        token: The id of the container in the state.
+        cpus, mems, quota: The values of the request, as they were returned.
+    """
+
+    token: str
+    cpus: str
+    mems: str
+    quota: int
+
+
+DelegatedCreates = Mapping[Attempt, DelegatedCreate]
+
+
+def with_delegated(known: DelegatedCreates, attempt: Attempt, one: DelegatedCreate) -> DelegatedCreates:
+    """Return what is known with one more decision, the newest."""
+    others = {key: other for key, other in known.items() if key != attempt}
+    if len(others) >= LIMIT:
+        del others[next(iter(others))]
+    return {**others, attempt: one}
+
+
+def clients_request(request: Request, returned: DelegatedCreate, first: Request) -> Request:
+    """Return a request with the client's values in place of those that were returned for the first one."""
+    return structs.replace(
+        request,
+        cpuset_cpus=first.cpuset_cpus if request.cpuset_cpus == returned.cpus else request.cpuset_cpus,
+        cpuset_mems=first.cpuset_mems if request.cpuset_mems == returned.mems else request.cpuset_mems,
+        cpu_quota=first.cpu_quota if request.cpu_quota == returned.quota else request.cpu_quota,
+    )
+
 
 K = TypeVar("K")
 V = TypeVar("V")

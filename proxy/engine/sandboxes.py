@@ -6,8 +6,8 @@ from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.engine.admit import admit
 from proxy.engine.call_answers import AskPreference, pod_answer
 from proxy.engine.container_events import ContainersRemoved, PhaseChanged
+from proxy.engine.decisions import NOTHING, containers_removed, phase_changed
 from proxy.engine.device_grants import devices_recorded
-from proxy.engine.lifecycle import NOTHING, containers_removed, phase_changed
 from proxy.engine.node_effects import (
     NodeEffect,
     NodeEffects,

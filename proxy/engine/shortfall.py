@@ -15,8 +15,8 @@ from msgspec import structs
 from proxy.allocation.cpu_request import CPU
 from proxy.allocation.providers.cpu import CpuProvider
 from proxy.allocation.refusal import UNEXPECTED
-from proxy.engine.limits import spare_shared_cpus
 from proxy.engine.node import Node
+from proxy.engine.owners import spare_shared_cpus
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
 from proxy.model.admission import AdmissionRule

@@ -23,7 +23,7 @@ from proxy.engine.facts import MatterFacts
 from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
 from proxy.engine.owners import CpuHold, owners_of
-from proxy.engine.pool_placement import pool_cpus, without_hook_limits
+from proxy.engine.placement import pool_cpus, without_hook_limits
 from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask, union

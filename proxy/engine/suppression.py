@@ -26,8 +26,8 @@ from proxy.model.koordinator import SuppressMode
 from proxy.model.machine import Machine
 from proxy.model.workload import Container, KubeQos, Pool, QosClass
 from proxy.pools.be_suppression import THRESHOLD, Usage, budget, choose_cpus, cpu_count_for, is_be, quota_for
+from proxy.pools.claims import PERIOD, UNLIMITED
 from proxy.pools.cpu_location import CpuLocation, locations_of
-from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.shared import AnnotatedCpus, Withheld
 
 if TYPE_CHECKING:

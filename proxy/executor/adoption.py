@@ -18,15 +18,14 @@ from proxy.engine.container_events import ContainerFound
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
 from proxy.engine.pod_events import PodLearned
+from proxy.executor.background import TimeSlices, Worker
 from proxy.executor.bad_input import NOT_AS_ASKED
 from proxy.executor.context import NodeContext
 from proxy.executor.creates import Creates
-from proxy.executor.kubelet_cpu_manager import KubeletCpus
+from proxy.executor.fact_lookup import KubeletCpus
 from proxy.executor.listing import Listing, listed
 from proxy.executor.runtime_events import RuntimeEvents
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.executor.tasks import TimeSlices
-from proxy.executor.worker import Worker
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request

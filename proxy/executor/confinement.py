@@ -44,7 +44,7 @@ from msgspec import Struct
 
 from proxy.engine.call_events import CallConfined
 from proxy.engine.enforcement import applies_to
-from proxy.engine.write_errors import PAUSE_S, TRIES
+from proxy.engine.write_conflicts import PAUSE_S, TRIES
 from proxy.executor.context import NodeContext
 from proxy.executor.drift.detection import Drift
 from proxy.executor.kernel_writes import KernelWrites

@@ -19,6 +19,7 @@ from proxy.engine.enforcement_state import Enforcement, plain
 from proxy.engine.node import Node
 from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, ModeChanged
 from proxy.engine.state import NodeState
+from proxy.executor.background import BackgroundTasks, Worker
 from proxy.executor.bad_input import BadInput
 from proxy.executor.enforce import Enforced, Enforcer
 from proxy.executor.history import History
@@ -28,8 +29,6 @@ from proxy.executor.ports import Ledger
 from proxy.executor.rejections import Rejections
 from proxy.executor.runtime_ports import NO_QUIRKS, Runtime, RuntimeQuirks
 from proxy.executor.store import NodeStore
-from proxy.executor.tasks import BackgroundTasks
-from proxy.executor.worker import Worker
 from proxy.executor.worker_health import STUCK_S, Health
 from proxy.model.mode import NodeMode
 from proxy.model.pod_selection import ALL_PODS, PodSelection

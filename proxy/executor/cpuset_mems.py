@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from proxy.engine.cpuset_mems import MemoryBindings, repair
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import MemoryNodesCompared
+from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
-from proxy.executor.worker import Worker
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import Mask

@@ -1,4 +1,4 @@
-"""Decides creates, and takes the CPUs.
+"""Decides sandboxes and creates, takes the CPUs, and notes what becomes of sandboxes and containers.
 
 The order of a create that gives CPUs to an owner:
 
@@ -9,31 +9,54 @@ The order of a create that gives CPUs to an owner:
     -> the request is forwarded; the runtime's id arrives -> ledger: the final placement
 
 The decision is pure and made at once; everything that can block (ledger, kernel, runtime) is done by workers
-and awaited. When a create fails, its container is removed from the state again (``lifecycle``), and the
-containers that had moved are moved back. Because every kernel write uses the newest state, plans of different
-pods need no lock between them. What is done when CPUs cannot be freed is described in
-``proxy.engine.reservation``.
+and awaited. When a create fails, its container is removed from the state again (``Lifecycle``), and the
+containers that had moved are moved back. Because every kernel write uses the newest state, plans of
+different pods need no lock between them. What is done when CPUs cannot be freed is described in
+``proxy.engine.reservation``. What follows from a phase of a container is decided in
+``proxy.engine.decisions``; here it is counted, and the history is updated.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from proxy.allocation.providers.provider import Preferences
+from proxy.allocation.memory.accounts import inits_before
+from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
+from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import AskPreference, Forward, ForwardUnchanged
-from proxy.engine.container_events import CreateRequested
+from proxy.engine.container_events import (
+    ContainerCreated,
+    ContainersRemoved,
+    CreateFailed,
+    CreateLost,
+    CreateRequested,
+    PhaseChanged,
+)
 from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
-from proxy.engine.node_effects import PlanDecided
+from proxy.engine.node_effects import PlanDecided, PodDecided
+from proxy.engine.pod_events import (
+    SandboxFailed,
+    SandboxRemoved,
+    SandboxRequested,
+    SandboxRunning,
+    SandboxStopped,
+)
 from proxy.executor.bad_input import NOT_AS_ASKED
 from proxy.executor.context import NodeContext
+from proxy.executor.kernel_writes import KernelWrites
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Pod, Pool, Request
+from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
+
+if TYPE_CHECKING:
+    from proxy.executor.runtime_ports import RuntimePod
 
 
 class Creates:
@@ -155,3 +178,189 @@ class Creates:
         else:
             why = why if applied else structs.replace(why, applied=False)
             context.history.note(context.wall(), why, container.id)
+
+
+class Lifecycle:
+    """Takes containers from one phase to the next."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._store = context.store
+
+    def created(self, token: str, container_id: str, sent: CpuSet | None = None) -> None:
+        """Note that the runtime has created the container and given it an id.
+
+        Args:
+            token: The id that the container had until now.
+            container_id: Its id at the runtime.
+            sent: The CPUs that the request named; None where that is not known.
+        """
+        self._context.history.renamed(token, container_id)
+        self._store.handle(ContainerCreated(token, container_id, sent))
+
+    def failed(self, token: str) -> None:
+        """Note that the create failed: the containers that moved for it go back."""
+        context = self._context
+        context.history.gone(token)
+        if token in context.state.containers:
+            context.telemetry.count(metrics.CREATES_FAILED)
+        self._store.handle(CreateFailed(token))
+
+    def uncertain(self, token: str) -> None:
+        """Note that a create was cancelled under way: whether the container exists is to be read soon."""
+        self._store.handle(CreateLost(token, self._context.clock()))
+
+    def phase(self, container_id: str, phase: Phase) -> None:
+        """Note that a container has entered a phase; one that has exited releases its CPUs."""
+        self._store.handle(PhaseChanged(container_id, phase))
+
+    def removed(self, ids: Iterable[str]) -> None:
+        """Note that containers are gone."""
+        ids = tuple(ids)
+        self._store.handle(ContainersRemoved(ids))
+        for container_id in ids:
+            self._context.history.gone(container_id)
+
+
+class Sandboxes:
+    """The sandboxes of an executor."""
+
+    def __init__(self, context: NodeContext, lifecycle: Lifecycle, writes: KernelWrites) -> None:
+        self._context = context
+        self._lifecycle = lifecycle
+        self._writes = writes
+
+    def admit(self, pod: Pod, total: Request) -> PodDecided:
+        """Decide about a pod before its sandbox is created; what is reserved for it is taken at once.
+
+        Returns:
+            The decision, with the pod under a token. ``running`` or ``failed`` must be called later.
+        """
+        decided = self.admit_or_ask(pod, total, NO_PREFERENCES)
+        assert type(decided) is PodDecided
+        return decided
+
+    def admit_or_ask(self, pod: Pod, total: Request, preferred: Preferences) -> PodDecided | AskPreference:
+        """Decide as ``admit`` does, or give the question that a device plug-in has to answer first."""
+        context = self._context
+        token = context.token("pod")
+        context.bad_input.see(pod)
+        requested = SandboxRequested(structs.replace(pod, sandbox_id=token), total, preferred)
+        decided = context.store.handle(requested)[-1]
+        if type(decided) is AskPreference:
+            return decided
+        assert type(decided) is PodDecided
+        admission = decided.admission
+        admitted, applied = admission.verdict.admitted, applies_to(context.state, pod)
+        if admission.explanation is not None:
+            why = structs.replace(admission.explanation, applied=applied)
+            context.history.note(context.wall(), why, token if admitted or not applied else "")
+        words = admission.problem or admission.verdict.operator_message
+        context.bad_input.limited(pod, admission.limit, words, admitted=admitted, applied=applied)
+        if admission.problem and admission.limit is None and admitted:
+            context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
+        if not admitted:
+            self._report_refusal(pod, admission.verdict, applied=applied)
+        elif (aside := admission.pod.reserved_for_pod) is not None and applied:
+            context.telemetry.event("reserved CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
+        elif aside is not None:
+            context.telemetry.event("would reserve CPUs and memory for a pod", pod=pod.ref, cpus=aside.cpus)
+        return decided
+
+    def _report_refusal(self, pod: Pod, verdict: Verdict, *, applied: bool) -> None:
+        context = self._context
+        context.telemetry.count(metrics.PODS_REFUSED if applied else metrics.PODS_WOULD_REFUSE)
+        context.rejections.rejected(pod, "", verdict, applied=applied)
+
+    def failed(self, token: str) -> None:
+        """Note that creating a sandbox failed, or may have: what was reserved for it is free again."""
+        context = self._context
+        context.history.gone(token)
+        context.store.handle(SandboxFailed(token))
+
+    def running(self, pod: Pod, token: str = "") -> None:
+        """Note that a sandbox was created; what an earlier sandbox of the same pod still holds is released.
+
+        Args:
+            pod: The pod with the sandbox's id.
+            token: The token under which it was admitted.
+        """
+        context = self._context
+        context.bad_input.see(pod)
+        context.rejections.sandbox_runs(pod, applied=applies_to(context.state, pod))
+        context.history.renamed(token, pod.sandbox_id)
+        context.store.handle(SandboxRunning(pod, token))
+        if context.state.owners and applies_to(context.state, None):
+            context.spawn(self._writes.clear_sandboxes())
+
+    def moved_on(self, pod: Pod, name: str) -> None:
+        """Note that a container is requested: the init containers before it have exited, reported or not."""
+        if pod.asks is None:
+            return
+        ended = inits_before(pod.asks, name)
+        for container in self._context.state.in_sandbox(pod.sandbox_id) if ended else ():
+            if container.name in ended and container.phase is Phase.RUNNING:
+                self._lifecycle.phase(container.id, Phase.EXITED)
+
+    def stopped(self, sandbox_id: str) -> None:
+        """Note that a sandbox was stopped: nothing in it runs any more."""
+        self._context.history.gone(sandbox_id)
+        self._context.store.handle(SandboxStopped(sandbox_id))
+
+    def removed(self, sandbox_id: str) -> None:
+        """Note that a sandbox is gone, and its containers with it."""
+        context = self._context
+        for container in context.state.in_sandbox(sandbox_id):
+            if container.phase is not Phase.CREATING:
+                context.history.gone(container.id)
+        context.history.gone(sandbox_id)
+        context.store.handle(SandboxRemoved(sandbox_id))
+
+    def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:
+        """Handle a sandbox that is not listed: it is gone, or got its id while the daemon was down."""
+        context = self._context
+        pod = context.state.pods.get(sandbox_id)
+        if pod is not None and pod.reserved_for_pod is not None:
+            found = _listed_as(pod, listed)
+            ours = context.state.pods.get(found) if found else None
+            if found and (ours is None or ours.reserved_for_pod is None):
+                self.running(structs.replace(pod, sandbox_id=found))
+        self.removed(sandbox_id)
+
+    def relayed(self, token: str, listed: Iterable[RuntimePod]) -> None:
+        """Find out how the making of a sandbox has ended, if another process had the answer.
+
+        Args:
+            token: What it was admitted under.
+            listed: The runtime's list, requested after the call was over.
+        """
+        pod = self._context.state.pods.get(token)
+        if pod is None:
+            return  # a create has named the sandbox
+        if found := _listed_as(pod, listed):
+            self.running(structs.replace(pod, sandbox_id=found), token)
+        else:
+            self.failed(token)
+
+    def named_by_create(self, pod: Pod) -> Pod:
+        """Take in a sandbox that is not known before a create in it: another process may have had the answer.
+
+        Args:
+            pod: The pod as the create describes it.
+
+        Returns:
+            The pod with what was set aside for it.
+        """
+        state = self._context.state
+        admitted = (state.pods[token] for token in state.runtime.arriving if token in state.pods)
+        ours = next((p for p in admitted if (p.uid, p.attempt) == (pod.uid, pod.attempt)), None)
+        if ours is not None:
+            pod = with_earlier_decision(pod, ours)
+            self.running(pod, ours.sandbox_id)
+        return pod
+
+
+def _listed_as(pod: Pod, listed: Iterable[RuntimePod]) -> str:
+    """Return the id of a pod's sandbox in the runtime's list; empty where it is not there, or not ready."""
+    same = (p.id for p in listed if (p.uid, p.attempt, p.ready) == (pod.uid, pod.attempt, True))
+    return next(same, "")

@@ -26,11 +26,10 @@ from proxy.engine.device_book import PODS, holds_all, record_of
 from proxy.engine.events import LedgerWritten
 from proxy.engine.node_effects import PlanDecided, PodDecided
 from proxy.engine.node_events import DevicesImported
+from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
-from proxy.executor.creates import Creates
+from proxy.executor.creates import Creates, Sandboxes
 from proxy.executor.device_ports import DevicePluginError, DevicePlugins, KubeletAllocations
-from proxy.executor.sandboxes import Sandboxes
-from proxy.executor.worker import Worker
 from proxy.model.devices import AllocateAnswer
 from proxy.model.workload import Container, Pod, Request
 

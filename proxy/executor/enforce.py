@@ -1,7 +1,8 @@
 """Writes to the kernel the cpusets that the state wants. Everything here runs in the kernel worker's thread.
 
-Each write uses the newest state, not the state from when the job was queued: see ``proxy.executor.worker``.
-The memory nodes of a live container are not changed, because its memory may be there.
+Each write uses the newest state, not the state from when the job was queued: see
+``proxy.executor.background``. The memory nodes of a live container are not changed, because its memory may be
+there.
 """
 
 from __future__ import annotations

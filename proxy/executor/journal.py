@@ -19,9 +19,9 @@ from concurrent.futures import Future
 
 from proxy.engine.events import LedgerLate, LedgerRejected, LedgerWritten
 from proxy.engine.node_effects import Record
+from proxy.executor.background import Worker
 from proxy.executor.codec import dump
 from proxy.executor.ports import Ledger
-from proxy.executor.worker import Worker
 from proxy.model.errors import RecordError, TopoproxyError
 from proxy.model.workload import Container, Pod
 from proxy.telemetry import metrics
@@ -43,7 +43,7 @@ class Journal:
 
     Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
     quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
-    ``x/`` partitions, ``m/`` a move of an owner under way (``reservation_records``), ``d/`` and ``dr/`` the
+    ``x/`` partitions, ``m/`` a move of an owner under way (``codec``), ``d/`` and ``dr/`` the
     devices of a pod and the resources of device plug-ins (``proxy.engine.device_book``).
 
     Attributes:

@@ -16,10 +16,10 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from proxy.engine.quotas import CONTAINER, QuotaPlace
+from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_ports import Cgroups, CpuGroups, CpusetValue
-from proxy.executor.quotas.quotas import OwnerQuotas
-from proxy.executor.worker import Worker
+from proxy.executor.quotas import OwnerQuotas
 from proxy.model.errors import CgroupError
 from proxy.model.freshness import STALE_S
 from proxy.model.workload import LIVE, Phase

@@ -15,11 +15,11 @@ from proxy.engine.device_book import PODS, RESOURCES, PodDevices, load_record, s
 from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
 from proxy.engine.node_events import EnforcementRead, LedgerRead
-from proxy.executor.cgroup_locator import CgroupLocator
 from proxy.executor.codec import load_container, load_pod
 from proxy.executor.context import NodeContext
+from proxy.executor.kernel_writes import CgroupLocator
 from proxy.executor.owner_moves import OwnerMoves
-from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.start_update import StartUpdate
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Pod

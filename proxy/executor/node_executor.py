@@ -15,22 +15,19 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from proxy.engine.node import Node
-from proxy.executor.cgroup_locator import CgroupLocator
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import ExecutorOptions, NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
-from proxy.executor.creates import Creates
+from proxy.executor.creates import Creates, Lifecycle, Sandboxes
 from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.device_ports import DevicePlugins, KubeletAllocations
 from proxy.executor.drift.detection import Drift
-from proxy.executor.fact_lookup import FactLookup
+from proxy.executor.fact_lookup import FactLookup, KubeletCpus
 from proxy.executor.hook_overrides import HookOverrides
 from proxy.executor.kernel_ports import Cgroups, CpuGroups, GroupLocator, MemoryTree
 from proxy.executor.kernel_view import KernelView
-from proxy.executor.kernel_writes import KernelWrites
-from proxy.executor.kubelet_cpu_manager import KubeletCpus
+from proxy.executor.kernel_writes import CgroupLocator, KernelWrites
 from proxy.executor.ledger_recovery import LedgerRecovery
-from proxy.executor.lifecycle import Lifecycle
 from proxy.executor.machine.hotplug import Hotplug
 from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves
@@ -45,13 +42,12 @@ from proxy.executor.ports import (
     NamespaceLabels,
     NodeObject,
 )
-from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.reconciler import PassParts, Reconciler
 from proxy.executor.reservations import Reservations
 from proxy.executor.runtime_events import JOIN_S, RuntimeEvents
 from proxy.executor.runtime_ports import Events, Runtime
 from proxy.executor.runtime_sync import Settler
-from proxy.executor.sandboxes import Sandboxes
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.ports import Fences, Units

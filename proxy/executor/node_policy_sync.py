@@ -16,8 +16,8 @@ from proxy.engine.node_effects import NodePolicyApplied
 from proxy.engine.node_events import NodePolicyRead
 from proxy.engine.node_policy import NodePolicy
 from proxy.engine.node_policy_applied import new_refusals
+from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
-from proxy.executor.worker import Worker
 from proxy.model.errors import ConfigError
 from proxy.model.kubelet import NodeMeta
 from proxy.model.options import TopologyOptions

@@ -14,8 +14,8 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.movable import containers_of, why_not_movable
 from proxy.engine.owners import CpuHold
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
+from proxy.executor.codec import MOVE, MoveRecord
 from proxy.executor.context import NodeContext
-from proxy.executor.reservation_records import MOVE, MoveRecord
 from proxy.executor.reservations import ReservationRun, Reservations
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase

@@ -13,9 +13,9 @@ from proxy.engine.plan_differences import (
 )
 from proxy.executor.decision_log import RememberedDecision
 from proxy.executor.node_executor import NodeExecutor
-from proxy.executor.quotas.files import read_quotas
+from proxy.executor.quotas import read_quotas
 from proxy.model import schema_ids
-from proxy.pools.quota import UNLIMITED
+from proxy.pools.claims import UNLIMITED
 
 
 async def plan_report(executor: NodeExecutor) -> dict[str, object]:

@@ -23,27 +23,23 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import RuntimeListed
 from proxy.engine.pod_events import PodLearned
 from proxy.executor.adoption import PHASES, Adoption
-from proxy.executor.cgroup_locator import CgroupLocator
+from proxy.executor.background import TimeSlices, Worker
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
-from proxy.executor.creates import Creates
+from proxy.executor.creates import Creates, Lifecycle, Sandboxes
 from proxy.executor.drift.detection import Drift
 from proxy.executor.enforce import Enforced
-from proxy.executor.kernel_writes import KernelWrites
-from proxy.executor.kubelet_cpu_manager import KubeletCpus
-from proxy.executor.lifecycle import Lifecycle
+from proxy.executor.fact_lookup import KubeletCpus
+from proxy.executor.kernel_writes import CgroupLocator, KernelWrites
 from proxy.executor.listing import Listing, listed
 from proxy.executor.machine.hotplug import Hotplug
 from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves
-from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.runtime_events import RuntimeEvents
-from proxy.executor.sandboxes import Sandboxes
 from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.unit_properties import UnitProperties
-from proxy.executor.tasks import TimeSlices
-from proxy.executor.worker import Worker
 from proxy.executor.worker_health import STUCK_S
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError

@@ -26,14 +26,13 @@ from proxy.engine.owners import CpuHold
 from proxy.engine.reservation import step
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
 from proxy.engine.state import NodeState
-from proxy.engine.write_errors import WriteAction, action_for
+from proxy.engine.write_conflicts import WriteAction, action_for
+from proxy.executor.codec import records_of
 from proxy.executor.confinement import Confinement, Wait
 from proxy.executor.context import NodeContext
-from proxy.executor.creates import Creates
+from proxy.executor.creates import Creates, Lifecycle
 from proxy.executor.drift.detection import Drift
 from proxy.executor.kernel_writes import KernelWrites
-from proxy.executor.lifecycle import Lifecycle
-from proxy.executor.reservation_records import records_of
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase

@@ -17,7 +17,7 @@ An event may be ahead of the runtime's own lists: a list that is requested after
 container as running. Such a list must not revive the container, so lists are corrected by the exits that are
 remembered. After a while the list is right. The exit of a container that was removed is forgotten: the
 runtime may use its id again, and a list from before the removal is detected by the engine
-(``proxy.engine.change_sequence``).
+(``proxy.engine.runtime_knowledge``).
 
 Events from before the subscription are never delivered, and an overflow of the queue loses events. In both
 cases a reconcile pass is requested. If all of this fails, the passes on the timer still find every change.
@@ -36,7 +36,7 @@ from msgspec import structs
 
 from proxy.engine.container_events import ContainerTouched
 from proxy.executor.context import NodeContext
-from proxy.executor.lifecycle import Lifecycle
+from proxy.executor.creates import Lifecycle
 from proxy.executor.observer import Observer
 from proxy.executor.runtime_ports import Events, RuntimeEvent
 from proxy.model.backoff import Backoff, RetryDelays

@@ -15,12 +15,12 @@ import contextlib
 from proxy.engine.call_events import ResendWanted, SavedCpusLearned, SettlingBegan
 from proxy.engine.settling import SettleStep, settle_step
 from proxy.executor.adoption import saved_cpus
+from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
-from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.unit_properties import UnitProperties
-from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus

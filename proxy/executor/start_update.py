@@ -25,15 +25,15 @@ from proxy.engine.inflight import InflightCall
 from proxy.engine.node_effects import StrayOver
 from proxy.engine.pod_fence import Fence
 from proxy.engine.start import StartStep, is_below_class, start_step
+from proxy.executor.background import Worker
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.former_calls import FormerCalls
 from proxy.executor.kernel_writes import KernelWrites
-from proxy.executor.quotas.quotas import OwnerQuotas
+from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.reservations import Reservations
 from proxy.executor.systemd.fencing import Fencing
-from proxy.executor.worker import Worker
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from msgspec import structs
 
 from proxy.engine import node_effects as to_do
 from proxy.engine.call_answers import CallAnswer
-from proxy.engine.call_events import StartRequested, UpdateRequested
+from proxy.engine.call_events import CallDeparted, CallLanded, StartRequested, UpdateRequested
 from proxy.engine.container_events import (
     ContainerFound,
     CpusNotFreed,
@@ -39,6 +39,7 @@ from proxy.engine.container_events import (
 )
 from proxy.engine.effects import RequestReconcile
 from proxy.engine.handle import handle
+from proxy.engine.inflight import InflightCall
 from proxy.engine.node_effects import (
     Change,
     NodeEffect,
@@ -55,10 +56,112 @@ from proxy.engine.state import NodeState
 from proxy.engine.suppression import SuppressionEffect
 from proxy.engine.systemd_masks import ReportReversedMask
 from proxy.engine.write_conflicts import DriftEffect
-from proxy.executor.inflight import CallWaits
 from proxy.executor.journal import Journal
 from proxy.executor.observer import Observer
+from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
+
+if TYPE_CHECKING:
+    from proxy.engine.node_effects import CallOver
+    from proxy.engine.node_events import NodeEvent
+    from proxy.engine.state import NodeState
+
+
+class CallWaits:
+    """Registers calls in flight, and wakes what waits for their end."""
+
+    def __init__(self, state: Callable[[], NodeState], handle: Callable[[NodeEvent], object]) -> None:
+        """Start with no call.
+
+        Args:
+            state: Returns the current state of the node.
+            handle: Applies an event to the state.
+        """
+        self._newest = state
+        self._handle = handle
+        self._number = 0
+        self._waits: dict[int, asyncio.Future[None]] = {}
+
+    def depart(
+        self,
+        container_id: str,
+        carries: CpuSet,
+        *,
+        is_start: bool = False,
+        stray_since: float | None = None,
+        suspected: bool = False,
+        relayed: bool = False,
+    ) -> InflightCall:
+        """Register a call that carries a cpuset to a container; its end is an event with the result.
+
+        Args:
+            container_id: The container.
+            carries: The cpuset.
+            is_start: Whether the call is a start, not an update.
+            stray_since: When it was found that an earlier run of the daemon has sent it; None where it is
+                sent now.
+            suspected: Whether it is not known that there is such a call.
+            relayed: Whether it is sent while the node is released.
+        """
+        loop = asyncio.get_running_loop()
+        self._number += 1
+        call = InflightCall(
+            self._number,
+            container_id,
+            carries,
+            is_start,
+            loop.time(),
+            stray_since=stray_since,
+            resend=not suspected,
+            suspected=suspected,
+            relayed=relayed,
+        )
+        self._waits[call.number] = loop.create_future()
+        self._handle(CallDeparted(call))
+        return call
+
+    def land(self, call: InflightCall) -> None:
+        """Note that a call is over, without a result for its container."""
+        self._handle(CallLanded(call))
+
+    def over(self, effect: CallOver) -> None:
+        """Wake what waits for a call."""
+        self._waits.pop(effect.number).set_result(None)
+
+    def has_landed(self, call: InflightCall) -> bool:
+        """Return whether a call is over."""
+        return call.number not in self._waits
+
+    def then(self, call: InflightCall, done: Callable[[], None]) -> None:
+        """Call a function once a call in flight is over."""
+        self._waits[call.number].add_done_callback(lambda _: done())
+
+    async def wait(self, calls: Iterable[InflightCall], timeout: float) -> None:
+        """Wait until calls are over.
+
+        Args:
+            calls: The calls.
+            timeout: Seconds to wait at most.
+        """
+        waits = [wait for call in calls if (wait := self._waits.get(call.number)) is not None]
+        if waits:
+            await asyncio.wait(waits, timeout=timeout)
+
+    async def updated(self, container_id: str, cpus: CpuSet, timeout: float) -> bool:
+        """Wait until no update is in flight that carries another cpuset to a container.
+
+        Args:
+            container_id: The container.
+            cpus: The cpuset that it is to have.
+            timeout: Seconds to wait at most.
+
+        Returns:
+            False where such an update is still in flight.
+        """
+        calls = self._newest().inflight.others(container_id, cpus)
+        await self.wait(calls, timeout)
+        return all(map(self.has_landed, calls))
+
 
 E = TypeVar("E", to_do.WriteCpusets, to_do.CompareCpusets, to_do.CompareUnits, ReportReversedMask)
 _NOTICES: dict[type[Notice], Callable[..., None]] = {

@@ -38,7 +38,7 @@ STUCK = "a worker thread is stuck in one job"
 
 
 class Busy(Protocol):
-    """What is watched; see ``proxy.executor.worker.Worker``."""
+    """What is watched; see ``proxy.executor.background.Worker``."""
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from proxy.agent.api_client import ApiClient, JsonObject
 from proxy.agent.objects.node_resource_topology import path as topology_path
 from proxy.agent.objects.numatopology import PATH as NUMATOPOLOGIES
 from proxy.agent.watcher import Key, Watcher
-from proxy.executor.tasks import run_with_restarts
+from proxy.executor.background import run_with_restarts
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.kubelet import NodeMeta
 from proxy.pools.node_keys import PREFIXES

@@ -20,8 +20,8 @@ from msgspec import Struct
 
 from proxy.model.errors import CannotCreateError, InputError
 from proxy.telemetry.exposition import family, histogram
-from proxy.telemetry.kinds import Counter, Gauge, Histogram
 from proxy.telemetry.port import Telemetry
+from proxy.telemetry.registry import Counter, Gauge, Histogram
 
 HEAD_LIMIT = 32 << 10
 BODY_LIMIT = 16 << 20

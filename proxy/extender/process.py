@@ -14,7 +14,7 @@ from pathlib import Path
 from proxy import logs
 from proxy.agent.api_client import ApiClient, read_credentials
 from proxy.config.cluster import ClusterConfig
-from proxy.executor.tasks import run_with_restarts
+from proxy.executor.background import run_with_restarts
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpServer, server_context
 from proxy.extender.lease import Lease

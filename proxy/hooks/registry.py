@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 
 from proxy.config.hooks import HooksConfig
 from proxy.config.nested_values import meant
-from proxy.executor.worker import Worker
+from proxy.executor.background import Worker
 from proxy.hooks.events import Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import Hook
 from proxy.hooks.loader.directories import Candidate, HookFileEntry, State, Survey, survey

@@ -125,7 +125,7 @@ class AdmissionRules(Struct, frozen=True):
         owners: Namespaces that may use the classes LSE and LSR, and ``resource-status``.
         system: Namespaces that may use class SYSTEM where the node keeps CPUs for it.
         pod_limit, namespace_limit, node_limit: Most exclusive CPUs; None for no limit.
-        floor: Least CPUs of the shared pool; None for a share of the machine (``proxy.pools.floors``).
+        floor: Least CPUs of the shared pool; None for a share of the machine (``proxy.pools.pools``).
         numa_floor: The same on each NUMA node.
         beyond: What happens to a pod that claims more.
         name_others: Whether what a client is answered may name other pods.

@@ -14,11 +14,10 @@ from proxy.config.enums import Mode
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pool
 from proxy.observe.json_access import as_list, as_map
-from proxy.pools.quota import PERIOD
+from proxy.pools.claims import PERIOD
 from proxy.telemetry import metrics as named
 from proxy.telemetry.exposition import Sample, family
-from proxy.telemetry.kinds import Gauge
-from proxy.telemetry.registry import Registry
+from proxy.telemetry.registry import Gauge, Registry
 
 
 def metrics(status: Mapping[str, object], registry: Registry | None = None) -> str:

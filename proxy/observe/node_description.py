@@ -22,8 +22,8 @@ from proxy.allocation.koordinator.resource_status import status_text
 from proxy.engine.admission import assigned_cpus, permitted_claim
 from proxy.engine.adoption import parse_cpus
 from proxy.engine.enforcement import applies_to
-from proxy.engine.limits import kept_shared
 from proxy.engine.node import Node
+from proxy.engine.owners import kept_shared
 from proxy.engine.state import NodeState
 from proxy.model import schema_ids
 from proxy.model.idset import CpuSet, union

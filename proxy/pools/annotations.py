@@ -94,7 +94,7 @@ class ResourceStatus(Struct, frozen=True):
     def nodes(self) -> tuple[int, ...]:
         """NUMA nodes whose pools the pod is bound to, in their order; none where it is bound to none.
 
-        All listed nodes count once any of them gives CPU (``decision_table``, rows 3 and 4).
+        All listed nodes count once any of them gives CPU (``DecisionRow``, rows 3 and 4).
         """
         if any(share.cpu != 0 or share.batch_cpu > 0 for share in self.shares):
             return tuple(share.node for share in self.shares)

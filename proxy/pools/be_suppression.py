@@ -27,8 +27,8 @@ from msgspec import Struct, field
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.be_cpu_choice import pick
+from proxy.pools.claims import PERIOD, UNLIMITED
 from proxy.pools.cpu_location import CpuLocation
-from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.shared import AnnotatedCpus, Withheld
 
 THRESHOLD = 65

@@ -1,7 +1,7 @@
 """Decide what a container may claim: exclusive CPUs, or a pool.
 
-Koordinator's decision table (``decision_table``) says which. This is the effect of its rows on a node whose
-pools topoproxy manages, with Kubernetes' own classes added:
+Koordinator's decision table (``row_of``) says which. This is the effect of its rows on a node whose pools
+topoproxy manages, with Kubernetes' own classes added:
 
 1. Row 1 gives a pod the CPUs that its resource-status annotation names, whatever its label says. Of the QoS
 classes (``proxy.pools``) only LSE
@@ -18,21 +18,92 @@ classes (``proxy.pools``) only LSE
 
 LSE and LSR pods for which nothing was decided elsewhere are given CPUs as a whole when their sandbox is made
 (``engine.owners``); where that could not be done, their containers are treated as rule 4 says.
+
+The decision table is that of Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go,
+getContainerCPUSet. The first row that fits decides; ``proxy.pools`` spells out the QoS classes.
+
+    1  resource-status names CPUs, whatever the class        those
+    2  the pools are not known                               leave what the request says
+    3  the pod is bound to NUMA nodes; class BE; BE is ours  BE pools of these nodes
+    4  the pod is bound to NUMA nodes; not class BE          shared pools of these nodes
+    5  class SYSTEM, and it has CPUs                         those
+    6  class LS                                              all shared pools
+    7  Kubernetes' class BestEffort                          erase what the request says
+    8  kubelet's policy is static                            leave what the request says
+    9  all others                                            all shared pools
+
+The pools of this node are ours, BE's too, and known from the start: rows 2 and 8 never decide here. ``claim``
+says what each row entitles a container to.
+
+The CFS quota of pods that own CPUs follows from the claim (Koordinator v1.8.0
+pkg/koordlet/runtimehooks/hooks/cpuset/cpuset.go, UnsetContainerCPUQuota). A container whose CPUs are its own
+can use no more than those, so a quota only throttles it, for work that comes in bursts: it is switched off,
+for the container and for its pod. Containers of one pod share the pod's CPUs, though, and without quotas one
+can starve the others; so a setting keeps them, for all pods or for pods of several containers. A container
+that no longer owns CPUs gets the quota of its request back.
+
+Whether a pod of class LSE or LSR may own CPUs also depends on what it requests. Koordinator's document
+requires more than its code checks (https://koordinator.sh/docs/user-manuals/fine-grained-cpu-orchestration):
+LSE (latency-sensitive exclusive) and LSR (latency-sensitive reserved) pods request whole CPUs, and exactly
+what their limits allow. The containers that run together are counted: app containers and sidecars; init
+containers end before them.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 
 from msgspec import Struct
 
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import KeepQuota
 from proxy.model.phrases import cpus as named_cpus
 from proxy.model.phrases import cpus_are, listed
 from proxy.model.phrases import nodes as named_nodes
+from proxy.model.requests import ContainerKind, PodRequests
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
-from proxy.pools.decision_table import DecisionRow, row_of
+
+
+class DecisionRow(enum.IntEnum):
+    """The rows of the table."""
+
+    NAMED = 1
+    BE_ON_NODES = 3
+    SHARED_ON_NODES = 4
+    SYSTEM = 5
+    LS = 6
+    BEST_EFFORT = 7
+    SHARED = 9
+
+
+def row_of(
+    qos: QosClass,
+    kube_qos: KubeQos,
+    *,
+    named: bool = False,
+    bound: bool = False,
+) -> DecisionRow:
+    """Find the row that decides about a container.
+
+    Args:
+        qos: Its pod's class.
+        kube_qos: Kubernetes' class.
+        named: Whether its annotation names CPUs.
+        bound: Whether its annotation binds it to NUMA nodes.
+    """
+    is_be = qos is QosClass.BE
+    rows = (
+        (DecisionRow.NAMED, named),
+        (DecisionRow.BE_ON_NODES, bound and is_be),
+        (DecisionRow.SHARED_ON_NODES, bound and not is_be),
+        (DecisionRow.SYSTEM, qos is QosClass.SYSTEM),
+        (DecisionRow.LS, qos is QosClass.LS),
+        (DecisionRow.BEST_EFFORT, kube_qos is KubeQos.BEST_EFFORT),
+    )
+    return next((row for row, fits in rows if fits), DecisionRow.SHARED)
+
 
 STRICT = (QosClass.LSE, QosClass.LSR)
 """Classes whose pods are refused rather than run on CPUs that are not theirs."""
@@ -185,3 +256,43 @@ def _pool(row: DecisionRow, qos: QosClass, kube_qos: KubeQos) -> tuple[Pool, str
 
 def _class(pod: Pod) -> str:
     return pod.qos.value or pod.kube_qos.value
+
+
+UNLIMITED = -1
+PERIOD = 100_000
+"""Microseconds, kubelet's."""
+
+
+def quota_of_owner(*, owns: bool, containers: int, keep: KeepQuota) -> int | None:
+    """Decide whether the CFS quota of a pod, or of a container of it, is switched off.
+
+    Args:
+        owns: Whether the pod owns CPUs (row 1 of the decision table, whatever its class).
+        containers: How many containers of the pod run at the same time.
+        keep: The setting.
+
+    Returns:
+        -1 to switch it off, None to leave it.
+    """
+    several = containers > 1 and keep is KeepQuota.SEVERAL_CONTAINERS
+    return None if not owns or several or keep is KeepQuota.ALWAYS else UNLIMITED
+
+
+OWNING = (QosClass.LSE, QosClass.LSR)
+
+
+def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
+    """Return why a pod of class LSE or LSR may not own CPUs; empty where it may, and for other classes."""
+    if qos not in OWNING:
+        return ""
+    for ask in requests.containers:
+        wants, may = ask.requests.get("cpu", 0), ask.limits.get("cpu", 0)
+        if wants != may:
+            return (
+                f"{qos} pod: container {ask.name} requests {wants}m CPU and is limited to {may}m; "
+                "the two must be equal"
+            )
+    total = sum(ask.requests.get("cpu", 0) for ask in requests.of(ContainerKind.APP, ContainerKind.SIDECAR))
+    if total == 0 or total % 1000:
+        return f"{qos} pod: its containers request {total}m CPU together; it must be whole CPUs"
+    return ""

@@ -1,14 +1,22 @@
-"""The pools: a pure function of the machine and of the owners of CPUs. Never stored.
+"""The pools, a pure function of the machine and of the owners of CPUs; and the floor of the shared pool.
 
     shared pool = usable CPUs - everything that is owned
     BE pool     = usable CPUs - what LSE and exclusive Guaranteed containers own
     SYSTEM pool = the CPUs that the node keeps for that class - everything that is owned; without any, the
                   shared pool
 
-Usable is what is online, without the node's reservation and the CPUs that are SYSTEM's alone.
-So the BE pool always holds the shared pool, and an empty shared pool is the first sign of exhaustion
-(Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go; kubelet's reserved CPUs
-stay in both, so that small pods always have a CPU). ``proxy.pools`` spells out the QoS classes.
+Usable is what is online, without the node's reservation and the CPUs that are SYSTEM's alone. So the BE pool
+always holds the shared pool, and an empty shared pool is the first sign of exhaustion (Koordinator v1.8.0
+pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go; kubelet's reserved CPUs stay in both, so that
+small pods always have a CPU). ``proxy.pools`` spells out the QoS classes.
+
+The floor is how many CPUs no owner may take, on the node and on each of its NUMA nodes. Whatever pods claim,
+containers without CPUs of their own, kubelet's probes and the node's agents must continue running. So
+exclusive CPUs are given only where enough of the shared pool is left. Where the configuration names no
+number, it is the larger of one core with all its threads and 5 % of the CPUs that the pool has when nothing
+is owned, rounded up, and at most half of them: on a machine with two CPUs one can still be owned. The floor
+holds for CPUs that are newly taken. A pool that is below it for another reason (CPUs that went offline,
+another configuration) takes nothing away from an owner.
 """
 
 from __future__ import annotations
@@ -17,8 +25,10 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field
 
+from proxy.model.admission import AdmissionRule, AdmissionRules, Breach
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
+from proxy.model.phrases import counted
 from proxy.model.workload import Pool
 
 
@@ -81,3 +91,115 @@ def pools_of(
     be = CpuSet.from_bits(usable.bits & ~hard)
     be_now = None if be_limit is None else be & be_limit or None
     return CpuPools(CpuSet.from_bits(usable.bits & ~taken), be, kept, be_now)
+
+
+PERCENT = 5
+
+
+class Floor(Struct, frozen=True):
+    """A number of CPUs that stay in the shared pool.
+
+    Attributes:
+        least: The number.
+        cpus: The CPUs among which they are; None for all.
+        node: The NUMA node that has these CPUs; None for the whole node.
+    """
+
+    least: int
+    cpus: CpuSet | None = None
+    node: int | None = None
+
+    @property
+    def setting(self) -> str:
+        """The key of the configuration that decides."""
+        return f"admission.sharedFloor{'' if self.node is None else 'PerNUMANode'}"
+
+
+class Floors(Struct, frozen=True):
+    """All floors of a node; false if the node has none."""
+
+    each: tuple[Floor, ...] = field(default=())
+
+    def __bool__(self) -> bool:
+        return bool(self.each)
+
+    def broken(self, left: CpuSet, taken: CpuSet) -> Breach | None:
+        """Name the floor below which the pool falls because CPUs are taken; None where none is.
+
+        Args:
+            left: The shared pool without these CPUs.
+            taken: The CPUs.
+        """
+        for floor in self.each:
+            bits = left.bits if floor.cpus is None else left.bits & floor.cpus.bits
+            if bits.bit_count() < floor.least and (floor.cpus is None or not taken.isdisjoint(floor.cpus)):
+                where = "this node" if floor.node is None else f"NUMA node {floor.node}"
+                message = (
+                    f"the shared pool must keep {counted(floor.least, 'CPU')} of {where} ({floor.setting}),"
+                    f" and {bits.bit_count()} would be left"
+                )
+                return Breach(AdmissionRule.SHARED_FLOOR, message) if taken else None
+        return None
+
+    def kept(self, pool: CpuSet, machine: Machine, never: CpuSet) -> CpuSet:
+        """Choose CPUs of the pool that meet all floors as long as nothing takes them.
+
+        CPUs that can have no owner come first, then those of cores that are not wholly in the pool, then the
+        last ones.
+
+        Args:
+            pool: The shared pool.
+            machine: The machine.
+            never: CPUs that are never owned.
+        """
+        order = _least_wanted_first(pool, machine, never)
+        kept = 0
+        for floor in sorted(self.each, key=lambda floor: floor.node is None):  # NUMA nodes first
+            inside = order if floor.cpus is None else [cpu for cpu in order if cpu in floor.cpus]
+            have = kept if floor.cpus is None else kept & floor.cpus.bits
+            missing = floor.least - have.bit_count()
+            for cpu in inside:
+                if missing <= 0:
+                    break
+                if not kept >> cpu & 1:
+                    kept |= 1 << cpu
+                    missing -= 1
+        return CpuSet.from_bits(kept)
+
+
+def _least_wanted_first(pool: CpuSet, machine: Machine, never: CpuSet) -> list[int]:
+    whole = CpuSet()
+    for core in machine.cores.values():
+        if core <= pool and core.isdisjoint(never):
+            whole |= core
+    core_of = {cpu.id: cpu.core for cpu in machine.cpus}
+
+    def order(cpu: int) -> tuple[bool, bool, int, int]:
+        return cpu not in never, cpu in whole, -core_of.get(cpu, cpu), -cpu
+
+    return sorted(pool, key=order)
+
+
+def floors_of(rules: AdmissionRules, machine: Machine, shareable: CpuSet) -> Floors:
+    """Compute the floors of a node.
+
+    Args:
+        rules: The node's rules.
+        machine: The machine.
+        shareable: The CPUs of the shared pool when nothing is owned.
+    """
+    least = default_floor(machine, shareable) if rules.floor is None else rules.floor
+    found = [Floor(least)] if least else []
+    for node in machine.nodes if rules.numa_floor != 0 else ():
+        mine = node.cpus & shareable
+        least = default_floor(machine, mine) if rules.numa_floor is None else rules.numa_floor
+        if least and node.cpus:
+            found.append(Floor(least, node.cpus, node.id))
+    return Floors(tuple(found))
+
+
+def default_floor(machine: Machine, cpus: CpuSet) -> int:
+    """Return the floor among some CPUs where the configuration names no number."""
+    core = max((len(core) for core in machine.cores.values() if not core.isdisjoint(cpus)), default=0)
+    share = -(-len(cpus) * PERCENT // 100)
+    return min(max(core, share), len(cpus) // 2)

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from proxy.engine.call_events import SavedCpusLearned
+from proxy.executor.background import Worker
 from proxy.executor.node_executor import NodeExecutor
-from proxy.executor.worker import Worker
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Phase

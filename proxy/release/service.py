@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from proxy.engine.enforcement import is_ours
 from proxy.engine.node_events import ModeChanged
+from proxy.executor.background import Worker
 from proxy.executor.node_executor import NodeExecutor
-from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
 from proxy.model.mode import NodeMode

@@ -25,9 +25,9 @@ from collections.abc import Collection, Iterable, Mapping
 from proxy.engine.enforcement import applies_to, counts, live_pods
 from proxy.engine.node_effects import EnforcementStep
 from proxy.engine.node_events import EnforcementStepDone, EnforcementStepDue, EnforcementStepFailed
+from proxy.executor.background import Worker
 from proxy.executor.enforce import Enforced
 from proxy.executor.node_executor import NodeExecutor
-from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.workload import Container, Phase
 from proxy.release.kernel import give_back, target_of

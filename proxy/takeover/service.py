@@ -26,8 +26,8 @@ from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.backends.kubelet.small_file import read_small
 from proxy.engine.enforcement import is_applied_to_all
 from proxy.engine.node_events import TakeoverChanged
+from proxy.executor.background import Worker
 from proxy.executor.runtime_ports import SOURCE
-from proxy.executor.worker import Worker
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, elsewhere_of, owning_of, pods_of

@@ -1,7 +1,7 @@
 """Telemetry: log records, problems and metrics of the daemon, behind one port.
 
 - ``metrics``: every counter, gauge and histogram, each declared once;
-- ``registry``: the values of counters and histograms;
+- ``registry``: the types of declarations, and the values of counters and histograms;
 - ``exposition``: Prometheus' text format;
 - ``port``: ``Telemetry``, through which everything else counts, logs and reports problems;
 - ``text``: keys and values of a record as text;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from proxy.telemetry.kinds import Counter, Histogram, Metric
+from proxy.telemetry.registry import Counter, Histogram, Metric
 
 LabelValues = Mapping[str, object]
 Sample = tuple[LabelValues, float]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from proxy.telemetry.kinds import Counter, Gauge, Histogram, Metric
+from proxy.telemetry.registry import Counter, Gauge, Histogram, Metric
 
 
 class Labels(TypedDict, total=False):

@@ -30,9 +30,8 @@ from typing import Protocol, Unpack
 from proxy.model.quoting import message as fit
 from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
-from proxy.telemetry.kinds import Counter, Histogram
 from proxy.telemetry.metrics import Labels
-from proxy.telemetry.registry import Registry
+from proxy.telemetry.registry import Counter, Histogram, Registry
 from proxy.telemetry.text import CAUSE, Keys, identity, plain, rendered
 
 Listener = Callable[[str, Mapping[str, object]], None]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from proxy.telemetry import metrics
-from proxy.telemetry.kinds import Counter, Histogram, Metric
+from proxy.telemetry.registry import Counter, Histogram, Metric
 
 HEAD = """\
 # Metrics

@@ -13,9 +13,9 @@ from proxy.allocation.cpu_policy import CpuPolicy, CpuState, CpuStateError, pick
 from proxy.allocation.cpu_topology import Counts, CpuRow, CpuTopology
 from proxy.allocation.demand import Demand
 from proxy.allocation.distributed import take_distributed
-from proxy.allocation.memory_nodes import memory_for
 from proxy.allocation.packed import NotEnoughCpus, take_packed
 from proxy.allocation.sockets import SocketFamily, Sockets
+from proxy.engine.placement import memory_for
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions

@@ -4,8 +4,8 @@ import pytest
 
 from proxy.allocation.cpu_policy import pick_unpoliced
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.memory_nodes import memory_for
 from proxy.allocation.packed import NotEnoughCpus
+from proxy.engine.placement import memory_for
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.topology.build import described

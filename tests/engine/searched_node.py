@@ -53,7 +53,7 @@ from proxy.engine.reservation_state import Reservation, ReservationKind, restora
 from proxy.engine.settling import SettleStep, settle_step
 from proxy.engine.start import StartStep, start_step
 from proxy.engine.state import NodeState
-from proxy.executor.reservation_records import MOVE, MoveRecord, records_of
+from proxy.executor.codec import MOVE, MoveRecord, records_of
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool
 from proxy.topology.build import described

@@ -8,7 +8,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.create import Plan, place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.rebalance import moves
+from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask

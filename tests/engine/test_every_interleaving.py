@@ -36,11 +36,11 @@ from proxy.engine import events as seen
 from proxy.engine import handle as engine
 from proxy.engine import reservation as reservations
 from proxy.engine.call_events import CallLanded, CallStrayed
-from proxy.engine.change_sequence import ChangeSequence
 from proxy.engine.inflight import InflightCall, InflightCalls
 from proxy.engine.invariants import violations
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
+from proxy.engine.runtime_knowledge import ChangeSequence
 from proxy.engine.start import StartStep
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Struct
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.fact_changes import recorded
+from proxy.engine.decisions import recorded
 from proxy.engine.facts import MatterFacts
 from proxy.engine.handle import handle
 from proxy.engine.node import Node

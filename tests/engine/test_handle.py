@@ -25,7 +25,6 @@ from proxy.engine.call_events import (
     StrayListed,
     UpdateEnded,
 )
-from proxy.engine.change_sequence import ChangeSequence
 from proxy.engine.container_events import (
     ContainerCreated,
     ContainerFound,
@@ -87,6 +86,7 @@ from proxy.engine.pod_events import (
     SandboxRunning,
     SandboxStopped,
 )
+from proxy.engine.runtime_knowledge import ChangeSequence
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import CpuManager

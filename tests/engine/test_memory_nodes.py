@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.memory_nodes import (
+from proxy.engine.node import Node
+from proxy.engine.placement import (
     counted_nodes,
     named_memory_nodes,
     owner_memory_nodes,
     pool_memory_nodes,
 )
-from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask

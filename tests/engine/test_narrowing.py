@@ -11,7 +11,7 @@ from proxy.engine.create import place
 from proxy.engine.invariants import violations
 from proxy.engine.narrowing import Narrowing, lost, narrowed
 from proxy.engine.node import Node
-from proxy.engine.rebalance import moves
+from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask

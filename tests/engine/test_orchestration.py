@@ -25,7 +25,7 @@ from proxy.engine.adoption import adopt
 from proxy.engine.create import place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.rebalance import moves
+from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
 from proxy.executor.codec import dump, load_container, load_pod
 from proxy.model.idset import CpuSet, union

@@ -1,18 +1,37 @@
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.config.admission import AdmissionConfig
 from proxy.engine.admit import PodAdmission, admit, decides_pod
+from proxy.engine.adoption import adopt
 from proxy.engine.create import place
+from proxy.engine.invariants import violations
 from proxy.engine.node import Node
+from proxy.engine.replacement_cpus import choose_replacements, owners_missing_cpus
 from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy
-from proxy.model.options import TopologyPolicy
+from proxy.model.machine import Machine
+from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request
+from proxy.model.workload import (
+    Container,
+    KubeQos,
+    LocatedDevice,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    QosClass,
+    Request,
+)
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -153,3 +172,409 @@ def test_a_sandbox_created_again_keeps_the_cpus() -> None:
         True,
         first.pod.reserved_for_pod,
     )
+
+
+MACHINES = [MACHINE, described(1, 2, 3, 2), described(2, 2, 4, 1), described(1, 1, 2, 1)]
+DEFAULT = AdmissionConfig().rules
+
+
+def state_of(rules: AdmissionRules = DEFAULT, machine: Machine = MACHINE, **more: Any) -> NodeState:
+    return NodeState.empty(Node(machine, CpuTopology.of(machine), True, admission=rules, **more))
+
+
+def whole(count: int) -> Request:
+    return Request(max(2, 1024 * count), 100_000 * count, 100_000)
+
+
+def pod_of(uid: str, count: int = 0, namespace: str = "a", **more: Any) -> Pod:
+    return Pod(f"s-{uid}", uid, namespace, uid, total=whole(count) if count else None, **more)
+
+
+def ends(state: NodeState, container_id: str) -> NodeState:
+    return state.changed(put=(state.containers[container_id].in_phase(Phase.EXITED),))
+
+
+def guaranteed(state: NodeState, uid: str, count: int, **more: Any) -> Any:
+    pod = pod_of(uid, count, **more)
+    return place(state.with_pod(pod), pod, "c", 0, whole(count), f"c-{uid}")
+
+
+def named(state: NodeState, uid: str, cpus: str, **more: Any) -> Any:
+    wanted = CpuSet.parse(cpus)
+    pod = pod_of(uid, len(wanted), **{"qos": QosClass.LSR, "cpuset": wanted, **more})
+    return place(state.with_pod(pod), pod, "c", 0, whole(len(wanted)), f"c-{uid}")
+
+
+def test_the_floor_of_the_node_stands_against_named_cpus() -> None:
+    rules = changed_copy(DEFAULT, floor=6, numa_floor=0)
+    plan = named(state_of(rules), "u", "0-9")
+    assert plan.container is not None
+    plan = named(state_of(rules), "u", "0-10")
+    assert (plan.container, plan.limit) == (None, AdmissionRule.SHARED_FLOOR)
+    assert (plan.verdict.code, plan.verdict.reason) == (9, "AdmissionSharedFloor")
+    assert plan.verdict.message == (
+        "cannot give CPUs 0-10 to a/u/c: the shared pool must keep 6 CPUs of this node"
+        " (admission.sharedFloor), and 5 would be left"
+    )
+    assert plan.explanation is not None
+    assert plan.explanation.verdict == plan.verdict
+
+
+def test_the_floor_of_a_numa_node_stands_against_named_cpus() -> None:
+    assert named(state_of(), "u", "0-3,8-9").container is not None
+    plan = named(state_of(), "u", "0-3,8-10")
+    assert plan.limit is AdmissionRule.SHARED_FLOOR
+    assert (
+        "2 CPUs of NUMA node 0 (admission.sharedFloorPerNUMANode), and 1 would be left"
+        in plan.verdict.message
+    )
+
+
+def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_made_again() -> None:
+    state = state_of()
+    plan = guaranteed(state, "u", 7)
+    assert plan.container is not None
+    assert plan.container.placement.exclusive.isdisjoint(
+        state.node.floors.kept(MACHINE.online, MACHINE, CpuSet())
+    )
+    for node in MACHINE.nodes:
+        assert len(plan.state.pools.shared & node.cpus) >= 2
+    free = guaranteed(state_of(AdmissionRules()), "u", 7)
+    assert len(MACHINE.nodes_of(free.container.placement.exclusive)) == 1, "the first choice is one NUMA node"
+    assert guaranteed(state, "v", 6).container.placement == changed_copy(
+        guaranteed(state_of(AdmissionRules()), "v", 6).container.placement
+    ), "a choice that breaks nothing is the same as without floors"
+
+
+def test_a_single_node_policy_rejects_where_the_floor_takes_the_room() -> None:
+    state = state_of(policy=TopologyPolicy.SINGLE_NUMA_NODE)
+    plan = guaranteed(state, "u", 7)
+    assert (plan.container, plan.limit) == (None, AdmissionRule.SHARED_FLOOR)
+    assert guaranteed(state, "u", 6).container is not None
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
+    state = state_of(policy=TopologyPolicy.BEST_EFFORT, scope=scope)
+    pod = pod_of("u", 12, qos=QosClass.LSR)
+    admission = admit(state, pod, whole(12))
+    assert admission.pod.reserved_for_pod is not None
+    assert all(len(MACHINE.online - admission.pod.reserved_for_pod.cpus & n.cpus) >= 2 for n in MACHINE.nodes)
+    more = admit(state, pod_of("u", 13, qos=QosClass.LSR), whole(13))
+    assert (more.verdict.reason, more.limit) == ("AdmissionSharedFloor", AdmissionRule.SHARED_FLOOR)
+    assert more.state == state
+    sharing = state_of(
+        changed_copy(DEFAULT, beyond=BeyondLimit.SHARE), policy=TopologyPolicy.BEST_EFFORT, scope=scope
+    )
+    shared = admit(sharing, pod_of("u", 13, qos=QosClass.LSR), whole(13))
+    assert shared.verdict.admitted
+    assert shared.pod.reserved_for_pod is None
+    assert shared.limit is AdmissionRule.SHARED_FLOOR
+    assert "shared-floor" in shared.problem
+    plan = place(shared.state.with_pod(shared.pod), shared.pod, "c", 0, whole(13), "c1")
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+
+
+def test_what_is_set_aside_is_gone_from_the_pool() -> None:
+    state = admit(state_of(), pod_of("u", 8, qos=QosClass.LSR), whole(8)).state
+    assert state.pools.shared == MACHINE.online, "pools continue using it"
+    assert guaranteed(state, "v", 4).container is not None
+    assert guaranteed(state, "v", 5).limit is AdmissionRule.SHARED_FLOOR
+
+
+def test_cpus_of_a_container_that_may_come_back_are_kept_for_it() -> None:
+    state = named(state_of(), "u", "0-3,8-9").state
+    state = ends(state, "c-u")
+    other = named(state, "v", "4-7,12-13")
+    assert other.container is not None
+    assert named(state, "v", "10-11").limit is AdmissionRule.SHARED_FLOOR, (
+        "they are the floor when it is back"
+    )
+    pod = other.state.pods["s-u"]
+    again = place(other.state, pod, "c", 1, whole(6), "c-u2")
+    assert again.container is not None
+    assert again.container.placement.exclusive == CpuSet.parse("0-3,8-9")
+    gone = ends(other.state, "c-u").without_pod("s-u")
+    assert named(gone, "w", "10-11").container is not None
+
+
+def test_an_ended_container_of_the_same_pod_does_not_count() -> None:
+    """It may be an init container, which nothing but kubelet can distinguish from one that crashed."""
+    state = state_of(changed_copy(DEFAULT, pod_limit=8))
+    pod = pod_of("u", 8)
+    state = ends(place(state.with_pod(pod), pod, "prepare", 0, whole(8), "c1").state, "c1")
+    plan = place(state, pod, "main", 0, whole(8), "c2")
+    assert plan.container is not None
+    assert guaranteed(state, "other", 5).limit is AdmissionRule.SHARED_FLOOR, "to other pods it may come back"
+    again = place(plan.state, pod, "prepare", 1, whole(8), "c3")
+    assert again.limit is AdmissionRule.POD_LIMIT, "it was none: then the limits hold for it"
+
+
+def test_an_owner_is_not_asked_again_for_what_it_has() -> None:
+    state = named(state_of(AdmissionRules()), "u", "0-14").state
+    tight = state.under(state_of().node)
+    assert tight.pools.shared == CpuSet([15])
+    pod = tight.pods["s-u"]
+    beside = place(tight, pod, "d", 0, whole(15), "d-u")
+    assert beside.container is not None
+    assert beside.container.placement.exclusive == CpuSet.parse("0-14")
+    assert guaranteed(tight, "v", 1).container is None
+    assert violations(beside.state) == []
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(
+    ("runs_on", "phase", "requested", "limit"),
+    [
+        ("0-14", Phase.RUNNING, 15, None),
+        ("0-14", Phase.CREATED, 15, AdmissionRule.SHARED_FLOOR),
+        (
+            "0-15",
+            Phase.RUNNING,
+            15,
+            AdmissionRule.SHARED_FLOOR,
+        ),  # it runs where all do: they are not its own yet
+        ("0-3", Phase.RUNNING, 15, AdmissionRule.SHARED_FLOOR),
+        ("0-14", Phase.RUNNING, 14, AdmissionRule.REQUEST),
+    ],
+)
+def test_an_adopted_container_keeps_the_cpus_that_it_runs_on(
+    static: bool, runs_on: str, phase: Phase, requested: int, limit: AdmissionRule | None
+) -> None:
+    node = Node(MACHINE, CpuTopology.of(MACHINE), static, admission=DEFAULT)
+    cpus = CpuSet.parse("0-14")
+    pod = pod_of("u", requested, qos=QosClass.LSR, cpuset=cpus)
+    request = changed_copy(whole(15), cpuset_cpus=runs_on)
+    plan = adopt(NodeState.empty(node), "c1", pod, "c", 0, request, phase)
+    assert plan.limit is limit
+    assert plan.container is not None
+    assert plan.container.placement.exclusive == (cpus if limit is None else CpuSet())
+    assert plan.container.placement.pool is (Pool.OWN if limit is None else Pool.SHARED)
+    assert bool(plan.problem) is (limit is not None)
+
+
+def test_what_kubelet_pinned_shares_beyond_the_floor_and_is_not_rejected() -> None:
+    """kubelet has admitted the pod and would ask for it again and again."""
+    node = Node(MACHINE, CpuTopology.of(MACHINE), admission=DEFAULT)
+    for count, pool in ((6, Pool.OWN), (13, Pool.SHARED)):
+        pod = pod_of("u", count)
+        cpus = CpuSet(range(count))
+        request = changed_copy(whole(count), cpu_quota=-1, cpuset_cpus=str(cpus))
+        plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, request, "c1")
+        assert plan.container is not None
+        assert plan.container.placement.pool is pool
+        assert plan.limit is (AdmissionRule.SHARED_FLOOR if pool is Pool.SHARED else None)
+    request = changed_copy(whole(7), cpuset_cpus="0-3,8-10")
+    pod = pod_of("u", 7)
+    plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, request, "c1")
+    assert plan.container is not None
+    assert len(plan.container.placement.exclusive) == 7, (
+        "others in their place, as where another pod has them"
+    )
+    assert "other CPUs than kubelet's CPU manager named (shared-floor)" in plan.problem
+
+
+def test_what_kubelet_holds_for_containers_to_come_keeps_the_floor() -> None:
+    state = state_of().with_kubelet_cpus({"u": {"a": CpuSet.parse("0-3,8-9"), "b": CpuSet.parse("10")}})
+    assert state.owners.keys() == {"u/a"}
+    assert state.pools.shared == MACHINE.online - CpuSet.parse("0-3,8-9")
+
+
+def test_cpus_that_stand_in_for_others_keep_the_floor() -> None:
+    for rules, count in ((AdmissionRules(), 2), (DEFAULT, 0)):
+        state = named(state_of(rules), "u", "4-7,12-13").state
+        pod = pod_of("v", 6)
+        own = CpuSet.parse("0-3,8-9")
+        placement = Placement(Pool.OWN, own, MACHINE.memory_nodes)
+        container = Container("c-v", "c", pod, whole(6), placement, Phase.RUNNING, 0, "v/c")
+        state = state.with_pod(pod).changed(put=(container,))
+        left = MACHINE.online - CpuSet([0, 1])
+        cpus = [cpu for cpu in MACHINE.cpus if cpu.id in left]
+        nodes = [changed_copy(node, cpus=node.cpus & left) for node in MACHINE.nodes]
+        state = state.on(changed_copy(MACHINE, cpus=tuple(cpus), nodes=tuple(nodes)))
+        (short,) = owners_missing_cpus(state)
+        assert len(choose_replacements(state, short)) == count
+
+
+LIMITS = {
+    AdmissionRule.POD_LIMIT: changed_copy(DEFAULT, pod_limit=4, floor=0, numa_floor=0),
+    AdmissionRule.NAMESPACE_LIMIT: changed_copy(DEFAULT, namespace_limit=6, floor=0, numa_floor=0),
+    AdmissionRule.NODE_LIMIT: changed_copy(DEFAULT, node_limit=8, floor=0, numa_floor=0),
+}
+
+
+def test_one_pod_owns_no_more_than_its_limit() -> None:
+    state = state_of(LIMITS[AdmissionRule.POD_LIMIT])
+    assert guaranteed(state, "u", 4).container is not None
+    assert guaranteed(state, "u", 5).limit is AdmissionRule.POD_LIMIT
+    assert named(state, "u", "0-4").verdict.reason == "AdmissionPodLimit"
+    assert admit(state, pod_of("u", 5, qos=QosClass.LSR), whole(5)).limit is AdmissionRule.POD_LIMIT
+    pod = pod_of("u", 8)
+    one = place(state.with_pod(pod), pod, "one", 0, whole(3), "c1")
+    two = place(one.state, pod, "two", 0, whole(2), "c2")
+    assert two.limit is AdmissionRule.POD_LIMIT, "the containers of a pod count together"
+    assert two.verdict.message == (
+        f"cannot give CPUs {two.verdict.message.split()[3]} to a/u/two: the pod would own 5 CPUs,"
+        " and may own 4 (admission.maxCPUsPerPod)"
+    )
+    assert place(one.state, pod, "two", 0, whole(1), "c2").container is not None
+
+
+def test_the_pods_of_one_namespace_own_no_more_than_its_limit() -> None:
+    state = named(state_of(LIMITS[AdmissionRule.NAMESPACE_LIMIT]), "u", "0-3").state
+    aside = admit(state, pod_of("v", 2, qos=QosClass.LSR), whole(2)).state
+    assert guaranteed(aside, "w", 1).limit is AdmissionRule.NAMESPACE_LIMIT
+    assert guaranteed(aside, "w", 1, namespace="b").container is not None
+    assert guaranteed(state, "w", 2).container is not None
+    assert guaranteed(state, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT
+    ended = ends(state, "c-u")
+    assert guaranteed(ended, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT, "it may come back"
+    assert guaranteed(ended.without_pod("s-u"), "w", 3).container is not None
+
+
+def test_all_pods_of_a_node_own_no_more_than_its_limit() -> None:
+    state = named(state_of(LIMITS[AdmissionRule.NODE_LIMIT]), "u", "0-3").state
+    beside = state.with_kubelet_cpus({"k": {"c": CpuSet([15])}})
+    assert guaranteed(beside, "w", 4, namespace="b").limit is AdmissionRule.NODE_LIMIT
+    assert guaranteed(beside, "w", 3, namespace="b").container is not None
+    assert guaranteed(state, "w", 4, namespace="b").container is not None
+
+
+class Life:
+    """Random pods on a node; what they may have is held after each step."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = chance = random.Random(seed)
+        self.machine = chance.choice(
+            [MACHINE, described(1, 2, 3, 2), described(2, 2, 4, 1), described(1, 1, 2, 1)]
+        )
+        self.rules = changed_copy(
+            DEFAULT,
+            pod_limit=chance.choice([None, None, 3]),
+            namespace_limit=chance.choice([None, None, 6]),
+            node_limit=chance.choice([None, None, len(self.machine.online) // 2]),
+            floor=chance.choice([None, None, 1, len(self.machine.online) // 3]),
+            numa_floor=chance.choice([None, None, 0, 1]),
+            beyond=chance.choice(list(BeyondLimit)),
+        )
+        options = CpuOptions(full_pcpus_only=chance.random() < 0.3)
+        self.state = state_of(
+            self.rules,
+            self.machine,
+            options=options,
+            policy=chance.choice(list(TopologyPolicy)),
+            scope=chance.choice(list(Scope)),
+            reserved=CpuSet([0]) if chance.random() < 0.5 else CpuSet(),
+        )
+        self.serial = 0
+
+    def step(self) -> None:
+        more = (self.crashes, self.crashes, self.beside, self.leaves, self.kubelet)
+        self.chance.choice([self.comes, self.comes, self.comes, *more])()
+        self.check()
+
+    def comes(self) -> None:
+        chance, self.serial = self.chance, self.serial + 1
+        uid, count = f"u{self.serial}", chance.randint(0, 5)
+        qos = chance.choice([QosClass.LSR, QosClass.LSE, QosClass.NONE, QosClass.LS])
+        cpuset = None
+        if chance.random() < 0.5:
+            online = list(self.machine.online)
+            size = min(len(online), chance.choice([count, count, count + 3, len(online) - 1]))
+            cpuset = CpuSet(chance.sample(online, size)) or None
+        kube = chance.choice([KubeQos.GUARANTEED, KubeQos.GUARANTEED, KubeQos.BURSTABLE])
+        pod = pod_of(uid, count, chance.choice("ab"), qos=qos, kube_qos=kube, cpuset=cpuset)
+        others = {c.id: c.placement.exclusive for c in self.state.containers.values()}
+        admission = admit(self.state, pod, whole(count))
+        if not admission.verdict.admitted:
+            assert admission.state is self.state
+            return
+        state = admission.state.with_pod(admission.pod)
+        plan = place(state, admission.pod, "c", 0, whole(count), uid)
+        self.state = plan.state
+        if plan.container is not None:
+            self.state = self.state.changed(put=(plan.container.in_phase(Phase.RUNNING),))
+            assert len(plan.container.placement.exclusive) <= count
+        assert others == {i: self.state.containers[i].placement.exclusive for i in others}
+
+    def crashes(self) -> None:
+        running = [c for c in self.state.containers.values() if c.phase is Phase.RUNNING]
+        if not running:
+            return
+        container = self.chance.choice(running)
+        self.state = ends(self.state, container.id)
+        if self.chance.random() < 0.6:
+            for _ in range(self.chance.randint(0, 2)):
+                self.comes()
+            pod = self.state.pods[container.pod.sandbox_id]
+            name, attempt = container.name, container.attempt + 1
+            plan = place(self.state, pod, name, attempt, container.request, f"{container.id}x")
+            if plan.container is not None:
+                made = plan.container.in_phase(Phase.RUNNING)
+                self.state = plan.state.changed(put=(made,), drop=(container.id,))
+
+    def beside(self) -> None:
+        """Another container comes to a pod that may have a container that has ended."""
+        if not self.state.pods:
+            return
+        pod = self.state.pods[self.chance.choice(sorted(self.state.pods))]
+        self.serial, name = self.serial + 1, self.chance.choice("cd")
+        if any(c.name == name and c.phase is Phase.RUNNING for c in self.state.in_sandbox(pod.sandbox_id)):
+            return
+        request = whole(self.chance.randint(0, 4))
+        old = [c.id for c in self.state.in_sandbox(pod.sandbox_id) if c.name == name]
+        plan = place(self.state, pod, name, self.serial, request, f"{pod.uid}-{self.serial}")
+        if plan.container is not None:
+            self.state = plan.state.changed(put=(plan.container.in_phase(Phase.RUNNING),), drop=old)
+
+    def leaves(self) -> None:
+        if self.state.pods:
+            sandbox = self.chance.choice(sorted(self.state.pods))
+            gone = [c.id for c in self.state.in_sandbox(sandbox)]
+            self.state = self.state.changed(drop=gone).without_pod(sandbox)
+
+    def kubelet(self) -> None:
+        online = list(self.machine.online)
+        held = {}
+        if self.chance.random() < 0.5:
+            held = {"k": {"c": CpuSet(self.chance.sample(online, self.chance.randint(1, len(online))))}}
+        if not self.state.kubelet:
+            self.state = self.state.with_kubelet_cpus(held)
+        elif self.chance.random() < 0.5:
+            self.state = self.state.with_kubelet_cpus({})
+
+    def check(self) -> None:
+        state, rules = self.state, self.rules
+        assert violations(state) == []
+        pool = state.pools.shared - state.aside()
+        for floor in state.node.floors.each:
+            inside = pool if floor.cpus is None else pool & floor.cpus
+            assert len(inside) >= floor.least, floor
+        live = [c for c in state.containers.values() if c.placement.exclusive and c.phase is not Phase.EXITED]
+        by_pod: dict[str, CpuSet] = {}
+        by_namespace: dict[str, CpuSet] = {}
+        for pod, cpus in [
+            *((c.pod, c.placement.exclusive) for c in live),
+            *((p, p.reserved_for_pod.cpus) for p in state.pods.values() if p.reserved_for_pod is not None),
+        ]:
+            by_pod[pod.uid] = by_pod.get(pod.uid, CpuSet()) | cpus
+            by_namespace[pod.namespace] = by_namespace.get(pod.namespace, CpuSet()) | cpus
+        assert all(len(cpus) <= (rules.pod_limit or 1000) for cpus in by_pod.values())
+        assert all(len(cpus) <= (rules.namespace_limit or 1000) for cpus in by_namespace.values())
+        owned = CpuSet()
+        for cpus in by_pod.values():
+            owned |= cpus
+        if not state.kubelet:
+            assert len(owned) <= (1000 if rules.node_limit is None else rules.node_limit)
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_pods_leave_the_pool_its_floor(block: int) -> None:
+    for seed in range(block * 60, block * 60 + 60):
+        life = Life(seed)
+        try:
+            for _ in range(25):
+                life.step()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error

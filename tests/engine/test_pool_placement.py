@@ -6,7 +6,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
-from proxy.engine.pool_placement import pool_cpus, unmet_limit, with_burst_limit
+from proxy.engine.placement import pool_cpus, unmet_limit, with_burst_limit
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy

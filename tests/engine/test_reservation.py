@@ -64,7 +64,7 @@ from proxy.engine.reservation import (
     step,
 )
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase, restoration
-from proxy.engine.write_errors import ELSEWHERE, PAUSE_S, TRIES
+from proxy.engine.write_conflicts import ELSEWHERE, PAUSE_S, TRIES
 from proxy.model.idset import CpuSet
 from tests.testkit.playbook import Playbook
 

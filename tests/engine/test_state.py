@@ -3,7 +3,7 @@ from __future__ import annotations
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.create import place
 from proxy.engine.node import Node
-from proxy.engine.rebalance import moves
+from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask

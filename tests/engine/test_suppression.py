@@ -38,7 +38,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import SuppressMode
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
-from proxy.pools.quota import UNLIMITED
+from proxy.pools.claims import UNLIMITED
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.playbook import Playbook

@@ -1,9 +1,14 @@
-"""Write conflicts: when they begin and end, how often cpusets are repaired; and the effects in order."""
+"""Write conflicts: when they begin and end, how often cpusets are repaired; and the effects in order.
+
+What is done about each way in which the kernel can refuse.
+"""
 
 from __future__ import annotations
 
+import errno
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -19,8 +24,10 @@ from proxy.engine.write_conflicts import (
     LATEST_S,
     LONGEST_S,
     MANY,
+    PAUSE_S,
     QUIET_S,
     SOONEST_S,
+    TRIES,
     URGENT_S,
     WINDOW_S,
     CheckCpusets,
@@ -31,10 +38,13 @@ from proxy.engine.write_conflicts import (
     FindWriters,
     ReportDrift,
     UnattributedRepairs,
+    WriteAction,
     WriteConflict,
     WriteConflicts,
     WriterSeen,
     WritersFound,
+    action_for,
+    retry_pause,
     step,
 )
 from proxy.model.idset import CpuSet, Mask
@@ -217,3 +227,23 @@ def test_a_conflict_needs_so_many_within_the_window(steps: list[tuple[float, boo
         times.append(now)
         known = repaired(known, now)
         assert ("c" in known.conflicts) is (len(times) >= MANY and now - times[-MANY] <= WINDOW_S)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((errno.ENOENT, errno.ENODEV), WriteAction.LOOK),
+        ((errno.EBUSY, errno.EAGAIN, errno.EINTR, 0), WriteAction.RETRY),
+        ((errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EINVAL, errno.EIO, 9999), WriteAction.ELSEWHERE),
+        ((errno.EROFS,), WriteAction.REFUSE),
+    ],
+)
+def test_the_way_out(numbers: tuple[int, ...], expected: WriteAction) -> None:
+    assert {action_for(number) for number in numbers} == {expected}
+
+
+def test_the_same_write_is_made_again_a_bounded_number_of_times() -> None:
+    waits = [retry_pause(tried, (errno.EACCES, errno.EBUSY)) for tried in range(1, TRIES + 1)]
+    assert waits == [PAUSE_S, 4 * PAUSE_S, None]
+    assert retry_pause(1, (errno.EACCES, errno.ENOSPC)) is None, "it would fail for ever"
+    assert retry_pause(1, ()) is None

@@ -16,8 +16,8 @@ from proxy.backends.ledger import journal as file_ledger
 from proxy.backends.ledger import open_ledger
 from proxy.engine.events import LedgerLate, LedgerRejected, LedgerWritten
 from proxy.executor import journal as module
+from proxy.executor.background import Worker
 from proxy.executor.journal import Journal
-from proxy.executor.worker import Worker
 from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos, Pod, QosClass

@@ -7,10 +7,10 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import ContainersUnsettled, SavedCpusLearned
+from proxy.executor.background import Worker
 from proxy.executor.codec import dump, load_container, load_pod
 from proxy.executor.journal import Journal
 from proxy.executor.status_data import node_page
-from proxy.executor.worker import Worker
 from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask

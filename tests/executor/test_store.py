@@ -24,10 +24,10 @@ from proxy.engine.node_events import CpusHeld, TakeoverChanged
 from proxy.engine.owners import CpuHold
 from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.engine.state import NodeState
+from proxy.executor.background import Worker
 from proxy.executor.journal import Journal
 from proxy.executor.observer import Observer as ObserverBase
 from proxy.executor.store import NodeStore
-from proxy.executor.worker import Worker
 from proxy.model.idset import CpuSet
 from proxy.topology.build import described
 

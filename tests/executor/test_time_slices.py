@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from proxy.executor.background import TimeSlices
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.executor.tasks import TimeSlices
 from proxy.model.idset import CpuSet
 
 MANY = 1000
@@ -79,7 +79,7 @@ def test_other_work_continues_while_containers_are_adopted(
     """With a slice of nothing there is a turn at each container, and what changes meanwhile is seen."""
 
     async def scenario(world: Any) -> None:
-        monkeypatch.setattr("proxy.executor.tasks.SLICE_S", 0.0)
+        monkeypatch.setattr("proxy.executor.background.SLICE_S", 0.0)
         monkeypatch.setattr(TimeSlices.__init__, "__defaults__", (0.0, time.perf_counter))
         populate(world)
         probe, ended = Probe(), list[str]()

@@ -69,13 +69,13 @@ CALLS = [
     *files_of("frontends/cri", "call messages"),
 ]
 BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
-NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "narrowing pool_placement")]
+NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "narrowing placement")]
 SEARCHES = "reservation_search device_interleaving every_interleaving"
 THROUGH_THE_EXECUTOR = (
     "quotas suppression partitions hotplug pod_exclusive_cpus plan_report random client_calls"
 )
 """Tests that send events to the engine through the executor; they notice much that its own do not."""
-SLOW_WITHOUT_THE_ENGINE = "be_groups codec worker_health threads tasks history"
+SLOW_WITHOUT_THE_ENGINE = "be_groups codec worker_health background history"
 ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
     "allocation": [Part(["proxy/allocation"], ["tests/allocation"])],

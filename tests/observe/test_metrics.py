@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 from proxy.observe.metrics import metrics
 from proxy.telemetry import metrics as declared
-from proxy.telemetry.kinds import Gauge
-from proxy.telemetry.registry import Registry
+from proxy.telemetry.registry import Gauge, Registry
 
 STATUS: Mapping[str, object] = {
     "version": '1"2',

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.limits import kept_shared
 from proxy.engine.node import Node
+from proxy.engine.owners import kept_shared
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask

@@ -24,7 +24,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.phrases import listed
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import ResourceStatus, resource_status
-from proxy.pools.decision_table import DecisionRow, row_of
+from proxy.pools.claims import DecisionRow, row_of
 from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
 from proxy.pools.node_rule import STATIC
 from proxy.pools.shared import NodePool

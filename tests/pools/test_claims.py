@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import KeepQuota
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
-from proxy.pools.claims import claim, pool_of, whole_cpus
+from proxy.pools.claims import (
+    DecisionRow,
+    claim,
+    ownership_problem,
+    pool_of,
+    quota_of_owner,
+    row_of,
+    whole_cpus,
+)
 from tests.testkit.changed_copy import changed_copy
 
 ONLINE = CpuSet.parse("0-7")
@@ -174,3 +186,99 @@ def test_the_reason_says_where_the_cpus_were_chosen() -> None:
         "LSR pod: its resource-status annotation names CPUs 0-1",
         "LSR pod: CPUs 0-1 were chosen for it when its sandbox was made",
     ]
+
+
+QOS = tuple(QosClass)
+KUBE = tuple(KubeQos)
+
+
+@pytest.mark.parametrize(
+    ("qos", "kube", "reported", "row"),
+    [
+        (QosClass.NONE, KubeQos.BURSTABLE, {"named": True, "bound": True}, DecisionRow.NAMED),
+        (QosClass.BE, KubeQos.BEST_EFFORT, {"bound": True}, DecisionRow.BE_ON_NODES),
+        (QosClass.SYSTEM, KubeQos.BURSTABLE, {"bound": True}, DecisionRow.SHARED_ON_NODES),
+        (QosClass.LSE, KubeQos.GUARANTEED, {"bound": True}, DecisionRow.SHARED_ON_NODES),
+        (QosClass.SYSTEM, KubeQos.BEST_EFFORT, {}, DecisionRow.SYSTEM),
+        (QosClass.LS, KubeQos.BEST_EFFORT, {}, DecisionRow.LS),
+        (QosClass.NONE, KubeQos.BEST_EFFORT, {}, DecisionRow.BEST_EFFORT),
+        (QosClass.BE, KubeQos.BEST_EFFORT, {}, DecisionRow.BEST_EFFORT),
+        (QosClass.LSR, KubeQos.GUARANTEED, {}, DecisionRow.SHARED),
+        (QosClass.BE, KubeQos.BURSTABLE, {}, DecisionRow.SHARED),
+    ],
+)
+def test_the_first_row_that_fits_decides(
+    qos: QosClass, kube: KubeQos, reported: dict[str, bool], row: DecisionRow
+) -> None:
+    assert row_of(qos, kube, **reported) is row
+
+
+def test_the_rows_have_koordinators_numbers() -> None:
+    assert [int(row) for row in DecisionRow] == [1, 3, 4, 5, 6, 7, 9]
+
+
+@pytest.mark.parametrize(("qos", "kube"), list(itertools.product(QOS, KUBE)))
+def test_what_the_rows_come_to_on_a_node_of_ours(qos: QosClass, kube: KubeQos) -> None:
+    """Every class in every cgroup, with nothing named: the pool is that of the row, and BE's label wins."""
+    pod = Pod("s", "u", "ns", "n", qos=qos, kube_qos=kube)
+    pools = {
+        DecisionRow.SYSTEM: Pool.SYSTEM,
+        DecisionRow.LS: Pool.SHARED,
+        DecisionRow.BEST_EFFORT: Pool.BE,
+        DecisionRow.SHARED: Pool.SHARED,
+    }
+    expected = Pool.BE if qos is QosClass.BE else pools[row_of(qos, kube)]
+    made = claim(pod, Request(), CpuSet.parse("0-7"), static=False)
+    assert (made.pool, made.nodes, made.within, made.cpus) == (expected, None, None, None)
+
+
+def test_volcanos_nodes_narrow_the_shared_pool_and_no_other() -> None:
+    there = CpuSet.parse("0-7")
+    wish = Mask((1,))
+    shares = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BURSTABLE, wish_nodes=wish)
+    assert claim(shares, Request(), there, static=False).nodes == wish
+    best_effort = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BEST_EFFORT, wish_nodes=wish)
+    assert claim(best_effort, Request(), there, static=False).nodes is None
+    bound = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BURSTABLE, wish_nodes=wish, nodes=Mask((0,)))
+    assert claim(bound, Request(), there, static=False).nodes == Mask((0,))
+
+
+@pytest.mark.parametrize(
+    ("owns", "containers", "keep", "quota"),
+    [
+        (True, 1, KeepQuota.NEVER, -1),
+        (True, 3, KeepQuota.NEVER, -1),
+        (True, 1, KeepQuota.SEVERAL_CONTAINERS, -1),
+        (True, 2, KeepQuota.SEVERAL_CONTAINERS, None),
+        (True, 1, KeepQuota.ALWAYS, None),
+        (False, 1, KeepQuota.NEVER, None),
+        (False, 2, KeepQuota.SEVERAL_CONTAINERS, None),
+    ],
+)
+def test_pods_whose_quota_is_switched_off(
+    owns: bool, containers: int, keep: KeepQuota, quota: int | None
+) -> None:
+    assert quota_of_owner(owns=owns, containers=containers, keep=keep) == quota
+
+
+def ask(
+    name: str, cpu: int, limit: int | None = None, kind: ContainerKind = ContainerKind.APP
+) -> ContainerResources:
+    return ContainerResources(name, kind, {"cpu": cpu}, {"cpu": cpu if limit is None else limit})
+
+
+def test_whole_cpus_and_no_more_than_they_ask_for() -> None:
+    assert not ownership_problem(QosClass.LSE, PodRequests("u", (ask("a", 1500), ask("b", 500))))
+    init = ask("i", 300, kind=ContainerKind.INIT)
+    assert not ownership_problem(
+        QosClass.LSR, PodRequests("u", (init, ask("s", 700, kind=ContainerKind.SIDECAR), ask("a", 300)))
+    )
+    assert not ownership_problem(QosClass.LS, PodRequests("u", (ask("a", 1500, 9000),)))
+
+
+def test_why_a_pod_may_not_own_cpus() -> None:
+    uneven = ownership_problem(QosClass.LSE, PodRequests("u", (ask("a", 1000), ask("b", 1000, 2000))))
+    assert uneven == "LSE pod: container b requests 1000m CPU and is limited to 2000m; the two must be equal"
+    broken = ownership_problem(QosClass.LSR, PodRequests("u", (ask("a", 1500),)))
+    assert broken == "LSR pod: its containers request 1500m CPU together; it must be whole CPUs"
+    assert "request 0m CPU" in ownership_problem(QosClass.LSR, PodRequests("u", (ContainerResources("a"),)))

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from proxy.model.admission import AdmissionRule, AdmissionRules
 from proxy.model.idset import CpuSet
-from proxy.model.machine import NumaNode
+from proxy.model.machine import Machine, NumaNode
 from proxy.model.workload import Pool
-from proxy.pools.pools import CpuPools, Owner, pools_of
+from proxy.pools.pools import CpuPools, Floor, Floors, Owner, default_floor, floors_of, pools_of
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -55,3 +58,138 @@ def test_the_part_of_each_node_that_has_cpus() -> None:
         0: CpuPools(CpuSet.parse("4-5"), CpuSet.parse("4-5")),
         1: CpuPools(CpuSet.parse("3,6-7"), CpuSet.parse("2-3,6-7")),
     }
+
+
+AUTO = AdmissionRules(floor=None, numa_floor=None)
+MACHINES = [
+    described(1, 1, 1, 1),
+    described(1, 1, 1, 2),
+    described(1, 1, 2, 1),
+    described(1, 2, 1, 1),
+    described(2, 1, 4, 2),
+    described(2, 2, 8, 2),
+    described(2, 4, 3, 1),
+    described(1, 1, 40, 4),
+]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads", "floor"),
+    [
+        (1, 1, 0),  # half of one CPU, rounded down: as before, there is one CPU and it can have no owner
+        (2, 1, 1),
+        (2, 2, 1),  # one core would be both
+        (3, 1, 1),
+        (4, 2, 2),
+        (4, 1, 1),
+        (16, 2, 2),
+        (40, 2, 2),
+        (42, 2, 3),  # 2.1 is rounded up
+        (64, 2, 4),
+        (96, 2, 5),
+        (101, 1, 6),
+        (128, 1, 7),
+        (160, 4, 8),
+    ],
+)
+def test_the_default_is_a_core_or_a_twentieth_and_at_most_half(cpus: int, threads: int, floor: int) -> None:
+    machine = described(1, 1, -(-cpus // threads), threads)
+    assert default_floor(machine, CpuSet(range(cpus))) == floor
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_one_cpu_can_be_owned_wherever_two_are_there(machine: Machine) -> None:
+    floors = floors_of(AUTO, machine, machine.online)
+    for node in machine.nodes:
+        if len(node.cpus) > 1 and len(machine.online) > 1:
+            taken = CpuSet([node.cpus.first()])
+            assert floors.broken(machine.online - taken, taken) is None
+
+
+def test_what_is_kept_back_from_the_pool_does_not_count() -> None:
+    """Four CPUs of which two are withheld: the pool is two CPUs, and one of them can be owned."""
+    machine = described(1, 1, 2, 2)
+    assert [f.least for f in floors_of(AUTO, machine, CpuSet([0, 1])).each] == [1, 1]
+
+
+def test_numbers_are_taken_as_they_are() -> None:
+    machine = described(2, 1, 4, 2)
+    floors = floors_of(AdmissionRules(floor=15, numa_floor=3), machine, machine.online)
+    assert [(f.least, f.node) for f in floors.each] == [(15, None), (3, 0), (3, 1)]
+    assert not floors_of(AdmissionRules(), machine, machine.online)
+    assert not floors_of(AdmissionRules(floor=0, numa_floor=0), machine, machine.online)
+
+
+def test_only_floors_of_nodes_that_lose_cpus_are_broken() -> None:
+    floors = Floors((Floor(2, CpuSet([0, 1, 2, 3]), 0), Floor(2, CpuSet([4, 5, 6, 7]), 1)))
+    left = CpuSet([0, 4, 5, 6])  # node 0 is below its floor already
+    assert floors.broken(left, CpuSet([7])) is None
+    breach = floors.broken(left, CpuSet([3]))
+    assert breach is not None
+    assert breach.rule is AdmissionRule.SHARED_FLOOR
+    assert "NUMA node 0 (admission.sharedFloorPerNUMANode), and 1 would be left" in breach.words
+    assert floors.broken(left, CpuSet()) is None
+    whole = Floors((Floor(5),)).broken(left, CpuSet([7]))
+    assert whole is not None
+    assert "5 CPUs of this node (admission.sharedFloor), and 4 would be left" in whole.words
+
+
+@given(
+    st.sampled_from(MACHINES),
+    st.sets(st.integers(0, 159)),
+    st.sets(st.integers(0, 159), max_size=3),
+    st.none() | st.integers(0, 12),
+    st.none() | st.integers(0, 6),
+    st.randoms(),
+)
+def test_what_is_chosen_beside_the_kept_cpus_breaks_no_floor(
+    machine: Machine, owned: set[int], reserved: set[int], floor: int | None, numa: int | None, chance: object
+) -> None:
+    floors = floors_of(AdmissionRules(floor=floor, numa_floor=numa), machine, machine.online)
+    never = CpuSet(reserved) & machine.online
+    pool = machine.online - (CpuSet(owned) - never)
+    kept = floors.kept(pool, machine, never)
+    assert kept <= pool
+    free = list(pool - kept - never)
+    taken = CpuSet(cpu for cpu in free if chance.random() < 0.5)  # type: ignore[attr-defined]
+    assert floors.broken(pool - taken, taken) is None
+
+
+def test_reserved_cpus_and_parts_of_cores_are_kept_first() -> None:
+    machine = described(1, 1, 4, 2)  # cores 0,4 1,5 2,6 3,7
+    floors = Floors((Floor(2),))
+    assert floors.kept(machine.online, machine, CpuSet([0])) == CpuSet([0, 4])
+    assert floors.kept(machine.online - CpuSet([1]), machine, CpuSet()) == CpuSet([5, 7])
+    assert floors.kept(machine.online, machine, CpuSet()) == CpuSet([3, 7])
+
+
+def test_cpus_that_are_kept_for_a_numa_node_count_for_the_whole_node() -> None:
+    machine = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+    floors = floors_of(AdmissionRules(floor=3, numa_floor=1), machine, machine.online)
+    assert floors.kept(machine.online, machine, CpuSet()) == CpuSet([7, 11, 15])
+
+
+def test_a_node_without_cpus_has_no_floor() -> None:
+    machine = described(2, 1, 4, 1)
+    only_memory = changed_copy(machine.nodes[1], cpus=CpuSet())
+    there = tuple(cpu for cpu in machine.cpus if cpu.id < 4)
+    machine = changed_copy(machine, cpus=there, nodes=(machine.nodes[0], only_memory))
+    floors = floors_of(AdmissionRules(floor=0, numa_floor=2), machine, machine.online)
+    assert [(f.least, f.node) for f in floors.each] == [(2, 0)]
+
+
+def test_a_node_whose_cpus_are_all_withheld_has_no_floor() -> None:
+    machine = described(2, 1, 4, 1)
+    assert floors_of(AUTO, machine, machine.nodes[0].cpus).each == (
+        Floor(1),
+        Floor(1, machine.nodes[0].cpus, 0),
+    )
+    assert not floors_of(AUTO, machine, CpuSet())
+
+
+def test_the_default_counts_the_cores_of_the_given_cpus_only() -> None:
+    machine = described(1, 1, 6, 2)  # cores 0,6 1,7 2,8 3,9 4,10 5,11
+    single = tuple(cpu for cpu in machine.cpus if cpu.id not in (6, 7, 8, 9))  # 0 to 3 have no second thread
+    machine = changed_copy(machine, cpus=single)
+    assert default_floor(machine, CpuSet([0, 1, 2, 3])) == 1
+    assert default_floor(machine, CpuSet([0, 1, 4, 10])) == 2

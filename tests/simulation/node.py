@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from proxy.executor import runtime_events, worker
-from proxy.executor.tasks import TimeSlices
+from proxy.executor import background, runtime_events
+from proxy.executor.background import TimeSlices
 from proxy.succession import replacement
 from proxy.topology.build import described
 from tests.simulation.calm import ALL_S, KERNEL_S, kernel_differences, other_differences
@@ -361,7 +361,7 @@ async def _now(self: TimeSlices) -> None:
 def patched() -> Iterator[None]:
     """Replace the daemon's threads, and what measures real time, by simulated ones."""
     with (
-        mock.patch.object(worker, "Threads", SimulatedThreads),
+        mock.patch.object(background, "Threads", SimulatedThreads),
         mock.patch.object(runtime_events, "threading", Threading),
         mock.patch.object(replacement, "LOOK_S", 0.05),
         mock.patch.object(TimeSlices, "turn", _turn),

@@ -16,13 +16,12 @@ from proxy.engine.events import LedgerWritten
 from proxy.engine.node_events import NodePolicyRead
 from proxy.executor import enforce, reconciler
 from proxy.executor.confinement import NOT_AT_ALL, Confinement
-from proxy.executor.creates import Creates
+from proxy.executor.creates import Creates, Lifecycle
 from proxy.executor.drift import detection
 from proxy.executor.drift.detection import Drift
 from proxy.executor.enforce import Enforced, Enforcer
 from proxy.executor.former_calls import FormerCalls
 from proxy.executor.journal import Journal
-from proxy.executor.lifecycle import Lifecycle
 from proxy.executor.machine.hotplug import Hotplug
 from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedThreads:
-    """Stands for ``proxy.executor.threads.Threads``."""
+    """Stands for ``proxy.executor.background.Threads``."""
 
     daemon: Daemon
     """The process that makes threads now."""

@@ -9,8 +9,8 @@ import pytest
 
 from proxy.extender import http_server as extender
 from proxy.telemetry import metrics
-from proxy.telemetry.kinds import Counter, Gauge, Histogram
 from proxy.telemetry.reference import reference
+from proxy.telemetry.registry import Counter, Gauge, Histogram
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 PAGES = [page for page in PAGE.parent.glob("*.md") if page != PAGE]

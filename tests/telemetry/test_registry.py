@@ -9,8 +9,7 @@ import pytest
 from proxy.engine.likely_writer import Author
 from proxy.telemetry import metrics
 from proxy.telemetry.exposition import family
-from proxy.telemetry.kinds import Counter, Gauge, Histogram
-from proxy.telemetry.registry import Registry
+from proxy.telemetry.registry import Counter, Gauge, Histogram, Registry
 from tests.testkit.captured_log import telemetry
 
 

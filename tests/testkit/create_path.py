@@ -28,7 +28,7 @@ from types import FrameType
 
 from proxy import logs
 from proxy.demo.client import CriClient, DemoPod
-from proxy.executor.threads import Threads
+from proxy.executor.background import Threads
 from proxy.model.workload import KubeQos
 from tests.testkit.daemon import run, temporary_node
 

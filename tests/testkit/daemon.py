@@ -30,7 +30,7 @@ from proxy.config.origin import Origin
 from proxy.daemon import Daemon
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
-from proxy.executor.threads import Threads
+from proxy.executor.background import Threads
 from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.topology.build import described
 from tests.testkit.answers import check

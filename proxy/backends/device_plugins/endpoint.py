@@ -29,7 +29,7 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.backends.device_plugins import messages
 from proxy.backends.device_plugins.messages import PluginAnswerError
 from proxy.backends.device_plugins.plugin_channel import PluginCallError, PluginChannel
-from proxy.executor.worker import Worker
+from proxy.executor.background import Worker
 from proxy.model.backoff import Backoff, RetryDelays, RetryTimes
 from proxy.model.devices import AllocateAnswer
 from proxy.telemetry import metrics

@@ -23,9 +23,8 @@ from proxy.backends.device_plugins.endpoint import EndpointState, PluginEndpoint
 from proxy.backends.device_plugins.messages import PluginAnswerError
 from proxy.backends.device_plugins.plugin_channel import PluginCallError
 from proxy.engine.node_events import DevicesChanged
+from proxy.executor.background import Worker, run_with_restarts
 from proxy.executor.device_ports import DevicePluginError
-from proxy.executor.tasks import run_with_restarts
-from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.telemetry import metrics
 

@@ -27,14 +27,14 @@ from proxy.engine.be_usage import ABOVE, UsageGroup, UsageQuery, UsageReading, u
 from proxy.engine.node_effects import Change
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.suppression import PATIENCE, BeSuppression, LimitQuota, SuppressionSettings, WriteBeQuota
+from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_ports import GroupQuotas, UsageSource
 from proxy.executor.kernel_writes import KernelWrites
-from proxy.executor.worker import Worker
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CgroupError, TopoproxyError
 from proxy.model.koordinator import SuppressMode
-from proxy.pools.quota import UNLIMITED
+from proxy.pools.claims import UNLIMITED
 from proxy.telemetry import metrics
 
 NO_GROUP = "cannot suppress BE pods by a CFS quota: there is no cgroup above them called besteffort"

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.likely_writer import Author, Evidence, WriterHint, hinted, kubelet_sets, likely
+from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
-from proxy.executor.kubelet_cpu_manager import KubeletCpus
+from proxy.executor.fact_lookup import KubeletCpus
 from proxy.executor.runtime_ports import Runtime
-from proxy.executor.worker import Worker
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 

@@ -32,8 +32,8 @@ from proxy.executor.drift import reporting
 from proxy.executor.drift.attribution import Attribution
 from proxy.executor.drift.watch import WriteWatch
 from proxy.executor.enforce import Enforced
+from proxy.executor.fact_lookup import KubeletCpus
 from proxy.executor.kernel_writes import KernelWrites
-from proxy.executor.kubelet_cpu_manager import KubeletCpus
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container

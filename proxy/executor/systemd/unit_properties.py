@@ -35,11 +35,11 @@ from proxy.engine.likely_writer import Author
 from proxy.engine.node_effects import CompareUnits
 from proxy.engine.settling import is_passing
 from proxy.engine.systemd_masks import MaskOrder, ReportReversedMask, UnitCpusRead
+from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.fencing import Fencing
 from proxy.executor.systemd.ports import Fences, UnitEvents, Units, UnitSets
-from proxy.executor.worker import Worker
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.narrowing import Narrowing
+from proxy.executor.background import Worker
 from proxy.executor.runtime_ports import Limits
-from proxy.executor.worker import Worker
 from proxy.hooks.answers import CLEAR, LEAVE, Update
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet

@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from proxy.api.koordinator import hook_pb2 as pb
+from proxy.executor.background import run_with_restarts
 from proxy.executor.context import NodeContext
-from proxy.executor.tasks import run_with_restarts
 from proxy.frontends.hookserver.foreign_call import HookCallRefusedError
 from proxy.frontends.hookserver.messages import container_echo, pod_echo
 from proxy.frontends.hookserver.servicer import Servicer

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from proxy.config.hooks import HooksConfig
-from proxy.executor.worker import Worker
+from proxy.executor.background import Worker
 from proxy.hooks.hook import Hook
 from proxy.hooks.loader.directories import Candidate
 from proxy.hooks.loader.loading import LOAD_S, LoadAttempt, Loaded

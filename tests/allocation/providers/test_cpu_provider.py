@@ -10,11 +10,10 @@ from proxy.allocation.cpu_policy import CpuState
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.providers.cpu import CpuProvider
 from proxy.allocation.providers.provider import Provider, ProviderRequest
-from proxy.engine.admission_context import build_context, pod_requests
 from proxy.engine.create import place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.engine.topology_manager import AdmissionContext
+from proxy.engine.topology_manager import AdmissionContext, build_context, pod_requests
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask

@@ -9,11 +9,11 @@ from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.be_cpu_choice import pick
 from proxy.pools.be_suppression import Usage, be_cpus, budget, choose_cpus, is_be, quota_for
+from proxy.pools.claims import PERIOD, UNLIMITED
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.facts import qos_class
 from proxy.pools.go_json import amount
 from proxy.pools.node_keys import reservation, system_qos
-from proxy.pools.quota import PERIOD, UNLIMITED
 from proxy.pools.shared import AnnotatedCpus, Withheld
 from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, ordered_writes
 from tests.conformance import noderules

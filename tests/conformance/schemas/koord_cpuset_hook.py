@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.model.koordinator import KeepQuota
-from proxy.pools.quota import quota_of_owner
+from proxy.pools.claims import quota_of_owner
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_hook import decide, decide_host_app

@@ -14,11 +14,14 @@ carries it out:
 
 Order: a pod's quota is removed first and a container's is restored first, as cgroup v1 requires (see
 ``backends.cgroup.cfs_quota``). A failure costs the feature for that group, and is reported.
+
+What reads and writes the kernel's files runs in the kernel worker's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterable, Mapping
 
 from proxy.engine import quotas as engine
@@ -26,11 +29,72 @@ from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, QuotaRecord, Removed
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_ports import CpuGroups
 from proxy.executor.observer import Observer
-from proxy.executor.quotas.files import read_quotas, remove_quotas, restore_quotas
 from proxy.model.backoff import PassRetries
+from proxy.model.errors import CgroupError
 from proxy.model.workload import Container, Phase
-from proxy.pools.quota import UNLIMITED
+from proxy.pools.claims import UNLIMITED
 from proxy.telemetry import metrics
+
+Errors = list[tuple[str, str]]
+"""The ledger's key of a quota, and the error in words."""
+
+
+def read_quotas(groups: CpuGroups, places: Mapping[str, QuotaPlace]) -> tuple[dict[str, QuotaRecord], Errors]:
+    """Read quotas.
+
+    Returns:
+        The quotas by key, without groups that do not exist; and errors.
+    """
+    found: dict[str, QuotaRecord] = {}
+    errors: Errors = []
+    for key, (parent, container_id) in places.items():
+        path = groups.find(parent, container_id) if container_id else groups.pod_group(parent)
+        if path is None:
+            continue
+        try:
+            found[key] = QuotaRecord(groups.quota(path), path)
+        except CgroupError as error:
+            if error.errno != errno.ENOENT:
+                errors.append((key, str(error)))
+    return found, errors
+
+
+def remove_quotas(groups: CpuGroups, some: Iterable[tuple[str, QuotaRecord]]) -> Errors:
+    """Remove quotas, in this order; groups that are gone have none."""
+    errors: Errors = []
+    for key, at in some:
+        try:
+            groups.set_quota(at.group, UNLIMITED)
+        except CgroupError as error:
+            if error.errno != errno.ENOENT:
+                errors.append((key, str(error)))
+    return errors
+
+
+def restore_quotas(
+    groups: CpuGroups, some: Iterable[tuple[str, tuple[QuotaRecord, QuotaPlace]]]
+) -> tuple[dict[str, int | None], Errors]:
+    """Restore quotas, in this order, where there is none now: a quota that another program wrote is newer.
+
+    Returns:
+        By key the quota in effect now (None: the group is gone), without those that failed; and errors.
+    """
+    done: dict[str, int | None] = {}
+    errors: Errors = []
+    for key, (at, (parent, container_id)) in some:
+        path = at.group or groups.find(parent, container_id)
+        try:
+            now = None if path is None else groups.quota(path)
+            if path is not None and now == UNLIMITED:
+                groups.set_quota(path, at.quota)
+                now = at.quota
+            done[key] = now
+        except CgroupError as error:
+            if error.errno == errno.ENOENT:
+                done[key] = None
+            else:
+                errors.append((key, str(error)))
+    return done, errors
 
 
 class OwnerQuotas(Observer):

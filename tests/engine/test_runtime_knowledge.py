@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from proxy.engine.container_events import ContainerCreated, CreateDelegated, CreateRequested
-from proxy.engine.delegated_creates import LIMIT, DelegatedCreate, clients_request, with_delegated
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import NotifyFailed, PlanDecided, PutRecord
+from proxy.engine.runtime_knowledge import LIMIT, DelegatedCreate, clients_request, with_delegated
 from proxy.engine.state import NodeState
 from proxy.model.workload import Request
 from tests.engine.test_handle import EMPTY, FOUR, LSE, OWN

@@ -1,0 +1,297 @@
+"""The CPUs of containers that own none, the memory nodes of all containers, and which containers must move.
+
+A container that owns no CPUs has those of its pool, or the part of them to which it is limited. A pool is
+limited for a pod by CPUs or by NUMA nodes: because a scheduler has bound it to NUMA nodes, or because it
+wants ``ConstrainedBurst`` and its threads stay on as few NUMA nodes as have shared CPUs for its limit (see
+``proxy.allocation.koordinator.burst``). All containers of a pod are limited alike: by the limits that kubelet
+reported for the pod, else by the limit of the first container that came. Hooks may limit what is left
+further.
+
+As the pool shrinks and grows the container follows, within its limit. Where nothing of the pool is left
+within it, the limit is ignored, that of hooks first: a container is never without CPUs.
+
+The memory nodes of a container are those that its request names, those that were counted, those of its CPUs
+and as many more as its memory needs, or all. A container that is bound to a node cannot use more memory than
+the node has, and when the node is full, the kernel kills processes there, of any container. So the nodes of
+the CPUs are only enough if they can hold the container's limit in addition to what other owners were promised
+there; else the next nearest nodes are added. What kubelet's memory manager named is kept, because kubelet
+counts on it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from proxy.allocation.cpu_request import CPU, MILLI
+from proxy.allocation.koordinator.burst import burst_nodes
+from proxy.engine.node import Node
+from proxy.model.grants import Blocks
+from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.koordinator import BindPolicy, NumaStrategy
+from proxy.model.machine import Machine
+from proxy.model.phrases import listed
+from proxy.model.phrases import nodes as named
+from proxy.model.phrases import nodes as words
+from proxy.model.workload import Phase, Placement, Pod, Pool, Request
+from proxy.pools.claims import Claim
+from proxy.pools.pools import CpuPools
+
+if TYPE_CHECKING:
+    from proxy.engine.state import NodeState
+
+
+def pool_limit(node: Node, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
+    """Return the CPUs to which a pool is limited by CPUs or by NUMA nodes; None where it is not."""
+    return within if nodes is None else node.machine.cpus_of(nodes)
+
+
+def pool_cpus(node: Node, pools: CpuPools, placement: Placement) -> CpuSet:
+    """Return the CPUs of a placement that owns none: its pool, limited as far as that leaves any.
+
+    Suppression does not lead a container out of its limit: where the suppressed pool has nothing within the
+    limit, the whole BE pool within it counts.
+    """
+    pool = pools.of(placement.pool)
+    limit = pool_limit(node, placement.pool_cpus_limit, placement.pool_numa_limit)
+    hooked = placement.hook_cpus
+    if limit is None and hooked is None:
+        return pool
+    whole = pools.be if placement.pool is Pool.BE else pool
+    if hooked is not None:
+        both = hooked if limit is None else hooked & limit
+        if found := (pool & both or whole & both) | placement.hook_extra_cpus & node.machine.online:
+            return found
+    return pool if limit is None else pool & limit or whole & limit or pool
+
+
+def without_hook_limits(placement: Placement) -> Placement:
+    """Return a placement without the limits of hooks."""
+    if placement.hook_cpus is None:
+        return placement
+    return structs.replace(placement, hook_cpus=None, hook_extra_cpus=CpuSet())
+
+
+@functools.lru_cache(maxsize=64)
+def pool_placement(
+    pool: Pool, mems: Mask, why: str, within: CpuSet | None = None, nodes: Mask | None = None
+) -> Placement:
+    """Return the placement of a container that owns no CPUs; the same value for the many that are alike."""
+    return Placement(pool, CpuSet(), mems, (why,), pool_cpus_limit=within, pool_numa_limit=nodes)
+
+
+def unmet_limit(state: NodeState, claimed: Claim) -> str:
+    """Return a sentence if a pool has nothing left within its limit; else empty."""
+    if claimed.pool is Pool.OWN:
+        return ""
+    limit = pool_limit(state.node, claimed.within, claimed.nodes)
+    if limit is None or not state.pools.of(claimed.pool).isdisjoint(limit):
+        return ""
+    where = (
+        named(claimed.nodes) if claimed.nodes is not None else f"CPUs {listed(claimed.within or CpuSet())}"
+    )
+    pool = claimed.pool if claimed.pool is Pool.SHARED else claimed.pool.upper()
+    return f"nothing is left of the {pool} pool on {where}: it runs on the whole pool"
+
+
+def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Claim) -> Claim:
+    """Return the claim of a pod that wants ``ConstrainedBurst`` with its limit; others unchanged."""
+    wants = BindPolicy.CONSTRAINED_BURST in (pod.bind_required, pod.bind_preferred)
+    if not wants or claimed.pool is not Pool.SHARED or claimed.nodes is not None:
+        return claimed
+    for sibling in state.in_sandbox(pod.sandbox_id):
+        if sibling.placement.pool_numa_limit is not None and sibling.phase is not Phase.EXITED:
+            return structs.replace(
+                claimed, nodes=sibling.placement.pool_numa_limit, why=f"{claimed.why}, as its pod is bound"
+            )
+    machine = state.node.machine
+    pools = {node: part.shared for node, part in state.pools.per_node(machine).items()}
+    nodes = burst_nodes(pools, _limit(pod, request), state.node.strategy or NumaStrategy.MOST_ALLOCATED)
+    if not nodes or nodes == Mask(node for node, cpus in pools.items() if cpus):
+        return claimed
+    return structs.replace(claimed, nodes=nodes, why=f"{claimed.why}, of {named(nodes)} (ConstrainedBurst)")
+
+
+def _limit(pod: Pod, request: Request) -> int | None:
+    """Return the CPU limit of the pod or container in thousandths; None where there is none."""
+    if pod.asks is not None:
+        limits = [ask.limits.get(CPU, 0) for ask in pod.asks.containers]
+        return sum(limits) if limits and all(limits) else None
+    if request.cpu_quota <= 0:
+        return None
+    return request.cpu_quota * MILLI // (request.cpu_period or 100_000)
+
+
+def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the containers whose CPUs change from one state to the next because a pool changed.
+
+    Returns:
+        Ids that lose CPUs (they must leave them before the owner starts), and ids that only gain some.
+        Containers that have exited, or are not in both states, do not move.
+    """
+    still = before.node is after.node
+    if still and before.pools == after.pools:
+        return (), ()
+    shrink: list[str] = []
+    grow: list[str] = []
+    online = after.node.machine.online
+    # The CPUs of a container follow from its placement, and few placements differ.
+    unlimited = {id(pool): _way(before.pools.of(pool), after.pools.of(pool)) for pool in Pool}
+    ways: dict[tuple[Pool, CpuSet | None, Mask | None, CpuSet | None, CpuSet], int] = {}
+    for key, container, old in after.containers.compared(before.containers):
+        if old is None or container.phase is Phase.EXITED:
+            continue
+        placement = container.placement
+        if not (old is container or old.placement == placement):
+            turn = _way(before.wanted(old), after.wanted(container))
+        elif placement.pool is Pool.OWN:
+            if still and not placement.exclusive.isdisjoint(online):
+                continue
+            turn = _way(before.wanted(old), after.wanted(container))
+        elif _is_unlimited(placement):
+            turn = unlimited[id(placement.pool)]
+        else:
+            kind = (
+                placement.pool,
+                placement.pool_cpus_limit,
+                placement.pool_numa_limit,
+                placement.hook_cpus,
+                placement.hook_extra_cpus,
+            )
+            if kind not in ways:
+                ways[kind] = _way(before.wanted(old), after.wanted(container))
+            turn = ways[kind]
+        if turn < 0:
+            shrink.append(key)
+        elif turn:
+            grow.append(key)
+    return tuple(sorted(shrink)), tuple(sorted(grow))
+
+
+def _is_unlimited(placement: Placement) -> bool:
+    """Return whether a placement in a shared pool follows the whole pool."""
+    return (
+        placement.hook_cpus is None
+        and placement.pool_cpus_limit is None
+        and placement.pool_numa_limit is None
+    )
+
+
+def _way(have: CpuSet, want: CpuSet) -> int:
+    """Return whether CPUs must be left (-1), only some are gained (1), or nothing changes (0)."""
+    if have == want:
+        return 0
+    return 1 if have <= want else -1
+
+
+def memory_for(
+    machine: Machine, cpus: CpuSet, need: int = 0, promised: Iterable[tuple[Mask, int]] = ()
+) -> Mask:
+    """Return the memory nodes for CPUs.
+
+    Args:
+        machine: The machine.
+        cpus: The CPUs.
+        need: Bytes that the container may use; 0 for no limit, then the CPUs' nodes are taken as they are.
+        promised: What other owners may use: nodes and bytes.
+
+    Returns:
+        Nodes with memory, nearest first added; all of them where even that is not enough.
+    """
+    order = _by_distance(machine, cpus)
+    near = machine.nodes_of(cpus) & machine.memory_nodes
+    if not near:
+        near = Mask(node for d, node in order if d == order[0][0])
+    free = _free(machine, promised)
+    chosen = set(near)
+    for _, node in order:
+        if sum(free[i] for i in chosen) >= need:
+            break
+        chosen.add(node)
+    return Mask(chosen)
+
+
+def _by_distance(machine: Machine, cpus: CpuSet) -> list[tuple[int, int]]:
+    """Return (distance, node) of all memory nodes, nearest first; equal distances where none are known."""
+    ids = [node.id for node in machine.nodes]
+    homes = [n for n in machine.nodes if not n.cpus.isdisjoint(cpus)]
+    known_rows = [dict(zip(ids, n.distance, strict=True)) for n in homes if len(n.distance) == len(ids)]
+    far = [(min((row[i] for row in known_rows), default=0), i) for i in ids if i in machine.memory_nodes]
+    return sorted(far)
+
+
+def _free(machine: Machine, promised: Iterable[tuple[Mask, int]]) -> dict[int, float]:
+    """Return the free bytes of each node; a promise over several nodes counts evenly."""
+    free = {n.id: float("inf") if n.mem_bytes is None else float(n.mem_bytes) for n in machine.nodes}
+    for nodes, amount in promised:
+        here = [i for i in nodes if i in free]
+        for i in here:
+            free[i] = max(0.0, free[i] - amount / len(here))
+    return free
+
+
+def counted_nodes(pod: Pod, blocks: Blocks) -> Mask | None:
+    """Return the nodes of counted memory: the container's own, or the pod's; None where there is none."""
+    bits = union(
+        block.affinity.bits
+        for block in blocks or (pod.reserved_for_pod.blocks if pod.reserved_for_pod else ())
+    )
+    return Mask.from_bits(bits) if bits else None
+
+
+def owner_memory_nodes(
+    state: NodeState, request: Request, cpus: CpuSet, me: str, bound: Mask | None = None
+) -> tuple[Mask, tuple[str, ...]]:
+    """Return the memory nodes of an owner, and sentences that explain them."""
+    machine = state.node.machine
+    named = _named(machine, request)
+    if named is not None:
+        return named, (f"memory of {words(named)}, which the request names",)
+    if bound is not None:
+        return bound, (counted_memory_reason(bound),)
+    if not state.node.follow_mems:
+        return machine.memory_nodes, ()
+    promised = [
+        (c.placement.mems, c.request.memory_limit)
+        for c in state.containers.values()
+        if c.owns_cpus and f"{c.owner} {c.name}" != me
+    ]
+    near = memory_for(machine, cpus)
+    mems = memory_for(machine, cpus, request.memory_limit, promised)
+    if mems == near:
+        return mems, ()
+    return mems, (
+        f"memory of {words(mems)}: {words(near)} cannot hold its limit in addition to what is promised there",
+    )
+
+
+def named_memory_nodes(state: NodeState, request: Request) -> Mask:
+    """Return the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
+    named = _named(state.node.machine, request)
+    return state.node.machine.memory_nodes if named is None else named
+
+
+def _named(machine: Machine, request: Request) -> Mask | None:
+    if not request.cpuset_mems:
+        return None
+    try:
+        named = Mask.parse(request.cpuset_mems)
+    except ValueError:
+        return None
+    return named if named and named <= Mask(machine.node_by_id) else None
+
+
+def pool_memory_nodes(state: NodeState, request: Request, nodes: Mask | None) -> Mask:
+    """Return the memory nodes of a container on a pool: named by the request, of its NUMA nodes, or all."""
+    machine = state.node.machine
+    if nodes is None or not state.node.follow_mems or request.cpuset_mems:
+        return named_memory_nodes(state, request)
+    return nodes & machine.memory_nodes or machine.memory_nodes
+
+
+def counted_memory_reason(nodes: Mask) -> str:
+    """Return the sentence for memory that is counted by NUMA node."""
+    return f"memory of {words(nodes)}, where its limit is counted"

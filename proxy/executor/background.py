@@ -1,0 +1,344 @@
+"""What runs beside the calls: worker threads that may block, and background tasks of the event loop.
+
+Kernel writes of all plans go through one thread, in order: what is queued later is written later, and every
+job reads the newest state when it runs, so the last write always carries the newest state. The ledger has a
+thread of its own, so that a cgroup file that does not answer delays no record. Where work in both threads
+must happen in order, the first is awaited (``Journal.flush`` before a kernel write). Calls to the runtime
+that calls of clients wait for have a few threads, so that they do not queue behind one that hangs.
+
+The threads of ``concurrent.futures.ThreadPoolExecutor`` are joined when the interpreter exits. A thread
+stuck in a system call on a file system would keep the whole process from exiting. So these threads are
+daemon threads, and ``shutdown`` waits for a bounded time only. The futures are the same. A stuck thread is
+never replaced. Its write may still happen later, and could undo what a second thread has written meanwhile:
+the older value would be the last one. The queue continues when the call returns.
+
+A permanent task that ends by an internal error is restarted. Otherwise a task such as settling would not
+start again, and that might not be noticed for days. So the fault is reported and counted, and the task is
+restarted after a pause, which doubles while the task continues failing. Long work gives others a turn
+(``TimeSlices``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
+
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.telemetry import metrics
+from proxy.telemetry.port import Telemetry
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class Threads:
+    """A few threads with one queue. Threads are started when there is work."""
+
+    def __init__(self, count: int, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start nothing yet.
+
+        Args:
+            count: How many threads there may be.
+            name: The name of the threads.
+            clock: A monotonic clock, in seconds.
+        """
+        self._count = count
+        self._name = name
+        self._clock = clock
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._began: dict[int, float] = {}
+        self._closed = False
+
+    def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Queue a job.
+
+        Raises:
+            RuntimeError: The threads have been shut down.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"cannot begin a job of {self._name}: its threads have been shut down")
+            self._jobs.put((future, job, args, kwargs))
+            if self._idle:
+                self._idle -= 1
+            elif len(self._threads) < self._count:
+                self._start_one()
+        return future
+
+    def _start_one(self) -> None:
+        number = len(self._threads)
+        name = self._name if self._count == 1 else f"{self._name}_{number}"
+        thread = threading.Thread(target=self._run, args=(number,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def running_s(self) -> float:
+        """Return how many seconds the oldest running job has been running; 0 while none runs."""
+        began = list(self._began.values())
+        return max(0.0, self._clock() - min(began)) if began else 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for a thread."""
+        return self._jobs.qsize()
+
+    def shutdown(self, limit: float) -> bool:
+        """Accept no more jobs, cancel waiting ones, and wait at most ``limit`` seconds for running ones.
+
+        Returns:
+            Whether all threads have ended. A thread that has not ended is not waited for.
+        """
+        waiting: list[Job] = []
+        with self._lock, contextlib.suppress(queue.Empty):
+            self._closed = True
+            while True:
+                job = self._jobs.get_nowait()
+                waiting += [job] if job is not None else []
+        for future, *_ in waiting:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+        deadline = time.monotonic() + limit
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # -- the threads --------------------------------------------------------------------------------------
+
+    def _run(self, number: int) -> None:
+        while (job := self._next()) is not None:
+            self._began[number] = self._clock()
+            try:
+                _do(*job)
+            finally:
+                del self._began[number], job
+
+    def _next(self) -> Job | None:
+        """Wait for a job; None where there will be no more."""
+        with self._lock:
+            try:
+                return self._jobs.get_nowait()
+            except queue.Empty:
+                self._idle += 1
+        return self._jobs.get()
+
+
+def _do(future: Future[Any], job: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run a job unless its requester has gone away, and keep its result."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = job(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001  it is raised where the result is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+CLOSE_S = 1.0
+"""Seconds that ``close`` waits for running jobs. A thread that is stuck longer ends with the process."""
+
+
+class Worker:
+    """One thread, or a few, with a name."""
+
+    def __init__(self, name: str, failed: Callable[[BaseException], None], threads: int = 1) -> None:
+        self.name = name
+        self._pool = Threads(threads, name)
+        self._failed = failed
+
+    async def run(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a job and wait for its result. Cancelling the wait drops a job that has not begun."""
+        return await self.submit(job, *args, **kwargs)
+
+    async def run_noted(
+        self, noted: Callable[[T], object], job: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a job as ``run`` does, and pass its result to ``noted``, on the event loop.
+
+        Where the wait is cancelled after the job has begun, ``noted`` gets the result when the job ends.
+        """
+        future, loop = self._pool.submit(job, *args, **kwargs), asyncio.get_running_loop()
+        try:
+            result = await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                future.add_done_callback(lambda ended: self._note_late(ended, noted, loop))
+            raise
+        noted(result)
+        return result
+
+    def _note_late(
+        self, ended: Future[T], noted: Callable[[T], object], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        if ended.exception() is not None:
+            self._done(ended)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: the process ends
+            loop.call_soon_threadsafe(noted, ended.result())
+
+    def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Queue a job; the caller must retrieve its result or exception."""
+        return asyncio.wrap_future(self._pool.submit(job, *args, **kwargs))
+
+    def start(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Queue a job without waiting; an exception is reported.
+
+        Returns:
+            The job's future. Its end does not wake the event loop, unless something waits for it there.
+        """
+        future = self._pool.submit(job, *args, **kwargs)
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, future: Future[Any]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            self._failed(error)
+
+    def running_s(self) -> float:
+        """Return how many seconds the oldest running job has been running; 0 while none runs."""
+        return self._pool.running_s()
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for a thread."""
+        return self._pool.waiting
+
+    def close(self) -> None:
+        """Wait a moment for running jobs, drop waiting ones, and end the threads."""
+        self._pool.shutdown(CLOSE_S)
+
+
+PAUSES = Backoff(0.1, 60.0, steady=120.0)
+"""Seconds before a task is restarted."""
+
+
+async def run_with_restarts(
+    begin: Callable[[], Awaitable[None]], failed: Callable[[BaseException], None]
+) -> None:
+    """Run a coroutine until it ends by itself; restart it after each fault.
+
+    Args:
+        begin: Makes the coroutine; called again after each fault.
+        failed: Called with the fault.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    pauses = RetryDelays(PAUSES)
+    while True:
+        began = loop.time()
+        try:
+            await begin()
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling():
+                raise
+            failed(error)  # what the task waited for was cancelled, not the task itself
+        except Exception as error:  # noqa: BLE001  whatever it is, the task must continue
+            failed(error)
+        else:
+            return
+        await asyncio.sleep(pauses.next(loop.time() - began))
+
+
+class BackgroundTasks:
+    """Tasks that run in the background, and reports of their faults.
+
+    Attributes:
+        telemetry: Where everything is logged, counted and reported.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        """Start without tasks, on the running event loop."""
+        self.telemetry = telemetry
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Run a coroutine in the background and report what it raises; once closing, start nothing."""
+        if self._closing:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def tend(self, begin: Callable[[], Awaitable[None]]) -> None:
+        """Run a task in the background as long as the executor lives; it is restarted after a fault."""
+        self.spawn(run_with_restarts(begin, self.restarted))
+
+    def restarted(self, error: BaseException) -> None:
+        """Report an internal error that has ended a task; the task is restarted."""
+        self.telemetry.count(metrics.TASKS_RESTARTED)
+        self.broken(error)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.broken(error)
+
+    def broken(self, error: BaseException) -> None:
+        """Report an internal error; callable from any thread."""
+        self.telemetry.fault(error)
+
+    def unreadable(self, what: str) -> None:
+        """Count and report an entry in the runtime's lists that cannot be read; callable from any thread."""
+        self.telemetry.count(metrics.RUNTIME_ENTRIES_UNREADABLE)
+        self.telemetry.problem("cannot read an entry of the runtime", reason=what)
+
+    async def end_tasks(self) -> None:
+        """Cancel all background tasks, and start no more."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+SLICE_S = 0.005
+"""Seconds that work continues before other tasks get a turn."""
+
+
+class TimeSlices:
+    """Gives other tasks a turn as soon as a slice of time is used up.
+
+    Work on all containers of a node (adopting them after a start, comparing them with the runtime's list) is
+    done in slices, between which calls of clients continue. So the state may change during each ``turn``.
+    """
+
+    def __init__(self, slice_s: float = SLICE_S, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Begin a slice.
+
+        Args:
+            slice_s: Its length in seconds.
+            clock: A monotonic clock, in seconds.
+        """
+        self._slice_s = slice_s
+        self._clock = clock
+        self._until = clock() + slice_s
+
+    async def turn(self) -> None:
+        """Yield to the event loop if the slice is used up."""
+        if self._clock() >= self._until:
+            await self.now()
+
+    async def now(self) -> None:
+        """Yield to the event loop, and begin a slice."""
+        await asyncio.sleep(0)
+        self._until = self._clock() + self._slice_s
+
+    async def through(self, steps: Iterable[object]) -> None:
+        """Run a generator to its end, with turns in between."""
+        for _ in steps:
+            await self.turn()

@@ -1,1 +1,0 @@
-"""CFS quotas: removed from owners of CPUs, and restored."""
