@@ -353,7 +353,7 @@ async def conflict(world: Any, writes: PlayedWrites, container: str, cpus: str =
     for times in range(1, 4):
         scribble(world, writes, container, cpus)
         await done(world, before + times)
-    await world.until(lambda: drift(world).fought())
+    await world.until(lambda: drift(world).conflicting())
 
 
 def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(
@@ -387,7 +387,7 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(
         assert isinstance(page, list)
         assert [(one["container"], one["times"], one["found"]) for one in page] == [("ns/ls/c", 12, "0-3")]
         world.now += QUIET_S
-        await world.until(lambda: not drift(world).fought())
+        await world.until(lambda: not drift(world).conflicting())
         await world.until(lambda: writes.watched() == {ls})
         assert lines(world, "drift: no other program writes the cpuset any more pod=ns/ls container=c")
         scribble(world, writes, ls, "0-3")
@@ -469,7 +469,7 @@ def test_a_pod_with_contested_named_cpus_is_refused(
         assert "another program keeps writing the cpuset of ns/ls/c" in call.refused[1]
         world.wire.finished(call, None)
         world.now += QUIET_S
-        await world.until(lambda: not drift(world).fought())
+        await world.until(lambda: not drift(world).conflicting())
         await world.run(await world.pod("again", "LSE", "", "4-5"))
         assert world.on(ls) == "6-15"
 

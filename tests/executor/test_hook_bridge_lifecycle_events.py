@@ -217,7 +217,7 @@ def test_pools_and_machine_that_change(run_scenario) -> None:
             for event in used_beside_be(world.executor.state, 15):
                 world.executor.store.handle(event)
             assert len(world.executor.state.pools.be_now or ()) == 2
-            h.following._stir()
+            h.following._compare_soon()
             await world.until(lambda: h.notified)
             await world.quiet()
             assert [(each.NAME, str(each.after.be)) for each in h.notified] == [
