@@ -380,7 +380,7 @@ def test_status_shows_the_partitions() -> None:
     assert list(shown_lines({"asked": "", "containers": [rows[1]]})) == []
 
 
-def test_a_change_is_reported_once_until_the_watcher_is_wound(tmp_path: Path) -> None:
+def test_a_change_is_reported_once_until_the_file_is_watched_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         reports: list[int] = []
         watcher = PartitionWatcher(lambda: reports.append(1))
@@ -390,12 +390,12 @@ def test_a_change_is_reported_once_until_the_watcher_is_wound(tmp_path: Path) ->
         (tmp_path / "plain").write_text("member")
         watcher.add("c", str(tmp_path / "plain"))
         assert list(watcher._files) == ["a"]
-        watcher.wind()
+        watcher.watch_again()
         await asyncio.sleep(0)
         watcher._ready()
         assert reports == [1]
         watcher.silence()
-        watcher.wind()
+        watcher.watch_again()
         watcher.drop("a")
         watcher.drop("a")
         assert watcher._files == {}

@@ -83,7 +83,7 @@ def test_a_dead_socket_is_replaced_and_others_are_left_alone(directory: Path, bi
     path.write_text("another's")
     place.give_back()
     assert path.read_text() == "another's"
-    with pytest.raises(CannotCreateError, match="a file stands there"):
+    with pytest.raises(CannotCreateError, match="a file is there"):
         SocketPath(path, "serve hooks").take(bind)
     assert os.listdir(directory) == ["hooks.sock"]
 
