@@ -61,7 +61,9 @@ def hook_parts_of(
     updates = Updates(executor, start_update, owned_cpus=owned)
     engine = HookEngine(executor.telemetry.problem, updates.take)
     learning = Backfill(executor, engine)
-    following = LifecycleEvents(executor, engine, learning.resumed, learning.later, owned_cpus=owned)
+    following = LifecycleEvents(
+        executor, engine, learning.resumed, learning.later, learning.in_call, owned_cpus=owned
+    )
     learning.following = following
     library = HookRegistry(
         config,

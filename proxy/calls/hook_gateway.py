@@ -12,6 +12,19 @@ from proxy.calls.held_call import CallContext, Handle, HeldCall
 from proxy.model.workload import Container, Pod
 
 
+class GoRunPod(Protocol):
+    """Continues with a RunPodSandbox after hooks have answered."""
+
+    def __call__(self, call: HeldCall, pod: Pod, *, is_changed: bool) -> None:
+        """Continue.
+
+        Args:
+            call: The call.
+            pod: The pod as hooks want it.
+            is_changed: They have changed the request.
+        """
+
+
 class HookGateway(Protocol):
     """Calls hooks for calls that are held.
 
@@ -28,7 +41,7 @@ class HookGateway(Protocol):
 
     active: bool
 
-    def run_pod(self, call: HeldCall, go: Callable[[HeldCall, Pod], None]) -> None:
+    def run_pod(self, call: HeldCall, go: GoRunPod) -> None:
         """A sandbox is to be created; ``go`` is called with the pod as hooks want it."""
 
     def ran(self, pod: Pod, call: HeldCall) -> None:

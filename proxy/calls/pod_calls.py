@@ -46,15 +46,21 @@ class PodCalls:
         else:
             self._go_run_pod(call, pod)
 
-    def _go_run_pod(self, call: HeldCall, pod: Pod) -> None:
+    def _go_run_pod(self, call: HeldCall, pod: Pod, *, is_changed: bool = False) -> None:
         executor, state = self.executor, self.executor.state
         if decides_pod(state.node, pod) or executor.fact_lookup.pod_matters(state, pod):
-            self._hold(call, self._admit(call, pod))
+            self._hold(call, self._admit(call, pod, is_changed=is_changed))
         else:
-            call.state = CallContext(pod=pod)
-            call.release()
+            self._release(call, pod, is_changed=is_changed)
 
-    async def _admit(self, call: HeldCall, pod: Pod) -> None:
+    def _release(self, call: HeldCall, pod: Pod, *, is_changed: bool) -> None:
+        """Send on the call for a pod for which nothing is set aside."""
+        if is_changed:
+            pod = self.executor.sandboxes.expect(pod)
+        call.state = CallContext(pod=pod, token=pod.sandbox_id)
+        call.release()
+
+    async def _admit(self, call: HeldCall, pod: Pod, *, is_changed: bool) -> None:
         """Read what the call does not carry, then decide about the pod as a whole."""
         executor, node, total = self.executor, self.executor.state.node, call.sandbox_total()
         if executor.fact_lookup.pod_matters(executor.state, pod):
@@ -65,8 +71,7 @@ class PodCalls:
         if call.done:
             return
         if not decides_pod(node, pod):
-            call.state = CallContext(pod=pod)
-            call.release()
+            self._release(call, pod, is_changed=is_changed)
             return
         if executor.device_grants is not None and pod.asks is not None and applies_to(executor.state, pod):
             decided = await executor.device_grants.admit(pod, total)
@@ -76,6 +81,8 @@ class PodCalls:
             # From here on the end of the call frees what was set aside, or gives it to the sandbox.
             pod = decided.admission.pod
             call.state = CallContext(pod=pod, token=pod.sandbox_id)
+            if is_changed:
+                executor.sandboxes.expect(pod)
         if type(decided.answer) is RecordFirst:
             await executor.journal.flush()
         if not call.done:

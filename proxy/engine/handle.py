@@ -144,6 +144,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     container_events.CpusNotFreed: decisions.cpus_not_freed,
     container_events.ContainerFound: decisions.container_found,
     pod_events.SandboxRequested: sandboxes.sandbox_requested,
+    pod_events.SandboxExpected: sandboxes.sandbox_expected,
     pod_events.PodLearned: sandboxes.pod_learned,
     pod_events.SandboxRunning: sandboxes.sandbox_running,
     pod_events.SandboxFailed: sandboxes.sandbox_failed,

@@ -186,6 +186,16 @@ class NotifyGiven(Struct, frozen=True):
     container: Container
 
 
+class NotifyPodFound(Struct, frozen=True):
+    """A sandbox has been made by a call that another process relayed.
+
+    Attributes:
+        pod: The pod.
+    """
+
+    pod: Pod
+
+
 class NotifyPodStopped(Struct, frozen=True):
     """A sandbox has been stopped.
 
@@ -297,6 +307,7 @@ Notice = (
     | NotifyEntered
     | NotifyGiven
     | NotifyGone
+    | NotifyPodFound
     | NotifyPodStopped
     | NotifyPodGone
     | NotifyListed

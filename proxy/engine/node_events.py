@@ -54,6 +54,7 @@ from proxy.engine.owners import CpuHold
 from proxy.engine.partition import PartitionEvent, PartitionsRead
 from proxy.engine.pod_events import (
     PodLearned,
+    SandboxExpected,
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,
@@ -321,6 +322,7 @@ NodeEvent = (
     | CpusNotFreed
     | ContainerFound
     | SandboxRequested
+    | SandboxExpected
     | PodLearned
     | SandboxRunning
     | SandboxFailed

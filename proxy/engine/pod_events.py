@@ -22,6 +22,16 @@ class SandboxRequested(Struct, frozen=True):
     preferred: Preferences = NO_PREFERENCES
 
 
+class SandboxExpected(Struct, frozen=True):
+    """A sandbox is being made, and no later call shows its pod as it is: a hook has changed the request.
+
+    Attributes:
+        pod: Its pod as hooks want it; ``sandbox_id`` is a token until the runtime has named it.
+    """
+
+    pod: Pod
+
+
 class PodLearned(Struct, frozen=True):
     """A sandbox exists, or more is known about its pod.
 
@@ -42,10 +52,12 @@ class SandboxRunning(Struct, frozen=True):
     Attributes:
         pod: The pod with the sandbox's id.
         token: What it was admitted under; empty where nothing was set aside for it.
+        is_found: The answer to its call did not come here: another process relayed it.
     """
 
     pod: Pod
     token: str = ""
+    is_found: bool = False
 
 
 class SandboxFailed(Struct, frozen=True):

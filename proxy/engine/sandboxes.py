@@ -11,6 +11,7 @@ from proxy.engine.device_grants import devices_recorded
 from proxy.engine.node_effects import (
     NodeEffect,
     NodeEffects,
+    NotifyPodFound,
     NotifyPodGone,
     NotifyPodStopped,
     PodDecided,
@@ -19,6 +20,7 @@ from proxy.engine.node_effects import (
 )
 from proxy.engine.pod_events import (
     PodLearned,
+    SandboxExpected,
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,
@@ -48,6 +50,16 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
     return after, (*records, *followed(state, after, "pod admitted"), decided)
 
 
+def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeState, NodeEffects]:
+    """Record what hooks have changed of a pod, unless it is recorded with what is set aside for it."""
+    pod = event.pod
+    if pod.sandbox_id in state.runtime.arriving:
+        return state, ()
+    after = state.with_pod(pod)
+    after = after.knowing(after.runtime.admitting(pod.sandbox_id))
+    return after, (PutRecord(f"p/{pod.sandbox_id}", pod), *followed(state, after, "pod changed by hooks"))
+
+
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
     """Add a sandbox, or update what is known of its pod."""
     pod, after = event.pod, state.with_pod(event.pod)
@@ -69,7 +81,8 @@ def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState,
             state, more = phase_changed(state, PhaseChanged(container.id, Phase.EXITED))
             effects += more
     state, more = pod_learned(state, PodLearned(pod, "sandbox running"))
-    return state, (*effects, *more)
+    found: NodeEffects = (NotifyPodFound(pod),) if event.is_found else ()
+    return state, (*effects, *more, *found)
 
 
 def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, NodeEffects]:

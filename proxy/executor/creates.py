@@ -26,7 +26,6 @@ from msgspec import structs
 
 from proxy.allocation.memory.accounts import inits_before
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
-from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import AskPreference, Forward, ForwardUnchanged
 from proxy.engine.container_events import (
     ContainerCreated,
@@ -40,6 +39,7 @@ from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PlanDecided, PodDecided
 from proxy.engine.pod_events import (
+    SandboxExpected,
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,
@@ -272,24 +272,41 @@ class Sandboxes:
         context.telemetry.count(metrics.PODS_REFUSED if applied else metrics.PODS_WOULD_REFUSE)
         context.rejections.rejected(pod, "", verdict, applied=applied)
 
+    def expect(self, pod: Pod) -> Pod:
+        """Record a pod that hooks have changed while its sandbox is being made.
+
+        Another process may have the answer, and kubelet's later calls show the pod as it was.
+
+        Args:
+            pod: The pod; its sandbox has a token where it was admitted.
+
+        Returns:
+            The pod under a token. ``running`` or ``failed`` must be called later.
+        """
+        if not pod.sandbox_id:
+            pod = structs.replace(pod, sandbox_id=self._context.token("pod"))
+        self._context.store.handle(SandboxExpected(pod))
+        return pod
+
     def failed(self, token: str) -> None:
         """Note that creating a sandbox failed, or may have: what was reserved for it is free again."""
         context = self._context
         context.history.gone(token)
         context.store.handle(SandboxFailed(token))
 
-    def running(self, pod: Pod, token: str = "") -> None:
+    def running(self, pod: Pod, token: str = "", *, is_found: bool = False) -> None:
         """Note that a sandbox was created; what an earlier sandbox of the same pod still holds is released.
 
         Args:
             pod: The pod with the sandbox's id.
             token: The token under which it was admitted.
+            is_found: The answer to its call did not come here.
         """
         context = self._context
         context.bad_input.see(pod)
         context.rejections.sandbox_runs(pod, applied=applies_to(context.state, pod))
         context.history.renamed(token, pod.sandbox_id)
-        context.store.handle(SandboxRunning(pod, token))
+        context.store.handle(SandboxRunning(pod, token, is_found))
         if context.state.owners and applies_to(context.state, None):
             context.spawn(self._writes.clear_sandboxes())
 
@@ -320,10 +337,9 @@ class Sandboxes:
         """Handle a sandbox that is not listed: it is gone, or got its id while the daemon was down."""
         context = self._context
         pod = context.state.pods.get(sandbox_id)
-        if pod is not None and pod.reserved_for_pod is not None:
-            found = _listed_as(pod, listed)
-            ours = context.state.pods.get(found) if found else None
-            if found and (ours is None or ours.reserved_for_pod is None):
+        if pod is not None and (found := _listed_as(pod, listed)):
+            ours = context.state.pods.get(found)
+            if ours is None or ours.reserved_for_pod is None:
                 self.running(structs.replace(pod, sandbox_id=found))
         self.removed(sandbox_id)
 
@@ -338,7 +354,7 @@ class Sandboxes:
         if pod is None:
             return  # a create has named the sandbox
         if found := _listed_as(pod, listed):
-            self.running(structs.replace(pod, sandbox_id=found), token)
+            self.running(structs.replace(pod, sandbox_id=found), token, is_found=True)
         else:
             self.failed(token)
 
@@ -349,14 +365,14 @@ class Sandboxes:
             pod: The pod as the create describes it.
 
         Returns:
-            The pod with what was set aside for it.
+            The pod with what was set aside for it, and with what hooks have changed of it.
         """
         state = self._context.state
         admitted = (state.pods[token] for token in state.runtime.arriving if token in state.pods)
         ours = next((p for p in admitted if (p.uid, p.attempt) == (pod.uid, pod.attempt)), None)
         if ours is not None:
-            pod = with_earlier_decision(pod, ours)
-            self.running(pod, ours.sandbox_id)
+            pod = structs.replace(ours, sandbox_id=pod.sandbox_id)
+            self.running(pod, ours.sandbox_id, is_found=True)
         return pod
 
 

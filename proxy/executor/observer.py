@@ -37,6 +37,9 @@ class Observer:
     def gone(self, container: Container) -> None:
         """Handle that a container has been removed."""
 
+    def pod_found(self, pod: Pod) -> None:
+        """Handle that a sandbox has been made by a call that another process relayed."""
+
     def pod_stopped(self, pod: Pod) -> None:
         """Handle that a sandbox has been stopped."""
 

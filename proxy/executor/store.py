@@ -171,6 +171,7 @@ _NOTICES: dict[type[Notice], Callable[..., None]] = {
     to_do.NotifyEntered: Observer.entered,
     to_do.NotifyGiven: Observer.given,
     to_do.NotifyGone: Observer.gone,
+    to_do.NotifyPodFound: Observer.pod_found,
     to_do.NotifyPodStopped: Observer.pod_stopped,
     to_do.NotifyPodGone: Observer.pod_gone,
     to_do.NotifyListed: Observer.listed,

@@ -57,6 +57,7 @@ from proxy.engine.node_effects import (
     NotifyGiven,
     NotifyGone,
     NotifyListed,
+    NotifyPodFound,
     NotifyPodGone,
     NotifyPodStopped,
     PlanDecided,
@@ -80,6 +81,7 @@ from proxy.engine.node_events import (
 from proxy.engine.owners import CpuHold
 from proxy.engine.pod_events import (
     PodLearned,
+    SandboxExpected,
     SandboxFailed,
     SandboxRemoved,
     SandboxRequested,
@@ -347,6 +349,17 @@ def arriving(state: NodeState) -> NodeState:
     """The node with a sandbox that is being made, for which something is set aside."""
     state = state.with_pod(changed_copy(LSE, sandbox_id="token"))
     return state.knowing(state.runtime.admitting("token"))
+
+
+def test_a_pod_that_hooks_have_changed_is_recorded_until_its_sandbox_has_an_id() -> None:
+    play, expected = story(EMPTY), changed_copy(LS, sandbox_id="token")
+    assert play >> SandboxExpected(expected) << PutRecord("p/token", expected)
+    assert play.state.runtime.arriving == {"token"}
+    assert play >> SandboxExpected(expected), "what is set aside is recorded already"
+    play >> SandboxRunning(LS, "token", is_found=True) << PutRecord("p/token", None)
+    assert play << PutRecord("p/s-ls", LS) << NotifyPodFound(LS)
+    assert list(play.state.pods) == ["s-ls"]
+    assert not play.state.runtime.arriving
 
 
 def test_a_sandbox_takes_the_place_of_its_token_and_of_an_older_one() -> None:

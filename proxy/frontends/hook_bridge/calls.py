@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from proxy.calls.held_call import CallContext, Handle, HeldCall
-from proxy.calls.hook_gateway import LEAVING
+from proxy.calls.hook_gateway import LEAVING, GoRunPod
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
 from proxy.frontends.hook_bridge.update_queue import UpdateQueue
@@ -67,7 +67,7 @@ class HookBridge:
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
-    def run_pod(self, call: HeldCall, go: Callable[[HeldCall, Pod], None]) -> None:
+    def run_pod(self, call: HeldCall, go: GoRunPod) -> None:
         """See ``HookGateway``."""
         bounds = self._executor.state.node.machine.bounds
         pod = call.sandbox(bounds)
@@ -83,7 +83,9 @@ class HookBridge:
             if self._dispatcher.apply(call, outcome, refused) is not None and not self._dispatcher.relays(
                 call
             ):
-                go(call, pod if call.body is before else _renewed(pod, call.sandbox(bounds)))
+                is_changed = call.body is not before
+                now = _renewed(pod, call.sandbox(bounds)) if is_changed else pod
+                go(call, now, is_changed=is_changed)
 
         def refused(words: str) -> None:
             self._executor.overrides.refused_pod(pod, words)
@@ -99,6 +101,29 @@ class HookBridge:
 
     def create(self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]) -> None:
         """See ``HookGateway``."""
+        if self._following.lacks(container.pod.sandbox_id):
+            self._dispatcher.hold(call, self._create_later(call, container.id, go))
+        else:
+            self._create(call, container, go)
+
+    async def _create_later(
+        self, call: HeldCall, token: str, go: Callable[[HeldCall, Container], None]
+    ) -> None:
+        """Look up the labels and annotations that the sandbox was made with: a hook may have changed them."""
+        executor = self._executor
+        placed = executor.state.containers[token]
+        await self._dispatcher.look_up(placed.pod.sandbox_id, adopt=False)
+        container = executor.state.containers.get(token)
+        if call.done:
+            executor.lifecycle.failed(token)
+        elif container is None or executor.store.mode.is_leaving:
+            call.release()
+        else:
+            self._create(call, container, go)
+
+    def _create(
+        self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]
+    ) -> None:
         if isinstance(call.state, CallContext):
             call.state.body = call.body
         event, state = self._creating(call, container), self._executor.state

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -71,6 +71,7 @@ class LifecycleEvents(Observer):
         asking: HookCaller,
         resumed: Callable[[], None] = lambda: None,
         lacks: Callable[[], None] = lambda: None,
+        learn: Callable[[str], Awaitable[None]] | None = None,
         *,
         owned_cpus: bool = False,
     ) -> None:
@@ -81,6 +82,7 @@ class LifecycleEvents(Observer):
             asking: Calls the hooks.
             resumed: Called when a node that was released is ours again: hooks were not notified meanwhile.
             lacks: Called when there is something that came without a call, so that little is known of it.
+            learn: Looks up what is known of one sandbox or container.
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self._executor = executor
@@ -89,6 +91,7 @@ class LifecycleEvents(Observer):
         self._state = executor.state
         self._resumed = resumed
         self._lacks = lacks
+        self._learn = learn
         self._rested = False
         self._stirred = False
         self.memory = ObjectCache()
@@ -210,6 +213,15 @@ class LifecycleEvents(Observer):
             self._notify(PostStopContainer, container.in_phase(Phase.EXITED))
         self.notify(PostRemoveContainer, lambda: PostRemoveContainer(*self.facts(container)))
         self.memory.forget(container.id)
+
+    def pod_found(self, pod: Pod) -> None:
+        """See ``Observer``."""
+        self._executor.spawn(self._found(pod))
+
+    async def _found(self, pod: Pod) -> None:
+        if self._learn is not None and self.lacks(pod.sandbox_id):
+            await self._learn(pod.sandbox_id)
+        self.notify(PostRunPodSandbox, lambda: PostRunPodSandbox(self.pod(pod)))
 
     def pod_stopped(self, pod: Pod) -> None:
         """See ``Observer``."""

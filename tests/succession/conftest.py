@@ -1,0 +1,102 @@
+"""A node whose daemon is a process, so that another process can replace it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.admin.client import ask
+from proxy.model.errors import UnavailableError
+from tests.testkit.daemon import DaemonNode, temporary_node
+
+LIMIT_S = 60.0
+
+
+class Node(DaemonNode):
+    """A node whose daemon is a process, and which finds what machine and cgroups are below its directory."""
+
+    popen: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        from proxy.topology.sysfs_tree import write_sysfs
+
+        write_sysfs(self.machine, self.directory / "machine")
+        roots = {"sysfsRoot": "machine/sys", "procfsRoot": "machine/proc", "cgroupRoot": "cgroup"}
+        self.settings = "\n".join(f"{key}: {self.directory / name}" for key, name in roots.items())
+        self.file = self.directory / "config.yaml"
+        self.configure("")
+        self.ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.ear.bind(str(self.directory / "notify"))
+        self.ear.setblocking(False)
+        with (self.directory / "log").open("ab") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "proxy", "serve", "--config", str(self.file)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "NOTIFY_SOCKET": str(self.directory / "notify")},
+            )
+        self.wait(lambda: self.answers("ready"))
+
+    def configure(self, text: str) -> None:
+        head = "apiVersion: topoproxy/v1\nkind: TopoproxyConfiguration\nkubelet: {stateDir: /nowhere}\n"
+        self.file.write_text(head + self.configuration(text))
+
+    def notified(self) -> list[str]:
+        """What was sent to systemd since the last look."""
+        found = list[str]()
+        while True:
+            try:
+                found += self.ear.recv(4096).decode().splitlines()
+            except BlockingIOError:
+                return [line for line in found if not line.startswith("STATUS=")]
+
+    @property
+    def admin(self) -> Path:
+        return self.directory / "admin.sock"
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    def answers(self, key: str) -> Any:
+        assert self.popen.poll() is None, self.log
+        try:
+            page: Any = ask(self.admin, "/status")
+        except UnavailableError:
+            return None
+        return page[key]
+
+    def wait(self, condition: Any) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < end, self.log
+            time.sleep(0.02)
+
+    def holder(self) -> int:
+        """The process that has the socket, by its lock."""
+        return int((self.directory / "cri.sock.lock").read_text())
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with temporary_node(Node) as one:
+        one.start()
+        try:
+            yield one
+        finally:
+            for pid in {one.popen.pid, one.holder()}:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            one.popen.wait()
+            one.ear.close()

@@ -1,0 +1,110 @@
+"""Hooks of a daemon that is replaced by another process: what they changed is in effect in the successor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from proxy.demo.client import DemoPod, Started
+from proxy.upgrade.replacement import replace_daemon
+from tests.succession.conftest import LIMIT_S, Node
+
+REPARENTS = """
+import json
+from pathlib import Path
+
+from proxy.hooks.api import Adjustment
+
+API_VERSION = 1
+STORY = Path({story!r})
+
+def note(*words):
+    with STORY.open("a") as story:
+        story.write(json.dumps(words) + "\\n")
+
+def configure(event):
+    note("configure")
+
+def synchronize(event):
+    note("synchronize", *sorted(pod.name for pod in event.pods))
+
+def pre_run_pod_sandbox(event):
+    parent = event.pod.cgroup_parent.replace("/burstable/", "/besteffort/")
+    return Adjustment(labels={{"koordinator.sh/qosClass": "BE", "site": "north"}}, cgroup_parent=parent)
+
+def post_run_pod_sandbox(event):
+    note("ran", event.pod.name, event.pod.labels.get("site", ""))
+
+def pre_create_container(event):
+    note("create", event.pod.name, event.pod.labels.get("site", ""), event.decision.pool)
+
+def shutdown(event):
+    note("shutdown", event.reason)
+"""
+
+
+DIRECTORIES = {"folder": "hooks.d", "vendorFolder": "vendor", "serverFolder": "servers"}
+
+
+def drop(node: Node, name: str, text: str, directory: str = "hooks.d") -> None:
+    """Drop a file as packages do: whole."""
+    into = node.directory / directory
+    into.mkdir(mode=0o755, exist_ok=True)
+    beside = node.directory / f".{name}"
+    beside.write_text(text)
+    beside.chmod(0o644)
+    os.replace(beside, into / name)
+
+
+def hooked(node: Node, text: str, **names: str) -> Path:
+    """Give the daemon a hook; returns the file in which the hook notes what it is called with."""
+    story = node.directory / "story"
+    drop(node, "10-hook.py", text.format(story=str(story), **names))
+    lines = [f"  {key}: {node.directory / name}" for key, name in DIRECTORIES.items()]
+    node.configure("\n".join(["drainTimeout: 100ms", "hooks:", *lines]))
+    os.kill(node.popen.pid, signal.SIGHUP)
+    node.wait(lambda: "configure" in told(node))
+    return story
+
+
+def told(node: Node) -> list[str]:
+    """The first word of each note."""
+    return [note[0] for note in notes(node)]
+
+
+def notes(node: Node) -> list[list[str]]:
+    """What the hook has noted, in the old process and in the new one."""
+    story = node.directory / "story"
+    return [json.loads(line) for line in story.read_text().splitlines()] if story.exists() else []
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_a_hook_changes_of_a_sandbox_is_in_effect_although_the_daemon_is_replaced_meanwhile(
+    node: Node, *, listed: bool
+) -> None:
+    """The answer passes the old process; kubelet's creates still name labels and cgroup of before."""
+    hooked(node, REPARENTS)
+    slow, made = threading.Event(), list[Started]()
+    node.runtime.before("RunPodSandbox", lambda request: slow.wait(LIMIT_S))
+    with node.client() as client:
+        making = threading.Thread(target=lambda: made.append(client.run_pod(DemoPod("web", "LS"))))
+        making.start()
+        node.wait(lambda: any(call.method == "RunPodSandbox" for call in node.runtime.calls))
+        replace_daemon(node.admin, LIMIT_S)
+        node.wait(lambda: notes(node)[-3:] == [["shutdown", "stop"], ["configure"], ["synchronize"]])
+        slow.set()
+        making.join(LIMIT_S)
+    if listed:
+        node.wait(lambda: "ran" in told(node))
+    with node.client() as client:
+        client.create(made[0])
+        client.start(made[0].container_id)
+    (create,) = [call.request for call in node.runtime.calls if call.method == "CreateContainer"]
+    assert "/besteffort/" in create.sandbox_config.linux.cgroup_parent
+    expected = [["create", "web", "north", "be"], ["ran", "web", "north"]]
+    node.wait(lambda: sorted(notes(node)[-2:]) == expected)
