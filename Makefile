@@ -169,13 +169,14 @@ bench-scheduler: venv ## measure the scheduler extender: answers, memory, pods a
 	readers=$(if $(filter peers,$(CASES)),$$(sh tests/cluster/build_readers.sh | tail -n 1)); \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin TOPOPROXY_READERS=$$readers $(BIN)/python -m tests.cluster.extender_figures $(CASES)
 
-lint: venv ## check style, types, and the import layers of packages
+lint: venv ## check style, types, and the layers of packages
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/mypy --no-error-summary hooks/*.py examples/*.py
 	@MYPYPATH=bench:tests/e2e $(BIN)/mypy --no-error-summary --disable-error-code misc bench/*.py
 	@output=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$output"; exit 1; }
+	@$(BIN)/python -m tests.testkit.layer_rules
 	@echo "lint: clean"
 
 mutate: venv ## change code on purpose to check its tests: ROOM=allocation N=60 (N=0: all), MUTATE_ARGS="..."

@@ -44,7 +44,7 @@ _NO_DEVICES = DeviceState()
 
 
 class NodeState(Struct, frozen=True):
-    """Pods, containers, and what follows from them. A named tuple, as several are made for each create.
+    """Pods, containers, and what follows from them.
 
     Attributes:
         pods: Sandboxes by id.

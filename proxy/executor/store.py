@@ -22,7 +22,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from msgspec import structs
 
@@ -60,11 +60,6 @@ from proxy.executor.journal import Journal
 from proxy.executor.observer import Observer
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
-
-if TYPE_CHECKING:
-    from proxy.engine.node_effects import CallOver
-    from proxy.engine.node_events import NodeEvent
-    from proxy.engine.state import NodeState
 
 
 class CallWaits:
@@ -124,7 +119,7 @@ class CallWaits:
         """Note that a call is over, without a result for its container."""
         self._handle(CallLanded(call))
 
-    def over(self, effect: CallOver) -> None:
+    def over(self, effect: to_do.CallOver) -> None:
         """Wake what waits for a call."""
         self._waits.pop(effect.number).set_result(None)
 

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from proxy.engine.state import NodeState
     from proxy.telemetry.port import Telemetry
 
 
