@@ -14,7 +14,7 @@ from proxy.logs import log
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
 
-DIRECTORY = Path(__file__).resolve().parents[2] / "hooks"
+HOOK = Path(__file__).resolve().parents[2] / "hooks/90-differ.py"
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def differ(**config: Any) -> testing.Loaded:
-    return testing.load(DIRECTORY / "90-differ.py", config or None)
+    return testing.load(HOOK, config or None)
 
 
 def saying(name: str, point: str, answer: testing.Adjustment) -> Hook:
@@ -95,7 +95,7 @@ def test_nothing_changed_is_not_worth_a_line(said: list[dict[str, Any]]) -> None
 
 
 def test_the_template_does_what_it_says() -> None:
-    path = DIRECTORY / "00-template.py"
+    path = HOOK.with_name("00-template.py")
     pod = testing.pod(annotations={"example.com/note": "hello"})
     event = testing.event("pre_create_container", pod=pod)
     assert testing.run(testing.load(path), event).adjustment.envs == {"NOTE": "hello"}

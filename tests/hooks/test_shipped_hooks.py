@@ -21,7 +21,8 @@ from tests.testkit.changed_copy import changed_copy
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "hooks"
 FILES = sorted(DIRECTORY.glob("*.py"))
-HOOKS = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+OLD = sorted(DIRECTORY.parent.glob("tests/old_hooks/*/*.py"))
+HOOKS = pytest.mark.parametrize("path", [*FILES, *OLD], ids=lambda path: f"{path.parent.name}-{path.stem}")
 
 DECISIONS = (
     samples.OWN,

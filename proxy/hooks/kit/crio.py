@@ -54,6 +54,11 @@ def crio_settings(annotations: Mapping[str, str]) -> tuple[CrioSettings, list[st
     return settings, problems
 
 
+# The former names, for one release: copies of a shipped hook on nodes import them.
+Wish = CrioSettings
+wish_of = crio_settings
+
+
 def _wrong(name: str, value: str, problems: list[str], wants: str) -> None:
     problems.append(f"{name}{SUFFIX} is {value[:40]!r}, and can be {wants}")
 

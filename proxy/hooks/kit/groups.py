@@ -100,6 +100,10 @@ def disable_load_balancing(
     raise HookError(f"cannot turn load balancing off for container {container_id}: its cgroup was not found")
 
 
+unbalance = disable_load_balancing
+"""The former name, for one release: copies of a shipped hook on nodes import it."""
+
+
 def _pod_group(tree: Hierarchy, pod: PodFacts) -> Path | None:
     """Return the group that is this pod's alone: one that kubelet has called by its uid."""
     path = parent_path(pod.cgroup_parent)

@@ -1,0 +1,73 @@
+"""What this hook does, for people who run nodes: one sentence here.
+
+Then what they must know: which containers, when, what it needs, what it cannot do. This one is a template and
+does nothing useful: pods with an annotation (``example.com/note: ...``) get it as a variable of the
+environment.
+
+Configured under the name of this file, without ``.py``::
+
+    hooks:
+      settings:
+        00-template:
+          timeout: 200ms              # how long one answer may take; also TIMEOUT below
+          failurePolicy: Ignore       # Fail: a call is refused when this hook fails; also FAILURE_POLICY
+          config:                     # the fields of Settings
+            variable: NOTE
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from proxy.hooks.api import Adjustment, Configure, PreCreateContainer, Veto
+
+# The version of the interface that this file is written for. It must be there.
+API_VERSION = 1
+
+# Seconds that one answer may take, and what becomes of a call when this hook fails ("Ignore" or "Fail"). Both
+# may be left out; what is configured for this hook wins.
+TIMEOUT = 0.2
+FAILURE_POLICY = "Ignore"
+
+# A file that only computes (no while, try or with, few imports) costs half as much if it says so. A call of
+# it may be made twice then. This one logs, so it is none.
+PURE = False
+
+
+# What can be configured, with defaults. The daemon checks the configuration against it before the hook is
+# used. Leave the class out where there is nothing to configure.
+@dataclass(frozen=True)
+class Settings:
+    """What can be configured."""
+
+    annotation: str = field(
+        default="example.com/note", metadata={"help": "The pod's annotation that is handed on."}
+    )
+    variable: str = field(default="NOTE", metadata={"help": "Name of the variable."})
+    longest: int = field(default=256, metadata={"help": "Longer notes are refused."})
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say: ValueError is told to the operator."""
+        if self.longest < 1:
+            raise ValueError("longest must be at least 1")
+
+
+_settings = Settings()
+
+
+def configure(event: Configure) -> None:
+    """Take the settings; comes once, before anything else."""
+    global _settings
+    _settings = event.settings
+
+
+# Each function that is named after a hook point is called there; "topoproxy hooks points" names all of them.
+# "async def" works, too. Functions of your own may have any other name.
+def pre_create_container(event: PreCreateContainer) -> Adjustment | Veto | None:
+    """Hand the note on. What an answer leaves out stays as it is; None is no answer at all."""
+    note = event.pod.annotations.get(_settings.annotation)
+    if note is None or _settings.variable in event.container.envs:
+        return None
+    if len(note) > _settings.longest:
+        return Veto(f"the annotation {_settings.annotation} is longer than {_settings.longest} characters")
+    return Adjustment(envs={_settings.variable: note})

@@ -1,0 +1,112 @@
+"""No CFS quota for containers that own CPUs, chosen by class or by an annotation of their pod.
+
+A quota holds a container back that may use all of its CPUs anyway: it is throttled for moments although
+nobody else wants them. topoproxy itself takes the quota off all containers that own CPUs, and gives it back
+when they own none any more (``koordinator.keepCFSQuota: never``, the default). Use this hook where that is
+too much or too coarse: with ``keepCFSQuota: always`` (or ``several-containers``) everybody keeps the quota
+but those that are chosen here.
+
+A container is chosen if it owns CPUs, its class is one of ``classes``, and, where ``annotation`` is set, its
+pod has that annotation. The quota goes with the create and stays off at kubelet's later updates. The pod's
+group has a quota as well, the sum of its containers'; it is taken off before the container starts, else it
+would hold the container back just the same (``pod: false`` leaves it). It stays off until the pod ends. Under
+systemd on cgroup v2 a daemon-reload brings it back until the container's next update or start.
+
+Containers that are there when this hook is enabled keep their quota until they are made anew, or updated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.hooks.api import (
+    Adjustment,
+    Configure,
+    Decision,
+    PodFacts,
+    PostUpdateContainerResources,
+    PreCreateContainer,
+    PreStartContainer,
+    PreUpdateContainerResources,
+)
+from proxy.hooks.kit.groups import open_quota
+from proxy.logs import log
+from proxy.model.errors import HookError
+
+API_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Whose quota goes."""
+
+    classes: tuple[str, ...] = field(
+        default=("LSE", "LSR", "Guaranteed"),
+        metadata={"help": "QoS classes; pods without one by Kubernetes' class. Empty: all that own CPUs."},
+    )
+    annotation: str = field(
+        default="",
+        metadata={"help": "Only pods with this annotation: example.com/quota=off, or any value. Empty: all."},
+    )
+    pod: bool = field(default=True, metadata={"help": "Take the quota off the pod's cgroup, too."})
+    cgroup_root: str = field(
+        default="/sys/fs/cgroup", metadata={"help": "Where cgroups are mounted: cgroupRoot of topoproxy."}
+    )
+
+
+_settings = Settings()
+
+
+def configure(event: Configure) -> None:
+    """Take the settings."""
+    global _settings
+    _settings = event.settings
+
+
+def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
+    """Make the container without a quota."""
+    if not _chosen(event.pod, event.decision) or event.container.resources.cpu_quota < 1:
+        return None
+    return Adjustment(cpu_quota=-1)
+
+
+def pre_start_container(event: PreStartContainer) -> None:
+    """Take the quota off the pod's group."""
+    _open(event.pod, event.decision)
+
+
+def pre_update_container_resources(event: PreUpdateContainerResources) -> Adjustment | None:
+    """Keep the quota off when kubelet sets one."""
+    if not _chosen(event.pod, event.decision) or event.asked.cpu_quota < 1:
+        return None
+    return Adjustment(cpu_quota=-1)
+
+
+def post_update_container_resources(event: PostUpdateContainerResources) -> None:
+    """Take the quota off the pod's group again: a resize sets it."""
+    _open(event.pod, event.decision)
+
+
+def _open(pod: PodFacts, decision: Decision) -> None:
+    """Take the quota off the pod's group; where that cannot be, containers go without theirs all the same."""
+    if not _settings.pod or not _chosen(pod, decision):
+        return
+    try:
+        open_quota(Path(_settings.cgroup_root), pod)
+    except HookError as error:
+        log.say_once(
+            ("20-quota-off", str(error)), "warning", "cannot take off a pod's quota", pod=pod.ref, err=error
+        )
+
+
+def _chosen(pod: PodFacts, decision: Decision) -> bool:
+    """Tell whether a container shall have no quota, and still has one as far as the engine goes."""
+    if not decision.own or decision.unlimited:
+        return False
+    if _settings.classes and (pod.qos or pod.kube_qos) not in _settings.classes:
+        return False
+    key, equals, value = _settings.annotation.partition("=")
+    if not key:
+        return True
+    return key in pod.annotations and (not equals or pod.annotations[key] == value)

@@ -1,0 +1,256 @@
+"""A container's CPUs and memory nodes as variables of its environment, and in a file that is kept true.
+
+What is told, in the environment and in the file::
+
+    EXCLUSIVE_CPUS=2-5        CPUs that nobody else runs on; empty if it owns none
+    SHARED_CPUS=              the other CPUs that it may run on
+    MEMORY_NODES=0            its memory nodes; empty: any
+
+and with ``peers``, for each other container of the pod, ``PEER_CPUS_`` and its name (in capitals, everything
+but letters and digits is ``_``): the CPUs that it may run on.
+
+The environment is that of the create. CPUs can change while a container runs (the shared pool shrinks and
+grows); then the file says it: ``/run/topoproxy/cpus`` in the container, in a folder that is mounted
+read-only. It is replaced as a whole, so it is never read half; watch the folder, not the file. It has lines
+for a shell::
+
+    . /run/topoproxy/cpus; exec taskset --cpu-list "$EXCLUSIVE_CPUS" program
+
+The file is exact after each create, start and update of the container. In between, one that shares a pool is
+told its pool; for one that has been narrowed to a part of its pool that is the part without CPUs that got an
+owner. What other hooks narrow is in the file, but not in the environment. Variables that the container sets
+itself, and its own mounts at that path, stay as they are.
+
+The files lie below ``root``, one folder for each container, on a file system that the runtime sees as well.
+They go with the container; leftovers of containers that came to nothing go when their pod does, or at the
+next start of the daemon. With SELinux the folder needs a label that containers may read:
+``semanage fcontext -a -t container_file_t '/run/topoproxy/hooks/cpus(/.*)?'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from proxy.hooks.api import (
+    Adjustment,
+    Configure,
+    CpuSet,
+    Decision,
+    Mask,
+    Mount,
+    PodFacts,
+    PoolsChanged,
+    PostCreateContainer,
+    PostRemoveContainer,
+    PostRemovePodSandbox,
+    PostStartContainer,
+    PostStopContainer,
+    PostUpdateContainerResources,
+    PreCreateContainer,
+    Synchronize,
+)
+from proxy.hooks.kit.known import Known, Member
+
+API_VERSION = 1
+TIMEOUT = 2.0
+
+FILE = "cpus"
+GRACE_S = 120.0
+"""A folder without a container is left alone for so long: its create may be on its way."""
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
+_writing = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which containers are told, where, and under which names."""
+
+    which: Literal["owners", "annotated", "all"] = field(
+        default="owners",
+        metadata={"help": "Containers that own CPUs, those of pods with the annotation, or all."},
+    )
+    annotation: str = field(
+        default="topoproxy.io/cpus-file=true",
+        metadata={"help": "For annotated: the pod's annotation, key=value, or a key with any value."},
+    )
+    exclusive: str = field(default="EXCLUSIVE_CPUS", metadata={"help": "Name of the variable; empty: none."})
+    shared: str = field(default="SHARED_CPUS", metadata={"help": "Name of the variable; empty: none."})
+    memory: str = field(default="MEMORY_NODES", metadata={"help": "Name of the variable; empty: none."})
+    peers: bool = field(default=False, metadata={"help": "Tell the CPUs of the pod's other containers."})
+    peer_prefix: str = field(default="PEER_CPUS_", metadata={"help": "What a peer's variable begins with."})
+    env: bool = field(default=True, metadata={"help": "Tell in the environment."})
+    mount: str = field(
+        default="/run/topoproxy",
+        metadata={"help": "Folder in the container that has the file; empty: no file."},
+    )
+    root: str = field(
+        default="/run/topoproxy/hooks/cpus", metadata={"help": "Where the files are on the node."}
+    )
+
+    def __post_init__(self) -> None:
+        """Check names and paths."""
+        for name in (self.exclusive, self.shared, self.memory, self.peer_prefix):
+            if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)?", name):
+                raise ValueError(f"{name!r} cannot be the name of a variable")
+        for path in (self.mount, self.root):
+            if path and (not path.startswith("/") or ".." in path.split("/") or not path.strip("/")):
+                raise ValueError(f"{path!r} is no absolute path of a folder")
+        if not self.root:
+            raise ValueError("root must be set")
+
+
+_settings = Settings()
+_known = Known()
+
+
+def configure(event: Configure) -> None:
+    """Take the settings."""
+    global _settings
+    _settings = event.settings
+
+
+def synchronize(event: Synchronize) -> None:
+    """Make the files of all containers true, and remove those of containers that are gone."""
+    there = _known.hear(event)
+    _tell(there)
+    _sweep({folder for one in there if (folder := _folder(one.uid, one.name, one.attempt))})
+
+
+def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
+    """Give the container its variables, and the folder with the file."""
+    pod, container, decision = event.pod, event.container, event.decision
+    if not _chosen(pod, decision):
+        return None
+    place = _settings.mount
+    peers = {one.name: one.cpus for one in _known.of_pod(pod.uid) if one.name != container.name}
+    lines = _lines(decision.own, decision.cpus, decision.mems, peers)
+    envs = {name: value for name, value in lines.items() if name not in container.envs}
+    mounts: dict[str, Mount] = {}
+    folder = _folder(pod.uid, container.name, container.attempt)
+    if folder is not None and place.rstrip("/") not in (
+        m.container_path.rstrip("/") for m in container.mounts
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)  # whatever the process's umask
+        with _writing:
+            _write(folder, lines)
+        mounts[place] = Mount(place, str(folder), readonly=True)
+    return Adjustment(envs=envs if _settings.env else {}, mounts=mounts)
+
+
+def post_create_container(event: PostCreateContainer) -> None:
+    """Know the container by its id, and tell its peers."""
+    _tell(_known.hear(event))
+
+
+def post_start_container(event: PostStartContainer) -> None:
+    """Tell what it has now: pools may have changed since the create."""
+    _tell(_known.hear(event))
+
+
+def post_update_container_resources(event: PostUpdateContainerResources) -> None:
+    """Tell what it has now."""
+    _tell(_known.hear(event))
+
+
+def pools_changed(event: PoolsChanged) -> None:
+    """Tell all whose CPUs have changed."""
+    _tell(_known.hear(event))
+
+
+def post_stop_container(event: PostStopContainer) -> None:
+    """Tell its peers."""
+    _tell(_known.hear(event))
+
+
+def post_remove_container(event: PostRemoveContainer) -> None:
+    """Remove the container's folder, and tell its peers."""
+    gone = _known.hear(event)
+    folder = _folder(event.pod.uid, event.container.name, event.container.attempt)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()  # the last one of its pod
+    _tell(gone)
+
+
+def post_remove_pod_sandbox(event: PostRemovePodSandbox) -> None:
+    """Remove what is left of the pod: folders of creates that came to nothing."""
+    if _PLAIN.fullmatch(event.pod.uid) and not _known.of_pod(event.pod.uid):
+        shutil.rmtree(Path(_settings.root) / event.pod.uid, ignore_errors=True)
+
+
+def _chosen(pod: PodFacts, decision: Decision) -> bool:
+    if _settings.which == "owners":
+        return bool(decision.own)
+    if _settings.which == "all":
+        return True
+    key, equals, value = _settings.annotation.partition("=")
+    return key in pod.annotations and (not equals or pod.annotations[key] == value)
+
+
+def _folder(uid: str, name: str, attempt: int) -> Path | None:
+    """Give a container's folder; None where its names cannot be those of folders, or no file is wanted."""
+    called = f"{name}.{attempt}"
+    if not _settings.mount or not _PLAIN.fullmatch(uid) or not _PLAIN.fullmatch(called):
+        return None
+    return Path(_settings.root) / uid / called
+
+
+def _lines(own: CpuSet, cpus: CpuSet, mems: Mask | None, peers: Mapping[str, CpuSet]) -> dict[str, str]:
+    lines = {
+        _settings.exclusive: str(own),
+        _settings.shared: str(cpus - own),
+        _settings.memory: str(mems or ""),
+    }
+    if _settings.peers:
+        for name, theirs in sorted(peers.items()):
+            lines[_settings.peer_prefix + re.sub("[^A-Z0-9]", "_", name.upper())] = str(theirs)
+    return {name: value for name, value in lines.items() if name}
+
+
+def _tell(changed: Iterable[Member]) -> None:
+    """Write the files of these containers, and of their peers where those are told of them."""
+    keys = {(one.uid, one.name, one.attempt) for one in changed}
+    for uid in {uid for uid, _, _ in keys}:
+        with _writing:  # what is written last is what is known last
+            pod = _known.of_pod(uid)
+            for one in pod:
+                folder = _folder(one.uid, one.name, one.attempt)
+                mine = (one.uid, one.name, one.attempt) in keys
+                if folder is None or not (mine or _settings.peers) or not (folder / FILE).exists():
+                    continue
+                peers = {each.name: each.cpus for each in pod if each.name != one.name}
+                with contextlib.suppress(FileNotFoundError):  # the container has gone meanwhile
+                    _write(folder, _lines(one.own, one.cpus, one.mems, peers))
+
+
+def _write(folder: Path, lines: Mapping[str, str]) -> None:
+    """Replace the file as a whole; nothing that lies there is followed or written into."""
+    text = "".join(f"{name}={value}\n" for name, value in lines.items())
+    draft = folder / f".{FILE}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, flags, 0o644), "w") as stream:
+        os.fchmod(stream.fileno(), 0o644)
+        stream.write(text)
+    draft.replace(folder / FILE)
+
+
+def _sweep(kept: set[Path]) -> None:
+    """Remove folders of containers that do not exist."""
+    before = time.time() - GRACE_S
+    for folder in Path(_settings.root).glob("*/*"):
+        with contextlib.suppress(OSError):
+            if folder not in kept and folder.lstat().st_mtime < before:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.parent.rmdir()

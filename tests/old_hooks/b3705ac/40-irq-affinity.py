@@ -1,0 +1,166 @@
+"""Interrupts of devices away from CPUs that containers own.
+
+The kernel may deliver the interrupts of disks and network cards to any CPU, and so to those that a container
+owns, whose program then waits for a few microseconds. This hook takes owned CPUs out of the affinity of all
+interrupts (``/proc/irq/*/smp_affinity_list``) and out of that of interrupts to come
+(``/proc/irq/default_smp_affinity``); what they held comes back when nobody owns those CPUs any more, and when
+the daemon stops or the hook is removed (``give_back``).
+
+It needs the drop-in ``topoproxy.service.d/30-irq-affinity.conf``; else the unit has ``/proc/irq`` read-only.
+
+What it cannot do:
+
+- Interrupts whose affinity the kernel manages itself, as those of NVMe queues: they stay, and are counted in
+  the log. ``isolcpus=managed_irq,...`` on the kernel's command line keeps such off CPUs.
+- Timers and interrupts between CPUs: they belong to each CPU.
+- irqbalance, where it runs, moves interrupts as it likes. Stop it, or tell it the CPUs that may be owned:
+  ``IRQBALANCE_BANNED_CPULIST=2-31``. What it has moved is moved again with the next owner that comes or goes.
+- Who removes this hook while the daemon does not run keeps the affinities until the next boot.
+
+Everything happens beside the calls; nothing waits for it. A container is usually rid of interrupts before its
+program starts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.hooks.api import (
+    Configure,
+    CpuSet,
+    MachineChanged,
+    PodFacts,
+    PoolsChanged,
+    PostCreateContainer,
+    PostRemoveContainer,
+    PostStartContainer,
+    PostStopContainer,
+    Shutdown,
+    Synchronize,
+)
+from proxy.hooks.kit.irqs import shared_irqs
+from proxy.hooks.kit.owners import Owners
+from proxy.logs import log
+
+API_VERSION = 1
+TIMEOUT = 10.0  # a machine may have thousands of interrupts
+
+AGAIN_S = 30.0
+"""After so long, files are compared again although the owners are the same."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Whose CPUs are kept free of interrupts."""
+
+    annotation: str = field(
+        default="",
+        metadata={"help": "Only of pods with this annotation: key=value, or any value. Empty: all owners."},
+    )
+    give_back: bool = field(
+        default=True, metadata={"help": "Give interrupts back when the daemon stops, and not only the hook."}
+    )
+    proc: str = field(default="/proc", metadata={"help": "Where the kernel has its interrupts."})
+    state: str = field(
+        default="/run/topoproxy/hooks/irqs.json",
+        metadata={"help": "Where is remembered what they had; hooks that name the same add up."},
+    )
+
+
+class _State:
+    """What is known, and what was done last."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.owners: Owners[bool] = Owners(self.wishes)
+        self.lock = threading.Lock()
+        self.last: CpuSet | None = None
+        self.at = 0.0
+        self.stay = 0
+
+    def wishes(self, pod: PodFacts) -> bool | None:
+        key, equals, value = self.settings.annotation.partition("=")
+        if not key:
+            return True
+        return True if key in pod.annotations and (not equals or pod.annotations[key] == value) else None
+
+
+_state = _State("40-irq-affinity", Settings())
+
+
+def configure(event: Configure) -> None:
+    """Take the settings."""
+    global _state
+    _state = _State(event.name, event.settings)
+
+
+def synchronize(event: Synchronize) -> None:
+    """Keep interrupts off the CPUs of all owners that there are, and off nobody else's."""
+    _follow(event)
+
+
+def machine_changed(event: MachineChanged) -> None:
+    """Know which CPUs are online."""
+    _follow(event)
+
+
+def pools_changed(event: PoolsChanged) -> None:
+    """Follow owners whose CPUs have changed."""
+    _follow(event)
+
+
+def post_create_container(event: PostCreateContainer) -> None:
+    """Keep interrupts off a new owner's CPUs."""
+    _follow(event)
+
+
+def post_start_container(event: PostStartContainer) -> None:
+    """Do so at the latest now."""
+    _follow(event)
+
+
+def post_stop_container(event: PostStopContainer) -> None:
+    """Give interrupts back."""
+    _follow(event)
+
+
+def post_remove_container(event: PostRemoveContainer) -> None:
+    """Give back what a container that never ran has kept off."""
+    _follow(event)
+
+
+def shutdown(event: Shutdown) -> None:
+    """Give interrupts back, unless a new version of this file has taken over."""
+    if event.reason == "removed" or (event.reason == "stop" and _state.settings.give_back):
+        _claim(CpuSet(), always=True)
+
+
+def _follow(
+    event: Synchronize
+    | MachineChanged
+    | PoolsChanged
+    | PostCreateContainer
+    | PostStartContainer
+    | PostStopContainer
+    | PostRemoveContainer,
+) -> None:
+    _state.owners.hear(event)
+    _claim(_state.owners.cpus(), always=isinstance(event, Synchronize | MachineChanged))
+
+
+def _claim(cpus: CpuSet, *, always: bool) -> None:
+    state, settings = _state, _state.settings
+    with state.lock:
+        now = time.monotonic()
+        if not always and cpus == (state.last or CpuSet()) and (not cpus or now < state.at + AGAIN_S):
+            return
+        irqs = shared_irqs(Path(settings.proc), Path(settings.state))
+        moved = irqs.claim(state.name, cpus, state.owners.online)
+        state.last, state.at = cpus, now
+        if moved.written or moved.stay != state.stay:
+            log.info("moved interrupts", off=str(cpus), written=moved.written, stay=moved.stay)
+        state.stay = moved.stay

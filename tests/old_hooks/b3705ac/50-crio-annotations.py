@@ -1,0 +1,270 @@
+"""CRI-O's annotations for low latency, for pods on containerd.
+
+The names and values are those of CRI-O's high-performance hooks (crio.conf(5)); they hold for containers that
+own CPUs, as there, and are said by the pod:
+
+``cpu-quota.crio.io: disable``
+    No CFS quota for the container and the pod's cgroup.
+``irq-load-balancing.crio.io: disable`` or ``housekeeping``
+    Interrupts of devices stay off the container's CPUs, or off all but the first one and its hardware
+    threads; those are in the variable ``OPENSHIFT_HOUSEKEEPING_CPUS`` then. What the hook 40-irq-affinity
+    says of interrupts holds here, too; both may run.
+``cpu-c-states.crio.io: disable``, ``enable`` or ``max_latency:N``
+    How deep its CPUs may sleep: not at all, as they like, or to wake within N microseconds.
+``cpu-freq-governor.crio.io: performance`` (or another one that the kernel offers)
+    The frequency governor of its CPUs.
+``cpu-load-balancing.crio.io: disable``
+    cgroup v2: this is ``apply.partitions: isolated`` in the configuration of topoproxy, for all owners of
+    CPUs; the log says so, and nothing is done here. cgroup v1: ``cpuset.sched_load_balance`` of the container
+    is turned off once it runs; that has an effect only if the groups above it are not balanced either, which
+    is not a hook's to change, and the log names those that are.
+``cpu-shared.crio.io/NAME: enable``
+    Not done, and told in the log: a hook cannot add CPUs to what was decided.
+
+As in CRI-O, ``true`` means ``disable`` in the first two and in load balancing. Values that mean nothing are
+told in the log and left. With CRI-O itself as the runtime leave this hook disabled: it does all of that. The
+hook 20-quota-off sets the same field: of a container that both choose, only its answer is taken.
+
+Interrupts, sleep and governors get back what they had when the container ends, and when the daemon stops.
+They need the drop-in ``topoproxy.service.d/30-irq-affinity.conf``; else the unit has ``/proc/irq`` and
+``/sys`` read-only. A feature that cannot be had is told in the log; the others go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.hooks.api import (
+    Adjustment,
+    Configure,
+    CpuSet,
+    Decision,
+    MachineChanged,
+    PodFacts,
+    PoolsChanged,
+    PostCreateContainer,
+    PostRemoveContainer,
+    PostStartContainer,
+    PostStopContainer,
+    PreCreateContainer,
+    PreStartContainer,
+    PreUpdateContainerResources,
+    Shutdown,
+    Synchronize,
+)
+from proxy.hooks.kit.crio import Wish, wish_of
+from proxy.hooks.kit.groups import open_quota, unbalance
+from proxy.hooks.kit.irqs import shared_irqs
+from proxy.hooks.kit.owners import Owners
+from proxy.hooks.kit.power import Power
+from proxy.logs import log
+from proxy.model.errors import HookError
+from proxy.model.machine import Machine
+
+API_VERSION = 1
+TIMEOUT = 10.0  # a machine may have thousands of interrupts; those are moved beside the calls
+
+
+@dataclass(frozen=True)
+class Settings:
+    """For whom annotations count, and where the kernel's files are."""
+
+    handlers: tuple[str, ...] = field(
+        default=(), metadata={"help": "Only pods of these runtime classes' handlers. Empty: all pods."}
+    )
+    cgroup_root: str = field(
+        default="/sys/fs/cgroup", metadata={"help": "Where cgroups are mounted: cgroupRoot of topoproxy."}
+    )
+    proc: str = field(default="/proc", metadata={"help": "Where the kernel has its interrupts."})
+    sysfs: str = field(default="/sys", metadata={"help": "Where the kernel has its CPUs."})
+    irq_state: str = field(
+        default="/run/topoproxy/hooks/irqs.json",
+        metadata={"help": "Where is remembered what interrupts had; the same as that of 40-irq-affinity."},
+    )
+    power_state: str = field(
+        default="/run/topoproxy/hooks/power.json", metadata={"help": "The same for sleep and governors."}
+    )
+
+
+class _State:
+    """What is known."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.owners: Owners[Wish] = Owners(self.wishes)
+        self.power = Power(Path(settings.sysfs), Path(settings.power_state))
+        self.machine: Machine | None = None
+        self.lock = threading.Lock()
+        self.quiet = CpuSet()
+
+    def wishes(self, pod: PodFacts) -> Wish | None:
+        """Give what a pod wishes; None where nothing is to be done beside the calls."""
+        handlers = self.settings.handlers
+        if handlers and pod.runtime_handler not in handlers:
+            return None
+        wish, problems = wish_of(pod.annotations)
+        for problem in problems:
+            log.say_once(
+                (self.name, pod.uid, problem),
+                "warning",
+                "cannot follow an annotation",
+                pod=pod.ref,
+                err=problem,
+            )
+        return wish if wish != Wish() else None
+
+
+_state = _State("50-crio-annotations", Settings())
+
+
+def configure(event: Configure) -> None:
+    """Take the settings."""
+    global _state
+    _state = _State(event.name, event.settings)
+
+
+def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
+    """Make the container without a quota, and tell it its housekeeping CPUs."""
+    wish = _wish(event.pod, event.decision)
+    if wish is None:
+        return None
+    off = wish.quota_off and event.container.resources.cpu_quota > 0
+    envs = {}
+    if wish.irqs == "housekeeping" and _HOUSEKEEPING not in event.container.envs:
+        envs[_HOUSEKEEPING] = str(_housekeeping(event.decision.own))
+    return Adjustment(cpu_quota=-1, envs=envs) if off else Adjustment(envs=envs)
+
+
+def pre_start_container(event: PreStartContainer) -> None:
+    """Take the quota off the pod's group."""
+    wish = _wish(event.pod, event.decision)
+    if wish is not None and wish.quota_off:
+        _try(event.pod, lambda: open_quota(Path(_state.settings.cgroup_root), event.pod))
+
+
+def pre_update_container_resources(event: PreUpdateContainerResources) -> Adjustment | None:
+    """Keep the quota off when kubelet sets one."""
+    wish = _wish(event.pod, event.decision)
+    if wish is None or not wish.quota_off or event.asked.cpu_quota < 1:
+        return None
+    return Adjustment(cpu_quota=-1)
+
+
+def synchronize(event: Synchronize) -> None:
+    """Do for all owners what their pods wish, and give back all else."""
+    _state.machine = event.machine
+    _follow(event, always=True)
+
+
+def machine_changed(event: MachineChanged) -> None:
+    """Know the CPUs that are there."""
+    _state.machine = event.after
+    _follow(event, always=True)
+
+
+def pools_changed(event: PoolsChanged) -> None:
+    """Follow owners whose CPUs have changed."""
+    _follow(event)
+
+
+def post_create_container(event: PostCreateContainer) -> None:
+    """Make ready the CPUs of a new owner."""
+    _follow(event)
+
+
+def post_start_container(event: PostStartContainer) -> None:
+    """Do so at the latest now, and take the container out of load balancing."""
+    _follow(event)
+    wish = _wish(event.pod, event.decision)
+    if wish is not None and wish.balance_off:
+        _try(event.pod, lambda: _unbalance(event))
+
+
+def post_stop_container(event: PostStopContainer) -> None:
+    """Give back."""
+    _follow(event)
+
+
+def post_remove_container(event: PostRemoveContainer) -> None:
+    """Give back what a container that never ran has had."""
+    _follow(event)
+
+
+def shutdown(event: Shutdown) -> None:
+    """Give all back, unless a new version of this file has taken over."""
+    if event.reason != "replaced":
+        with _state.lock:
+            _try(None, lambda: _irqs(CpuSet()))
+            _try(None, lambda: _state.power.hold(()))
+
+
+_HOUSEKEEPING = "OPENSHIFT_HOUSEKEEPING_CPUS"
+_Event = (
+    Synchronize
+    | MachineChanged
+    | PoolsChanged
+    | PostCreateContainer
+    | PostStartContainer
+    | PostStopContainer
+    | PostRemoveContainer
+)
+
+
+def _wish(pod: PodFacts, decision: Decision) -> Wish | None:
+    return _state.wishes(pod) if decision.own else None
+
+
+def _follow(event: _Event, *, always: bool = False) -> None:
+    state = _state
+    state.owners.hear(event)
+    with state.lock:
+        quiet = state.owners.cpus(_without_interrupts)
+        if always or quiet != state.quiet:
+            _try(None, lambda: _irqs(quiet))
+        _try(None, lambda: state.power.hold((own, wish) for own, wish in state.owners.all()))
+
+
+def _without_interrupts(wish: Wish, own: CpuSet) -> CpuSet:
+    if wish.irqs == "housekeeping":
+        return own - _housekeeping(own)
+    return own if wish.irqs else CpuSet()
+
+
+def _housekeeping(own: CpuSet) -> CpuSet:
+    """Give the first CPU and the threads of its core."""
+    first = own.first() if own else -1
+    known = _state.machine.by_id.get(first) if _state.machine is not None else None
+    core = _state.machine.cores[known.core] if _state.machine is not None and known is not None else CpuSet()
+    return own & (core | CpuSet((first,) if own else ()))
+
+
+def _irqs(cpus: CpuSet) -> None:
+    settings = _state.settings
+    moved = shared_irqs(Path(settings.proc), Path(settings.irq_state)).claim(
+        _state.name, cpus, _state.owners.online
+    )
+    _state.quiet = cpus
+    if moved.written:
+        log.info("moved interrupts", off=str(cpus), written=moved.written, stay=moved.stay)
+
+
+def _unbalance(event: PostStartContainer) -> None:
+    above = unbalance(Path(_state.settings.cgroup_root), event.pod, event.container.id)
+    if above:
+        raise HookError(
+            "cpu-load-balancing.crio.io has no effect: the scheduler balances the CPUs of the groups above, "
+            + ", ".join(above)
+        )
+
+
+def _try(pod: PodFacts | None, do: Callable[[], object]) -> None:
+    """Do one thing; what comes of its failing is a line in the log, at most once a minute."""
+    try:
+        do()
+    except HookError as error:
+        told = {"pod": pod.ref} if pod is not None else {}
+        log.say_once((_state.name, str(error)), "warning", "cannot follow an annotation", err=error, **told)

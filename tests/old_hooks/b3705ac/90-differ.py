@@ -1,0 +1,134 @@
+"""Says in the log what hooks have changed, one line for each call; changes nothing itself.
+
+    hooks changed a request call=CreateContainer pod=shop/db-0 container=main
+        changes="20-quota-off: cpu_quota 400000 -> -1; 30-cpus-file: envs[EXCLUSIVE_CPUS], mounts[/run/x]"
+
+(in one line). It sees what all hooks together want before any of it is done, hook servers included. Of
+environments, annotations and labels only the names are logged, since values may be secrets; ``values`` logs
+them as well. Enable it to look for the hook that does something, and to try new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+
+from proxy.hooks.api import (
+    CLEAR,
+    LEAVE,
+    Adjustment,
+    Configure,
+    Device,
+    Mount,
+    Resources,
+    ValidateCreateContainer,
+    ValidateRunPodSandbox,
+    ValidateUpdateContainerResources,
+)
+from proxy.logs import log
+
+API_VERSION = 1
+
+_LONGEST = 200
+_SECRET = frozenset(("envs", "annotations", "labels"))
+_CALLS = {
+    ValidateRunPodSandbox: "RunPodSandbox",
+    ValidateCreateContainer: "CreateContainer",
+    ValidateUpdateContainerResources: "UpdateContainerResources",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is logged."""
+
+    values: bool = field(
+        default=False, metadata={"help": "Log values of environments, annotations and labels, too."}
+    )
+
+
+_settings = Settings()
+
+
+def configure(event: Configure) -> None:
+    """Take the settings."""
+    global _settings
+    _settings = event.settings
+
+
+def validate_run_pod_sandbox(event: ValidateRunPodSandbox) -> None:
+    """Say what changes for a sandbox."""
+    _say(event, event.event.resources, "")
+
+
+def validate_create_container(event: ValidateCreateContainer) -> None:
+    """Say what changes for a new container."""
+    _say(event, event.event.container.resources, event.event.container.name)
+
+
+def validate_update_container_resources(event: ValidateUpdateContainerResources) -> None:
+    """Say what changes in an update."""
+    _say(event, event.event.asked, event.event.container.name)
+
+
+def _say(
+    event: ValidateRunPodSandbox | ValidateCreateContainer | ValidateUpdateContainerResources,
+    asked: Resources,
+    container: str,
+) -> None:
+    if not event.owners:
+        return
+    changes: dict[str, list[str]] = {}
+    for name, words in _changes(event.adjustment, asked):
+        changes.setdefault(event.owners.get(name, "?"), []).append(words)
+    told = {"container": container} if container else {}
+    log.info(
+        "hooks changed a request",
+        call=_CALLS[type(event)],
+        pod=event.event.pod.ref,
+        **told,
+        changes="; ".join(f"{hook}: {', '.join(words)}" for hook, words in sorted(changes.items())),
+    )
+
+
+def _changes(adjustment: Adjustment, asked: Resources) -> Iterator[tuple[str, str]]:
+    """Walk what is changed: the field as owners have it, and words for it."""
+    for name, value in adjustment.said():
+        if name == "updates":
+            yield from _of_others(adjustment)
+        elif isinstance(value, Mapping):
+            for key, entry in value.items():
+                where = f"{name}[{key}]"
+                yield where, f"{_shown(where)}{_entry(name, entry)}"
+        else:
+            before = getattr(asked, {"cpus": "cpuset_cpus", "mems": "cpuset_mems"}.get(name, name), None)
+            was = f" {before if before != '' else 'any'} ->" if before is not None else ""
+            yield name, f"{name}{was} {_shown(value)}"
+
+
+def _of_others(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
+    for container, update in adjustment.updates.items():
+        whose = f"updates[{container}]"
+        for item in fields(update):
+            value = getattr(update, item.name)
+            if item.name == "unified":
+                yield from ((f"{whose}.unified[{file}]", f"{whose}.unified[{file}]") for file in value)
+            elif value is not LEAVE:
+                yield f"{whose}.{item.name}", f"{whose}.{item.name} {_shown(value)}"
+
+
+def _entry(name: str, value: object) -> str:
+    """Say what a key of a map gets, as far as that may be said."""
+    if value is CLEAR:
+        return " cleared"
+    if name in _SECRET and not _settings.values:
+        return ""
+    if isinstance(value, Mount):
+        return f" {_shown(value.host_path)}{' (read-only)' if value.readonly else ''}"
+    if isinstance(value, Device):
+        return f" {_shown(value.host_path)} ({value.permissions})"
+    return f" {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    return "cleared" if value is CLEAR else str(value)[:_LONGEST]
