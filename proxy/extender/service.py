@@ -28,7 +28,7 @@ import msgspec
 from proxy.agent.api_client import ApiClient, ApiServerError
 from proxy.agent.watcher import SILENCE_S
 from proxy.extender.cluster_view import ClusterView
-from proxy.extender.http_server import AGE, JUDGED, LEADER, NODES, PENDING, HttpAnswer, RequestFigures
+from proxy.extender.http_server import HttpAnswer
 from proxy.extender.lease import Lease
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS
@@ -39,7 +39,10 @@ from proxy.scheduler.node_table import UNKNOWN, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, read_demand, with_cpus
 from proxy.scheduler.promises import LOST_S, Promise
 from proxy.scheduler.scores import Strategy
+from proxy.telemetry import metrics
+from proxy.telemetry.exposition import family
 from proxy.telemetry.port import Telemetry
+from proxy.telemetry.registry import Metric, Registry
 
 BIND_S = 5
 """Less than the margin of the lease; the API server, too, gives a bind up after so many seconds."""
@@ -100,7 +103,7 @@ class ExtenderService:
         self._read: OrderedDict[bytes, PodDemand] = OrderedDict()
         self._demands: OrderedDict[str, PodDemand] = OrderedDict()
         self._waiting: OrderedDict[str, PodDemand] = OrderedDict()
-        self._figures = RequestFigures()
+        self._registry = Registry((metrics.EXTENDER_REQUESTS, metrics.EXTENDER_REQUEST_SECONDS))
         self._binding = asyncio.Semaphore(BINDS)
         self._settling: set[asyncio.Future[None]] = set()
         self._verbs = {
@@ -133,7 +136,9 @@ class ExtenderService:
         except InputError as error:
             answer = HttpAnswer({"Error": str(error)} if path != "/prioritize" else f"{error}\n", 200)
             answer = answer if path in ("/filter", "/bind") else HttpAnswer(f"{error}\n", 400)
-        self._figures.add(path[1:], result, time.perf_counter() - began)
+        labels = {"verb": path[1:]}
+        self._registry.observe(metrics.EXTENDER_REQUEST_SECONDS, time.perf_counter() - began, labels)
+        self._registry.add(metrics.EXTENDER_REQUESTS, 1, {**labels, "result": result})
         return answer
 
     # -- verbs --------------------------------------------------------------------------------------------
@@ -355,15 +360,15 @@ class ExtenderService:
         known = sum(table.node(name) is not None for name in names)
         pending = sum(len(table.pending(name)) for name in names)
         age = self._view.age
-        return self._figures.text(
-            {
-                LEADER: [({}, float(self._lease.held))],
-                AGE: [({}, age)] if age is not None else [],
-                NODES: [({"state": "known"}, known), ({"state": "unknown"}, len(names) - known)],
-                PENDING: [({}, pending)],
-                JUDGED: [({}, table.judged)],
-            }
-        )
+        read: dict[Metric, list[tuple[dict[str, object], float]]] = {
+            metrics.EXTENDER_LEADER: [({}, float(self._lease.held))],
+            metrics.EXTENDER_VIEW_AGE_SECONDS: [({}, age)] if age is not None else [],
+            metrics.EXTENDER_NODES: [({"state": "known"}, known), ({"state": "unknown"}, len(names) - known)],
+            metrics.EXTENDER_PENDING_PODS: [({}, pending)],
+            metrics.EXTENDER_JUDGED: [({}, table.judged)],
+        }
+        families = (family(metric, samples) for metric, samples in read.items())
+        return "".join([self._registry.text(), *families])
 
     def _advice(self, ref: str) -> HttpAnswer:
         names = [name for name in self._table.names() if self._table.node(name) is not None]

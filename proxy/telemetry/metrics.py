@@ -1,4 +1,4 @@
-"""Every metric of the daemon, declared once: its name, its kind, its labels and what it measures.
+"""Every metric, declared once: its name, its kind, its labels and what it measures.
 
 To add a metric, declare it here and count it where it happens: ``telemetry.count(metrics.NAME)``. Its help
 and labels in ``/metrics``, its key in ``counters`` of the status, and its row in ``docs/metrics.md`` come
@@ -465,6 +465,32 @@ HOOK_CALL_SECONDS = Gauge(
 )
 
 ALL: tuple[Metric, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
-"""All metrics, in the order of their declarations."""
+"""All metrics of the daemon, in the order of their declarations."""
 OF_HOOKS = frozenset(each for each in ALL if "hook" in each.labels)
 """Metrics of each hook, whose values the hook engine has."""
+
+# -- the scheduler extender, which has an address for them of its own ----------------------------------------
+
+EXTENDER_REQUESTS = Counter(
+    "extender_requests", "Requests of kube-scheduler, by verb and result.", ("verb", "result")
+)
+EXTENDER_REQUEST_SECONDS = Histogram(
+    "extender_request_seconds",
+    "Seconds until a request was answered, by verb.",
+    ("verb",),
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0),
+)
+EXTENDER_LEADER = Gauge("extender_leader", "Whether this replica holds the lease.")
+EXTENDER_VIEW_AGE_SECONDS = Gauge(
+    "extender_view_age_seconds", "Seconds since the copy of the cluster was known to be current."
+)
+EXTENDER_NODES = Gauge("extender_nodes", "Nodes, by whether the extender can decide for them.", ("state",))
+EXTENDER_PENDING_PODS = Gauge(
+    "extender_pending_pods", "Pods that are promised to a node whose object does not show them yet."
+)
+EXTENDER_JUDGED = Counter("extender_judged", "Decisions that the engine has made.")
+
+OF_EXTENDER: tuple[Metric, ...] = tuple(
+    each for each in list(globals().values()) if isinstance(each, Metric) and each not in ALL
+)
+"""All metrics of the scheduler extender; the daemon has none of them."""

@@ -22,6 +22,12 @@ The key is the one in `counters` of `topoproxy status --json`.
 
 """
 HOOKS = "\n## Hooks\n\nEach hook has samples of its own.\n\n"
+EXTENDER = """
+## Scheduler extender
+
+`/metrics` of `topoproxy scheduler-extender` ([scheduler.md](scheduler.md)) has these, and none of the others.
+
+"""
 FORMER = """
 ## Former names
 
@@ -48,6 +54,11 @@ def reference() -> str:
         *_table(("gauge", "what it measures"), ((_name(metric), metric.help) for metric in gauges)),
         HOOKS,
         *_table(("metric", "type", "what it measures"), ((_name(m), _type(m), m.help) for m in hooks)),
+        EXTENDER,
+        *_table(
+            ("metric", "type", "what it measures"),
+            ((_name(m), _type(m), m.help) for m in metrics.OF_EXTENDER),
+        ),
         FORMER,
         *_table(("former name", "name"), _former()),
     )
@@ -65,7 +76,7 @@ def _name(metric: Metric) -> str:
 
 
 def _type(metric: Metric) -> str:
-    return "counter" if isinstance(metric, Counter) else "gauge"
+    return type(metric).__name__.lower()
 
 
 def _counter(metric: Counter) -> tuple[str, ...]:

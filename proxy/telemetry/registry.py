@@ -77,7 +77,13 @@ _NONE: _Key = ()
 class Registry:
     """Counts, and writes what it has counted in Prometheus' text format."""
 
-    def __init__(self) -> None:
+    def __init__(self, declared: Iterable[Metric] | None = None) -> None:
+        """Count nothing yet.
+
+        Args:
+            declared: The counters and histograms to write; those of the daemon if None.
+        """
+        self._declared = metrics.ALL if declared is None else tuple(declared)
         self._lock = threading.Lock()
         self._counts: dict[Counter, dict[_Key, int]] = {}
         self._observed: dict[Histogram, dict[_Key, list[float]]] = {}
@@ -143,7 +149,7 @@ class Registry:
     def _families(self) -> Iterator[str]:
         from proxy.telemetry.exposition import family, histogram  # only for a scrape
 
-        for metric in metrics.ALL:
+        for metric in self._declared:
             if metric in metrics.OF_HOOKS:
                 continue
             if isinstance(metric, Counter):
