@@ -126,3 +126,28 @@ def test_modules_that_pages_name_exist() -> None:
         )
     }
     assert not unknown
+
+
+def named_in_changes(guide: str) -> Iterator[tuple[str, str]]:
+    """Walk the files that the table of changes names, each with the names in parentheses behind it."""
+    table = guide.partition("| change | files |")[2].partition("\n## ")[0]
+    for match in re.finditer(r"`([\w./*-]+(?:\.(?:py|md|proto|yaml)|/))`(?: \(`(\w+)`\))?", table):
+        yield match[1], match[2] or ""
+
+
+def test_the_table_of_changes_names_files_that_exist_and_what_is_in_them() -> None:
+    named = list(named_in_changes((ROOT / "CONTRIBUTING.md").read_text()))
+    assert len(named) > 40
+    for path, name in named:
+        found = [file for top in (ROOT / "proxy", ROOT) for file in top.glob(path.rstrip("/"))]
+        assert found, path
+        assert not name or name in found[0].read_text(), f"{path} ({name})"
+
+
+def test_classes_and_constants_of_the_table_of_changes_exist() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| change | files |")[2].partition("\n## ")[0]
+    code = "\n".join(path.read_text() for path in (ROOT / "proxy").rglob("*.py"))
+    names = set(re.findall(r"`([A-Z]\w+)`", table))
+    assert {"PROVIDERS", "TopologyPolicy"} <= names
+    defined = {name for name in names if re.search(rf"^\s*(?:class {name}\b|{name}\s*[:=])", code, re.M)}
+    assert names - defined == set()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from proxy.takeover.service import Takeover
 
 KEY = "t/takeover"
+"""Where the ledger has it."""
 STEPS = ("start", "finish", "revert")
 
 

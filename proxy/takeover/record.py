@@ -31,9 +31,6 @@ import msgspec
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
 
-KEY = "t/takeover"
-"""Where the ledger has it."""
-
 
 class TakeoverStage(enum.StrEnum):
     """How far a takeover has come."""

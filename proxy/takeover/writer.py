@@ -21,7 +21,8 @@ from proxy.backends.kubelet.checkpoint_writer import NAME, read_text, replace, s
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.executor.ports import Ledger
 from proxy.model.errors import CannotCreateError, TopoproxyError
-from proxy.takeover.record import KEY, TakeoverRecord, completed, dump, load, settled
+from proxy.takeover.lazy import KEY
+from proxy.takeover.record import TakeoverRecord, completed, dump, load, settled
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 
 RECHECK_S = 1.0

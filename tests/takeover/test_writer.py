@@ -11,7 +11,8 @@ import pytest
 from proxy.backends.kubelet.checkpoint_writer import read_text
 from proxy.model.errors import CannotCreateError
 from proxy.takeover import writer as module
-from proxy.takeover.record import KEY, Pending, TakeoverRecord, TakeoverStage
+from proxy.takeover.lazy import KEY
+from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 from proxy.takeover.writer import Writer, text_in
 from tests.testkit.changed_copy import changed_copy
