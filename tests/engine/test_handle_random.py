@@ -78,10 +78,12 @@ class Life:
                 pod_events.SandboxStopped(pod.sandbox_id),
                 pod_events.SandboxRemoved(pod.sandbox_id),
                 pod_events.SandboxRequested(changed_copy(pod, sandbox_id=f"token-{number}"), Request()),
+                pod_events.SandboxExpected(changed_copy(pod, sandbox_id=f"token-{number}")),
                 pod_events.SandboxFailed(f"token-{number - 1}"),
                 pod_events.PodLearned(pod, "described"),
                 pod_events.SandboxRunning(
-                    changed_copy(pod, sandbox_id=f"s-{number}", attempt=pod.attempt + 1)
+                    changed_copy(pod, sandbox_id=f"s-{number}", attempt=pod.attempt + 1),
+                    is_found=dice.random() < 0.5,
                 ),
             )
         )
