@@ -69,9 +69,9 @@ class Counting(OsFiles):
         name: str,
         line: bytes,
         known: bytes | None = None,
-        going_on: Callable[[], bool] = lambda: True,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
-        held = super().swap(paths, name, line, known, going_on)
+        held = super().swap(paths, name, line, known, should_continue)
         self.writes += sum(before != line for before in held if before is not None)
         return held
 

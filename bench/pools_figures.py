@@ -91,7 +91,7 @@ class Kernel:
         paths: Sequence[str],
         cpus: CpuSet,
         known: CpuSet | None = None,
-        going_on: Callable[[], bool] = lambda: True,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bool | None]:
         return [None] * len(paths)
 

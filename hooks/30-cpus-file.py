@@ -58,7 +58,7 @@ from proxy.hooks.api import (
     PreCreateContainer,
     Synchronize,
 )
-from proxy.hooks.kit.known import Known, Member
+from proxy.hooks.kit.container_tracker import ContainerTracker, Member
 
 API_VERSION = 1
 TIMEOUT = 2.0
@@ -109,7 +109,7 @@ class Settings:
 
 
 _settings = Settings()
-_known = Known()
+_known = ContainerTracker()
 
 
 def configure(event: Configure) -> None:
@@ -120,7 +120,7 @@ def configure(event: Configure) -> None:
 
 def synchronize(event: Synchronize) -> None:
     """Make the files of all containers true, and remove those of containers that are gone."""
-    existing = _known.hear(event)
+    existing = _known.handle(event)
     _write_all(existing)
     _sweep({directory for one in existing if (directory := _directory(one.uid, one.name, one.attempt))})
 
@@ -149,32 +149,32 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
 
 def post_create_container(event: PostCreateContainer) -> None:
     """Record the container's id, and update its peers."""
-    _write_all(_known.hear(event))
+    _write_all(_known.handle(event))
 
 
 def post_start_container(event: PostStartContainer) -> None:
     """Write the CPUs that it has now: pools may have changed since the create."""
-    _write_all(_known.hear(event))
+    _write_all(_known.handle(event))
 
 
 def post_update_container_resources(event: PostUpdateContainerResources) -> None:
     """Write the CPUs that it has now."""
-    _write_all(_known.hear(event))
+    _write_all(_known.handle(event))
 
 
 def pools_changed(event: PoolsChanged) -> None:
     """Update all containers whose CPUs have changed."""
-    _write_all(_known.hear(event))
+    _write_all(_known.handle(event))
 
 
 def post_stop_container(event: PostStopContainer) -> None:
     """Update its peers."""
-    _write_all(_known.hear(event))
+    _write_all(_known.handle(event))
 
 
 def post_remove_container(event: PostRemoveContainer) -> None:
     """Remove the container's directory, and update its peers."""
-    gone = _known.hear(event)
+    gone = _known.handle(event)
     directory = _directory(event.pod.uid, event.container.name, event.container.attempt)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)

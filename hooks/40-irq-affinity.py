@@ -43,7 +43,7 @@ from proxy.hooks.api import (
     Synchronize,
 )
 from proxy.hooks.kit.irqs import shared_irqs
-from proxy.hooks.kit.owners import Owners
+from proxy.hooks.kit.owners import OwnerTracker
 from proxy.logs import log
 
 API_VERSION = 1
@@ -77,7 +77,7 @@ class _State:
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self.settings = settings
-        self.owners: Owners[bool] = Owners(self.applies_to)
+        self.owners: OwnerTracker[bool] = OwnerTracker(self.applies_to)
         self.lock = threading.Lock()
         self.last: CpuSet | None = None
         self.at = 0.0
@@ -149,7 +149,7 @@ def _follow(
     | PostStopContainer
     | PostRemoveContainer,
 ) -> None:
-    _state.owners.hear(event)
+    _state.owners.handle(event)
     _claim(_state.owners.cpus(), always=isinstance(event, Synchronize | MachineChanged))
 
 

@@ -58,7 +58,7 @@ from proxy.hooks.api import (
 from proxy.hooks.kit.crio import CrioSettings, crio_settings
 from proxy.hooks.kit.groups import disable_load_balancing, open_quota
 from proxy.hooks.kit.irqs import shared_irqs
-from proxy.hooks.kit.owners import Owners
+from proxy.hooks.kit.owners import OwnerTracker
 from proxy.hooks.kit.power import Power
 from proxy.logs import log
 from proxy.model.errors import HookError
@@ -95,7 +95,7 @@ class _State:
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self.settings = settings
-        self.owners: Owners[CrioSettings] = Owners(self.settings_of)
+        self.owners: OwnerTracker[CrioSettings] = OwnerTracker(self.settings_of)
         self.power = Power(Path(settings.sysfs), Path(settings.power_state))
         self.machine: Machine | None = None
         self.lock = threading.Lock()
@@ -199,7 +199,7 @@ def shutdown(event: Shutdown) -> None:
     if event.reason != "replaced":
         with _state.lock:
             _try(None, lambda: _irqs(CpuSet()))
-            _try(None, lambda: _state.power.hold(()))
+            _try(None, lambda: _state.power.apply(()))
 
 
 _HOUSEKEEPING = "OPENSHIFT_HOUSEKEEPING_CPUS"
@@ -220,12 +220,12 @@ def _wish(pod: PodFacts, decision: Decision) -> CrioSettings | None:
 
 def _follow(event: _Event, *, always: bool = False) -> None:
     state = _state
-    state.owners.hear(event)
+    state.owners.handle(event)
     with state.lock:
         quiet = state.owners.cpus(_without_interrupts)
         if always or quiet != state.quiet:
             _try(None, lambda: _irqs(quiet))
-        _try(None, lambda: state.power.hold((own, settings) for own, settings in state.owners.all()))
+        _try(None, lambda: state.power.apply((own, settings) for own, settings in state.owners.all()))
 
 
 def _without_interrupts(settings: CrioSettings, own: CpuSet) -> CpuSet:

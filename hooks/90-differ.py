@@ -93,7 +93,7 @@ def _say(
 
 def _changes(adjustment: Adjustment, asked: Resources) -> Iterator[tuple[str, str]]:
     """Iterate over what is changed: the field as owners have it, and words for it."""
-    for name, value in adjustment.said():
+    for name, value in adjustment.set_fields():
         if name == "updates":
             yield from _of_others(adjustment)
         elif isinstance(value, Mapping):

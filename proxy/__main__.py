@@ -28,10 +28,10 @@ def main() -> NoReturn:
     if isinstance(end, int):
         sys.exit(end)
     del command_line
-    from proxy.early_socket import hold_signals, open_socket
+    from proxy.early_socket import block_signals, open_socket
     from proxy.model.errors import TopoproxyError
 
-    hold_signals()
+    block_signals()
     try:
         early = open_socket(end)
     except TopoproxyError as error:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Pages:
     """Answers requests about a daemon; parts are None where its mode has none."""
 
-    patient = frozenset({"/changes", "/memory", "/devices", "/observe/report"})
+    slow_routes = frozenset({"/changes", "/memory", "/devices", "/observe/report"})
     """Pages that may take longer than others."""
 
     def __init__(

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.ports import Ledger
     from proxy.executor.reconciler import Reconciler
-    from proxy.executor.runtime_sync import Settler
+    from proxy.executor.runtime_sync import RuntimeSync
     from proxy.executor.start_update import StartUpdate
     from proxy.frontends.cri.client_watch import ClientWatch
     from proxy.frontends.device_registration.service import DevicePluginService
@@ -119,7 +119,7 @@ class Daemon:
         self.executor: NodeExecutor | None = None
         self.sync: Reconciler | None = None
         self.pages: Pages | None = None
-        self._settler: Settler | None = None
+        self._runtime_sync: RuntimeSync | None = None
         self._start_update: StartUpdate | None = None
         self._takeover: LazyTakeover | None = None
         self._suppression: Suppression | None = None
@@ -200,16 +200,16 @@ class Daemon:
         for note in notes:
             telemetry.problem("notice at start-up", reason=note)
         self._takeover = LazyTakeover(config, executor, self._ledger)
-        self._start_update, self.sync, self._settler = (
+        self._start_update, self.sync, self._runtime_sync = (
             executor.start_update,
             executor.sync,
-            executor.settler,
+            executor.runtime_sync,
         )
         await TimeSlices().through(executor.recovery.recovering(entries))
         if not config.hooks.owned_cpus:
             executor.overrides.take_back()
         self._task(self.sync.run)
-        self._task(self._settler.run)
+        self._task(self._runtime_sync.run)
         self._task(self.executor.unit_properties.run)
         self._suppress(config, entries.get("b/suppress"))
         self._leaving = LazyRelease(config, executor, lambda: self._suppression)
@@ -295,12 +295,12 @@ class Daemon:
         from proxy.backends.kubelet.cri_endpoint import other_endpoints
         from proxy.frontends.cri.client_watch import ClientWatch
 
-        directory, ours = self.config.kubelet.state_dir, self.config.listen
+        directory, listen = self.config.kubelet.state_dir, self.config.listen
         return ClientWatch(
             front,
             executor.telemetry,
             lambda: len(executor.state.pods),
-            lambda: other_endpoints(directory, ours),
+            lambda: other_endpoints(directory, listen),
             executor.clock,
         )
 
@@ -373,8 +373,8 @@ class Daemon:
             actions["/reload"] = self.reload.action
         if self.executor is not None:
             actions["/cluster/refresh"] = pages.refresh_cluster
-        patient = {*takeover.routes(), *pages.patient}
-        self._admin = AdminServer(self.config.admin_path, routes, actions, patient=patient)
+        slow_routes = {*takeover.routes(), *pages.slow_routes}
+        self._admin = AdminServer(self.config.admin_path, routes, actions, slow_routes=slow_routes)
         await self._admin.start()
 
     # -- run ----------------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ class Daemon:
     async def _mirror(self) -> None:
         """Keep owner and mode of our socket as the runtime's, which may appear after us."""
         while self._listener is not None and not self._listener.adopted:
-            if not self._listener.standing and self.executor is not None:
+            if not self._listener.is_in_place and self.executor is not None:
                 self.executor.telemetry.problem(
                     "the socket was removed: no client can connect (restart)", path=self._listener.path
                 )
@@ -520,14 +520,14 @@ class Daemon:
             if self._suppression is not None and not handing_over:
                 most = min(SUPPRESSION_S, ending.remaining() - CONTROLLER_S)
                 await ending.step("give BE pods back what they had", self._suppression.stop(), most)
-                if self._settler is not None:
+                if self._runtime_sync is not None:
                     most = min(SETTLE_LIMIT_S, ending.remaining() - CONTROLLER_S)
-                    await ending.step("update the runtime", self._settler.finish(SETTLE_LIMIT_S), most)
+                    await ending.step("update the runtime", self._runtime_sync.finish(SETTLE_LIMIT_S), most)
             limit = max(CONTROLLER_S, min(CLOSE_S, ending.remaining() - PARTS_S))
             await self.executor.close(limit, handing_over=handing_over)
             parts = (
                 self.sync,
-                self._settler,
+                self._runtime_sync,
                 self._start_update,
                 self._suppression,
                 self._takeover,

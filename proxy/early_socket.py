@@ -19,7 +19,7 @@ from proxy.sockets.unix_socket import Listener, open_listener
 from proxy.succession.predecessor import Predecessor
 from proxy.topology.reader import read_machine
 
-HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What waits until the daemon handles signals."""
 
 
@@ -61,11 +61,11 @@ def open_socket(config: Config, machine: Machine | None = None) -> EarlySocket:
     return EarlySocket(config, notices, machine, predecessor.listener(config.listen), predecessor)
 
 
-def hold_signals() -> None:
+def block_signals() -> None:
     """Block signals until ``deliver_signals``."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
 
 
 def deliver_signals() -> None:
     """Deliver signals again, also those that have waited."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from proxy.hooks.engine.engine import HookEngine
     from proxy.hooks.registry import HookRegistry
 
-LOOK_S: Final = 0.4
+POLL_S: Final = 0.4
 """Between two looks for a first hook; one that is dropped is to be in use a second after."""
 FIRST_S: Final = 10.0
 """So long calls wait at most for the hooks that are there at a start."""
@@ -116,12 +116,12 @@ class DaemonHooks:
                     await self._begin()
                 else:
                     self._let_go()
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):
                     await self._executor.reconciled.wait()
                     await self._parts.learning.once()
-                    await self._parts.library.look_once(FIRST_S)
+                    await self._parts.library.scan_once(FIRST_S)
         finally:
             late.cancel()
             self._let_go()

@@ -198,7 +198,7 @@ def telemetry() -> Telemetry:
     return Telemetry(log, time.monotonic, time.time)
 
 
-def apart(stream: TextIO) -> TextIO:
+def with_own_descriptor(stream: TextIO) -> TextIO:
     """Return a stream to the same place with a descriptor of its own.
 
     Closing standard error, as a hook may do, does not close a log that is written there, nor is the log

@@ -169,9 +169,9 @@ def _clean_mappings() -> list[tuple[int, int]]:
         for line in maps:
             words = line.split(None, 5)
             if not words[0].endswith(":"):
-                ours = words[1] in ("r-xp", "r--p") and words[-1].startswith("/")
+                is_file_backed = words[1] in ("r-xp", "r--p") and words[-1].startswith("/")
                 start, end = words[0].split("-")
-                place = (int(start, 16), int(end, 16)) if ours else None
+                place = (int(start, 16), int(end, 16)) if is_file_backed else None
             elif words[0] == "Anonymous:" and place is not None and words[1] == "0":
                 found.append(place)
     return found

@@ -29,7 +29,7 @@ def _end_within(seconds: float) -> None:
     def end() -> None:
         time.sleep(seconds)
         # The log may be what hangs.
-        last = threading.Thread(target=_say_overdue, args=(seconds,), daemon=True)
+        last = threading.Thread(target=_log_overdue, args=(seconds,), daemon=True)
         last.start()
         last.join(LAST_WORDS_S)
         os._exit(OVERDUE)
@@ -37,7 +37,7 @@ def _end_within(seconds: float) -> None:
     threading.Thread(target=end, name="end", daemon=True).start()
 
 
-def _say_overdue(seconds: float) -> None:
+def _log_overdue(seconds: float) -> None:
     logs.log.error("cannot stop in time: the process ends without waiting any longer", seconds=seconds)
 
 
@@ -45,7 +45,7 @@ def _pass_over(number: signal.Signals) -> None:
     logs.log.warning("a signal was ignored", signal=number.name)
 
 
-def _say_once(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+def _log_once(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     what, error = str(context.get("message")), repr(context.get("exception"))
     logs.log.say_once(("loop", what), "error", "fault in the event loop", what=what, err=error)
 
@@ -74,7 +74,7 @@ async def _serve(
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(number, _pass_over, number)
     deliver_signals()
-    loop.set_exception_handler(_say_once)
+    loop.set_exception_handler(_log_once)
     await daemon.start()
     started()
     waits = [asyncio.ensure_future(each) for each in (done.wait(), daemon.replacement.prepared.wait())]
@@ -110,7 +110,7 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
     Raises:
         TopoproxyError: The daemon cannot start.
     """
-    logs.setup(config.log.level, config.log.format, logs.apart(sys.stderr))
+    logs.setup(config.log.level, config.log.format, logs.with_own_descriptor(sys.stderr))
     if early is not None and early.predecessor is not None:
         import proxy.assembly  # noqa: F401  now, while calls are still answered
 

@@ -18,7 +18,7 @@ SETTLED_S = 0.2
 """Seconds after the first comparison in which what it needed is freed."""
 SOON_S, LATER_S = 0.3, 1.0
 """Seconds between two looks at whether there is something to give back: at first, and later."""
-SOON_LOOKS = 6
+SOON_CHECKS = 6
 GROWN_BYTES = 8 << 20
 """How much more than after the last time makes it worth giving memory back."""
 
@@ -57,7 +57,7 @@ async def stay_small(executor: NodeContext) -> None:
     await asyncio.sleep(SETTLED_S)
     memory_trim.freeze()
 
-    telemetry, seen, begin, kept = executor.telemetry, (-1, -1), SOON_LOOKS, memory_trim.resident()
+    telemetry, seen, begin, kept = executor.telemetry, (-1, -1), SOON_CHECKS, memory_trim.resident()
     again = False
     while True:
         now = telemetry.value(RECONCILES), telemetry.value(RUNTIME_EVENT_STREAMS)

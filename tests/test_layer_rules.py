@@ -63,7 +63,7 @@ def test_what_computes_on_values_is_pure() -> None:
         "self.store._state = after",
         "executor.store.state: object = after",
         "self._context.state.runtime.saved[container_id] = cpus",
-        "del executor.state.runtime.unsettled[container_id]",
+        "del executor.state.runtime.unsaved[container_id]",
         "executor.state.runtime.lost.pop(token, None)",
         "self._store.state.inflight.calls.clear()",
         "context.state.mode = mode",

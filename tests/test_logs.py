@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.logs import Log, apart
+from proxy.logs import Log, with_own_descriptor
 
 
 class Clock:
@@ -208,7 +208,7 @@ def test_a_reader_that_has_stopped_does_not_stop_us() -> None:
 
 def test_a_log_of_its_own_outlives_the_stream(log: Log, tmp_path: Path) -> None:
     stream = (tmp_path / "log").open("w")
-    own = apart(stream)
+    own = with_own_descriptor(stream)
     log.setup("info", "text", own)
     log.info("before")
     number = stream.fileno()
@@ -224,7 +224,7 @@ def test_a_log_of_its_own_outlives_the_stream(log: Log, tmp_path: Path) -> None:
 
 def test_a_stream_without_a_descriptor_is_taken_as_it_is() -> None:
     stream = io.StringIO()
-    assert apart(stream) is stream
+    assert with_own_descriptor(stream) is stream
 
 
 @pytest.mark.parametrize("fmt", ["text", "klog", "json"])

@@ -57,7 +57,7 @@ class AdminServer:
         path: Path,
         routes: Mapping[str, Route],
         actions: Mapping[str, Route] | None = None,
-        patient: Collection[str] = (),
+        slow_routes: Collection[str] = (),
     ) -> None:
         """Prepare a server; nothing is opened until ``start``.
 
@@ -69,13 +69,13 @@ class AdminServer:
                 client as status 400. ``/healthz`` and ``/livez`` always exist and report that the loop
                 turns.
             actions: The same for POST. One that has begun continues to its end when its client leaves.
-            patient: Routes that may take as long as an action, because they ask others.
+            slow_routes: Routes that may take as long as an action, because they query other programs.
         """
         self._path = path
         everything: dict[str, Route] = {"/healthz": lambda: "ok\n", "/livez": lambda: "ok\n", **routes}
         self._routes = {name: _with_params(route) for name, route in everything.items()}
         self._actions = {name: _with_params(route) for name, route in (actions or {}).items()}
-        self._patient = frozenset(patient)
+        self._slow_routes = frozenset(slow_routes)
         self._server: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
         self._clients: set[asyncio.Task[None]] = set()
@@ -161,7 +161,7 @@ class AdminServer:
         route = self._routes.get(path)
         if route is None:
             return _response(404, f"there is {', '.join(sorted(self._routes))}\n")
-        seconds = ACTION_SECONDS if path in self._patient else CLIENT_SECONDS
+        seconds = ACTION_SECONDS if path in self._slow_routes else CLIENT_SECONDS
         return await self._serve(route, path, query, seconds)
 
     def _to_its_end(self, answer: Answer) -> Answer:

@@ -2,7 +2,7 @@
 
 The settings are tried before they are written: with the node's own file, by the rules of that file. Then they
 are left for the daemon, which reloads. Where that is refused (the machine cannot meet them, or running
-containers stand against it), the file gets back what it had, so a restart does not bring them either. The
+running containers prevent it), the file gets back what it had, so a restart does not bring them either. The
 daemon itself ignores what it does not permit (``proxy.config.cluster_config``), whatever happens here.
 
 Of the objects whose selector matches the labels of the Node object, the one with the highest priority
@@ -127,14 +127,14 @@ def node_annotation(answer: ConfigAnswer | None) -> dict[str, str | None]:
     """Return the annotation of the Node object; a value of None takes it off."""
     if answer is None:
         return {ANNOTATION: None}
-    said: dict[str, object] = {
+    content: dict[str, object] = {
         "name": answer.name,
         "generation": answer.generation,
         "accepted": answer.accepted,
     }
     if answer.reason:
-        said["reason"] = answer.reason
-    return {ANNOTATION: json.dumps(said, ensure_ascii=False)}
+        content["reason"] = answer.reason
+    return {ANNOTATION: json.dumps(content, ensure_ascii=False)}
 
 
 def object_status(name: str, answer: ConfigAnswer | None = None, node: str = "") -> dict[str, Any]:
@@ -194,7 +194,7 @@ class ConfigFollowing:
         self._written: ConfigAnswer | None = None
         self._reported = False
         self._report_at = 0.0
-        self._unsettled = False
+        self._awaits_daemon = False
         self._before: bytes | None = None
         self._broken_rule = ""
         self.objects = session.watcher(
@@ -258,17 +258,17 @@ class ConfigFollowing:
             OSError: The file cannot be written.
             UnavailableError: The daemon does not answer; it reads the file when it starts.
         """
-        if not self._unsettled:  # else the daemon has not said yet whether it takes what is there
+        if not self._awaits_daemon:  # else the daemon has not said yet whether it takes what is there
             self._before = _content(self._path)
         if not reason:
             after = None if found is None else found.text.encode()
             if _content(self._path) != after:
-                self._unsettled = True
+                self._awaits_daemon = True
                 await asyncio.to_thread(_put, self._path, after)
             reason = await self._reload()
         if reason and _content(self._path) != self._before:
             await asyncio.to_thread(_put, self._path, self._before)
-        self._unsettled = False
+        self._awaits_daemon = False
         if found is None:
             return None
         if reason:

@@ -7,8 +7,8 @@ one that is: a new sandbox mostly has a container soon. A write that fails is re
 with what is wanted by then. Nothing is queued: memory is bounded by the number of objects.
 
 All writes share a budget (``WriteBudget``): a few at once, and one a second. Where more are due, the object
-that has waited longest is next. A patient one, such as the annotation of a pod, lets objects of the node go
-first; an Event leaves a write to them.
+that has waited longest is next. One with a delay factor, such as the annotation of a pod, lets objects of the
+node go first; an Event leaves a write to them.
 
 Writes are server-side applies of the field owner ``topoproxy``, which take the fields from other owners.
 Where another program writes them again and again, the objects are repaired at growing intervals: a watch of
@@ -55,7 +55,8 @@ class _Kept:
     Attributes:
         wanted: What it is to be, in a form that compares; None: it is to be gone.
         write: Writes that.
-        patience: This many times longer than an object of the node it may wait; infinity: until none waits.
+        delay_factor: This many times longer than an object of the node it may wait; infinity: until none
+            waits.
         since: The time from which it has not been written as wanted.
         settled: The time until which a change that is not urgent waits for another one.
         written: What was written last; a value that nothing equals before the first write.
@@ -72,9 +73,9 @@ class _Kept:
 
     wanted: object
     write: Write
-    patience: float
+    delay_factor: float
     since: float
-    settled: float = 0.0
+    delayed_until: float = 0.0
     written: object = field(default_factory=object)
     due: float = 0.0
     failures: int = 0
@@ -87,8 +88,8 @@ class _Kept:
     busy: bool = False
 
     def waited(self, now: float) -> float:
-        """Return for how long it could have been written, less for a patient one."""
-        return (now - max(self.since, self.due)) / self.patience
+        """Return for how long it could have been written, divided by its delay factor."""
+        return (now - max(self.since, self.due)) / self.delay_factor
 
 
 class ObjectWriter:
@@ -111,8 +112,8 @@ class ObjectWriter:
         wanted: object,
         write: Write,
         *,
-        patience: float = 1.0,
-        settles: float = 0.0,
+        delay_factor: float = 1.0,
+        delay_s: float = 0.0,
         once: bool = False,
         gives_up: bool = False,
     ) -> None:
@@ -122,25 +123,27 @@ class ObjectWriter:
             path: Of the object.
             wanted: What is compared with what was written last.
             write: Writes it.
-            patience: This many times longer than an object of the node it may wait; infinity: until none
+            delay_factor: This many times longer than an object of the node it may wait; infinity: until none
                 waits.
-            settles: This many seconds this change waits for an urgent one; the first of an object never
+            delay_s: This many seconds this change waits for an urgent one; the first of an object never
                 waits.
             once: Forget it once it is written; the oldest of more than ``ONCE_LIMIT`` are forgotten before.
             gives_up: Forget it also after ``ONCE_REFUSALS`` refusals in a row.
         """
         kept = self._objects.get(path)
         if kept is None:
-            self._objects[path] = _Kept(wanted, write, patience, self._now(), once=once, gives_up=gives_up)
+            self._objects[path] = _Kept(
+                wanted, write, delay_factor, self._now(), once=once, gives_up=gives_up
+            )
             if once:
                 self._bound()
         elif kept.wanted == wanted:
             return
         else:
             if kept.written == kept.wanted:
-                kept.since, kept.settled = self._now(), self._now() + settles
-            elif not settles:
-                kept.settled = 0.0
+                kept.since, kept.delayed_until = self._now(), self._now() + delay_s
+            elif not delay_s:
+                kept.delayed_until = 0.0
             kept.wanted, kept.write = wanted, write
             if kept.failures:  # something new may be accepted
                 kept.failures, kept.due = 0, min(kept.due, self._now() + LEAST_S)
@@ -190,9 +193,9 @@ class ObjectWriter:
                 behind.sort(key=lambda each: each[1].waited(now), reverse=True)
                 pause = math.inf
                 for path, kept in behind:
-                    wait = max(kept.due, kept.settled) - now
+                    wait = max(kept.due, kept.delayed_until) - now
                     if wait <= 0:
-                        wait = self._budget.wait(now, spare=kept.patience == math.inf)
+                        wait = self._budget.wait(now, spare=kept.delay_factor == math.inf)
                     if wait > 0:
                         pause = min(pause, wait)
                         continue

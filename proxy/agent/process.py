@@ -47,6 +47,6 @@ def run(config: Config) -> int:
     Returns:
         The exit code.
     """
-    logs.setup(config.log.level, config.log.format, logs.apart(sys.stderr))
+    logs.setup(config.log.level, config.log.format, logs.with_own_descriptor(sys.stderr))
     asyncio.run(_run(config))
     return 0

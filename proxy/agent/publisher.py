@@ -57,7 +57,7 @@ EVENT_BURST, EVENT_S = 25, 2.0
 FINGERPRINT_S, FIGURES_S = 0.5, 15.0
 """Seconds for which a new fingerprint waits, because a new sandbox mostly has a container by then, and the
 figures for people, which change once more when a container has been created."""
-POD_PATIENCE = 30.0
+POD_DELAY_FACTOR = 30.0
 """This many times longer than an object of the node the annotation of a pod may wait."""
 
 
@@ -152,9 +152,9 @@ class Publisher:
 
     def _own_changed(self, path: str, _: Key, found: OwnObject | None) -> None:
         """Handle a version of an object, or that it is gone; one of an earlier run is withdrawn."""
-        version, ours = found or (None, False)
+        version, has_own_fields = found or (None, False)
         self.writer.seen(path, version)
-        if not ours:
+        if not has_own_fields:
             self._there.discard(path)
         elif path not in self._there:
             self._there.add(path)
@@ -209,9 +209,9 @@ class Publisher:
             self._event(event, 1)
         self._events_of_rejections(page)
         for notice in notices:
-            said = notice_event(notice.message, notice.keys, page)
-            if said is not None:
-                self._event(said, 1)
+            noticed = notice_event(notice.message, notice.keys, page)
+            if noticed is not None:
+                self._event(noticed, 1)
 
     def _silent(self) -> None:
         self._is_silent = True
@@ -266,7 +266,7 @@ class Publisher:
         if self._settings.pod_annotations and not self._looked_for_annotations:
             self._looked_for_annotations = True
             path, find = f"{PODS}?{self._session.node}", self._withdraw_earlier_annotations
-            self.writer.want(path, True, find, patience=POD_PATIENCE, once=True, gives_up=True)
+            self.writer.want(path, True, find, delay_factor=POD_DELAY_FACTOR, once=True, gives_up=True)
 
     async def _withdraw_earlier_annotations(self) -> None:
         """Remove the annotations that an earlier run has written at pods of the node."""
@@ -274,18 +274,18 @@ class Publisher:
         async for page in self._session.api.pages(PODS, of_node, METADATA):
             for path, patch in written_here(page.get("items") or ()).items():
                 remove = self._merge(path, withdrawn(patch))
-                self.writer.want(path, None, remove, patience=POD_PATIENCE)
+                self.writer.want(path, None, remove, delay_factor=POD_DELAY_FACTOR)
 
     def _want(
         self,
         collection: str,
         value: JsonObject,
         write: Callable[[str, JsonObject], Write],
-        settles: float = 0.0,
+        delay_s: float = 0.0,
     ) -> None:
         path = f"{collection}/{self._session.node}"
         owned = nrt.with_owner(value, self._session.node, self._status.uid)
-        self.writer.want(path, msgspec.json.encode(owned), write(path, owned), settles=settles)
+        self.writer.want(path, msgspec.json.encode(owned), write(path, owned), delay_s=delay_s)
 
     def _apply(self, path: str, value: JsonObject) -> Write:
         return lambda: self._session.api.apply(path, value)
@@ -311,7 +311,7 @@ class Publisher:
             self._remove_annotation(path)
         for path, patch in wanted.items():
             self._annotated[path] = patch
-            self.writer.want(path, patch, self._merge(path, patch), patience=POD_PATIENCE)
+            self.writer.want(path, patch, self._merge(path, patch), delay_factor=POD_DELAY_FACTOR)
 
     def _remove_annotation(self, path: str) -> None:
         patch = self._annotated.pop(path)
@@ -341,7 +341,7 @@ class Publisher:
         value = event_object(event, self._session.node, at, at, count)
         path = f"/api/v1/namespaces/{event.namespace}/events/{event.name}"
         write = self._apply(path, value)
-        self.writer.want(path, (event, count, at), write, patience=math.inf, once=True, gives_up=True)
+        self.writer.want(path, (event, count, at), write, delay_factor=math.inf, once=True, gives_up=True)
 
 
 async def publish(session: AgentSession) -> None:

@@ -113,8 +113,8 @@ def cpu_hints(
     need = request - len(reusable)
     if len(nodes) <= LISTED:
         return _list(nodes, free.values(), sum(1 << node for node in held), need, size, sockets)
-    lots = tuple((1 << node, count) for node, count in free.items())
-    demands = (Demand(need, lots), *(Demand(1, ((1 << node, 1),)) for node in held))
+    amounts = tuple((1 << node, count) for node, count in free.items())
+    demands = (Demand(need, amounts), *(Demand(1, ((1 << node, 1),)) for node in held))
     if sockets is not None:
         return SocketFamily((), nodes, 1, demands, size, sockets) or ()
     return Family((), nodes, 1, demands, size) or ()

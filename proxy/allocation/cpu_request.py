@@ -18,11 +18,11 @@ NO_SHARES = 2
 """The smallest value that the kernel accepts; kubelet sends it if no CPU is requested (``MinShares``)."""
 
 
-def container_cpus(pod: PodRequests, ask: ContainerResources) -> int:
+def container_cpus(pod: PodRequests, resources: ContainerResources) -> int:
     """Return the exclusive CPUs that a container wants; 0 where it shares."""
-    if not pod.guaranteed or (pod.own is not None and not (pod.own_managed and ask.exact)):
+    if not pod.guaranteed or (pod.own is not None and not (pod.own_managed and resources.exact)):
         return 0
-    return _whole(ask.requests.get(CPU, 0))
+    return _whole(resources.requests.get(CPU, 0))
 
 
 def pod_cpus(pod: PodRequests) -> int:
@@ -31,7 +31,9 @@ def pod_cpus(pod: PodRequests) -> int:
     These are its own request where it makes one that is managed, else what its containers need together.
     """
     if pod.own is None:
-        return peak_request(pod.containers, lambda ask: {CPU: container_cpus(pod, ask)}).get(CPU, 0)
+        return peak_request(pod.containers, lambda resources: {CPU: container_cpus(pod, resources)}).get(
+            CPU, 0
+        )
     return bubble_cpus(pod)
 
 

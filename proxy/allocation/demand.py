@@ -1,9 +1,10 @@
 """Find the fewest NUMA nodes whose amounts meet a demand.
 
-Theory. A demand sums lots that lie on nodes; a lot on several nodes (a device with two NUMA nodes) counts
-once for a mask that touches any of them. More nodes never have less, so "meets the demand" is closed upwards.
+Theory. A demand sums amounts that lie on nodes; an amount on several nodes (a device with two NUMA nodes)
+counts once for a mask that contains any of them. More nodes never have less, so "meets the demand" is closed
+upwards.
 
-``smallest`` and ``fittest`` look for the least number of nodes that meets several demands at once, as
+``smallest`` and ``best_mask`` look for the least number of nodes that meets several demands at once, as
 ``proxy.allocation.set_cover`` does it: exact where it decides in its limits, which is nearly always, and
 never wrong about what a mask holds.
 """
@@ -28,15 +29,15 @@ class Demand(Struct, frozen=True):
 
     Attributes:
         want: The amount (bytes, devices).
-        lots: The bits of the nodes on which an amount is available, and the amount, for each lot.
+        amounts: Pairs of the bits of the nodes on which an amount is available, and the amount.
     """
 
     want: int
-    lots: tuple[tuple[int, int], ...]
+    amounts: tuple[tuple[int, int], ...]
 
     def had(self, bits: int) -> int:
         """Return the amount that the nodes in ``bits`` have."""
-        return sum(amount for nodes, amount in self.lots if nodes & bits)
+        return sum(amount for nodes, amount in self.amounts if nodes & bits)
 
     def met(self, bits: int) -> bool:
         """Return whether the nodes in ``bits`` have at least what is wanted."""
@@ -76,7 +77,7 @@ def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Itera
     Nodes are added one after the other; a branch ends where even the largest remaining nodes would not
     suffice.
     """
-    tops = [(d, [_richest(own[i:]) for i in range(len(nodes) + 1)]) for d, own in _alone(nodes, demands)]
+    tops = [(d, [_largest_sums(own[i:]) for i in range(len(nodes) + 1)]) for d, own in _alone(nodes, demands)]
 
     def walk(start: int, bits: int, left: int) -> Iterator[int]:
         if not left:
@@ -101,7 +102,7 @@ def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: in
         demands: What to meet.
         tries: How many nodes may be tried; then it ends, found or not.
     """
-    tops = [(d, [_richest(own[:i]) for i in range(len(nodes))]) for d, own in _alone(nodes, demands)]
+    tops = [(d, [_largest_sums(own[:i]) for i in range(len(nodes))]) for d, own in _alone(nodes, demands)]
     left_over = itertools.count(tries, -1)
 
     def walk(end: int, bits: int, left: int) -> Iterator[int]:
@@ -120,10 +121,10 @@ def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: in
 
 def _alone(nodes: Sequence[int], demands: Iterable[Demand]) -> Iterator[tuple[Demand, list[int]]]:
     """Return the amount that each node has by itself, demand by demand."""
-    return ((d, [sum(n for at, n in d.lots if at >> node & 1) for node in nodes]) for d in demands)
+    return ((d, [sum(n for at, n in d.amounts if at >> node & 1) for node in nodes]) for d in demands)
 
 
-def _richest(amounts: Iterable[int]) -> list[int]:
+def _largest_sums(amounts: Iterable[int]) -> list[int]:
     """Return the largest sum of 0, 1, 2 and so on of some amounts."""
     return list(itertools.accumulate(sorted(amounts, reverse=True), initial=0))
 
@@ -139,7 +140,7 @@ def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> 
     return _Pool(nodes, demands, base).least().bit_count()
 
 
-def fittest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, floor: int = 1) -> int | None:
+def best_mask(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, floor: int = 1) -> int | None:
     """Return the bits of the best mask that contains ``base`` and meets all demands.
 
     Best is fewest nodes, at least ``floor``, then the smallest integer. Nodes are left out from the highest
@@ -196,7 +197,7 @@ class _Pool:
         columns = [(d, dict.fromkeys(nodes, 0)) for _, d in open_]
         apart: set[int] = set()
         for demand, column in columns:
-            for at, amount in demand.lots:
+            for at, amount in demand.amounts:
                 if at & base:
                     continue
                 if at & (at - 1):  # on several nodes: each may have it, but it counts once
@@ -212,9 +213,9 @@ class _Pool:
         if size >= len(self.nodes):
             bits = to_bits(self.nodes)
             return bits if covers(self.demands, self.base | bits) else None
-        return choose(self.nodes, self.amounts, self.needs, size, self.suits, self.apart)
+        return choose(self.nodes, self.amounts, self.needs, size, self.meets_all, self.apart)
 
-    def suits(self, bits: int) -> bool:
+    def meets_all(self, bits: int) -> bool:
         return covers(self.demands, self.base | bits)
 
     def least(self) -> int:
@@ -227,7 +228,7 @@ def sums(nodes: Sequence[int], demand: Demand) -> dict[int, int]:
     """Return what every mask over a few nodes has of a demand, by the bits of the mask."""
     alone = {1 << node: 0 for node in nodes}
     shared, opened = [], to_bits(nodes)
-    for at, amount in demand.lots:
+    for at, amount in demand.amounts:
         if at in alone:
             alone[at] += amount
         elif at & opened:

@@ -23,8 +23,8 @@ from typing import overload
 from proxy.allocation.demand import (
     LISTED,
     Demand,
+    best_mask,
     covers,
-    fittest,
     lowest,
     masks,
     meeting,
@@ -67,10 +67,10 @@ class Family(Sequence[TopologyHint]):
         """Return the hints as a tuple where they can be listed, else this object."""
         if not self:
             return ()
-        return tuple(iter(self)) if len(self.universe) <= LISTED else self
+        return tuple(iter(self)) if len(self.possible_nodes) <= LISTED else self
 
     @property
-    def universe(self) -> Mask:
+    def possible_nodes(self) -> Mask:
         """Every node that some hint may name."""
         return Mask.from_bits(functools.reduce(int.__or__, self.explicit, to_bits(self.nodes)))
 
@@ -109,7 +109,7 @@ class Family(Sequence[TopologyHint]):
         """Return the mask with the fewest nodes, then the smallest integer; 0 where there is none."""
         found = [bits for bits in self.explicit if not base & ~bits]
         if not base & ~to_bits(self.nodes):
-            found += [bits for bits in (fittest(self.nodes, self.demands, base, self.floor),) if bits]
+            found += [bits for bits in (best_mask(self.nodes, self.demands, base, self.floor),) if bits]
         return min(found, key=lambda bits: (bits.bit_count(), bits), default=0)
 
     def _rank(self, bits: int) -> tuple[bool, int, int]:
@@ -169,13 +169,13 @@ class Family(Sequence[TopologyHint]):
     @staticmethod
     def _had(demand: Demand, inside: list[int], outside: int) -> tuple[dict[int, int], dict[int, int]]:
         """Give, for every mask over ``inside``, what it has beyond a demand: alone, and with ``outside``."""
-        rest = tuple((at, amount) for at, amount in demand.lots if not at & outside)
+        rest = tuple((at, amount) for at, amount in demand.amounts if not at & outside)
         more = sums(inside, Demand(demand.want, rest))
         alone = sums(inside, demand)
-        owed = demand.had(outside) - demand.want
+        missing = demand.had(outside) - demand.want
         return (
             {bits: had - demand.want for bits, had in alone.items()},
-            {bits: had + owed for bits, had in more.items()},
+            {bits: had + missing for bits, had in more.items()},
         )
 
     @staticmethod
@@ -184,7 +184,7 @@ class Family(Sequence[TopologyHint]):
             seen[part] = bits
 
     def __iter__(self) -> Iterator[TopologyHint]:
-        nodes = tuple(self.universe)
+        nodes = tuple(self.possible_nodes)
         return iter(self._few(nodes)) if len(nodes) <= LISTED else self._lazily()
 
     def _few(self, nodes: tuple[int, ...]) -> list[TopologyHint]:
@@ -213,8 +213,10 @@ class Family(Sequence[TopologyHint]):
         Raises:
             OverflowError: They are too many to be counted one by one.
         """
-        if len(self.universe) > LISTED:
-            raise OverflowError(f"cannot count the hints over {len(self.universe)} nodes: they are too many")
+        if len(self.possible_nodes) > LISTED:
+            raise OverflowError(
+                f"cannot count the hints over {len(self.possible_nodes)} nodes: they are too many"
+            )
         return sum(1 for _ in iter(self))
 
     @overload

@@ -15,7 +15,7 @@ preferred result, which wins anyway. That is exact, distances included.
 
 *No window.* All lists are families over many nodes. A result is preferred exactly if one mask is a
 preferred hint of every list. Preferred masks have the least size that their list can have, so the wanted
-mask is the best of those that meet the demands of all lists at once: ``fittest`` finds it without listing
+mask is the best of those that meet the demands of all lists at once: ``best_mask`` finds it without listing
 any. (A list that prefers masks for something else than their size names the best of these:
 ``preferred_masks``.) That is exact as long as the smaller integer decides between masks of equal size.
 Where distances do (``closest``), all masks of that size that suit all lists stand for the rest, as far as
@@ -32,7 +32,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from proxy.allocation.demand import LISTED, fittest, lowest
+from proxy.allocation.demand import LISTED, best_mask, lowest
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.hint_lists import HintList, hint_lists
 from proxy.model.hint import Hints, TopologyHint
@@ -93,7 +93,7 @@ def _agreed(families: Sequence[Family], *, closest: bool) -> tuple[int, ...]:
     demands = [demand for family in families for demand in family.demands]
     found = {bits for family in families for bits in family.explicit}
     floor = max(family.floor for family in families)
-    if (best := fittest(nodes, demands, floor=floor)) is not None:
+    if (best := best_mask(nodes, demands, floor=floor)) is not None:
         found.add(best)
         if _cool(families, best):
             for family in families:
@@ -123,4 +123,4 @@ def _short(
         return hints.through(window)
     if agreed:
         return tuple(hint(bits, hints.prefers(bits)) for bits in agreed)
-    return hints.lowest(1)  # no mask suits all: let the merge see what the best have in common
+    return hints.lowest(1)  # no mask meets_all all: let the merge see what the best have in common

@@ -59,7 +59,7 @@ def meet_all(
 
     Args:
         families: Masks; bits outside ``whole`` do not count.
-        whole: The universe; no families at all meet in it.
+        whole: The possible_nodes; no families at all meet in it.
         floor: Intersections with fewer members are left out (the empty one always is).
         most: Give up rather than try more pairs than this in one step; None: never.
 
@@ -81,7 +81,7 @@ def meet(left: set[int], right: set[int], whole: int, most: int | None = None) -
     Args:
         left: Masks inside ``whole``.
         right: Likewise.
-        whole: The universe.
+        whole: The possible_nodes.
         most: Give no more than about this many; a result that is longer is not complete.
     """
     if len(left) > len(right):
@@ -136,7 +136,7 @@ def _without(nodes: int) -> tuple[int, ...]:
 
 
 def _places(masks: Iterable[int], whole: int) -> dict[int, int]:
-    """Number the nodes of the universe from 0: masks to masks without gaps."""
+    """Number the nodes of the possible_nodes from 0: masks to masks without gaps."""
     place = {low: 1 << i for i, low in enumerate(bits_of(whole))}
     return {mask: sum(place[low] for low in bits_of(mask)) for mask in masks}
 
@@ -153,14 +153,14 @@ def _divided(left: set[int], right: set[int], most: int | None) -> set[int]:
     if _width(left) > _width(right):
         left, right = right, left
     members = list(right)
-    everyone = (1 << len(members)) - 1
+    all_members = (1 << len(members)) - 1
     holders = _holders(members)
     found: set[int] = set()
     for mask in left:
         if 1 << min(mask.bit_count(), 62) >= len(members):
             found.update([mask & other for other in members])
         else:
-            found.update(_parts(mask, holders, everyone))
+            found.update(_parts(mask, holders, all_members))
         if most is not None and len(found) > most:
             break
     return found
@@ -170,9 +170,9 @@ def _width(family: set[int]) -> float:
     return sum(map(int.bit_count, family)) / len(family)
 
 
-def _parts(mask: int, holders: dict[int, int], everyone: int) -> list[int]:
+def _parts(mask: int, holders: dict[int, int], all_members: int) -> list[int]:
     """Return what the mask has in common with the members, each once."""
-    parts = [(0, everyone)]
+    parts = [(0, all_members)]
     for low in bits_of(mask):
         with_it = holders.get(low, 0)
         divided = []

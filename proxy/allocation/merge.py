@@ -135,8 +135,8 @@ def _first(
             by_size.setdefault(mask.bit_count(), []).append(mask)
         by_size.pop(0, None)
         for _, size in sorted(((size > wanted, abs(size - wanted)), size) for size in by_size):
-            fittest = heapq.nsmallest(most - len(result), by_size[size], key=_fitness(distances))
-            result += [(Mask.from_bits(mask), good) for mask in fittest]
+            smallest = heapq.nsmallest(most - len(result), by_size[size], key=_fitness(distances))
+            result += [(Mask.from_bits(mask), good) for mask in smallest]
     return result
 
 

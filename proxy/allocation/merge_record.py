@@ -99,7 +99,7 @@ def _blame(decision: PolicyDecision) -> tuple[str, ...]:
         if all(hint.affinity is not None for hint in hints):
             masks = {hint.affinity.bits for hint in hints if hint.affinity is not None}
             strict.append(_Preference(entry.resource, masks, whole=entry.family is None))
-    return tuple(words or _at_odds(strict))
+    return tuple(words or _conflicting_preferences(strict))
 
 
 class _Preference(Struct, frozen=True):
@@ -134,13 +134,13 @@ def _narrowest(entry: HintList, policy: TopologyPolicy) -> str:
     return f"{entry.resource} {what}{now}"
 
 
-def _at_odds(strict: Sequence[_Preference]) -> list[str]:
+def _conflicting_preferences(strict: Sequence[_Preference]) -> list[str]:
     for one, other in itertools.combinations(strict, 2):
         sizes = min(map(int.bit_count, one.masks)), min(map(int.bit_count, other.masks))
         if one.few and other.few and one.masks.isdisjoint(other.masks):
             return [f"{one.resource} can only be on {one.places} and {other.resource} only on {other.places}"]
         if one.masks.isdisjoint(other.masks) and sizes[0] != sizes[1]:
-            mine, theirs = (counted(size, "NUMA node") for size in sizes)
-            return [f"{one.resource} prefers {mine} and {other.resource} {theirs}"]
+            count, other_count = (counted(size, "NUMA node") for size in sizes)
+            return [f"{one.resource} prefers {count} and {other.resource} {other_count}"]
     names = ", ".join(each.resource for each in strict)
     return [f"no NUMA nodes are preferred by all of {names}"]

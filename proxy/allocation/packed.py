@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from proxy.allocation.allocation_order import Orders
 from proxy.allocation.cpu_topology import CpuTopology, Units
 from proxy.allocation.refusal import AllocationRefusedError
-from proxy.allocation.trace import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, steps_in_words
+from proxy.allocation.trace import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, step_texts
 from proxy.model.idset import CpuSet
 
 
@@ -80,7 +80,7 @@ def take_packed(
             break
         step()
     if steps is not None:
-        steps += steps_in_words(topo, notes or ())
+        steps += step_texts(topo, notes or ())
     return CpuSet.from_bits(work.taken)
 
 

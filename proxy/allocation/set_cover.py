@@ -31,7 +31,7 @@ def choose(
     amounts: Amounts,
     needs: Sequence[int],
     size: int,
-    suits: Callable[[int], bool],
+    meets_all: Callable[[int], bool],
     apart: frozenset[int] = frozenset(),
 ) -> int | None:
     """Choose at most some number of nodes.
@@ -41,7 +41,7 @@ def choose(
         amounts: What they have, at most.
         needs: What is needed, each more than 0.
         size: The largest number, not below 0.
-        suits: Accepts or rejects NUMA nodes whose amounts are enough.
+        meets_all: Accepts or rejects NUMA nodes whose amounts are enough.
         apart: NUMA nodes that are never interchangeable with others, whatever their amounts.
 
     Returns:
@@ -49,7 +49,7 @@ def choose(
     """
     if not needs:
         return 0
-    search = _CoverSearch(nodes, amounts, needs, suits, apart)
+    search = _CoverSearch(nodes, amounts, needs, meets_all, apart)
     weights = [max(1, _SCALE // need) for need in needs]
     for _ in range(_ROUNDS):
         search.weigh(weights)
@@ -58,7 +58,7 @@ def choose(
         if _score(got or [0] * len(needs), weights) < _score(needs, weights):
             return None
         bits = sum(1 << node for node in top)
-        if all(has >= need for has, need in zip(got, needs, strict=True)) and suits(bits):
+        if all(has >= need for has, need in zip(got, needs, strict=True)) and meets_all(bits):
             return bits
         if len(needs) == 1:
             break
@@ -77,12 +77,12 @@ class _CoverSearch:
         nodes: Sequence[int],
         amounts: Amounts,
         needs: Sequence[int],
-        suits: Callable[[int], bool],
+        meets_all: Callable[[int], bool],
         apart: frozenset[int],
     ) -> None:
         self.order = list(nodes)
         self.amounts = amounts
-        self.suits = suits
+        self.meets_all = meets_all
         self.apart = apart
         self.weights = [1] * len(needs)
         self.sums: list[int] = []
@@ -97,7 +97,7 @@ class _CoverSearch:
 
     def walk(self, start: int, bits: int, room: int, needs: Sequence[int]) -> int | None:
         """Complete a choice with at most ``room`` of the nodes from ``start`` on."""
-        if all(need <= 0 for need in needs) and self.suits(bits):
+        if all(need <= 0 for need in needs) and self.meets_all(bits):
             return bits
         end = len(self.order)
         missing = _score([max(0, need) for need in needs], self.weights)

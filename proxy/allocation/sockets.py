@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.demand import Demand, fittest, smallest
+from proxy.allocation.demand import Demand, best_mask, smallest
 from proxy.allocation.hint_family import Family
 from proxy.model.idset import Mask
 
@@ -73,8 +73,10 @@ class Sockets(Struct, frozen=True):
             return ()
         if math.comb(len(every), self.wanted) <= CHOICES:
             return (sum(1 << s for s in taken) for taken in itertools.combinations(every, self.wanted))
-        whole = tuple(Demand(d.want, tuple((self.touched(nodes), n) for nodes, n in d.lots)) for d in demands)
-        best = fittest(every, whole, floor=self.wanted)
+        whole = tuple(
+            Demand(d.want, tuple((self.touched(nodes), n) for nodes, n in d.amounts)) for d in demands
+        )
+        best = best_mask(every, whole, floor=self.wanted)
         return () if best is None else (best,)
 
 
@@ -110,5 +112,5 @@ class SocketFamily(Family):
             if least is not None:
                 found.append((max(least, floor), inside, wanted))
         fewest = min((size for size, _, _ in found), default=0)
-        masks = (fittest(inside, wanted, 0, floor) for size, inside, wanted in found if size == fewest)
+        masks = (best_mask(inside, wanted, 0, floor) for size, inside, wanted in found if size == fewest)
         return [bits for bits in masks if bits]

@@ -20,7 +20,7 @@ SOCKET, NODE, UNCORE, PART, CORE, SINGLE = "socket", "NUMA node", "uncore cache"
 """A whole socket, node or cache; a part of a cache; a whole core; a single CPU."""
 
 
-def steps_in_words(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
+def step_texts(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
     """Return notes as sentence fragments, in their order."""
     lines: list[str] = []
     for (kind, where), row in itertools.groupby(notes, lambda note: (note[0], _where(topo, note))):

@@ -26,11 +26,11 @@ _CHANGEABLE = ("etc", "run", "var")
 SHOWN = ("ActiveState", "SubState", "Result", "MainPID", "ControlGroup", "NRestarts")
 
 
-def systemctl(words: Sequence[str], limit: float) -> str:
+def systemctl(arguments: Sequence[str], limit: float) -> str:
     """Run ``systemctl``.
 
     Args:
-        words: Its arguments.
+        arguments: Its arguments.
         limit: Seconds that it may take.
 
     Returns:
@@ -39,10 +39,10 @@ def systemctl(words: Sequence[str], limit: float) -> str:
     Raises:
         TopoproxyError: It fails, or takes longer.
     """
-    what = f"systemctl {' '.join(words)}"
+    what = f"systemctl {' '.join(arguments)}"
     try:
         done = subprocess.run(  # noqa: S603  the words are ours
-            ["systemctl", *words],  # noqa: S607  the command of the node's PATH
+            ["systemctl", *arguments],  # noqa: S607  the command of the node's PATH
             capture_output=True,
             text=True,
             timeout=max(limit, 1.0),
@@ -108,49 +108,49 @@ class FileChange(Struct, frozen=True):
         )
 
 
-def plan(found: KubeletFiles, root: Path, ours: str) -> list[FileChange]:
+def plan(found: KubeletFiles, root: Path, endpoint: str) -> list[FileChange]:
     """Return the changes that point kubelet at an endpoint: the file in effect, and kubeadm's copy of it.
 
     Args:
         found: What decides on kubelet's endpoint.
         root: What stands for ``/``.
-        ours: The endpoint, as ``unix:///run/topoproxy/cri.sock``.
+        endpoint: The endpoint, as ``unix:///run/topoproxy/cri.sock``.
 
     Raises:
         TopoproxyError: A file cannot be changed as it is.
     """
-    return list(_plan(found, root, ours))
+    return list(_plan(found, root, endpoint))
 
 
-def _plan(found: KubeletFiles, root: Path, ours: str) -> Iterator[FileChange]:
+def _plan(found: KubeletFiles, root: Path, endpoint: str) -> Iterator[FileChange]:
     value = found.effective
     if found.own_file is not None:
-        if value is None or value.text != ours:
-            yield _kubelet_argument(found.own_file, root, ours)
+        if value is None or value.text != endpoint:
+            yield _kubelet_argument(found.own_file, root, endpoint)
     elif value is None:
-        yield _with_key(found.config_file, root, ours)
-    elif value.text != ours:
-        yield _changed(value, found, root, ours)
+        yield _with_key(found.config_file, root, endpoint)
+    elif value.text != endpoint:
+        yield _changed(value, found, root, endpoint)
     instance = found.instance
-    if instance is not None and instance.text != ours:
-        yield _checked(instance, root, ours)
+    if instance is not None and instance.text != endpoint:
+        yield _checked(instance, root, endpoint)
 
 
-def _changed(value: Span, found: KubeletFiles, root: Path, ours: str) -> FileChange:
+def _changed(value: Span, found: KubeletFiles, root: Path, endpoint: str) -> FileChange:
     if value is not found.flag:
-        return _checked(value, root, ours)
+        return _checked(value, root, endpoint)
     path = value.path.resolve().relative_to(root.resolve())
     if path.parts[0] in _CHANGEABLE:
-        return replaced(value, root, ours)
-    return _drop_in(value, found.unit, root, ours)
+        return replaced(value, root, endpoint)
+    return _drop_in(value, found.unit, root, endpoint)
 
 
-def _kubelet_argument(path: Path, root: Path, ours: str) -> FileChange:
+def _kubelet_argument(path: Path, root: Path, endpoint: str) -> FileChange:
     """Set a flag of kubelet in the file of k3s or RKE2 that is read last."""
     target = root / path.relative_to("/")
     content = (
         "# Made by topoproxy attach; topoproxy detach removes it.\n"
-        f"kubelet-arg+:\n  - container-runtime-endpoint={ours}\n"
+        f"kubelet-arg+:\n  - container-runtime-endpoint={endpoint}\n"
     )
     return FileChange(path, target.read_bytes() if target.is_file() else None, content.encode())
 
@@ -169,26 +169,26 @@ def replaced(value: Span, root: Path, new: str) -> FileChange:
     return FileChange(Path("/") / path.relative_to(root.resolve()), text.encode(), changed.encode())
 
 
-def _checked(value: Span, root: Path, ours: str) -> FileChange:
+def _checked(value: Span, root: Path, endpoint: str) -> FileChange:
     """Change a configuration file, and check that nothing but the endpoint differs."""
-    change = replaced(value, root, ours)
-    _check(change, ours)
+    change = replaced(value, root, endpoint)
+    _check(change, endpoint)
     return change
 
 
-def _check(change: FileChange, ours: str) -> None:
+def _check(change: FileChange, endpoint: str) -> None:
     assert change.before is not None
     try:
         old, new = read_yaml(change.before.decode()), read_yaml(change.after.decode())
     except ValueError as error:
         raise TopoproxyError(f"cannot change {change.path}: {error}") from None
-    if new != {**(old if isinstance(old, dict) else {}), _KEY: ours}:
+    if new != {**(old if isinstance(old, dict) else {}), _KEY: endpoint}:
         raise TopoproxyError(
-            f"cannot change {change.path}: its {_KEY} is written in an unusual way; set it to {ours}"
+            f"cannot change {change.path}: its {_KEY} is written in an unusual way; set it to {endpoint}"
         )
 
 
-def _with_key(config: Path, root: Path, ours: str) -> FileChange:
+def _with_key(config: Path, root: Path, endpoint: str) -> FileChange:
     """Add the key to the configuration file, which does not have it: kubelet uses its default."""
     try:
         path = config.resolve(strict=True)
@@ -200,15 +200,15 @@ def _with_key(config: Path, root: Path, ours: str) -> FileChange:
         ) from None
     if text.lstrip().startswith("{"):
         at = text.index("{") + 1
-        changed = f'{text[:at]}"{_KEY}": "{ours}", {text[at:]}'
+        changed = f'{text[:at]}"{_KEY}": "{endpoint}", {text[at:]}'
     else:
-        changed = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{_KEY}: {ours}\n"
+        changed = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{_KEY}: {endpoint}\n"
     change = FileChange(Path("/") / path.relative_to(root.resolve()), text.encode(), changed.encode())
-    _check(change, ours)
+    _check(change, endpoint)
     return change
 
 
-def _drop_in(value: Span, unit: str, root: Path, ours: str) -> FileChange:
+def _drop_in(value: Span, unit: str, root: Path, endpoint: str) -> FileChange:
     """Repeat the setting of a package's unit in a drop-in that is read last."""
     text = value.path.read_bytes().decode()
     start = text.rfind("\nExec", 0, value.start), text.rfind("\nEnv", 0, value.start)
@@ -216,10 +216,10 @@ def _drop_in(value: Span, unit: str, root: Path, ours: str) -> FileChange:
     end = value.end
     while (stop := text.find("\n", end)) != -1 and text[stop - 1] == "\\":
         end = stop + 1
-    setting = f"{text[begin : value.start]}{ours}{text[value.end : stop if stop != -1 else len(text)]}"
+    setting = f"{text[begin : value.start]}{endpoint}{text[value.end : stop if stop != -1 else len(text)]}"
     if not setting.startswith(("ExecStart", "Environment=")):
         raise TopoproxyError(
-            f"cannot change {value.path}: it belongs to a package; set the endpoint to {ours} there"
+            f"cannot change {value.path}: it belongs to a package; set the endpoint to {endpoint} there"
         )
     clear = "ExecStart=\n" if setting.startswith("ExecStart") else ""
     content = f"# Made by topoproxy attach; topoproxy detach removes it.\n[Service]\n{clear}{setting}\n"
@@ -229,7 +229,7 @@ def _drop_in(value: Span, unit: str, root: Path, ours: str) -> FileChange:
 
 
 def foreign_changes(
-    found: KubeletFiles, root: Path, ours: str, previous: str, known: Collection[Path]
+    found: KubeletFiles, root: Path, endpoint: str, previous: str, known: Collection[Path]
 ) -> list[FileChange]:
     """Return the changes of files that name our endpoint although no attach wrote it there.
 
@@ -238,12 +238,12 @@ def foreign_changes(
     Args:
         found: What decides on kubelet's endpoint.
         root: What stands for ``/``.
-        ours: Our endpoint.
+        endpoint: The endpoint of topoproxy.
         previous: The one that they are to name.
         known: The files that the attach wrote.
     """
     values = (found.flag, found.drop_in, found.config, found.instance)
     changes = [
-        replaced(value, root, previous) for value in values if value is not None and value.text == ours
+        replaced(value, root, previous) for value in values if value is not None and value.text == endpoint
     ]
     return [change for change in changes if change.path not in known]

@@ -1,7 +1,7 @@
 """Notices that kubelet's files name another endpoint than the one that ``topoproxy attach`` set.
 
-An upgrade of kubeadm writes kubelet's files again. The running kubelet keeps its connections; its next start
-goes past topoproxy. On a node without the journal of an attach nothing is checked.
+An upgrade of kubeadm writes kubelet's files again. The running kubelet keeps its connections; after its next
+start they bypass topoproxy. On a node without the journal of an attach nothing is checked.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ def attached_kubelet(state: Path, directory: Path, root: Path = Path("/")) -> At
 
 
 class EndpointWatch:
-    """Looks once a minute, in a worker thread.
+    """Checks once a minute, in a worker thread.
 
     Attributes:
-        found: What the last look found; None where kubelet is not attached.
+        found: The result of the last check; None where kubelet is not attached.
     """
 
-    def __init__(self, telemetry: Telemetry, look: Callable[[], AttachedKubelet | None]) -> None:
+    def __init__(self, telemetry: Telemetry, check: Callable[[], AttachedKubelet | None]) -> None:
         """Prepare the watch; nothing is read yet.
 
         Args:
             telemetry: Where to report.
-            look: ``attached_kubelet`` of the node.
+            check: ``attached_kubelet`` of the node.
         """
         self._telemetry = telemetry
-        self._look = look
+        self._look = check
         self.found: AttachedKubelet | None = None
 
     async def run(self) -> None:
-        """Look periodically, until cancelled."""
+        """Check periodically, until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(PERIOD_S)

@@ -23,7 +23,7 @@ from proxy.observe.json_access import as_list, as_map
 
 OUR_UNITS = ("topoproxy.socket", "topoproxy.service")
 RESCUE = "rescue-detach"
-LOOK_S = 0.2
+POLL_S = 0.2
 UNDO_SHARE = 0.25
 """Part of the deadline that is kept for undoing."""
 RELEASE_S = 300.0
@@ -54,7 +54,7 @@ class AttachNode:
     reached: Callable[[str], None] = lambda step: None
 
     @property
-    def ours(self) -> str:
+    def endpoint(self) -> str:
         """The endpoint that kubelet is to use."""
         return f"unix://{self.listen}"
 
@@ -66,7 +66,7 @@ class AttachNode:
 
 def planned(node: AttachNode) -> list[FileChange]:
     """Return what an attach would change now."""
-    return plan(node.files(), node.root, node.ours)
+    return plan(node.files(), node.root, node.endpoint)
 
 
 def attach(node: AttachNode, timeout: float) -> str:
@@ -89,23 +89,22 @@ def attach(node: AttachNode, timeout: float) -> str:
         node.report_progress("an attach that was cut off is undone")
         old = None
     found = node.files()
-    changes = plan(found, node.root, node.ours)
+    changes = plan(found, node.root, node.endpoint)
     if not changes:
         if old is None:
-            return (
-                f"kubelet is configured to use {node.ours} already, and not by an attach: nothing is changed"
-            )
+            already = f"kubelet is configured to use {node.endpoint} already"
+            return f"{already}, and not by an attach: nothing is changed"
         _wait_for_calls(node, old.unit, end, float("inf"))
-        return f"kubelet is attached already, and uses {node.ours}"
+        return f"kubelet is attached already, and uses {node.endpoint}"
     previous = old.previous if old is not None else _previous(found)
     if not found.unit:
         raise TopoproxyError(
             "cannot attach kubelet: no systemd unit of it was found, nor one of k3s, RKE2 or MicroK8s:"
-            f" set kubelet's --container-runtime-endpoint to {node.ours} by hand"
+            f" set kubelet's --container-runtime-endpoint to {node.endpoint} by hand"
         )
     enabled = old.enabled if old is not None else _to_enable()
     journal = AttachJournal(
-        BEGUN, found.unit, node.ours, previous, enabled, journals.merged(old, changes, node.root)
+        BEGUN, found.unit, node.endpoint, previous, enabled, journals.merged(old, changes, node.root)
     )
     install_rescue(node.state)
     journals.write(node.state, journal, node.root, directory_of(node.state) if old else None)
@@ -121,7 +120,7 @@ def attach(node: AttachNode, timeout: float) -> str:
     journals.mark(node.state, ATTACHED)
     node.reached("attached")
     _place_again(node)
-    return f"attached: kubelet uses {node.ours}, and its calls arrive"
+    return f"attached: kubelet uses {node.endpoint}, and its calls arrive"
 
 
 def _previous(found: KubeletFiles) -> str:
@@ -191,7 +190,7 @@ def _wait_ready(node: AttachNode, previous: str, end: float) -> None:
             why = str(error)
         if time.monotonic() >= end:
             raise TopoproxyError(f"cannot attach kubelet: {why}")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def _same(one: str, other: str) -> bool:
@@ -224,7 +223,7 @@ def _wait_for_calls(node: AttachNode, unit: str, end: float, began: float) -> No
                 f" {state.get('ActiveState', 'unknown')} ({state.get('SubState', '?')}, result"
                 f" {state.get('Result', '?')}, {state.get('NRestarts', '?')} restarts): journalctl -u {unit}"
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def _is_kubelet(node: AttachNode, pid: object, state: Mapping[str, str]) -> bool:
@@ -288,9 +287,9 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
     journal = journals.load(node.state)
     if journal is None:
         value = node.files().effective
-        if value is not None and value.text == node.ours:
+        if value is not None and value.text == node.endpoint:
             raise TopoproxyError(
-                f"cannot detach kubelet: {value.path} names {node.ours}, and no attach has set it:"
+                f"cannot detach kubelet: {value.path} names {node.endpoint}, and no attach has set it:"
                 " change the endpoint there by hand, and restart kubelet"
             )
         return "kubelet is not attached: there is nothing to undo"
@@ -308,7 +307,7 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
                 f"all files are restored, but {journal.unit} is {state.get('ActiveState', 'unknown')}:"
                 f" journalctl -u {journal.unit}"
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return f"detached: kubelet uses {journal.previous}"
 
 
@@ -339,7 +338,7 @@ def _release(node: AttachNode) -> None:
         answer = node.ask("/release/start", True)
         end = time.monotonic() + RELEASE_S
         while answer.get("stage") == "releasing" and time.monotonic() < end:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             answer = node.ask("/release", False)
     except UnavailableError as error:
         node.report_progress(f"containers keep their cpusets: {error}; later: topoproxy release --offline")

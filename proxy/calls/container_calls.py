@@ -57,15 +57,15 @@ class ContainerCalls:
     def _start_now(self, call: HeldCall) -> None:
         container_id = call.target()
         answer = self.executor.store.answer(StartRequested(container_id))
-        if type(answer) is PrepareStart or self._is_wary(container_id):
+        if type(answer) is PrepareStart or self._needs_fence(container_id):
             self._hold(call, self._start_later(call, container_id))
         else:
             self._go_start(call, container_id, answer, None)
 
-    def _is_wary(self, container_id: str) -> bool:
+    def _needs_fence(self, container_id: str) -> bool:
         """Return whether a call for a container may need a fence first; False where it is not known."""
         container = self.executor.state.containers.get(container_id)
-        return container is not None and self.executor.unit_properties.fencing.is_wary(container)
+        return container is not None and self.executor.unit_properties.fencing.needs_fence(container)
 
     async def _start_later(self, call: HeldCall, container_id: str) -> None:
         fence, obstacle, store = None, "", self.executor.store
@@ -109,14 +109,14 @@ class ContainerCalls:
     def relay_start(self, call: HeldCall) -> None:
         """Count a start as in flight that is relayed: it may hang until the release has been undone."""
         container_id, anywhere = call.target(), self.executor.state.node.machine.online
-        flight = self.executor.calls.depart(container_id, anywhere, is_start=True, relayed=True)
+        flight = self.executor.calls.track(container_id, anywhere, is_start=True, relayed=True)
         call.state = CallContext(container_id, flight=flight)
 
     def _start_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
         if trip.flight is None:
             return
         if status is None:
-            self.start_update.stray(trip.flight)
+            self.start_update.mark_orphaned(trip.flight)
         else:
             self.start_update.started(trip.flight, ok=status == GrpcStatus.OK)
 
@@ -129,7 +129,7 @@ class ContainerCalls:
     def _update_now(self, call: HeldCall) -> None:
         requested = call.resource_update()
         is_known = requested.container_id in self.executor.state.containers
-        if is_known and not self._is_wary(requested.container_id):
+        if is_known and not self._needs_fence(requested.container_id):
             self._go_update(call, requested, None)
         else:
             self._hold(call, self._update_later(call, requested))
@@ -155,14 +155,14 @@ class ContainerCalls:
         fencing = executor.unit_properties.fencing
         answer = executor.store.answer(asked)
         if type(answer) is Forward:
-            flight = executor.calls.depart(container_id, answer.sent)
+            flight = executor.calls.track(container_id, answer.sent)
             fencing.bind(flight, fence)
             call.state = CallContext(container_id, sent=answer.sent, flight=flight)
         else:
             executor.spawn(fencing.drop(fence))
             if container_id in executor.state.containers:
                 # It carries what the client names, or what the runtime has saved.
-                flight = executor.calls.depart(container_id, executor.state.node.machine.online)
+                flight = executor.calls.track(container_id, executor.state.node.machine.online)
                 call.state = CallContext(container_id, flight=flight)
         send(call, answer)
 
@@ -171,9 +171,9 @@ class ContainerCalls:
             return
         self.executor.drift.hint("kubelet", (trip.flight.container_id,))
         if status is None:
-            self.start_update.stray(trip.flight)
+            self.start_update.mark_orphaned(trip.flight)
         else:
-            self.start_update.landed(trip.flight, trip.sent if status == GrpcStatus.OK else None)
+            self.start_update.completed(trip.flight, trip.sent if status == GrpcStatus.OK else None)
             if status == GrpcStatus.OK and self.hooked.active:
                 self.hooked.updated(trip.target, call)
 

@@ -26,10 +26,10 @@ from proxy.engine.node_effects import PlanDecided
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.start import is_below_class
 from proxy.engine.state import NodeState
-from proxy.engine.topology_manager import asks_for_devices
+from proxy.engine.topology_manager import requests_devices
 from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.device_ports import DevicePluginError
-from proxy.executor.fact_lookup import holders, see_ended
+from proxy.executor.fact_lookup import holders, record_exited
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.ports import DeviceFacts
 from proxy.executor.reservations import CreateClient
@@ -62,10 +62,14 @@ class CreateCalls:
             call.set_cgroup_parent(pod.cgroup_parent)
         state, fact_lookup = store.state, executor.fact_lookup
         given = requested.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
-        asks = fact_lookup.pod_matters(state, pod) or (
+        asks = fact_lookup.needs_cpus_of_pod(state, pod) or (
             given is not NO_DEVICES and fact_lookup.knows_devices(given)
         )
-        if asks or holders(state, pod) or executor.kubelet_cpus.matters(pod, requested.resources):
+        if (
+            asks
+            or holders(state, pod)
+            or executor.kubelet_cpus.needs_cpus_of_container(pod, requested.resources)
+        ):
             self._hold(call, self._find_out(call, pod, requested, given))
         else:
             self._decide(call, pod, requested)
@@ -97,7 +101,7 @@ class CreateCalls:
     async def _find_out(self, call: HeldCall, pod: Pod, asked: CreateRequest, given: DeviceFacts) -> None:
         """Read what the call does not carry, then decide."""
         executor = self.executor
-        if executor.fact_lookup.pod_matters(executor.state, pod):
+        if executor.fact_lookup.needs_cpus_of_pod(executor.state, pod):
             found = await executor.fact_lookup.pod(pod)
             # More may be known of the pod by now; only what kubelet has answered is new.
             pod = executor.state.pods.get(pod.sandbox_id) or pod
@@ -113,8 +117,8 @@ class CreateCalls:
         if given is not NO_DEVICES and executor.fact_lookup.knows_devices(given):
             asked.resources = await executor.fact_lookup.devices(pod, asked.name, given, asked.resources)
             pod = executor.state.pods.get(pod.sandbox_id) or pod
-        await see_ended(executor, executor.lifecycle, executor.fact_lookup.worker, pod)
-        if executor.kubelet_cpus.matters(pod, asked.resources):
+        await record_exited(executor, executor.lifecycle, executor.fact_lookup.worker, pod)
+        if executor.kubelet_cpus.needs_cpus_of_container(pod, asked.resources):
             await executor.kubelet_cpus.reread()
         if not call.done:
             self._decide(call, pod, asked)
@@ -128,7 +132,7 @@ class CreateCalls:
             self._unreported.end_others()
         executor.sandboxes.moved_on(pod, asked.name)
         grants, state = executor.device_grants, executor.store.state
-        if grants is not None and asks_for_devices(state, pod, asked.name) and applies_to(state, pod):
+        if grants is not None and requests_devices(state, pod, asked.name) and applies_to(state, pod):
             self._hold(call, self._decide_devices(call, pod, asked, grants))
         else:
             decided = executor.creates.place(pod, asked.name, asked.attempt, asked.resources)

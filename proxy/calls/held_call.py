@@ -43,7 +43,7 @@ class CreateRequest(Protocol):
         """Read the pod; ``bounds`` are the CPUs and NUMA nodes that its annotations may name."""
 
     def pod_total(self) -> Request | None:
-        """Read what the containers of the pod request together; None where the request does not say it."""
+        """Read what the containers of the pod request together; None where the request does not have it."""
 
     def devices(self) -> DeviceFacts:
         """Read which devices the container gets."""
@@ -55,8 +55,8 @@ class HeldCall(Protocol):
     Attributes:
         unreadable: What its methods raise where the message cannot be decoded.
         method: The CRI method that it is about.
-        body: The message as it is now. Only the front end knows what it is.
-        state: Free for the code that decides.
+        body: The message as it is now, in a form that only the front end reads.
+        state: For the code that decides; the front end does not use it.
         done: The call is over.
     """
 
@@ -82,14 +82,14 @@ class HeldCall(Protocol):
         """Read an UpdateContainerResources."""
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
-        """Read the pod of a RunPodSandbox or a CreateContainer from as little of the message as possible.
+        """Read the pod of a RunPodSandbox or a CreateContainer, and decode only what that needs.
 
         Args:
             known: Sandbox id to pod.
             bounds: CPUs and NUMA nodes that annotations may name.
 
         Returns:
-            The pod; None where the message does not give it away.
+            The pod; None where the message alone does not identify it.
         """
 
     def seen_by_hooks(self) -> Any:

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 RUNS = "systemctl status topoproxy shows whether it runs"
 
 
-def asking_options(timeout: float = 5.0) -> Callable[[F], F]:
+def query_options(timeout: float = 5.0) -> Callable[[F], F]:
     """Add ``--config``, ``--admin`` and ``--timeout``; the argument is the default of the last."""
 
     def add(command: F) -> F:
@@ -71,7 +71,7 @@ def config_or_defaults(file: Path | None, admin: str | None) -> tuple[Config, st
         return Config(), str(error)
 
 
-def ask_daemon(
+def query_daemon(
     config: Config,
     route: str,
     timeout: float,

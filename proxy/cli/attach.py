@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from proxy.cli.admin_query import ask_daemon
+from proxy.cli.admin_query import query_daemon
 from proxy.cli.settings import PATH, config_option, read_config
 from proxy.model.errors import UsageError
 
@@ -46,7 +46,7 @@ def node_for(file: Path | None, root: Path) -> AttachNode:
     config = read_config(file, {}, trusted=True)
 
     def ask(route: str, act: bool) -> Mapping[str, object]:
-        answer = ask_daemon(config, route, ASK_S, act=act)
+        answer = query_daemon(config, route, ASK_S, act=act)
         return answer if isinstance(answer, dict) else {}
 
     directory = config.kubelet.state_dir
@@ -58,7 +58,7 @@ def node_for(file: Path | None, root: Path) -> AttachNode:
         config.procfs_root,
         listen,
         ask,
-        lambda words: click.echo(words, err=True),
+        lambda message: click.echo(message, err=True),
     )
 
 

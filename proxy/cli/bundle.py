@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.admin_query import asking_options, config_or_defaults
+from proxy.cli.admin_query import config_or_defaults, query_options
 from proxy.cli.settings import PATH
 from proxy.model.phrases import counted
 
@@ -21,7 +21,7 @@ from proxy.model.phrases import counted
     metavar="FILE",
     help="Read the log from a file, not from the journal.",
 )
-@asking_options()
+@query_options()
 def bundle(
     output: Path | None, log: Path | None, file: Path | None, admin: str | None, timeout: float
 ) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--defaults", is_flag=True, help="Print all settings with their defaults and explanations instead."
 )
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of the file (2020-12) instead.")
-def check_config(file: Path | None, defaults: bool, schema: bool, **words: str | None) -> None:
+def check_config(file: Path | None, defaults: bool, schema: bool, **options: str | None) -> None:
     """Check a configuration and print what is in effect.
 
     Takes the same options as serve. What is printed is a configuration file itself, with remarks as comments.
@@ -49,7 +49,7 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **words: str |
         click.echo(as_yaml(Config()), nl=False)
         return
     # Only the daemon's own user must be able to use the file as it is; a copy elsewhere is installed later.
-    config = read_config(file, words, trusted=os.geteuid() == 0)
+    config = read_config(file, options, trusted=os.geteuid() == 0)
     remarks = [f"from {config.source}", _machine(config), _runtime(config), *_files(file, config)]
     remarks += _hooks(config)
     click.echo("".join(f"# {remark}\n" for remark in remarks if remark), nl=False)
@@ -113,7 +113,7 @@ def _hooks(config: Config) -> Iterator[str]:
     for candidate in found.candidates.values():
         if why := candidate.distrust or candidate.cause or _server_distrust(candidate, config.hooks):
             yield f"note: hook {candidate.path} cannot be used: {why}"
-    yield from (f"note: {sentence}" for sentence in found.strange)
+    yield from (f"note: {sentence}" for sentence in found.ignored_files)
     for name in config.hooks.settings if config.hooks.enabled else ():
         if name not in found.candidates:
             if name in shipped():
@@ -124,12 +124,12 @@ def _hooks(config: Config) -> Iterator[str]:
 
 def _server_distrust(candidate: Candidate, hooks: HooksConfig) -> str:
     """Return why the socket of a hook server is not trusted."""
-    from proxy.hooks.loader.safe_read import read_settled
+    from proxy.hooks.loader.safe_read import read_stable
     from proxy.hooks.remote.servers import socket_distrust
 
     if not candidate.server or candidate.null:
         return ""
     try:
-        return socket_distrust(candidate.path, read_settled(candidate.path, "hook server").data, hooks)
+        return socket_distrust(candidate.path, read_stable(candidate.path, "hook server").data, hooks)
     except HookError:  # topoproxy hooks list says what is wrong with the file
         return ""

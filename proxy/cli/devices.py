@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.cli.settings import PATH
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
@@ -29,7 +29,7 @@ _MOST_CONFLICTS = 5
 
 @click.command("devices")
 @click.argument("device", required=False)
-@asking_options(timeout=15.0)
+@query_options(timeout=15.0)
 @click.option(
     "--sysfs-root",
     type=PATH,
@@ -77,7 +77,7 @@ def devices(
 def _daemon(config: Config, timeout: float) -> tuple[Mapping[str, object], str]:
     """Query the daemon; without it, the machine is shown nevertheless."""
     try:
-        return as_map(ask_daemon(config, "/devices", timeout)), ""
+        return as_map(query_daemon(config, "/devices", timeout)), ""
     except TopoproxyError as error:
         return {}, str(error)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxy.cli.admin_query import asking_options, config_or_defaults
+from proxy.cli.admin_query import config_or_defaults, query_options
 from proxy.model import schema_ids
 from proxy.model.errors import UsageError
 from proxy.model.phrases import counted
@@ -21,7 +21,7 @@ BROKEN = 1
 
 
 @click.command("doctor")
-@asking_options()
+@query_options()
 @click.option(
     "--ignore",
     "ignored",

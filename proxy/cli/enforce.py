@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map, one_line
 
@@ -26,7 +26,7 @@ def enforce() -> None:
 
 
 @enforce.command(short_help="Show to which pods the plan is applied, and how many remain.")
-@asking_options()
+@query_options()
 @json_option
 def status(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
     """Show to which pods the plan is applied, and how many are still to be changed.
@@ -37,7 +37,7 @@ def status(file: Path | None, admin: str | None, timeout: float, as_json: bool) 
 
 
 @enforce.command(short_help="Change no further running pods.")
-@asking_options()
+@query_options()
 @json_option
 def pause(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
     """Change no further running pods; those of the step under way are finished. It lasts over restarts.
@@ -48,7 +48,7 @@ def pause(file: Path | None, admin: str | None, timeout: float, as_json: bool) -
 
 
 @enforce.command()
-@asking_options()
+@query_options()
 @json_option
 def resume(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
     """Continue to change running pods.
@@ -61,7 +61,7 @@ def resume(file: Path | None, admin: str | None, timeout: float, as_json: bool) 
 def _show(
     file: Path | None, admin: str | None, timeout: float, route: str, *, as_json: bool, act: bool = True
 ) -> None:
-    page = as_map(ask_daemon(config_for(file, admin), route, timeout, act=act))
+    page = as_map(query_daemon(config_for(file, admin), route, timeout, act=act))
     click.echo(json.dumps(page, indent=1, ensure_ascii=False) if as_json else "\n".join(_lines(page)))
 
 

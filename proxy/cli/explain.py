@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.model.errors import TopoproxyError
 from proxy.observe.json_access import as_map
 from proxy.observe.value_text import clean
@@ -25,7 +25,7 @@ _NEAR = 3
 @click.argument("query", metavar="[POD[/CONTAINER]]", required=False, default="")
 @click.option("--all", "everything", is_flag=True, help="Show all decisions that are kept, the newest last.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decisions as JSON (docs/explain.md).")
-@asking_options()
+@query_options()
 def explain(
     query: str, everything: bool, as_json: bool, file: Path | None, admin: str | None, timeout: float
 ) -> None:
@@ -34,7 +34,7 @@ def explain(
     POD is a pod's name, with or without its namespace (ml/trainer), or its uid. A container's id will do as
     well: its first 8 characters, or as kubectl shows it. Without POD, list the pods with decisions.
 
-    Shown is the newest decision for each container, and for the pod as a whole where the topology scope is
+    The newest decision is shown for each container, and for the pod as a whole where the topology scope is
     pod. Each is shown in the order in which it was made: the request, what was available, what was chosen,
     what was taken, which containers had to move. Where there was no choice, it is short:
 
@@ -52,7 +52,7 @@ def explain(
     """  # noqa: D301 - click wants the real backspace
     from proxy.observe.explain_text import newest, read_records, render, render_pods
 
-    answer = ask_daemon(
+    answer = query_daemon(
         config_for(file, admin), "/explain", timeout, {"query": query.strip()} if query.strip() else None
     )
     records = read_records(answer)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.cli.exit_codes import epilog
 
 
@@ -18,21 +18,21 @@ def observe() -> None:
 
 
 @observe.command(epilog=epilog("observe report"))
-@asking_options(timeout=10.0)
+@query_options(timeout=10.0)
 @click.option("--all", "everything", is_flag=True, help="List containers that would not change, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON (docs/json.md).")
 def report(file: Path | None, admin: str | None, everything: bool, as_json: bool, timeout: float) -> None:
     """Compare the plan with the cpusets that the kernel has now.
 
-    Shown is what applying the plan to all pods would do: which containers it would pin to exclusive CPUs or
-    move to other CPUs, which CFS quotas it would remove, and which creates it would reject. Where the plan is
-    applied already, what differs is drift, which is repaired.
+    The report shows what applying the plan to all pods would do: which containers it would pin to exclusive
+    CPUs or move to other CPUs, which CFS quotas it would remove, and which creates it would reject. Where the
+    plan is applied already, what differs is drift, which is repaired.
 
     Ends with 69 when the daemon does not answer.
     """
     from proxy.observe.plan_report_text import render_plan_report
 
-    answer = ask_daemon(config_for(file, admin), "/observe/report", timeout)
+    answer = query_daemon(config_for(file, admin), "/observe/report", timeout)
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxy.cli.admin_query import RUNS, ask_daemon, config_for
+from proxy.cli.admin_query import RUNS, config_for, query_daemon
 from proxy.cli.settings import read_config, setting_options
 from proxy.model import schema_ids
 from proxy.model.errors import TopoproxyError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from proxy.config import Config
 
 ASK_S = 30.0
-LOOK_S = 0.5
+POLL_S = 0.5
 RELEASED = "released"
 
 
@@ -32,12 +32,12 @@ RELEASED = "released"
     "--timeout", type=click.FloatRange(1, 86_400), default=300.0, show_default=True, help="Seconds to wait."
 )
 def release(
-    file: Path | None, undo: bool, offline: bool, as_json: bool, timeout: float, **words: str | None
+    file: Path | None, undo: bool, offline: bool, as_json: bool, timeout: float, **options: str | None
 ) -> None:
     """Give every container back the cpuset that it would have had without topoproxy.
 
     That is what kubelet's CPU manager gave it, under its policy static; else what its request names; else
-    what the group above it has. CFS quotas that were lifted are restored, and so is what BE suppression
+    what the group above it has. CFS quotas that were removed are restored, and so is what BE suppression
     took. The kernel's cpusets grow at once; then the runtime is updated, so that it lasts.
 
     From then on the daemon only relays: no call is held and no container is moved, also after a restart,
@@ -48,8 +48,8 @@ def release(
     daemon continues), 65 when there is nothing to undo, 69 when the daemon does not answer, 75 when --offline
     meets a daemon, 77 without permission.
     """
-    named = words.get("admin") if not offline else None
-    config = config_for(file, named) if named else read_config(file, words, trusted=offline)
+    named = options.get("admin") if not offline else None
+    config = config_for(file, named) if named else read_config(file, options, trusted=offline)
     if offline:
         answer = _undo_offline(config) if undo else _offline(config, timeout)
     else:
@@ -85,7 +85,7 @@ def _online(config: Config, timeout: float) -> Mapping[str, object]:
     shown = ""
     while answer.get("stage") == "releasing" and time.monotonic() < end:
         shown = _progress(answer, shown)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         answer = _ask(config, "/release")
     return answer
 
@@ -106,7 +106,7 @@ def _act(config: Config, step: str) -> Mapping[str, object]:
 
 def _ask(config: Config, route: str, *, act: bool = False) -> Mapping[str, object]:
     hint = f"{RUNS}; without it: topoproxy release --offline"
-    answer = ask_daemon(config, route, ASK_S, act=act, hint=hint)
+    answer = query_daemon(config, route, ASK_S, act=act, hint=hint)
     return answer if isinstance(answer, dict) else {}
 
 

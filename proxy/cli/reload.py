@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxy.cli.admin_query import ask_daemon, asking_options
+from proxy.cli.admin_query import query_daemon, query_options
 from proxy.model.errors import ConfigError
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map, one_line
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@asking_options(60.0)
+@query_options(60.0)
 @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
 def reload(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
     """Make the running daemon reread its configuration; SIGHUP does the same.
 
     The daemon validates the file and its drop-ins as a whole. If they are refused, nothing changes. Otherwise
     all changed settings that need no restart take effect together, and the others are named. Options of
-    topoproxy serve keep winning over the file.
+    topoproxy serve still take precedence over the file.
 
     Ends with 0 when the configuration was accepted, also where some of it needs a restart; 78 with the
     reasons when it was refused, 69 when the daemon does not answer, 77 without permission.
     """
-    page = as_map(ask_daemon(_where(file, admin), "/reload", timeout, act=True))
+    page = as_map(query_daemon(_where(file, admin), "/reload", timeout, act=True))
     done = as_map(page.get("reload"))
     if as_json:
         click.echo(json.dumps(page, indent=1, ensure_ascii=False))

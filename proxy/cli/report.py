@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import config_for, query_daemon, query_options
 
 FORMATS = ("koordinator",)
 
 
 @click.command()
-@asking_options()
+@query_options()
 @click.option(
     "--format",
     "form",
@@ -39,5 +39,5 @@ def report(file: Path | None, admin: str | None, form: str, node: str | None, ti
     Ends with 69 when the daemon does not answer.
     """  # noqa: D301 - click wants the real backspace
     requested = {"format": form} | ({"node": node} if node else {})
-    answer = ask_daemon(config_for(file, admin), "/report", timeout, requested)
+    answer = query_daemon(config_for(file, admin), "/report", timeout, requested)
     click.echo(json.dumps(answer, indent=1, ensure_ascii=False))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @setting_options
-def serve(file: Path | None, **words: str | None) -> Config:
+def serve(file: Path | None, **options: str | None) -> Config:
     """Run the proxy between kubelet and the container runtime, in the foreground.
 
     It ends on SIGTERM or SIGINT: calls in flight may finish first (drainTimeout), and containers are left
@@ -34,4 +34,4 @@ def serve(file: Path | None, **words: str | None) -> Config:
       2 wrong usage           77 no permission                             78 the configuration is refused
       65 the machine cannot be read      1 all else: its cgroups cannot be read, or an internal error
     """  # noqa: D301 - click wants the real backspace
-    return read_config(file, words, trusted=True)
+    return read_config(file, options, trusted=True)

@@ -87,12 +87,12 @@ def setting_options(command: F) -> F:
     return config_option(command)
 
 
-def read_config(file: Path | None, words: dict[str, str | None], *, trusted: bool = False) -> Config:
+def read_config(file: Path | None, options: dict[str, str | None], *, trusted: bool = False) -> Config:
     """Read the file and let the command line have the last word.
 
     Args:
         file: The value of ``--config``.
-        words: The options of ``setting_options``, by parameter name.
+        options: The options of ``setting_options``, by parameter name.
         trusted: As for ``load``.
 
     Raises:
@@ -104,7 +104,7 @@ def read_config(file: Path | None, words: dict[str, str | None], *, trusted: boo
     from proxy.config.origin import Origin
 
     values: dict[str, tuple[str, str]] = {}
-    for parameter, text in words.items():
+    for parameter, text in options.items():
         option, key = _BY_PARAMETER[parameter]
         if text and key in _DIRECTORIES:
             text = str(Path(text).absolute())  # On a command line a relative directory means what it says.

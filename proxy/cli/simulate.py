@@ -90,8 +90,9 @@ def simulate(
     Nothing is needed for it: no cluster, no node, no root. The same code decides as in topoproxy serve.
 
     PODS are manifests: files, directories, or - for standard input, YAML or JSON, with Pods, lists,
-    Deployments, StatefulSets, DaemonSets, ReplicaSets or Jobs. They come one after the other, first to a
-    scheduler that counts requests, then to the machine that it chose, which knows NUMA nodes and may refuse.
+    Deployments, StatefulSets, DaemonSets, ReplicaSets or Jobs. They are placed one after the other: first by
+    a scheduler that counts requests, then on the machine that it chose, which knows NUMA nodes and may
+    refuse.
 
     \b
     Try it: what does this machine do with five pods of 2 CPUs each?

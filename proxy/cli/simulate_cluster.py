@@ -96,7 +96,7 @@ def cluster_options(command: Command) -> Command:
 
 
 def simulate_cluster(
-    words: Sequence[str],
+    paths: Sequence[str],
     hosts: Sequence[Host],
     options: ClusterOptions,
     *,
@@ -109,7 +109,7 @@ def simulate_cluster(
     """Simulate a fleet, and print the result.
 
     Args:
-        words: Files with nodes, pods and fleets.
+        paths: Files with nodes, pods and fleets.
         hosts: Nodes of the command line.
         options: The options of ``--cluster``.
         replicas: Copies of each recorded pod.
@@ -132,7 +132,7 @@ def simulate_cluster(
     settings = _settings(options, replicas, anywhere=anywhere)
     if options.svg:
         _check_writable(options.svg)
-    fleet = fleet_of(read_documents(words), hosts, settings)
+    fleet = fleet_of(read_documents(paths), hosts, settings)
     with counter(2 * len(fleet.coming)) as step:
         done = simulate_fleet(fleet, settings, step)
     if as_json:

@@ -13,7 +13,7 @@ import click
 
 from proxy.admin.client import ask
 from proxy.admin.status_text import render
-from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.model.errors import UnavailableError, UsageError
 from proxy.observe.json_access import as_list, as_map, one_line, table
 
@@ -36,7 +36,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 @click.command()
-@asking_options()
+@query_options()
 @click.option(
     "--wait-ready",
     callback=_seconds,
@@ -76,7 +76,7 @@ def status(
     config = config_for(file, admin)
     if wait_ready is not None:
         _wait(config, wait_ready)
-    answer = ask_daemon(config, route, timeout)
+    answer = query_daemon(config, route, timeout)
     if metrics:
         click.echo(answer, nl=False)
         return

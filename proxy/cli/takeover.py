@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.model.errors import TopoproxyError
 from proxy.observe.json_access import as_list, as_map, one_line, table
 
 ACTION_S = 60.0
-PATIENCE_S = 10.0
+ANSWER_S = 10.0
 
 
 def plan_text(answer: object) -> str:
@@ -60,7 +60,7 @@ def done_text(answer: object) -> str:
 
 
 def _head(data: Mapping[str, object]) -> Iterable[str]:
-    kubelet, ours = as_map(data.get("kubelet")), as_map(data.get("ours"))
+    kubelet, own = as_map(data.get("kubelet")), as_map(data.get("ours"))
     since = data.get("since")
     when = f", since {_when(since)}" if isinstance(since, int | float) and since else ""
     target = f" (kubelet's policy: {one_line(data.get('target'))})" if data.get("target") else ""
@@ -74,8 +74,8 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
     problem = one_line(kubelet.get("file_problem"))
     state = problem or f"for policy {one_line(kubelet.get('file_policy'))}, checksum good"
     yield f"           {one_line(kubelet.get('file'))}: {state}"
-    configured = one_line(ours.get("configured"))
-    now = one_line(ours.get("cpuManagerPolicy"))
+    configured = one_line(own.get("configured"))
+    now = one_line(own.get("cpuManagerPolicy"))
     more = f" (configured: {configured})" if configured != now else ""
     yield f"topoproxy: cpuManagerPolicy {now}{more}"
 
@@ -114,7 +114,7 @@ def takeover() -> None:
     The steps, on a node whose kubelet has cpuManagerPolicy: static and reaches the runtime through topoproxy:
 
     \b
-      topoproxy takeover plan        look: what kubelet holds, and what blocks it; changes nothing
+      topoproxy takeover plan        shows what kubelet holds, and what blocks it; changes nothing
       topoproxy takeover start       new pods get CPUs from topoproxy; running pods keep kubelet's
       topoproxy takeover status      how many of kubelet's allocations are left
       systemctl stop kubelet         containers go on running
@@ -134,7 +134,7 @@ def takeover() -> None:
 def _options(command: Callable[..., None]) -> Callable[..., None]:
     """Add what all of them have."""
     as_json = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
-    return as_json(asking_options(ACTION_S + PATIENCE_S)(command))
+    return as_json(query_options(ACTION_S + ANSWER_S)(command))
 
 
 @takeover.command(short_help="Show what kubelet's CPU manager holds; change nothing.")
@@ -258,4 +258,4 @@ def _ask(
     *,
     act: bool = False,
 ) -> object:
-    return ask_daemon(config_for(file, admin), route, timeout, params, act=act)
+    return query_daemon(config_for(file, admin), route, timeout, params, act=act)

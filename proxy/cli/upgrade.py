@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.admin_query import asking_options, config_or_defaults
+from proxy.cli.admin_query import config_or_defaults, query_options
 from proxy.cli.settings import PATH
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, UsageError
 
-HINDERED = 1
+CHECK_FAILED = 1
 REPLACE_S = 600.0
 """Seconds that replacing the daemon may take, with the calls that it waits for."""
 
@@ -29,7 +29,7 @@ REPLACE_S = 600.0
     help="Compare with what upgrade --describe of another version printed; the daemon is not queried.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@asking_options()
+@query_options()
 def upgrade(
     compare: bool,
     now: bool,
@@ -43,12 +43,12 @@ def upgrade(
     """Show what would change if this version ran in place of the running one, or replace it.
 
     upgrade --check: run the new version's program before it is installed over the old one, or before the
-    service is restarted. It changes nothing. Compared are the keys of the configuration and their values, the
+    service is restarted. It changes nothing. It compares the keys of the configuration and their values, the
     format of the ledger both ways, files of hooks, units, JSON answers and metrics.
 
     upgrade --now: the running daemon starts the program that is installed now, hands it the socket and the
     state of the node, and ends the calls that it has. No call fails. If the new process cannot start, the
-    running one continues. It does nothing where --check finds what hinders the upgrade.
+    running one continues. It does nothing where --check finds a reason against the upgrade.
 
     Ends with 0 when nothing hinders the upgrade (warnings do not count) and, with --now, it is done; with 1
     when something does, or the new process did not start; with 69 when the daemon does not answer.
@@ -85,7 +85,7 @@ def upgrade(
         )
         click.echo(message, err=as_json)
     if failed:
-        click.get_current_context().exit(HINDERED)
+        click.get_current_context().exit(CHECK_FAILED)
 
 
 def _read(path: Path) -> dict[str, object]:

@@ -40,7 +40,7 @@ def check_against(config: Config, machine: Machine) -> None:
         ConfigError: Reserved CPUs do not exist or are offline, all CPUs are reserved, nodes cannot keep their
             reserved memory, or a policy's option does not fit the machine.
     """
-    if problems := [*_unfit(config, machine), *_away(config, machine)]:
+    if problems := [*_unsatisfiable(config, machine), *_away(config, machine)]:
         raise refuse(config.source, problems)
 
 
@@ -56,7 +56,7 @@ def check_start(config: Config, machine: Machine) -> list[str]:
     Raises:
         ConfigError: As ``check_against``.
     """
-    if problems := list(_unfit(config, machine)):
+    if problems := list(_unsatisfiable(config, machine)):
         raise refuse(config.source, problems)
     return [
         *(f"{what}: that counts when it is back" for what in _away(config, machine)),
@@ -75,7 +75,7 @@ def ineffective(config: Config) -> list[str]:
     ]
 
 
-def _unfit(config: Config, machine: Machine) -> Iterator[str]:
+def _unsatisfiable(config: Config, machine: Machine) -> Iterator[str]:
     """List settings that this machine can never satisfy."""
     yield from _reserved_cpus(config, machine)
     yield from _kept_cpus(config, machine)
@@ -173,12 +173,12 @@ def _device_plugins(config: Config) -> Iterator[str]:
     if not config.device_plugins.enabled:
         return
     plugins, kubelets = config.device_plugins, config.kubelet.plugin_directory
-    ours = {"socketDirectory": plugins.socket_directory}
+    directories = {"socketDirectory": plugins.socket_directory}
     if plugins.shim:
-        ours["shimDirectory"] = plugins.shim_directory
+        directories["shimDirectory"] = plugins.shim_directory
         if plugins.shim_directory == plugins.socket_directory:
             yield "devicePlugins.shimDirectory: it is socketDirectory, where nothing is handed on to kubelet"
-    for name, directory in ours.items():
+    for name, directory in directories.items():
         if kubelets == directory or kubelets in directory.parents:
             yield f"devicePlugins.{name}: {directory} is kubelet's own, and its sockets would be removed"
 
@@ -286,9 +286,9 @@ def _machine_options(config: Config, machine: Machine) -> Iterator[str]:
     yield from _reported(lambda: check_topology_options(options, policy, nodes, distances=distances))
 
 
-def _reported(look: Callable[[], None]) -> Iterator[str]:
+def _reported(check: Callable[[], None]) -> Iterator[str]:
     try:
-        look()
+        check()
     except ConfigError as error:
         yield str(error).removeprefix("cannot use ")
 

@@ -10,15 +10,15 @@ from proxy.config.frozen_mapping import FrozenMapping
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The file and the words of the command line that a configuration came from.
+    """The file and the command-line options that a configuration came from.
 
     Attributes:
         file: The file that the command line named; None for the usual place.
-        words: Key to the option that replaces it and the option's text. They win over the file, also at a
-            reload.
+        options: Key to the option that replaces it and the option's value. They take precedence over the
+            file, also at a reload.
         trusted: Whether files that another user could have written are refused.
     """
 
     file: Path | None = None
-    words: FrozenMapping[str, tuple[str, str]] = field(default_factory=FrozenMapping)
+    options: FrozenMapping[str, tuple[str, str]] = field(default_factory=FrozenMapping)
     trusted: bool = True

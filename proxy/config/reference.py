@@ -52,7 +52,7 @@ again, in another process, so that no call waits. Then
   cpu controller is missing;
 - what needs a restart keeps its value until then and is named, in the answer, in the log and in `topoproxy
   status`. If what changes would contradict what stays, the reload is refused as a whole;
-- options of `topoproxy serve` keep winning over the files.
+- options of `topoproxy serve` still take precedence over the files.
 
 SIGHUP during a start or a reload causes one more reload afterwards. Nothing about a reload is stored: a
 restart reads the files. So check a file before it is put in place (`topoproxy check-config --config FILE`):
@@ -100,7 +100,7 @@ def _row(cells: tuple[str, ...]) -> str:
 def _changes(setting: Setting) -> str:
     if setting.live and not setting.restart_for:
         return "reload"
-    return "restart" if not setting.live else changes_words(setting)
+    return "restart" if not setting.live else change_text(setting)
 
 
 def _default(setting: Setting, value: object) -> str:
@@ -150,14 +150,14 @@ def _key(setting: Setting, default: object) -> dict[str, Any]:
     if "str" not in setting.kind.tags and not setting.kind.nested:
         shown = default
     return {
-        "description": f"{setting.doc} {changes_words(setting)}",
+        "description": f"{setting.doc} {change_text(setting)}",
         **setting.kind.schema,
         "default": shown,
         "x-live": setting.live,
     }
 
 
-def changes_words(setting: Setting) -> str:
+def change_text(setting: Setting) -> str:
     """Return when a new value takes effect, as a sentence."""
     if not setting.live:
         return "Needs a restart."

@@ -67,8 +67,8 @@ def from_plain(values: Mapping[str, Any]) -> Config:
 
 def _read(values: Mapping[str, Any], part: T, prefix: str) -> T:
     known = {key for _, key, _ in keys(part)}
-    if odd := known ^ values.keys():
-        raise ConfigError(f"{_CANNOT}: {prefix}{min(odd)} is not known to both")
+    if differing := known ^ values.keys():
+        raise ConfigError(f"{_CANNOT}: {prefix}{min(differing)} is not known to both")
     new: dict[str, Any] = {}
     for item, key, setting in keys(part):
         if setting is None:

@@ -57,7 +57,7 @@ def play(screen: Screen, options: DemoOptions) -> bool:
         TopoproxyError: The stage cannot be set up.
     """
     started = time.monotonic()
-    with _terminable(), _directory(screen, options.keep) as directory, _stage(directory, options) as stage:
+    with _interruptible(), _directory(screen, options.keep) as directory, _stage(directory, options) as stage:
         _show_introduction(screen, stage)
         show = Performance(stage, screen, options.pause)
         try:
@@ -67,7 +67,7 @@ def play(screen: Screen, options: DemoOptions) -> bool:
         except (DemoError, TopoproxyError) as error:
             screen.line()
             screen.failure(str(error))
-            _last_words(screen, stage)
+            _show_log_end(screen, stage)
             return False
         screen.title(0, "That was it")
         screen.paragraph(
@@ -112,7 +112,7 @@ def _words(machine: Machine) -> str:
     )
 
 
-def _last_words(screen: Screen, stage: DemoEnvironment) -> None:
+def _show_log_end(screen: Screen, stage: DemoEnvironment) -> None:
     """Show the end of the proxy's log: the reason is often there."""
     lines = stage.proxy.log.read_text(errors="replace").splitlines()[-8:]
     for line in lines:
@@ -126,7 +126,7 @@ def _stage(directory: Path, options: DemoOptions) -> contextlib.AbstractContextM
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Make an exception of SIGTERM and of a terminal that is closed, so that what was started is ended."""
 
     def leave(number: int, _: object) -> None:

@@ -229,9 +229,9 @@ def remove_image(socket: Path) -> None:
     _ctr(socket, "images", "rm", IMAGE)
 
 
-def _ctr(socket: Path, *words: str) -> None:
+def _ctr(socket: Path, *arguments: str) -> None:
     done = subprocess.run(  # noqa: S603 - no part of it is input
-        ["ctr", "-a", str(socket), "-n", "k8s.io", *words],  # noqa: S607
+        ["ctr", "-a", str(socket), "-n", "k8s.io", *arguments],  # noqa: S607
         check=False,
         capture_output=True,
         text=True,
@@ -239,5 +239,5 @@ def _ctr(socket: Path, *words: str) -> None:
     )
     if done.returncode:
         raise UnavailableError(
-            f"cannot run ctr {words[0]} {words[1]}: {done.stderr.strip().splitlines()[-1:]}"
+            f"cannot run ctr {arguments[0]} {arguments[1]}: {done.stderr.strip().splitlines()[-1:]}"
         )

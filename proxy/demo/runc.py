@@ -18,7 +18,7 @@ from proxy.demo.runtime_records import Resources
 
 
 class RuncError(Exception):
-    """runc's words on stderr, as containerd hands them on."""
+    """What runc writes to stderr, as containerd passes it on."""
 
 
 FILES = (("cpuset.cpus", "cpuset_cpus"), ("cpuset.mems", "cpuset_mems"))

@@ -323,14 +323,14 @@ class EventHub:
         self, _: pb.GetEventsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ContainerEventResponse]:
         """Answer GetContainerEvents until the client leaves or the server ends."""
-        mine: queue.SimpleQueue[pb.ContainerEventResponse | None] = queue.SimpleQueue()
+        events: queue.SimpleQueue[pb.ContainerEventResponse | None] = queue.SimpleQueue()
         with self._lock:
-            self._queues.append(mine)
+            self._queues.append(events)
         try:
             # A call that ended before the callback could be set gets no event to wake it.
-            if context.add_callback(lambda: mine.put(None)):
-                while (event := mine.get()) is not None:
+            if context.add_callback(lambda: events.put(None)):
+                while (event := events.get()) is not None:
                     yield event
         finally:
             with self._lock:
-                self._queues.remove(mine)
+                self._queues.remove(events)

@@ -128,7 +128,7 @@ class FailureSteps:
             proxy = self._stage.proxy
             pid = proxy.pid
             proxy.kill()
-            self._show.settled(0.0)
+            self._show.wait_until_expected(0.0)
             seconds = proxy.start()
             self._wait_ready()
             rival = DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse))
@@ -202,16 +202,16 @@ class Scenario:
     def steps(self) -> list[DemoStep]:
         """Return the steps in their order."""
         parts = self._parts
-        troubles = FailureSteps(self._show, parts)
-        middle = [troubles.refused(), troubles.update(), troubles.killed()]
+        failures = FailureSteps(self._show, parts)
+        middle = [failures.refused(), failures.update(), failures.killed()]
         if parts.big:
             owners = [self._lse(), self._lsr(), self._guaranteed()]
             return [
-                self._sharing(), *owners, self._kube(), *middle, troubles.failed(), self._freed("trading"),
+                self._sharing(), *owners, self._kube(), *middle, failures.failed(), self._freed("trading"),
                 self._freed("search", "database"), self._empty(),
             ]  # fmt: skip
         return [
-            self._sharing(), self._lse(), self._kube(), *middle, self._freed("trading"), troubles.failed(),
+            self._sharing(), self._lse(), self._kube(), *middle, self._freed("trading"), failures.failed(),
             self._lsr(), self._freed("search"), self._guaranteed(), self._freed("database"), self._empty(),
         ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import cpus as named
 
-_PATIENCE = 5.0
+_TIMEOUT_S = 5.0
 """Seconds for what happens after the answer: pools grow once CPUs are free."""
 
 
@@ -69,7 +69,7 @@ class Performance:
         self.screen.paragraph(step.why)
         try:
             sentences = step.act()
-            after = self.settled(0.0 if step.at_once else _PATIENCE)
+            after = self.wait_until_expected(0.0 if step.at_once else _TIMEOUT_S)
             sentences.append(self._agreement(after))
         except (DemoError, TopoproxyError):
             self._picture.draw(before, self.stage.snapshot())
@@ -88,7 +88,7 @@ class Performance:
         if self._pause:
             time.sleep(self._pause)
 
-    def settled(self, seconds: float = _PATIENCE) -> Snapshot:
+    def wait_until_expected(self, seconds: float = _TIMEOUT_S) -> Snapshot:
         """Read the files until they say what is expected.
 
         Raises:
@@ -107,8 +107,8 @@ class Performance:
                 return snapshot
 
     def _agreement(self, snapshot: Snapshot) -> str:
-        """Compare the proxy's own page with the files; both may change until the runtime is settled."""
-        deadline = time.monotonic() + _PATIENCE
+        """Compare the proxy's own page with the files; both may change until the runtime has been updated."""
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             page = self.stage.status()
             reported = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}

@@ -1,6 +1,6 @@
 """A device plug-in: what its author writes, and its gRPC service (v1beta1.DevicePlugin).
 
-``devices`` of the author is queried on a timer, and a list that differs from the last one is sent to the
+``devices`` of the plug-in is called on a timer, and a list that differs from the last one is sent to the
 stream of ListAndWatch. There is one stream: a manager that connects again takes the place of its last
 connection, which may not have been closed.
 """
@@ -143,7 +143,7 @@ class PluginService:
         self._quiet_since = time.monotonic()
 
     def refresh(self) -> None:
-        """Ask the author for the devices; a list that differs is sent to the manager."""
+        """Call the plug-in's ``devices``; a list that differs from the last one is sent to the manager."""
         problem = {"resource": self._plugin.resource}
         try:
             found = _by_id(self._plugin.devices())
@@ -187,21 +187,21 @@ class PluginService:
     def _watch(self, _: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._changed:
             self._stream += 1
-            mine, sent, self._watched = self._stream, 0, True
+            stream_id, sent, self._watched = self._stream, 0, True
             self._changed.notify_all()
         context.add_callback(self._wake)
         try:
             while True:
                 with self._changed:
-                    while self._version == sent and self._stream == mine and context.is_active():
+                    while self._version == sent and self._stream == stream_id and context.is_active():
                         self._changed.wait()
-                    if self._stream != mine or not context.is_active():
+                    if self._stream != stream_id or not context.is_active():
                         return
                     sent, devices = self._version, list(self._devices.values())
                 yield _listed(devices).SerializeToString()
         finally:
             with self._changed:
-                if self._stream == mine:
+                if self._stream == stream_id:
                     self._watched, self._quiet_since = False, time.monotonic()
 
     def _wake(self) -> None:

@@ -162,20 +162,20 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
-    kubelet, ours = facts.kubelet, facts.configuration.listen
+    kubelet, listen = facts.kubelet, facts.configuration.listen
     if not kubelet.directory and kubelet.running is None:
         return SKIP, NO_KUBELET, ""
-    advice = f"topoproxy attach sets unix://{ours} in the file that is in effect, and restarts kubelet"
+    advice = f"topoproxy attach sets unix://{listen} in the file that is in effect, and restarts kubelet"
     if facts.attach.directory:
         advice = "topoproxy attach sets it again, and restarts kubelet"
-    if kubelet.running is not None and not _is(kubelet.running, ours):
+    if kubelet.running is not None and not _is(kubelet.running, listen):
         return FAIL, f"{kubelet.running.place} names {kubelet.running.endpoint}", advice
     named = kubelet.endpoints
     if not named and kubelet.running is None:
         return FAIL, f"no file in {kubelet.directory} names a runtime endpoint", advice
-    others = [each for each in named if not _is(each, ours)]
+    others = [each for each in named if not _is(each, listen)]
     if not others:
-        return OK, f"kubelet uses unix://{ours}", ""
+        return OK, f"kubelet uses unix://{listen}", ""
     message = "; ".join(f"{each.place} names {each.endpoint}" for each in others)
     if others[0].place.endswith("instance-config.yaml") and len(others) < len(named):
         return WARN, f"{message}: kubeadm upgrade writes it to config.yaml", advice
@@ -200,8 +200,8 @@ def _attach_journal(facts: DoctorFacts) -> Outcome:
     return OK, f"the journal of the attach in {found.directory} is complete", ""
 
 
-def _is(setting: EndpointSetting, ours: str) -> bool:
-    return setting.endpoint.removeprefix("unix://") == ours
+def _is(setting: EndpointSetting, listen: str) -> bool:
+    return setting.endpoint.removeprefix("unix://") == listen
 
 
 def _cpu_manager(facts: DoctorFacts) -> Outcome:

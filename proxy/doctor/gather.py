@@ -116,7 +116,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
         state=_state(config, machine),
         sockets=tuple(_sockets(config)),
         certificates=tuple(_certificates(config)),
-        hooks=(*hooks, *found.strange),
+        hooks=(*hooks, *found.ignored_files),
         writers=tuple(_writers(config, places)),
         denials=_denials(places.audit),
     )

@@ -88,7 +88,7 @@ def rejection_verdict(breach: Breach, what: str) -> Verdict:
         breach: The rule.
         what: What cannot be done, such as ``place ns/pod``.
     """
-    return Verdict(GrpcStatus.FAILED_PRECONDITION, breach.rule.reason, f"cannot {what}: {breach.words}")
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, breach.rule.reason, f"cannot {what}: {breach.message}")
 
 
 def rejects_claims(node: Node) -> bool:
@@ -98,7 +98,7 @@ def rejects_claims(node: Node) -> bool:
 
 def sharing_problem(breach: Breach) -> InputDefect:
     """Return the sentence for a pod that shares CPUs because its claim goes beyond a rule."""
-    return InputDefect(f"it owns no CPUs ({breach.rule}): {breach.words}", DefectKind.ADMISSION)
+    return InputDefect(f"it owns no CPUs ({breach.rule}): {breach.message}", DefectKind.ADMISSION)
 
 
 def requested_cpus(pod: Pod, request: Request) -> int:

@@ -56,7 +56,7 @@ from proxy.engine.topology_manager import (
     pod_requests,
     refusal_verdict,
 )
-from proxy.engine.volcano_hints import decide_with_wishes
+from proxy.engine.volcano_hints import decide_with_preferences
 from proxy.model.admission import AdmissionRule, Breach
 from proxy.model.defects import InputDefect
 from proxy.model.explanation import AllocationStep, Explanation
@@ -191,8 +191,8 @@ def _decide(state: NodeState, request: ProviderRequest, *, whole: bool) -> PodAd
     pod = request.pod
     done = _decide_once(state, request, together=whole)
     if done.limit is AdmissionRule.SHARED_FLOOR:
-        spared = structs.replace(request, avoid=floor_cpus(state, pod))
-        other = _decide_once(state, spared, together=whole)
+        request_above_floor = structs.replace(request, avoid=floor_cpus(state, pod))
+        other = _decide_once(state, request_above_floor, together=whole)
         done = other if other.verdict.admitted else done
     if done.limit is None or rejects_claims(state.node):
         return done
@@ -222,7 +222,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     if aligns:
         decision = _decide_by_pod_policy(state, context, milli)
     else:
-        decision, unmet = decide_with_wishes(context, _decide_by_node_policy)
+        decision, unmet = decide_with_preferences(context, _decide_by_node_policy)
     if not decision.verdict.admitted:
         return _refuse(state, request, decision, context)
     promised = _pod_with_grants(state, request, decision, aligned=aligns, together=together)

@@ -76,7 +76,7 @@ class ReserveFirst(Struct, frozen=True):
     container: Container
 
 
-class AskPreference(Struct, frozen=True):
+class QueryPreference(Struct, frozen=True):
     """First ask a device plug-in which devices it prefers, then ask again with its answer.
 
     Attributes:
@@ -94,7 +94,7 @@ class AskPreference(Struct, frozen=True):
     size: int
 
     @classmethod
-    def of(cls, asked: PreferenceMissing) -> AskPreference:
+    def of(cls, asked: PreferenceMissing) -> QueryPreference:
         """Return the question that ended an allocation."""
         return cls(asked.container, asked.resource, asked.available, asked.must_include, asked.size)
 
@@ -128,7 +128,7 @@ CallAnswer = (
     | ForwardUnchanged
     | ForwardStart
     | Refuse
-    | AskPreference
+    | QueryPreference
     | AllocateFirst
     | ReserveFirst
     | RecordFirst

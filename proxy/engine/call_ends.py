@@ -11,15 +11,15 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from proxy.engine.call_events import (
+    CallCompleted,
     CallConfined,
-    CallDeparted,
-    CallLanded,
-    CallStrayed,
+    CallOrphaned,
+    CallSent,
+    OrphanEnded,
+    OrphanListed,
     ResendWanted,
     StartEnded,
     StartRefused,
-    StrayEnded,
-    StrayListed,
     UpdateEnded,
 )
 from proxy.engine.container_events import PhaseChanged
@@ -31,45 +31,45 @@ from proxy.engine.node_effects import (
     CompareUnits,
     NodeEffect,
     NodeEffects,
-    SettleSoon,
-    StrayOver,
+    OrphanOver,
+    SyncRuntimeSoon,
     WriteCpusets,
 )
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase
 
-STRAY_GRACE_S = 2.0
+ORPHAN_GRACE_S = 2.0
 """How long a runtime that answers may still be at a call whose answer is not waited for."""
 
 Handled = tuple[NodeState, NodeEffects]
 
 
-def call_departed(state: NodeState, event: CallDeparted) -> Handled:
+def call_sent(state: NodeState, event: CallSent) -> Handled:
     """Count a call as in flight; a container that it starts is starting."""
     call = event.call
-    after = structs.replace(state, inflight=state.inflight.departed(call))
+    after = structs.replace(state, inflight=state.inflight.added(call))
     container = state.containers.get(call.container_id) if call.is_start and not call.suspected else None
     if container is not None and container.phase is Phase.CREATED:
         runtime = state.runtime.touched(container.id)
         after = after.changed(put=(container.in_phase(Phase.STARTING),), runtime=runtime)
-    return after, () if call.stray_since is None else (RequestReconcile(),)
+    return after, () if call.orphaned_since is None else (RequestReconcile(),)
 
 
-def call_landed(state: NodeState, event: CallLanded) -> Handled:
+def call_completed(state: NodeState, event: CallCompleted) -> Handled:
     """Count a call as in flight no more."""
     call = event.call
     if state.inflight.current(call) is None:
         return state, ()
-    return structs.replace(state, inflight=state.inflight.landed(call)), (CallOver(call.number),)
+    return structs.replace(state, inflight=state.inflight.removed(call)), (CallOver(call.number),)
 
 
-def call_strayed(state: NodeState, event: CallStrayed) -> Handled:
+def call_orphaned(state: NodeState, event: CallOrphaned) -> Handled:
     """Note that the answer to a call is not waited for any more; the runtime may still execute it."""
     call = state.inflight.current(event.call)
     if call is None:
         return state, ()
-    stray = replace(call, stray_since=event.at, seen=None)
-    return structs.replace(state, inflight=state.inflight.updated(stray)), (RequestReconcile(),)
+    orphan = replace(call, orphaned_since=event.at, seen=None)
+    return structs.replace(state, inflight=state.inflight.updated(orphan)), (RequestReconcile(),)
 
 
 def start_refused(state: NodeState, event: StartRefused) -> Handled:
@@ -78,8 +78,8 @@ def start_refused(state: NodeState, event: StartRefused) -> Handled:
     state = state.knowing(state.runtime.touched(event.call.container_id))
     if call is None:
         return state, ()
-    stray = replace(call, refused=True, stray_since=event.at)
-    return structs.replace(state, inflight=state.inflight.updated(stray)), (RequestReconcile(),)
+    orphan = replace(call, refused=True, orphaned_since=event.at)
+    return structs.replace(state, inflight=state.inflight.updated(orphan)), (RequestReconcile(),)
 
 
 def call_confined(state: NodeState, event: CallConfined) -> Handled:
@@ -94,7 +94,7 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
     """End a start; its container is in the phase that the runtime has reported, if it has."""
     call, phase = event.call, event.phase
     before = state.inflight.current(call)
-    state, over = call_landed(state, CallLanded(call))
+    state, over = call_completed(state, CallCompleted(call))
     container = state.containers.get(call.container_id)
     if container is None or phase is None:
         return state, over
@@ -108,8 +108,8 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
     written, is_confined = WriteCpusets((container.id,)), before is not None and before.confined
     if not is_confined and call.carries == state.wanted(container):
         return state, (*over, *entered, written)
-    # The runtime has saved the cpuset that the start has left with.
-    return _unsettled(state, container.id), (*over, *entered, written, SettleSoon())
+    # The runtime has saved the cpuset that the start has brought.
+    return _with_unsaved(state, container.id), (*over, *entered, written, SyncRuntimeSoon())
 
 
 def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
@@ -118,7 +118,7 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
     if call is None:
         return state, ()
     container_id = call.container_id
-    state, over = call_landed(state, CallLanded(call))
+    state, over = call_completed(state, CallCompleted(call))
     container = state.containers.get(container_id)
     if container is None:
         return state, over
@@ -129,10 +129,10 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
         if state.inflight.is_busy(container_id):
             state, _ = resend_wanted(state, ResendWanted(container_id))
         else:
-            state = _unsettled(state, container_id)
-            effects.append(SettleSoon())
+            state = _with_unsaved(state, container_id)
+            effects.append(SyncRuntimeSoon())
     if saved == state.wanted(container) and is_alone:
-        effects.append(CompareCpusets((container_id,)))  # it should hold that, and many may land together
+        effects.append(CompareCpusets((container_id,)))  # it should hold that, and many may complete together
     else:
         effects.append(WriteCpusets((container_id,)))
     return state, tuple(effects)
@@ -147,26 +147,26 @@ def resend_wanted(state: NodeState, event: ResendWanted) -> Handled:
     return structs.replace(state, inflight=inflight), ()
 
 
-def stray_listed(state: NodeState, event: StrayListed) -> Handled:
-    """Find out whether a stray is over, by the runtime's list, or by the time that it has had."""
+def orphan_listed(state: NodeState, event: OrphanListed) -> Handled:
+    """Decide whether an orphan is over, by the runtime's list, or by the time that it has had."""
     call = state.inflight.current(event.call)
-    if call is None or call.stray_since is None:
+    if call is None or call.orphaned_since is None:
         return state, ()  # it is over, or another comparison ends it just now
     phase, requested_at = event.phase, event.asked
-    if call.seen is None and requested_at >= call.stray_since:
+    if call.seen is None and requested_at >= call.orphaned_since:
         call = replace(call, seen=event.now)
-    is_late = call.seen is not None and requested_at - call.seen >= STRAY_GRACE_S and not event.held
+    is_late = call.seen is not None and requested_at - call.seen >= ORPHAN_GRACE_S and not event.held
     end: Phase = Phase.CREATED
     if phase is Phase.EXITED or (call.is_start and phase is Phase.RUNNING):
         end = phase
     elif not is_late and not (call.refused and phase is Phase.CREATED):
         return structs.replace(state, inflight=state.inflight.updated(call)), ()
-    ending = replace(call, stray_since=None)
-    return structs.replace(state, inflight=state.inflight.updated(ending)), (StrayOver(ending, end),)
+    ending = replace(call, orphaned_since=None)
+    return structs.replace(state, inflight=state.inflight.updated(ending)), (OrphanOver(ending, end),)
 
 
-def stray_ended(state: NodeState, event: StrayEnded) -> Handled:
-    """End a stray. The comparison that found it over writes the kernel after this."""
+def orphan_ended(state: NodeState, event: OrphanEnded) -> Handled:
+    """End an orphan. The comparison that found it over writes the kernel after this."""
     call, phase = event.call, event.phase
     effects, container_id = list[NodeEffect](), call.container_id
     was = state.inflight.current(call) or call
@@ -174,7 +174,7 @@ def stray_ended(state: NodeState, event: StrayEnded) -> Handled:
         state, ended = start_ended(state, StartEnded(call, phase))
         effects += ended
     elif state.inflight.current(call) is not None:
-        state, over = call_landed(state, CallLanded(call))
+        state, over = call_completed(state, CallCompleted(call))
         effects += over
         if container_id in state.containers:
             state = state.knowing(state.runtime.saving(container_id, None))
@@ -183,10 +183,10 @@ def stray_ended(state: NodeState, event: StrayEnded) -> Handled:
         state, entered = phase_changed(state, PhaseChanged(container_id, phase))
         effects += entered
     elif was.resend and container_id in state.containers:
-        state = _unsettled(state, container_id)
-        effects.append(SettleSoon())
+        state = _with_unsaved(state, container_id)
+        effects.append(SyncRuntimeSoon())
     return state, tuple(effects)
 
 
-def _unsettled(state: NodeState, container_id: str) -> NodeState:
-    return state.knowing(state.runtime.unsettling((container_id,)))
+def _with_unsaved(state: NodeState, container_id: str) -> NodeState:
+    return state.knowing(state.runtime.with_unsaved((container_id,)))

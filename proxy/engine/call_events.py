@@ -38,8 +38,8 @@ class UpdateRequested(Struct, frozen=True):
     cpu_quota: int
 
 
-class CallDeparted(Struct, frozen=True):
-    """A call has left for the runtime, or may have left with an earlier run of the daemon.
+class CallSent(Struct, frozen=True):
+    """A call was sent to the runtime, or an earlier run of the daemon may have sent it.
 
     Attributes:
         call: The call.
@@ -48,7 +48,7 @@ class CallDeparted(Struct, frozen=True):
     call: InflightCall
 
 
-class CallLanded(Struct, frozen=True):
+class CallCompleted(Struct, frozen=True):
     """A call is over, and says nothing about its container.
 
     Attributes:
@@ -58,7 +58,7 @@ class CallLanded(Struct, frozen=True):
     call: InflightCall
 
 
-class CallStrayed(Struct, frozen=True):
+class CallOrphaned(Struct, frozen=True):
     """The answer to a call is not waited for any more.
 
     Attributes:
@@ -128,15 +128,15 @@ class CallConfined(Struct, frozen=True):
     confined: bool
 
 
-class StrayListed(Struct, frozen=True):
-    """The runtime has listed what it has, while a stray was in flight.
+class OrphanListed(Struct, frozen=True):
+    """The runtime has listed what it has, while an orphan was in flight.
 
     Attributes:
-        call: The stray.
+        call: The orphan.
         phase: The phase that the list shows for its container; None where it says nothing.
         asked: When the list was requested.
         now: When it came.
-        held: Time alone does not end the stray.
+        held: Time alone does not end the orphan.
     """
 
     call: InflightCall
@@ -146,11 +146,11 @@ class StrayListed(Struct, frozen=True):
     held: bool
 
 
-class StrayEnded(Struct, frozen=True):
-    """A stray is over.
+class OrphanEnded(Struct, frozen=True):
+    """An orphan is over.
 
     Attributes:
-        call: The stray.
+        call: The orphan.
         phase: The phase that its container is in.
     """
 
@@ -170,7 +170,7 @@ class SavedCpusLearned(Struct, frozen=True):
     cpus: CpuSet | None
 
 
-class ContainersUnsettled(Struct, frozen=True):
+class ContainersUnsaved(Struct, frozen=True):
     """Containers may run on other CPUs than the runtime has saved for them: it is to be sent theirs.
 
     Attributes:
@@ -180,8 +180,8 @@ class ContainersUnsettled(Struct, frozen=True):
     ids: tuple[str, ...]
 
 
-class SettlingBegan(Struct, frozen=True):
-    """An unsettled container is handled.
+class RuntimeSyncBegan(Struct, frozen=True):
+    """The CPUs of an unsaved container are being sent to the runtime.
 
     Attributes:
         container_id: The container.

@@ -45,12 +45,12 @@ from proxy.engine.topology_manager import (
     TopologyDecision,
     admit_container,
     allocate,
-    asks_for_devices,
     build_context,
     pod_requests,
     refusal_verdict,
+    requests_devices,
 )
-from proxy.engine.volcano_hints import decide_with_wishes
+from proxy.engine.volcano_hints import decide_with_preferences
 from proxy.model.admission import AdmissionRule, Breach
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import Explanation, Shortfall
@@ -269,7 +269,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
         again = claimed
         if pinned:
             count = len(claimed.cpus or ())
-            message = f"other CPUs than kubelet's CPU manager named ({breach.rule}): {breach.words}"
+            message = f"other CPUs than kubelet's CPU manager named ({breach.rule}): {breach.message}"
             problem = InputDefect(message, DefectKind.ADMISSION)
             again = structs.replace(claimed, cpus=None, count=count, problem=problem)
         try:
@@ -316,11 +316,11 @@ def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> 
         or state.node.serves_all
     ):
         return None
-    if pod.nodes is not None or pod.wish_nodes is not None or pod.bind_required or pod.bind_preferred:
+    if pod.nodes is not None or pod.volcano_nodes is not None or pod.bind_required or pod.bind_preferred:
         return None
     if pod.reserved_for_pod is not None:
         return None  # what is set aside for it may be used here
-    if asks_for_devices(state, pod, name):
+    if requests_devices(state, pod, name):
         return None
     if pod.qos in RESTRICTED_CLASSES and permitted_claim(state.node, pod)[1] is not None:
         return None
@@ -366,7 +366,7 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
         mems = pool_memory_nodes(state, request, claimed.nodes)
         placement = pool_placement(claimed.pool, mems, claimed.why, claimed.within, claimed.nodes)
         return FoundPlacement(placement, problem=claimed.problem or nowhere)
-    decision, unmet_wish = _decide(context)
+    decision, unmet = _decide(context)
     if not decision.verdict.admitted and claimed.count and claimed.problem:
         # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
         instead, _ = pool_of(pod)
@@ -377,7 +377,7 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
     placement = _placed(state, pod, name, request, claimed, decision)
     owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
-    return FoundPlacement(placement, owner, claimed.problem or unmet_wish or nowhere, decision)
+    return FoundPlacement(placement, owner, claimed.problem or unmet or nowhere, decision)
 
 
 def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> AdmissionContext | None:
@@ -385,7 +385,7 @@ def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> Adm
     state, pod, name, request = draft.state, draft.counts, draft.name, draft.request
     wanted = claimed.count
     is_asked = wanted or request.devices or state.node.serves(pod)
-    if not is_asked and not asks_for_devices(state, pod, name):
+    if not is_asked and not requests_devices(state, pod, name):
         return None
     asks = pod_requests(pod, name, request, wanted, state.devices)
     provider_request = ProviderRequest(
@@ -404,7 +404,7 @@ def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> Adm
 def _decide(context: AdmissionContext) -> tuple[TopologyDecision, InputDefect | None]:
     aside = context.request.pod.reserved_for_pod
     if aside is None:
-        return decide_with_wishes(context, admit_container)
+        return decide_with_preferences(context, admit_container)
     hint = TopologyHint(aside.affinity, aside.preferred)
     if context.request.cpus <= len(aside.cpus):
         return allocate(context, hint), None

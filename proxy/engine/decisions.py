@@ -16,7 +16,7 @@ from proxy.engine import partition, quotas, suppression, systemd_masks, write_co
 from proxy.engine.admission import assigned_cpus
 from proxy.engine.adoption import adopt
 from proxy.engine.call_answers import (
-    AskPreference,
+    QueryPreference,
     create_answer,
     start_answer,
     unallocated_verdict,
@@ -59,7 +59,7 @@ from proxy.engine.node_effects import (
     NotifyGone,
     PlanDecided,
     PutRecord,
-    SettleSoon,
+    SyncRuntimeSoon,
     WriteCpusets,
     followed,
 )
@@ -79,7 +79,9 @@ def recorded(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
     return tuple(PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key))
 
 
-def cpu_groups_sought(state: NodeState, event: quotas.CpuGroupsSought) -> tuple[NodeState, NodeEffects]:
+def cpu_controller_checked(
+    state: NodeState, event: quotas.CpuControllerChecked
+) -> tuple[NodeState, NodeEffects]:
     """Record whether CFS quotas can be written."""
     return state.with_facts(cpu_groups=event.found), ()
 
@@ -221,8 +223,8 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
         sandbox_id, before = changed.pod.sandbox_id, after
         after = after.started(changed)  # init containers release memory
         if container.phase is Phase.CREATED:
-            after = after.knowing(after.runtime.unsettling((container_id,)))
-            effects += WriteCpusets((container_id,)), SettleSoon()
+            after = after.knowing(after.runtime.with_unsaved((container_id,)))
+            effects += WriteCpusets((container_id,)), SyncRuntimeSoon()
         pod = after.pods.get(sandbox_id)
         if pod is not None and pod is not before.pods.get(sandbox_id):
             effects.append(PutRecord(f"p/{sandbox_id}", pod))
@@ -293,7 +295,7 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
             preferred=event.preferred,
         )
     except PreferenceMissing as question:
-        return before, (AskPreference.of(question),)
+        return before, (QueryPreference.of(question),)
     after, container = plan.state, plan.container
     if after.devices is not state.devices:
         first = (*first, *devices_recorded(state, after, event.pod.key))

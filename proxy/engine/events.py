@@ -80,7 +80,7 @@ class LedgerRejected(Struct, frozen=True):
     cause: str
 
 
-class InflightLanded(Struct, frozen=True):
+class InflightCompleted(Struct, frozen=True):
     """No call in flight can bring the CPUs to a container that is not to have them."""
 
 
@@ -179,7 +179,7 @@ Event = (
     | LedgerWritten
     | LedgerLate
     | LedgerRejected
-    | InflightLanded
+    | InflightCompleted
     | InflightLate
     | CpusetsWritten
     | CpusetsRead

@@ -128,23 +128,23 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
         what = printable(what)
         where = f"near to NUMA nodes {listed(device.nodes)}" if device.nodes else "near to no NUMA node"
         facts.append(Fact(f"device {what}", where, device.source))
-    facts += _wishes(pod)
+    facts += _preferences(pod)
     facts += [Fact("ignored:", fault, "") for fault in pod.defects]
     return tuple(facts)
 
 
-def _wishes(pod: Pod) -> list[Fact]:
+def _preferences(pod: Pod) -> list[Fact]:
     """Return what the pod, or a scheduler for it, wants beyond amounts."""
-    wishes = (
+    preferences = (
         ("bind policy, required", pod.bind_required, "annotation resource-spec"),
         ("bind policy, preferred", pod.bind_preferred, "annotation resource-spec"),
         ("exclusive policy", pod.exclusive, "annotation resource-spec"),
         ("NUMA topology policy", pod.aligned, "annotation numa-topology-spec"),
         ("NUMA exclusivity", pod.numa_exclusive, "annotation numa-topology-spec"),
-        ("wished topology policy", pod.wish_policy, "Volcano's annotation"),
-        ("wished NUMA nodes", pod.wish_nodes, "Volcano's annotation"),
+        ("preferred topology policy", pod.volcano_policy, "Volcano's annotation"),
+        ("preferred NUMA nodes", pod.volcano_nodes, "Volcano's annotation"),
     )
-    return [Fact(what, str(value), source) for what, value, source in wishes if value]
+    return [Fact(what, str(value), source) for what, value, source in preferences if value]
 
 
 def _class(pod: Pod) -> Fact:

@@ -31,7 +31,7 @@ from proxy.engine import (
 from proxy.engine.adoption import with_unrecorded_grants
 from proxy.engine.device_book import restored
 from proxy.engine.kubelet_cpus import changed_cpus
-from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SettleSoon, followed
+from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SyncRuntimeSoon, followed
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase
@@ -56,14 +56,14 @@ def _saved_cpus_learned(state: NodeState, event: call_events.SavedCpusLearned) -
     return state.knowing(state.runtime.saving(event.container_id, event.cpus)), ()
 
 
-def _containers_unsettled(state: NodeState, event: call_events.ContainersUnsettled) -> Handled:
+def _containers_unsaved(state: NodeState, event: call_events.ContainersUnsaved) -> Handled:
     # A container may have gone since its cpuset was written: nothing would forget it any more.
     there = [container_id for container_id in event.ids if container_id in state.containers]
-    return (state.knowing(state.runtime.unsettling(there)), (SettleSoon(),)) if there else (state, ())
+    return (state.knowing(state.runtime.with_unsaved(there)), (SyncRuntimeSoon(),)) if there else (state, ())
 
 
-def _settling_began(state: NodeState, event: call_events.SettlingBegan) -> Handled:
-    return state.knowing(state.runtime.settling(event.container_id)), ()
+def _runtime_sync_began(state: NodeState, event: call_events.RuntimeSyncBegan) -> Handled:
+    return state.knowing(state.runtime.without_unsaved(event.container_id)), ()
 
 
 def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
@@ -151,16 +151,16 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     pod_events.SandboxStopped: sandboxes.sandbox_stopped,
     pod_events.SandboxRemoved: sandboxes.sandbox_removed,
     node_events.CpusHeld: _cpus_held,
-    call_events.CallDeparted: call_ends.call_departed,
-    call_events.CallLanded: call_ends.call_landed,
-    call_events.CallStrayed: call_ends.call_strayed,
+    call_events.CallSent: call_ends.call_sent,
+    call_events.CallCompleted: call_ends.call_completed,
+    call_events.CallOrphaned: call_ends.call_orphaned,
     call_events.StartRefused: call_ends.start_refused,
     call_events.StartEnded: call_ends.start_ended,
     call_events.UpdateEnded: call_ends.update_ended,
     call_events.ResendWanted: call_ends.resend_wanted,
     call_events.CallConfined: call_ends.call_confined,
-    call_events.StrayListed: call_ends.stray_listed,
-    call_events.StrayEnded: call_ends.stray_ended,
+    call_events.OrphanListed: call_ends.orphan_listed,
+    call_events.OrphanEnded: call_ends.orphan_ended,
     node_events.RuntimeListed: _runtime_listed,
     node_events.NodePolicyRead: node_policy_applied.node_policy_read,
     node_events.TakeoverChanged: _takeover_changed,
@@ -169,11 +169,11 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     node_events.DevicesChanged: device_grants.devices_changed,
     node_events.DevicesImported: device_grants.devices_imported,
     call_events.SavedCpusLearned: _saved_cpus_learned,
-    call_events.ContainersUnsettled: _containers_unsettled,
-    call_events.SettlingBegan: _settling_began,
+    call_events.ContainersUnsaved: _containers_unsaved,
+    call_events.RuntimeSyncBegan: _runtime_sync_began,
     systemd_masks.UnitCpusRead: decisions.unit_cpus_read,
     **dict.fromkeys(get_args(write_conflicts.DriftEvent), decisions.cpusets_written),
-    quotas.CpuGroupsSought: decisions.cpu_groups_sought,
+    quotas.CpuControllerChecked: decisions.cpu_controller_checked,
     quotas.QuotasRead: decisions.quotas_read,
     **dict.fromkeys(get_args(quotas.QuotaEvent), decisions.quotas_changed),
     partition.PartitionsRead: decisions.partitions_read,

@@ -1,7 +1,8 @@
 """Compute the consequences of CPUs and memory nodes that come or go while containers run.
 
-The pools and the owners are computed again on the new machine (``NodeState.on``). What a container has less,
-or other, than it was promised is its hardware loss: reported when it begins, changes and ends.
+The pools and the owners are computed again on the new machine (``NodeState.on``). The difference
+between what was placed for a container and what it has now is its hardware loss: reported when it begins,
+changes and ends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def differences(before: Machine, after: Machine) -> list[tuple[str, object, obje
 
 
 def with_other_memory(before: NodeState, after: NodeState) -> list[str]:
-    """Return the containers whose memory nodes are others: what the runtime has saved, no kernel takes."""
+    """Return the containers whose memory nodes differ: the runtime has saved nodes that may be gone."""
     return [c.id for c in after.containers.values() if before.wanted_mems(c) != after.wanted_mems(c)]
 
 
@@ -50,7 +51,7 @@ def with_replacement(containers: Iterable[Container], replacement: CpuSet) -> li
 
 
 class HardwareLoss(Struct, frozen=True):
-    """What a container has less, or other, than it was promised.
+    """What a container lacks of what was placed for it, and what it has instead.
 
     Attributes:
         away: Its exclusive CPUs that are offline.
@@ -88,7 +89,7 @@ class HardwareLoss(Struct, frozen=True):
 
 
 def loss_of(state: NodeState, container: Container) -> HardwareLoss | None:
-    """Return what is missing of what was decided for a container; None where nothing is.
+    """Return what a container lacks of what was placed for it; None where it lacks nothing.
 
     A container to which the plan is not applied was promised nothing. Memory nodes matter to containers that
     are bound to some: one that has all nodes has those that exist.
@@ -123,7 +124,8 @@ def changed_losses(
         state: The node.
 
     Returns:
-        What is so now; and the containers for which it differs, with the words, empty where all is back.
+        The current losses; and the containers whose loss has changed, with its text, empty where it has
+        ended.
     """
     now = {container_id: loss.words() for container_id, loss in losses(state).items()}
     over = dict.fromkeys(reported.keys() - now.keys(), "")

@@ -1,17 +1,17 @@
 """Calls in flight that may write a container's cpuset at any moment, as values.
 
-A StartContainer or UpdateContainerResources that has left for the runtime carries the cpuset that was right
-when it left. If a pool shrinks meanwhile, a kernel write could be undone when the runtime gets to it. So a
-shrink first waits until such calls have landed, and only then writes and reads back.
+A StartContainer or UpdateContainerResources that was sent to the runtime carries the cpuset that was right
+when it was sent. If a pool shrinks meanwhile, a kernel write could be undone when the runtime gets to it. So
+a shrink first waits until such calls have completed, and only then writes and reads back.
 
 A call that gets no answer (its client went away, its deadline passed, the runtime was lost), and a start that
 was refused, may still be executed by the runtime, or have been executed already. It stays in flight as a
-*stray*, until the runtime's list shows its end, or the runtime has answered other calls for long enough. A
-runtime that hangs answers nothing, so its strays stay. When two calls for one container overlap, it is not
+*orphan*, until the runtime's list shows its end, or the runtime has answered other calls for long enough. A
+runtime that hangs answers nothing, so its orphans stay. When two calls for one container overlap, it is not
 known which one the runtime executed last: neither shows what the runtime has saved.
 
 A start that hangs need not delay anything once its container's cgroup exists: the container is *confined*
-(``proxy.executor.confinement``). Its call stays in flight until it lands.
+(``proxy.executor.confinement``). Its call stays in flight until it completes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class InflightCall(Struct, frozen=True, eq=False):
         container_id: The container that it is for.
         carries: The cpuset that it brings.
         is_start: A start, not an update.
-        departed: When it left, by the loop's clock.
+        sent_at: When it was sent, by the loop's clock.
         overlapped: Another call for the container was in flight at the same time.
-        stray_since: When it became a stray; None while its answer is waited for.
+        orphaned_since: When it became an orphan; None while its answer is waited for.
         seen: When the runtime first answered a call that was made after that.
         refused: It is a start that the runtime has answered with an error: its next list is right about it.
         resend: When it is over, the runtime is sent the CPUs that are right then.
@@ -48,9 +48,9 @@ class InflightCall(Struct, frozen=True, eq=False):
     container_id: str
     carries: CpuSet
     is_start: bool = False
-    departed: float = 0.0
+    sent_at: float = 0.0
     overlapped: bool = False
-    stray_since: float | None = None
+    orphaned_since: float | None = None
     seen: float | None = None
     refused: bool = False
     resend: bool = True
@@ -69,7 +69,7 @@ class InflightCall(Struct, frozen=True, eq=False):
 
 
 def _overlapped(earlier: InflightCall, later: InflightCall) -> InflightCall:
-    """Return a call in flight after another one has left for the same container.
+    """Return a call in flight after another one was sent for the same container.
 
     A start brings what the runtime has saved when it gets to it: perhaps what a later update has brought.
     """
@@ -84,7 +84,7 @@ class InflightCalls(Struct, frozen=True):
     """All calls in flight.
 
     Attributes:
-        calls: The calls by container id, in the order in which they left.
+        calls: The calls by container id, in the order in which they were sent.
         confined: Ids of the containers that are confined.
     """
 
@@ -93,15 +93,15 @@ class InflightCalls(Struct, frozen=True):
 
     # -- changes ------------------------------------------------------------------------------------------
 
-    def departed(self, call: InflightCall) -> InflightCalls:
-        """Return the calls after one has left."""
+    def added(self, call: InflightCall) -> InflightCalls:
+        """Return the calls with one that was sent last."""
         others = self.of(call.container_id)
         if others:
             overlapped = replace(call, overlapped=True)
             return self._with((*(_overlapped(other, call) for other in others), overlapped))
         return InflightCalls(self.calls.put(call.container_id, (call,)), self.confined)
 
-    def landed(self, call: InflightCall) -> InflightCalls:
+    def removed(self, call: InflightCall) -> InflightCalls:
         """Return the calls without one that was answered, or is lost."""
         left = tuple(other for other in self.of(call.container_id) if other != call)
         if left:
@@ -109,7 +109,7 @@ class InflightCalls(Struct, frozen=True):
         return InflightCalls(self.calls.drop(call.container_id), self.confined - {call.container_id})
 
     def updated(self, call: InflightCall) -> InflightCalls:
-        """Return the calls with the newest value of one; one that has landed stays so."""
+        """Return the calls with the newest value of one; one that is over stays so."""
         calls = tuple(call if other == call else other for other in self.of(call.container_id))
         return self._with(calls) if calls else self
 
@@ -126,7 +126,7 @@ class InflightCalls(Struct, frozen=True):
         return self.calls.get(container_id) or ()
 
     def current(self, call: InflightCall) -> InflightCall | None:
-        """Return the newest value of a call; None where it has landed."""
+        """Return the newest value of a call; None where it is over."""
         return next((other for other in self.of(call.container_id) if other == call), None)
 
     def is_busy(self, container_id: str) -> bool:
@@ -139,26 +139,27 @@ class InflightCalls(Struct, frozen=True):
 
     def is_awaited(self, container_id: str) -> bool:
         """Return whether a call is in flight for a container whose answer will be followed."""
-        return any(call.stray_since is None for call in self.of(container_id))
+        return any(call.orphaned_since is None for call in self.of(container_id))
 
     def is_known(self, container_id: str) -> bool:
         """Return whether a call is in flight for a container that is neither only suspected nor relayed."""
         return any(
-            (call.stray_since is None or call.resend) and not call.relayed for call in self.of(container_id)
+            (call.orphaned_since is None or call.resend) and not call.relayed
+            for call in self.of(container_id)
         )
 
     def is_confined(self, container_id: str) -> bool:
         """Return whether a container is confined."""
         return container_id in self.confined
 
-    def strays(self) -> list[InflightCall]:
+    def orphans(self) -> list[InflightCall]:
         """Return the calls whose answers are not waited for any more."""
-        return [call for calls in self.calls.values() for call in calls if call.stray_since is not None]
+        return [call for calls in self.calls.values() for call in calls if call.orphaned_since is not None]
 
     def unattended(self) -> list[InflightCall]:
-        """Return the strays, and the calls that were relayed while the node was released."""
+        """Return the orphans, and the calls that were relayed while the node was released."""
         there = (call for calls in self.calls.values() for call in calls)
-        return [call for call in there if call.stray_since is not None or call.relayed]
+        return [call for call in there if call.orphaned_since is not None or call.relayed]
 
     def others(self, container_id: str, cpus: CpuSet) -> list[InflightCall]:
         """Return the updates in flight that carry another cpuset to a container."""

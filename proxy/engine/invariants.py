@@ -25,7 +25,7 @@ def violations(state: NodeState) -> list[str]:
     live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
     return [
         *_shared_exclusive_cpus(state),
-        *_stale_books(state),
+        *_stale_derived_values(state),
         *_shared_devices(state),
         *_stale_knowledge(state),
         *itertools.chain.from_iterable(_of(state, live)),
@@ -51,15 +51,17 @@ def _shared_devices(state: NodeState) -> list[str]:
     for key, containers in state.devices.held.items():
         if key not in known:
             found.append(f"pod {key} holds devices and has no sandbox")
-        mine = {(resource, i) for held in containers.values() for resource, ids in held.items() for i in ids}
-        for resource, i in mine:
+        pod_devices = {
+            (resource, i) for held in containers.values() for resource, ids in held.items() for i in ids
+        }
+        for resource, i in pod_devices:
             other = holders.setdefault((resource, i), key)
             if other != key:
                 found.append(f"{resource} {i} is held by pods {other} and {key}")
     return found
 
 
-def _stale_books(state: NodeState) -> list[str]:
+def _stale_derived_values(state: NodeState) -> list[str]:
     """Compare what a state carries along with what follows from its containers."""
     node, found = state.node, []
     containers, pods = state.containers.values(), state.pods.values()
@@ -75,7 +77,7 @@ def _stale_books(state: NodeState) -> list[str]:
 
 
 def _stale_knowledge(state: NodeState) -> list[str]:
-    """Return what is known of containers that are gone, and of calls that have landed."""
+    """Return what is known of containers that are gone, and of calls that have completed."""
     found = [
         f"it is known what the runtime has saved for {container_id}, which does not exist"
         for container_id in state.runtime.saved
@@ -116,8 +118,8 @@ def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[s
         batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
         if shared := (want - placement.hook_extra_cpus).bits & (hard if batch else soft):
             found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
-    elif stray := want - placement.exclusive - placement.replacement - placement.hook_extra_cpus:
-        found.append(f"{container.ref} has CPUs {stray} that are not its own")
+    elif foreign := want - placement.exclusive - placement.replacement - placement.hook_extra_cpus:
+        found.append(f"{container.ref} has CPUs {foreign} that are not its own")
     named = permitted_claim(state.node, container.pod)[0].cpuset
     if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.exclusive != named:
         found.append(f"{container.ref} owns CPUs {placement.exclusive} instead of {named}")

@@ -35,7 +35,7 @@ def clashes(state: NodeState) -> list[str]:
         for name, cpus in sorted(containers.items()):
             words: list[str] = []
             if cpus.bits & taken & ~its:
-                others = [(at, cpus & theirs) for other, at, theirs in has if other != uid]
+                others = [(at, cpus & other_cpus) for other, at, other_cpus in has if other != uid]
                 words = [f"{clash} {would}belong to {at}" for at, clash in others if clash]
             if gone := cpus - present:
                 words.append(f"this machine has no CPUs {gone}")

@@ -43,7 +43,9 @@ def why_not_movable(state: NodeState, owner: str, cpus: CpuSet) -> str:
     if any(hold.owner == owner for hold in state.holds.values()):
         return "its CPUs are being changed already"
     return (
-        _fixed(state, containers) or _unfit(state, containers[0], cpus) or _taken(state, containers[0], cpus)
+        _fixed(state, containers)
+        or _placement_difference(state, containers[0], cpus)
+        or _taken(state, containers[0], cpus)
     )
 
 
@@ -68,7 +70,7 @@ def _fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
     return ""
 
 
-def _unfit(state: NodeState, container: Container, cpus: CpuSet) -> str:
+def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) -> str:
     """Return why the CPUs are not like those that the owner has."""
     node, own = state.node, container.placement.exclusive
     if cpus == own:

@@ -76,8 +76,8 @@ class Change(Struct, frozen=True):
         return [*self.shrink, *self.grow]
 
 
-class SettleSoon(Struct, frozen=True):
-    """Send the CPUs of unsettled containers to the runtime."""
+class SyncRuntimeSoon(Struct, frozen=True):
+    """Send the CPUs of unsaved containers to the runtime."""
 
 
 class CallOver(Struct, frozen=True):
@@ -90,11 +90,11 @@ class CallOver(Struct, frozen=True):
     number: int
 
 
-class StrayOver(Struct, frozen=True):
-    """A stray is over: ``StrayEnded`` follows once systemd has what is right for its container.
+class OrphanOver(Struct, frozen=True):
+    """An orphan is over: ``OrphanEnded`` follows once systemd has what is right for its container.
 
     Attributes:
-        call: The stray.
+        call: The orphan.
         phase: The phase that its container is in.
     """
 
@@ -315,10 +315,10 @@ Notice = (
 """What observers are notified of."""
 NodeEffect = (
     PutRecord
-    | SettleSoon
+    | SyncRuntimeSoon
     | RequestReconcile
     | CallOver
-    | StrayOver
+    | OrphanOver
     | WriteCpusets
     | CompareCpusets
     | CompareUnits

@@ -11,19 +11,19 @@ from msgspec import Struct
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.call_events import (
+    CallCompleted,
     CallConfined,
-    CallDeparted,
-    CallLanded,
-    CallStrayed,
-    ContainersUnsettled,
+    CallOrphaned,
+    CallSent,
+    ContainersUnsaved,
+    OrphanEnded,
+    OrphanListed,
     ResendWanted,
+    RuntimeSyncBegan,
     SavedCpusLearned,
-    SettlingBegan,
     StartEnded,
     StartRefused,
     StartRequested,
-    StrayEnded,
-    StrayListed,
     UpdateEnded,
     UpdateRequested,
 )
@@ -61,7 +61,7 @@ from proxy.engine.pod_events import (
     SandboxRunning,
     SandboxStopped,
 )
-from proxy.engine.quotas import CpuGroupsSought, QuotaEvent, QuotasRead
+from proxy.engine.quotas import CpuControllerChecked, QuotaEvent, QuotasRead
 from proxy.engine.suppression import BeQuotasRead, SuppressionEvent
 from proxy.engine.systemd_masks import UnitCpusRead
 from proxy.engine.write_conflicts import DriftEvent
@@ -329,16 +329,16 @@ NodeEvent = (
     | SandboxStopped
     | SandboxRemoved
     | CpusHeld
-    | CallDeparted
-    | CallLanded
-    | CallStrayed
+    | CallSent
+    | CallCompleted
+    | CallOrphaned
     | StartRefused
     | StartEnded
     | UpdateEnded
     | ResendWanted
     | CallConfined
-    | StrayListed
-    | StrayEnded
+    | OrphanListed
+    | OrphanEnded
     | RuntimeListed
     | NodePolicyRead
     | TakeoverChanged
@@ -349,8 +349,8 @@ NodeEvent = (
     | MemoryNodesCompared
     | LossesDue
     | SavedCpusLearned
-    | ContainersUnsettled
-    | SettlingBegan
+    | ContainersUnsaved
+    | RuntimeSyncBegan
     | ModeChanged
     | EnforcementChanged
     | EnforcementRead
@@ -360,7 +360,7 @@ NodeEvent = (
     | EnforcementStepFailed
     | UnitCpusRead
     | DriftEvent
-    | CpuGroupsSought
+    | CpuControllerChecked
     | QuotasRead
     | QuotaEvent
     | PartitionsRead

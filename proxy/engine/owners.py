@@ -115,7 +115,7 @@ def _owners_known_to_kubelet(
     set aside for a pod, stay with it. The last shared CPU, and those of the pool's floors, have no owner.
     """
     known = list(pods)
-    ours = {
+    decided_here = {
         pod.uid for pod in known if pod.qos in NEVER_PINNED_BY_KUBELET or permitted_claim(node, pod)[0].cpuset
     }
     aside = [pod.reserved_for_pod.cpus for pod in known if pod.reserved_for_pod is not None]
@@ -124,7 +124,7 @@ def _owners_known_to_kubelet(
     )
     found: dict[str, Owner] = {}
     for uid in sorted(held):
-        if uid in ours:
+        if uid in decided_here:
             continue
         for name, cpus in sorted(held[uid].items()):
             free = cpus & node.machine.online - taken
@@ -227,7 +227,7 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
     rules = after.node.admission
     if rules.pod_limit is None and rules.namespace_limit is None and rules.node_limit is None:
         return None
-    theirs = {c.owner: c.pod for c in after.containers.values() if c.owns_cpus}
+    pod_of_owner = {c.owner: c.pod for c in after.containers.values() if c.owns_cpus}
     by_uid = {each.uid: each for each in after.pods.values()}
 
     ended = [c for c in after.ended_owners() if c.pod.key != pod.key]
@@ -240,7 +240,7 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
         ]
         found += [c.placement.exclusive for c in ended if c.pod.namespace == pod.namespace]
         for key, held in state.owners.items():
-            holder = theirs.get(key) or by_uid.get(key.partition("/")[0])
+            holder = pod_of_owner.get(key) or by_uid.get(key.partition("/")[0])
             if holder is not None and holder.namespace == pod.namespace:
                 found.append(held.cpus)
         return len(union_of(found))

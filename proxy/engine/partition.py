@@ -57,18 +57,18 @@ class PartitionRecord(Struct, frozen=True):
         path: The container's group.
         cpus: The CPUs.
         kind: ``root`` or ``isolated``.
-        lent: What it has added to the exclusive sets of the groups above.
+        exclusive_added: What it has added to the exclusive sets of the groups above.
     """
 
     path: str
     cpus: CpuSet
     kind: str
-    lent: Mapping[str, CpuSet]
+    exclusive_added: Mapping[str, CpuSet]
 
     def dump(self) -> dict[str, object]:
         """Return it as plain data."""
-        lent = {path: str(cpus) for path, cpus in self.lent.items()}
-        return {"path": self.path, "cpus": str(self.cpus), "kind": self.kind, "lent": lent}
+        exclusive_added = {path: str(cpus) for path, cpus in self.exclusive_added.items()}
+        return {"path": self.path, "cpus": str(self.cpus), "kind": self.kind, "lent": exclusive_added}
 
     @classmethod
     def load(cls, value: Mapping[str, object]) -> PartitionRecord:
@@ -77,10 +77,14 @@ class PartitionRecord(Struct, frozen=True):
         Raises:
             ValueError: It is not a partition.
         """
-        path, cpus, kind, lent = (value.get(name) for name in ("path", "cpus", "kind", "lent"))
-        if not (path and isinstance(path, str) and isinstance(kind, str) and isinstance(lent, dict)):
+        path, cpus, kind, exclusive_added = (value.get(name) for name in ("path", "cpus", "kind", "lent"))
+        if not (
+            path and isinstance(path, str) and isinstance(kind, str) and isinstance(exclusive_added, dict)
+        ):
             raise ValueError("it is not a partition")
-        return cls(path, CpuSet.parse(str(cpus)), kind, {p: CpuSet.parse(str(c)) for p, c in lent.items()})
+        return cls(
+            path, CpuSet.parse(str(cpus)), kind, {p: CpuSet.parse(str(c)) for p, c in exclusive_added.items()}
+        )
 
 
 class PartitionFacts(Struct, frozen=True):
@@ -220,13 +224,13 @@ def step(state: NodeState, event: PartitionEvent) -> PartitionStep:
 
 def _compared(known: PartitionFacts, state: NodeState, lost: Mapping[str, PartitionState]) -> PartitionStep:
     there = state.containers
-    words = {i: _lost_words(found) for i, found in lost.items() if i in there}
+    words = {i: _lost_text(found) for i, found in lost.items() if i in there}
     why = {i: why for i, why in known.why.items() if i in there} | words
     report = ReportLostPartitions(tuple((there[i], said) for i, said in words.items()))
     return structs.replace(known, why=why), (report,)
 
 
-def _lost_words(found: PartitionState) -> str:
+def _lost_text(found: PartitionState) -> str:
     message = f"{found.kind}{'' if found.valid else ' invalid'}".removeprefix("member invalid") or MEMBER
     return f"the kernel turned it into {message}{f' ({found.reason})' if found.reason else ''}"
 

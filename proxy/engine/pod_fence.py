@@ -9,7 +9,7 @@ which shares, and all of the list where what is written has none of it. So the l
 call for the pod: an owner that is to have a CPU of it waits, or puts the fence up again
 (``proxy.executor.confinement``).
 
-Calls for several containers of a pod may overlap: the fence stays until the last of them has landed. What
+Calls for several containers of a pod may overlap: the fence stays until the last of them has completed. What
 remains of one where the daemon is killed is as wide as the pod's containers were to be; a container that is
 to have more has it with the next write (groups above are widened). A fence that is removed leaves the group
 as it was, or as wide as the machine: it cannot be without a list again while it has processes.
@@ -45,7 +45,7 @@ class Fence(Struct, frozen=True):
     cpus: CpuSet
 
 
-class StandingFence(Struct, frozen=True):
+class ActiveFence(Struct, frozen=True):
     """A fence in the kernel.
 
     Attributes:
@@ -61,11 +61,11 @@ class StandingFence(Struct, frozen=True):
     calls: int = 1
 
 
-StandingFences = Mapping[str, StandingFence]
-"""The fences that stand, by the path of their group."""
+ActiveFences = Mapping[str, ActiveFence]
+"""The fences that are in effect, by the path of their group."""
 
 
-def raised(fences: StandingFences, path: str, fence: StandingFence) -> StandingFences:
+def raised(fences: ActiveFences, path: str, fence: ActiveFence) -> ActiveFences:
     """Return the fences after one more call needs one.
 
     Args:
@@ -79,7 +79,7 @@ def raised(fences: StandingFences, path: str, fence: StandingFence) -> StandingF
     return {**fences, path: fence}
 
 
-def lowered(fences: StandingFences, path: str) -> StandingFences:
+def lowered(fences: ActiveFences, path: str) -> ActiveFences:
     """Return the fences after one call less needs one; the last of them removes the fence."""
     known = fences.get(path)
     if known is not None and known.calls > 1:
@@ -87,8 +87,8 @@ def lowered(fences: StandingFences, path: str) -> StandingFences:
     return {at: fence for at, fence in fences.items() if at != path}
 
 
-def fence_around(fences: StandingFences, container: Container) -> CpuSet:
-    """Return the list of the fence that stands around a container's pod; empty where none does."""
+def fence_around(fences: ActiveFences, container: Container) -> CpuSet:
+    """Return the CPUs of the fence around a container's pod; empty where there is none."""
     parent = container.pod.cgroup_parent
     return next((fence.cpus for fence in fences.values() if fence.parent == parent), CpuSet())
 

@@ -13,9 +13,9 @@ from proxy.engine.state import NodeState, with_grants
 from proxy.engine.topology_manager import (
     TopologyDecision,
     allocate,
-    asks_for_devices,
     build_context,
     pod_requests,
+    requests_devices,
 )
 from proxy.model.admission import AdmissionRule
 from proxy.model.defects import DefectKind, InputDefect
@@ -80,9 +80,9 @@ def place_on_named_cpus(
     owner = pod.key if claimed.per_pod else f"{pod.key}/{name}"
     ref = f"{pod.ref}/{name}"
     others = state.aside(pod.key)
-    mine = {owner} if claimed.per_pod else {owner, *_owners_of_init_containers(state, pod)}
+    own = {owner} if claimed.per_pod else {owner, *_owners_of_init_containers(state, pod)}
     for key, held in state.owners.items():
-        if key not in mine:
+        if key not in own:
             others |= held.cpus
     conflict = _conflict(state, cpus, others, owner)
     if conflict is not None:
@@ -112,7 +112,7 @@ def _grant_others(
 ) -> TopologyDecision | None:
     """Grant the other resources to a container whose CPUs are named, near to them where possible."""
     node = state.node
-    if not node.serves(pod) and not asks_for_devices(state, pod, name):
+    if not node.serves(pod) and not requests_devices(state, pod, name):
         return None
     asks = pod_requests(pod, name, request, 0, state.devices)
     provider_request = ProviderRequest(pod, asks, name, request, exclusive=False, preferred=preferred)

@@ -106,7 +106,7 @@ class RemovedQuotas(Struct, frozen=True):
 # -- events and effects -------------------------------------------------------------------------------------
 
 
-class CpuGroupsSought(Struct, frozen=True):
+class CpuControllerChecked(Struct, frozen=True):
     """The cpu controller's tree, where CFS quotas are written, was looked for.
 
     Attributes:

@@ -75,7 +75,7 @@ def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
         return CpuSet()
     if any(hold.owner == short.owner for hold in state.holds.values()):
         return CpuSet()  # its CPUs are being changed; what is missing then is replaced afterwards
-    mine = state.owners[short.owner].cpus if short.owner in state.owners else CpuSet()
+    own = state.owners[short.owner].cpus if short.owner in state.owners else CpuSet()
     taken = union(owner.cpus.bits for owner in state.owners.values())
     kept = (node.cpu.reserved | node.withheld | state.aside(first.pod.key) | state.promised(short.owner)).bits
     free = CpuSet.from_bits(node.topology.cpus.bits & node.shareable.bits & ~(taken | kept))
@@ -83,7 +83,7 @@ def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
     wanted = min(wanted, len(state.pools.shared - state.aside()) - 1)
     if wanted <= 0:
         return CpuSet()
-    homes = node.machine.nodes_of(mine) or first.placement.mems
+    homes = node.machine.nodes_of(own) or first.placement.mems
     near = free & node.machine.cpus_of(homes)
     whole = node.options.full_pcpus_only or first.pod.bind_required is BindPolicy.FULL_PCPUS
     crosses = not node.policy.is_strict

@@ -152,7 +152,7 @@ def _unrecorded(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) 
     return _not_free(one, AbortReason(f"cannot record the placement: {event.cause}", one.cpus, final=True))
 
 
-def _landed(one: Reservation, event: seen.InflightLanded) -> Step:
+def _completed(one: Reservation, event: seen.InflightCompleted) -> Step:
     return _to(one, _Phase.SHRINKING, to_do.StartDeadline(), to_do.WriteSharers(), tries=0)
 
 
@@ -167,13 +167,13 @@ def _shrunk(one: Reservation, event: seen.CpusetsWritten) -> Step:
         return _to(one, _Phase.PAUSING, to_do.Pause(seconds))
     if not event.errors:
         return _free_unless_contested(one, event.contested)
-    look = to_do.RequestReconcile()  # the machine may have changed, or the container has exited
+    reconcile = to_do.RequestReconcile()  # the machine may have changed, or the container has exited
     if not event.refused:
         # Groups above pods: which containers are on which CPUs is not known.
         reason = AbortReason(event.errors[0], one.cpus, final=True, public=REFUSED)
-        return _with((look,), _not_free(one, reason))
+        return _with((reconcile,), _not_free(one, reason))
     there = tuple(refused.container_id for refused in event.refused)
-    return _to(one, _Phase.READING, look, to_do.ReadCpusets(there))
+    return _to(one, _Phase.READING, reconcile, to_do.ReadCpusets(there))
 
 
 def _with(first: tuple[Effect, ...], rest: Step) -> Step:
@@ -279,7 +279,7 @@ def _handed_over(one: Reservation, event: seen.CpusetsWritten) -> Step:
 # -- a move, once its target is free ------------------------------------------------------------------------
 
 
-def _drained(one: Reservation, event: seen.InflightLanded) -> Step:
+def _drained(one: Reservation, event: seen.InflightCompleted) -> Step:
     return _to(one, _Phase.MOVING, to_do.StartDeadline(), to_do.WriteOwners())
 
 
@@ -341,7 +341,7 @@ def _rerecorded(one: Reservation, event: seen.LedgerWritten | seen.LedgerRejecte
     return _to(one, _Phase.RESTORING, assign, to_do.AwaitOwnInflight(one.previous))
 
 
-def _restoring(one: Reservation, event: seen.InflightLanded) -> Step:
+def _restoring(one: Reservation, event: seen.InflightCompleted) -> Step:
     return _to(one, _Phase.REWRITING, to_do.StartDeadline(), to_do.WriteOwners())
 
 
@@ -427,7 +427,7 @@ _TRANSITIONS: dict[tuple[ReservationPhase, type], Callable[[Reservation, Any], S
     (_Phase.RECORDING, seen.LedgerWritten): _recorded,
     (_Phase.RECORDING, seen.LedgerLate): _unrecorded,
     (_Phase.RECORDING, seen.LedgerRejected): _unrecorded,
-    (_Phase.WAITING, seen.InflightLanded): _landed,
+    (_Phase.WAITING, seen.InflightCompleted): _completed,
     (_Phase.WAITING, seen.InflightLate): _inflight_late,
     (_Phase.SHRINKING, seen.CpusetsWritten): _shrunk,
     (_Phase.SHRINKING, seen.TimedOut): _timed_out,
@@ -441,7 +441,7 @@ _TRANSITIONS: dict[tuple[ReservationPhase, type], Callable[[Reservation, Any], S
     (_Phase.SECURING, seen.LedgerWritten): _secured,
     (_Phase.SECURING, seen.LedgerLate): _unrecorded,
     (_Phase.SECURING, seen.LedgerRejected): _unrecorded,
-    (_Phase.DRAINING, seen.InflightLanded): _drained,
+    (_Phase.DRAINING, seen.InflightCompleted): _drained,
     (_Phase.DRAINING, seen.InflightLate): _own_inflight_late,
     (_Phase.MOVING, seen.CpusetsWritten): _moved,
     (_Phase.MOVING, seen.TimedOut): _move_timed_out,
@@ -454,7 +454,7 @@ _TRANSITIONS: dict[tuple[ReservationPhase, type], Callable[[Reservation, Any], S
     (_Phase.RERECORDING, seen.LedgerWritten): _rerecorded,
     (_Phase.RERECORDING, seen.LedgerRejected): _rerecorded,
     (_Phase.RERECORDING, seen.LedgerLate): _restoration_unrecorded,
-    (_Phase.RESTORING, seen.InflightLanded): _restoring,
+    (_Phase.RESTORING, seen.InflightCompleted): _restoring,
     (_Phase.RESTORING, seen.InflightLate): _restoration_late,
     (_Phase.REWRITING, seen.CpusetsWritten): _rewritten,
     (_Phase.REWRITING, seen.TimedOut): _restoration_timed_out,

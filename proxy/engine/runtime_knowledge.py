@@ -161,7 +161,7 @@ class RuntimeKnowledge(Struct, frozen=True):
     Attributes:
         saved: By container id, the CPUs that the runtime uses when it next starts or updates the container.
             A container whose value is not known is not in it.
-        unsettled: Ids of containers that the runtime is to be sent their CPUs for, in order.
+        unsaved: Ids of containers that the runtime is to be sent their CPUs for, in order.
         lost: By token, when a create lost its client, by the clock. The runtime may have made its container.
         changes: What has happened to containers and sandboxes, to detect stale lists of the runtime.
         failed: Creates that failed here, and perhaps not at the runtime, the oldest first.
@@ -171,7 +171,7 @@ class RuntimeKnowledge(Struct, frozen=True):
     """
 
     saved: PersistentMap[CpuSet] = PersistentMap()
-    unsettled: Mapping[str, None] = {}
+    unsaved: Mapping[str, None] = {}
     lost: Mapping[str, float] = {}
     changes: ChangeSequence = ChangeSequence()
     failed: Mapping[Attempt, None] = {}
@@ -183,13 +183,13 @@ class RuntimeKnowledge(Struct, frozen=True):
         saved = self.saved.drop(container_id) if cpus is None else self.saved.put(container_id, cpus)
         return self if saved is self.saved else structs.replace(self, saved=saved)
 
-    def unsettling(self, ids: Iterable[str]) -> RuntimeKnowledge:
+    def with_unsaved(self, ids: Iterable[str]) -> RuntimeKnowledge:
         """Return it with containers that the runtime is to be sent their CPUs for, in addition."""
-        return structs.replace(self, unsettled={**self.unsettled, **dict.fromkeys(ids)})
+        return structs.replace(self, unsaved={**self.unsaved, **dict.fromkeys(ids)})
 
-    def settling(self, container_id: str) -> RuntimeKnowledge:
+    def without_unsaved(self, container_id: str) -> RuntimeKnowledge:
         """Return it without a container that the runtime was to be sent its CPUs for."""
-        return structs.replace(self, unsettled=_without(self.unsettled, container_id))
+        return structs.replace(self, unsaved=_without(self.unsaved, container_id))
 
     def losing(self, container: Container, at: float) -> RuntimeKnowledge:
         """Return it after a create has lost its client at a time."""
@@ -216,8 +216,8 @@ class RuntimeKnowledge(Struct, frozen=True):
             failed, sent = _without(failed, attempt), None  # it may be an earlier request's
         saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
         changes = self.changes.touched(container.id)
-        unsettled, arriving = self.unsettled, self.arriving
-        return RuntimeKnowledge(saved, unsettled, lost, changes, failed, arriving, self.delegated)
+        unsaved, arriving = self.unsaved, self.arriving
+        return RuntimeKnowledge(saved, unsaved, lost, changes, failed, arriving, self.delegated)
 
     def admitting(self, token: str) -> RuntimeKnowledge:
         """Return it after something has been set aside for a sandbox that is being made."""
@@ -241,12 +241,12 @@ class RuntimeKnowledge(Struct, frozen=True):
 
     def removed(self, container_id: str) -> RuntimeKnowledge:
         """Return it after a container, known or not, has gone."""
-        unsettled = self.unsettled
-        if container_id in unsettled:
-            unsettled = _without(unsettled, container_id)
+        unsaved = self.unsaved
+        if container_id in unsaved:
+            unsaved = _without(unsaved, container_id)
         saved, changes = self.saved.drop(container_id), self.changes.touched(container_id)
         lost, failed, arriving = self.lost, self.failed, self.arriving
-        return RuntimeKnowledge(saved, unsettled, lost, changes, failed, arriving, self.delegated)
+        return RuntimeKnowledge(saved, unsaved, lost, changes, failed, arriving, self.delegated)
 
 
 def attempt_of(container: Container) -> Attempt:

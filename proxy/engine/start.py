@@ -22,9 +22,9 @@ class StartStep(Enum):
     """The next step before a start."""
 
     READY = "it may start"
-    AWAIT_OTHERS = "updates in flight that carry other CPUs have to land"
+    AWAIT_OTHERS = "updates in flight that carry other CPUs have to complete"
     AWAIT_ALL = (
-        "all updates in flight have to land: while one is in flight, another would not show what is saved"
+        "all updates in flight have to complete: while one is in flight, another would not show what is saved"
     )
     SEND = "the runtime has to be sent the container's CPUs"
     CLEAR = "other containers have to leave the container's CPUs"

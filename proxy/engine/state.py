@@ -371,14 +371,14 @@ class NodeState(Struct, frozen=True):
 
         CPUs that are set aside for other pods count as theirs.
         """
-        mine: dict[str, CpuSet] = {}
+        own_cpus: dict[str, CpuSet] = {}
         others, prefix = self.aside(pod_key).bits, f"{pod_key}/"
         for owner, held in self.owners.items():
             if owner.startswith(prefix):
-                mine[owner.removeprefix(prefix)] = held.cpus
+                own_cpus[owner.removeprefix(prefix)] = held.cpus
             else:
                 others |= held.cpus.bits
-        return mine, CpuSet.from_bits(others)
+        return own_cpus, CpuSet.from_bits(others)
 
     def aside(self, pod_key: str = "") -> CpuSet:
         """Return the CPUs that were set aside for pods other than this one."""

@@ -8,7 +8,7 @@ one of two ways:
     cfs-quota   the group above all BE pods gets a quota, by what it has now:
                 LimitQuota -> BeQuotaRead -> WriteBeQuota -> BeQuotaWritten
 
-Without a figure nothing changes for PATIENCE rounds; then everything is given back, as with
+Without a figure nothing changes for MISSED_ROUNDS rounds; then everything is given back, as with
 ``SuppressionEnded``: BE pods must not starve on a figure that is no longer true. A quota is recorded with
 BeQuotaRead, before it is written, and until BeQuotaRemoved.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KEY = "b/suppress"
 """The ledger's record of the quotas that have to be removed."""
-PATIENCE = 10
+MISSED_ROUNDS = 10
 """Rounds without a figure after which everything is given back."""
 NO_QUOTA = "no CFS quota"
 SLACK_MILLI = 250
@@ -248,12 +248,12 @@ def step(state: NodeState, event: SuppressionEvent) -> SuppressionStep:
         case BeQuotaRead(limit, quota):
             return _quota_read(state, known, limit, quota)
         case BeQuotaWritten(when, WriteBeQuota(limit, quota)):
-            change = SuppressionChange(when, quota_words(limit.before), quota_words(quota), limit.why)
+            change = SuppressionChange(when, quota_text(limit.before), quota_text(quota), limit.why)
             known = structs.replace(known, quota=quota, change=change)
             return _knowing(state, known), (ReportBeChange(change),)
         case BeQuotaRemoved(when, path, why):
             return _quota_removed(
-                state, known, path, SuppressionChange(when, quota_words(known.quota), NO_QUOTA, why)
+                state, known, path, SuppressionChange(when, quota_text(known.quota), NO_QUOTA, why)
             )
 
 
@@ -311,11 +311,11 @@ def _limited(
 def _unreadable(state: NodeState, known: BeSuppression, when: float, cause: str) -> SuppressionStep:
     failures = known.failures + 1
     known = structs.replace(known, failures=failures)
-    report = ReportUnreadable(cause, lasts=failures >= PATIENCE)
+    report = ReportUnreadable(cause, lasts=failures >= MISSED_ROUNDS)
     if not report.lasts:
         return _knowing(state, known), (report,)
     known = structs.replace(known, figures=None)
-    if failures > PATIENCE and not known.written:
+    if failures > MISSED_ROUNDS and not known.written:
         return _knowing(state, known), (report,)
     after, effects = _given_back(state, known, when, "their usage cannot be read")
     return after, (report, *effects)
@@ -369,7 +369,7 @@ def must_not(state: NodeState, settings: SuppressionSettings) -> str:
 # -- words --------------------------------------------------------------------------------------------------
 
 
-def quota_words(quota: int | None) -> str:
+def quota_text(quota: int | None) -> str:
     """Name a quota."""
     return NO_QUOTA if quota in (None, UNLIMITED) else f"a CFS quota of {quota / PERIOD:.2f} CPUs"
 
@@ -398,5 +398,5 @@ def suppression_note(
     if container.placement.pool is Pool.BE and state.pools.be_now is not None:
         return f"BE is suppressed: it runs on {state.wanted(container)} now, of {state.pools.be}; {why}."
     if known.quota not in (None, UNLIMITED) and is_be(pod.qos, pod.kube_qos):
-        return f"BE is suppressed: all BE pods together have {quota_words(known.quota)}; {why}."
+        return f"BE is suppressed: all BE pods together have {quota_text(known.quota)}; {why}."
     return ""

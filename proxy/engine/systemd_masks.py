@@ -41,7 +41,7 @@ class ReportReversedMask(Struct, frozen=True):
     """Count that a unit has the CPUs of a reversed mask, and report it where that was not known yet."""
 
     unit: UnitCpusRead
-    is_news: bool
+    is_new: bool
 
 
 def step(known: MaskOrder, event: UnitCpusRead) -> tuple[MaskOrder, tuple[ReportReversedMask, ...]]:

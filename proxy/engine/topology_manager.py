@@ -49,7 +49,7 @@ class AdmissionContext(Struct, frozen=True):
         providers: The providers, prepared for the request.
         pod_hint: What was decided for the pod as a whole, where that binds the container too.
         policy: The policy for this pod in place of the node's; None for the node's.
-        wished: The NUMA nodes that Volcano's scheduler wishes, as one more hint.
+        volcano_hint: The NUMA nodes that Volcano's scheduler prefers, as one more hint.
     """
 
     node: Node
@@ -57,7 +57,7 @@ class AdmissionContext(Struct, frozen=True):
     providers: tuple[Provider, ...]
     pod_hint: TopologyHint | None = None
     policy: TopologyPolicy | None = None
-    wished: TopologyHint | None = None
+    volcano_hint: TopologyHint | None = None
 
     def hints(self) -> list[tuple[str, Hints]]:
         """Return the hints of every provider, with its name."""
@@ -130,8 +130,8 @@ def apply_policy(
     node, policy = context.node, context.policy or context.node.policy
     if policy is TopologyPolicy.NONE:
         return TopologyDecision(Verdict(), ANYWHERE)
-    if with_hints and context.wished is not None:
-        with_hints.append(("volcano", {"nodes": (context.wished,)}))
+    if with_hints and context.volcano_hint is not None:
+        with_hints.append(("volcano", {"nodes": (context.volcano_hint,)}))
     decision = decide(policy, [hints for _, hints in with_hints], node.nodes, node.distances)
     recorded = tuple(record for provider, hints in with_hints for record in record_answer(provider, hints))
     merge = record_merge(decision, scope) if with_hints else None
@@ -200,7 +200,7 @@ def pod_requests(
     )
 
 
-def asks_for_devices(state: NodeState, pod: Pod, name: str) -> bool:
+def requests_devices(state: NodeState, pod: Pod, name: str) -> bool:
     """Return whether a container requests devices that topoproxy assigns, or holds some."""
     devices = state.devices
     if not devices.registered and not devices.held:

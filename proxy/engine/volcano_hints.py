@@ -1,9 +1,9 @@
 """Preferences of Volcano's scheduler: a policy and NUMA nodes, tried first and dropped if they fail.
 
-The scheduler relies on its own picture of the node, which may be old. So what it wishes for a pod is not
-required: the pod is decided under the wished policy if that is stricter than the node's, and with its NUMA
-nodes as one more hint. Where that is refused, the pod is decided as if nothing had been wished, and what
-could not be met is reported. For a pod that is aligned by its own annotation wishes are ignored.
+The scheduler relies on its own view of the node, which may be stale. So what its annotations name for a pod
+is a preference: the pod is decided under the preferred policy if that is stricter than the node's, and with
+the preferred NUMA nodes as one more hint. Where that is refused, the pod is decided without preferences, and
+what could not be met is reported. For a pod that its own annotation aligns, the preferences are ignored.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ VOLCANO = "volcano"
 _BY_STRICTNESS = tuple(TopologyPolicy)
 
 
-def decide_with_wishes(
+def decide_with_preferences(
     context: AdmissionContext, decide: Callable[[AdmissionContext], TopologyDecision]
 ) -> tuple[TopologyDecision, InputDefect | None]:
-    """Decide with the wishes for a pod, and without them where that fails.
+    """Decide with the preferences for a pod, and without them where that fails.
 
     Args:
         context: The request and what is there.
         decide: Decides a request.
 
     Returns:
-        The decision, and what could not be met; None where nothing was wished, or all of it was met.
+        The decision, and what could not be met; None where nothing was preferred, or all of it was met.
     """
     pod, own = context.request.pod, context.node.policy
-    policy = pod.wish_policy
+    policy = pod.volcano_policy
     if policy is None or _BY_STRICTNESS.index(policy) <= _BY_STRICTNESS.index(own):
         policy = None
-    nodes = pod.wish_nodes
+    nodes = pod.volcano_nodes
     if pod.aligned is not NumaPolicy.NONE or (policy is None and nodes is None):
         return decide(context), None
     there = nodes & context.node.nodes if nodes is not None else None
@@ -53,22 +53,22 @@ def decide_with_wishes(
     why = "" if there or nodes is None else f"{named(nodes)} cannot be found here"
     for under, on in tries:
         hint = TopologyHint(on, preferred=True) if on else None
-        decision = decide(structs.replace(context, policy=under, wished=hint))
+        decision = decide(structs.replace(context, policy=under, volcano_hint=hint))
         if decision.verdict.admitted and (not on or _granted_on(context, decision, on)):
-            return (decision, None) if not why else _noted(decision, _unmet_wish(None, nodes, why))
+            return (decision, None) if not why else _noted(decision, _unmet(None, nodes, why))
         why = why or decision.verdict.message or "they have too little"
-    return _noted(decide(context), _unmet_wish(policy, nodes, why))
+    return _noted(decide(context), _unmet(policy, nodes, why))
 
 
 def _noted(decision: TopologyDecision, unmet: InputDefect) -> tuple[TopologyDecision, InputDefect]:
     return structs.replace(decision, steps=(AllocationStep(VOLCANO, unmet), *decision.steps)), unmet
 
 
-def _unmet_wish(policy: TopologyPolicy | None, nodes: Mask | None, why: str) -> InputDefect:
+def _unmet(policy: TopologyPolicy | None, nodes: Mask | None, why: str) -> InputDefect:
     what = [f"policy {policy}"] if policy else []
     what += [named(nodes)] if nodes else []
     return InputDefect(
-        f"cannot meet what Volcano's scheduler wishes ({', '.join(what)}): {why}", DefectKind.WISH
+        f"cannot meet what Volcano's scheduler prefers ({', '.join(what)}): {why}", DefectKind.WISH
     )
 
 

@@ -343,15 +343,15 @@ ELSEWHERE = 2
 class WriteAction(Enum):
     """What is left to do, the most hopeful first."""
 
-    LOOK = "look for the cgroup again"
+    LOCATE = "look for the cgroup again"
     RETRY = "write again"
     ELSEWHERE = "take other CPUs"
     REFUSE = "refuse the create"
 
 
 _ACTIONS = {
-    errno.ENOENT: WriteAction.LOOK,
-    errno.ENODEV: WriteAction.LOOK,
+    errno.ENOENT: WriteAction.LOCATE,
+    errno.ENODEV: WriteAction.LOCATE,
     0: WriteAction.RETRY,
     errno.EBUSY: WriteAction.RETRY,
     errno.EAGAIN: WriteAction.RETRY,

@@ -276,7 +276,7 @@ class Adoption:
         context, pod = self._context, container.pod
         applied = applies_to(context.state, pod)
         self._creates.remember(plan, applied=applied)
-        context.bad_input.judge(pod, plan)
+        context.bad_input.report_decision(pod, plan)
         context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True, applied=applied)
         if plan.problem and not isinstance(plan.problem, InputDefect):
             context.telemetry.problem(NOT_AS_ASKED, **subject(container), reason=plan.problem)

@@ -12,8 +12,8 @@ daemon threads, and ``shutdown`` waits for a bounded time only. The futures are 
 never replaced. Its write may still happen later, and could undo what a second thread has written meanwhile:
 the older value would be the last one. The queue continues when the call returns.
 
-A permanent task that ends by an internal error is restarted. Otherwise a task such as settling would not
-start again, and that might not be noticed for days. So the fault is reported and counted, and the task is
+A permanent task that ends by an internal error is restarted. Otherwise a task such as ``RuntimeSync`` would
+not start again, and that might not be noticed for days. So the fault is reported and counted, and the task is
 restarted after a pause, which doubles while the task continues failing. Long work gives others a turn
 (``TimeSlices``).
 """
@@ -275,7 +275,7 @@ class BackgroundTasks:
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
-    def tend(self, begin: Callable[[], Awaitable[None]]) -> None:
+    def run_always(self, begin: Callable[[], Awaitable[None]]) -> None:
         """Run a task in the background as long as the executor lives; it is restarted after a fault."""
         self.spawn(run_with_restarts(begin, self.restarted))
 

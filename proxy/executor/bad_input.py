@@ -37,32 +37,32 @@ class BadInput:
             for verdict in VERDICTS:
                 telemetry.count(metrics.ADMISSION_LIMITS, 0, rule=rule, verdict=verdict)
 
-    def see(self, pod: Pod) -> None:
+    def report_defects(self, pod: Pod) -> None:
         """Count and report what is wrong with a pod's labels and annotations."""
         for defect in pod.defects:
             self._note(pod, defect)
 
-    def judge(self, pod: Pod, plan: Plan) -> None:
+    def report_decision(self, pod: Pod, plan: Plan) -> None:
         """Count and report what a decision found wrong with a request; a rejection is reported as one."""
-        self.see(pod)
+        self.report_defects(pod)
         if isinstance(plan.problem, InputDefect):
             self._note(pod, plan.problem, report=plan.verdict.admitted)
         elif plan.verdict.reason == IN_USE:
             self._note(pod, InputDefect(plan.verdict.operator_message, DefectKind.OVERLAP), report=False)
 
-    def beyond(self, pod: Pod, words: str, *, report: bool = True) -> None:
+    def beyond(self, pod: Pod, message: str, *, report: bool = True) -> None:
         """Note a claim that went beyond a rule of admission."""
-        self._note(pod, InputDefect(words, DefectKind.ADMISSION), report=report)
+        self._note(pod, InputDefect(message, DefectKind.ADMISSION), report=report)
 
     def limited(
-        self, pod: Pod, limit: AdmissionRule | None, words: str, *, admitted: bool, applied: bool
+        self, pod: Pod, limit: AdmissionRule | None, message: str, *, admitted: bool, applied: bool
     ) -> None:
         """Count and report a claim that went beyond a rule of admission.
 
         Args:
             pod: The pod.
             limit: The rule; None where there is none.
-            words: What was wrong.
+            message: What was wrong.
             admitted: Whether the pod shares CPUs; else it is rejected.
             applied: Whether the plan is applied to the pod.
         """
@@ -71,7 +71,7 @@ class BadInput:
             verdict = done if applied else would
             self._telemetry.count(metrics.ADMISSION_LIMITS, rule=limit, verdict=verdict)
             if admitted or limit in CLAIMED:
-                self.beyond(pod, words, report=admitted)
+                self.beyond(pod, message, report=admitted)
 
     def _note(self, pod: Pod, fault: InputDefect, *, report: bool = True) -> None:
         seen = self._seen.get(pod.key)

@@ -98,7 +98,7 @@ class ChangeFeed(Observer):
             self._follow()
         word, _, number = since.partition(".")
         known = int(number) if word == self._word and number.isdigit() else -1
-        self._look_at_rules()
+        self._count_rules()
         if known == self._number:
             self._changed.clear()
             await self._wait(min(wait, LONGEST_WAIT_S))
@@ -121,9 +121,9 @@ class ChangeFeed(Observer):
                 async with asyncio.timeout(min(left, RULES_S)):
                     await self._changed.wait()
             except TimeoutError:
-                self._look_at_rules()
+                self._count_rules()
 
-    def _look_at_rules(self) -> None:
+    def _count_rules(self) -> None:
         """Count a change of what is decided by operators: mode, rules, and to which pods they apply."""
         state = self._store.state
         rules = state.mode, state.node, state.enforcement

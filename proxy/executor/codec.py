@@ -46,7 +46,7 @@ POLICIES = {
     "exclusive": "exclusive",
     "aligned": "aligned",
     "apart": "numa_exclusive",
-    "wish_policy": "wish_policy",
+    "wish_policy": "volcano_policy",
 }
 """Keys in the ledger, and the fields of ``Pod`` that they stand for."""
 MOST_FAULTS = 20
@@ -77,7 +77,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         "cpuset": None if pod.cpuset is None else str(pod.cpuset),
         "problem": pod.problem,
         **({} if pod.nodes is None else {"nodes": str(pod.nodes)}),
-        **({} if pod.wish_nodes is None else {"wish_nodes": str(pod.wish_nodes)}),
+        **({} if pod.volcano_nodes is None else {"wish_nodes": str(pod.volcano_nodes)}),
         **({"chosen": True} if pod.cpuset_chosen_locally else {}),
         **({"reparented": True} if pod.cgroup_changed_by_hook else {}),
         **({} if pod.total is None else {"total": {name: getattr(pod.total, name) for name in TOTAL_FIELDS}}),
@@ -211,16 +211,16 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
     undecided = not any(defect.decisive for defect in defects)
     cpuset = None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"]))
     nodes = Mask.parse(_text(data["nodes"])) if "nodes" in data else None
-    wished = Mask.parse(_text(data["wish_nodes"])) if "wish_nodes" in data else None
+    volcano_nodes = Mask.parse(_text(data["wish_nodes"])) if "wish_nodes" in data else None
     if cpuset is not None and not cpuset <= bounds.cpus:
         defects.append(_not_here(cpuset - bounds.cpus, decisive=undecided))
         cpuset, undecided = None, False
     if nodes is not None and not nodes <= bounds.nodes:
         defects.append(_not_here(nodes - bounds.nodes, decisive=undecided))
         nodes = None
-    if wished is not None and not wished <= bounds.nodes:
-        defects.append(_not_here(wished - bounds.nodes, decisive=False))
-        wished = None
+    if volcano_nodes is not None and not volcano_nodes <= bounds.nodes:
+        defects.append(_not_here(volcano_nodes - bounds.nodes, decisive=False))
+        volcano_nodes = None
     return Pod(
         _text(data["sandbox_id"]),
         _text(data["uid"]),
@@ -238,8 +238,8 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
         exclusive=ExclusivePolicy(data.get("exclusive", "")),
         aligned=NumaPolicy(data.get("aligned", "")),
         numa_exclusive=NumaExclusive(data.get("apart", "")),
-        wish_policy=TopologyPolicy(data["wish_policy"]) if "wish_policy" in data else None,
-        wish_nodes=wished,
+        volcano_policy=TopologyPolicy(data["wish_policy"]) if "wish_policy" in data else None,
+        volcano_nodes=volcano_nodes,
         cpuset_chosen_locally=data.get("chosen") is True,
         reserved_for_pod=_aside(data["aside"], bounds) if "aside" in data else None,
         cgroup_changed_by_hook=data.get("reparented") is True,

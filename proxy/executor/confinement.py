@@ -2,7 +2,7 @@
 
 Theory. A start that has been forwarded to the runtime carries the cpuset that was right at that time. The
 runtime may write this set at any moment, so a create that gives some of these CPUs away waits for the start
-(``engine.inflight``). An ordinary start ends within ``PATIENCE_S``. A start that does not may hang for
+(``engine.inflight``). An ordinary start ends within ``CONFINE_AFTER_S``. A start that does not may hang for
 minutes, for example in a mount from a server that does not answer, and must not delay every owner of the
 node. What can be done about it follows from when runc writes a cpuset (opencontainers/runc,
 libcontainer/process_linux.go, ``initProcess.start``):
@@ -55,9 +55,9 @@ from proxy.model.workload import Container, Phase
 if TYPE_CHECKING:
     from proxy.engine.inflight import InflightCall
 
-PATIENCE_S = 0.5
+CONFINE_AFTER_S = 0.5
 """Seconds in flight after which a create no longer waits for a call, if the container can be confined."""
-LOOK_S = 0.1
+POLL_S = 0.1
 """Seconds until the cgroup of a start is looked for again."""
 WATCHED_S, UNWATCHED_S = 1.0, 0.02
 """Seconds between two checks of confined containers; the second if the kernel does not report writes."""
@@ -98,34 +98,34 @@ class Confinement:
         self._drift = drift
         self._fencing = fencing
         drift.watch.report_first(self.written)
-        self._attends = False
+        self._watches_confined = False
         self._absent = set[str]()
         """Confined containers that have no cgroup yet: a limit on their pod's cgroup confines them."""
 
     # -- while a create is held ---------------------------------------------------------------------------
 
-    async def wait(self, mine: CpuSet) -> Wait:
+    async def wait(self, owned: CpuSet) -> Wait:
         """Wait until no call in flight can give some CPUs to a container that must not have them.
 
         Args:
-            mine: These CPUs.
+            owned: These CPUs.
         """
-        context, flights = self._context, self._in_the_way(mine)
+        context, flights = self._context, self._in_the_way(owned)
         seconds = context.options.call_timeout
         if not flights:
             return NOT_AT_ALL
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
-            ripe = [f for f in flights if clock() - f.departed >= PATIENCE_S and self._can_confine(f)]
-            passed = await self.confine(ripe, mine)
-            left = [f for f in flights if not context.calls.has_landed(f) and f not in passed]
+            due = [f for f in flights if clock() - f.sent_at >= CONFINE_AFTER_S and self._can_confine(f)]
+            passed = await self.confine(due, owned)
+            left = [f for f in flights if not context.calls.has_completed(f) and f not in passed]
             if not left or clock() - began >= seconds:
-                there = sum(not context.calls.has_landed(flight) for flight in passed)
+                there = sum(not context.calls.has_completed(flight) for flight in passed)
                 return Wait(tuple(left), clock() - began, there)
             await context.calls.wait(left, self._next(left, began + seconds))
 
-    def _in_the_way(self, mine: CpuSet) -> list[InflightCall]:
+    def _in_the_way(self, owned: CpuSet) -> list[InflightCall]:
         """Return the calls in flight that may give some CPUs to a container that must not have them.
 
         Where the limit of a pod has some of the CPUs, each call for the pod may give them to its container,
@@ -137,8 +137,8 @@ class Confinement:
             return []
         placed = [c for c in state.containers.values() if inflight.is_busy(c.id) and applies_to(state, c.pod)]
         limits = ((c.id, state.wanted(c)) for c in placed if self._may_exceed(c))
-        found = inflight.beyond(limits, mine)
-        limited = [c for c in placed if (self._fencing.carried_beside(c) - state.wanted(c)) & mine]
+        found = inflight.beyond(limits, owned)
+        limited = [c for c in placed if (self._fencing.carried_beside(c) - state.wanted(c)) & owned]
         within = (flight for c in limited for flight in inflight.of(c.id))
         return [*found, *(flight for flight in within if flight not in found)]
 
@@ -154,8 +154,8 @@ class Confinement:
     def _next(self, left: list[InflightCall], deadline: float) -> float:
         """Return the seconds until calls are to be checked again, rounded up to whole milliseconds."""
         now = asyncio.get_running_loop().time()
-        ages = [now - flight.departed for flight in left if self._can_confine(flight)]
-        due = [PATIENCE_S - age if age < PATIENCE_S else LOOK_S for age in ages]
+        ages = [now - flight.sent_at for flight in left if self._can_confine(flight)]
+        due = [CONFINE_AFTER_S - age if age < CONFINE_AFTER_S else POLL_S for age in ages]
         return math.ceil(max(0.0, min([*due, deadline - now])) * 1000) / 1000
 
     def _can_confine(self, flight: InflightCall) -> bool:
@@ -179,36 +179,36 @@ class Confinement:
         v2 = context.enforcer.cgroups.version == 2
         return v2 and container is not None and self._fencing.can_confine(container)
 
-    async def confine(self, flights: Collection[InflightCall], mine: CpuSet) -> set[InflightCall]:
+    async def confine(self, flights: Collection[InflightCall], owned: CpuSet) -> set[InflightCall]:
         """Confine the containers of some calls in flight to the CPUs that they should have now.
 
         A container that is confined already is confined again: it may be entitled to fewer CPUs by now.
 
         Args:
             flights: The calls.
-            mine: The CPUs that an owner is to have.
+            owned: The CPUs that an owner is to have.
 
         Returns:
             The calls that no longer prevent an owner from having these CPUs.
         """
         if not flights or self._context.store.mode.is_leaving:
             return set()
-        done = {flight for flight in flights if await self._fence(flight, mine)}
+        done = {flight for flight in flights if await self._fence(flight, owned)}
         done |= await self._narrow([flight for flight in flights if flight.is_start])
         for flight in flights:
             self._context.store.handle(CallConfined(flight, flight in done))
-        if done and not self._attends:
-            self._attends = True
-            self._context.spawn(self._attend())
+        if done and not self._watches_confined:
+            self._watches_confined = True
+            self._context.spawn(self._watch_confined())
         return done
 
-    async def _fence(self, flight: InflightCall, mine: CpuSet) -> bool:
+    async def _fence(self, flight: InflightCall, owned: CpuSet) -> bool:
         """Limit the cgroup of a container's pod while a call is in flight; returns whether that succeeded."""
         context = self._context
         container = context.state.containers.get(flight.container_id)
         if container is None or not self._has_fence(container.id):
             return False
-        return await self._fencing.confine(flight, container, mine)
+        return await self._fencing.confine(flight, container, owned)
 
     async def _narrow(self, flights: list[InflightCall]) -> set[InflightCall]:
         """Narrow the cgroups of containers with a start in flight; returns the starts with a cgroup."""
@@ -266,7 +266,7 @@ class Confinement:
         await self._fencing.restore(ids)
         await self._follow(ids)
 
-    async def _attend(self) -> None:
+    async def _watch_confined(self) -> None:
         """Check confined containers until there are none: a cgroup may be gone, a report may be missing."""
         context = self._context
         try:
@@ -280,7 +280,7 @@ class Confinement:
                 )
             self._absent.clear()
         finally:
-            self._attends = False
+            self._watches_confined = False
 
     async def _narrow_starts(self, starts: list[InflightCall]) -> None:
         """Narrow confined containers again; a start without a cgroup stays confined only if it is fenced."""
@@ -309,16 +309,16 @@ class Confinement:
             if context.reconciled.is_set()
             else [f for i in there for f in inflight.of(i)]
         )
-        strays = [f for f in known if f.is_start and not f.confined]
-        strays = [f for f in strays if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
-        strays = [f for f in strays if applies_to(context.state, there[f.container_id].pod)]
+        starts = [f for f in known if f.is_start and not f.confined]
+        starts = [f for f in starts if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
+        starts = [f for f in starts if applies_to(context.state, there[f.container_id].pod)]
         if not context.reconciled.is_set():
             updates = [f for f in known if not (f.is_start or f.suspected) and self._can_confine(f)]
             await self.confine(updates, self._owned())
-        if strays:
-            found = await context.kernel.run(self._with_group, [flight.container_id for flight in strays])
-            strays = [f for f in strays if f.container_id in found or self._is_fenceable(f)]
-            await self.confine(strays, self._owned())
+        if starts:
+            found = await context.kernel.run(self._with_group, [flight.container_id for flight in starts])
+            starts = [f for f in starts if f.container_id in found or self._is_fenceable(f)]
+            await self.confine(starts, self._owned())
 
     def _owned(self) -> CpuSet:
         return CpuSet.from_bits(union(owner.cpus.bits for owner in self._context.state.owners.values()))
@@ -357,10 +357,10 @@ class Confinement:
         if flight.suspected:
             return f"a call for {ref} that may have been made before the daemon was restarted"
         what = "start" if flight.is_start else "update"
-        return f"the {what} of {ref}, not answered for {now - flight.departed:.1f} s"
+        return f"the {what} of {ref}, not answered for {now - flight.sent_at:.1f} s"
 
     @staticmethod
-    def public_words(wait: Wait) -> str:
+    def public_message(wait: Wait) -> str:
         """Return the message without names of containers, for the client of the call that is refused."""
         starts = any(flight.is_start for flight in wait.late)
         what = "started" if starts else "updated"

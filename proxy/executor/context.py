@@ -14,7 +14,7 @@ from typing import cast
 
 from msgspec import Struct, structs
 
-from proxy.engine.call_events import ContainersUnsettled
+from proxy.engine.call_events import ContainersUnsaved
 from proxy.engine.enforcement_state import Enforcement, plain
 from proxy.engine.node import Node
 from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, ModeChanged
@@ -39,7 +39,7 @@ class NodeContext(BackgroundTasks):
     """The store of a node, and what works on it.
 
     Attributes:
-        store: The state of the node. ``state``, ``calls``, ``reconciled``, ``attention``, ``to_settle`` and
+        store: The state of the node. ``state``, ``calls``, ``reconciled``, ``attention``, ``to_sync`` and
             ``journal`` are those of the store.
         to_step: Set when running pods may have to be changed in steps.
         options: The options of the executor.
@@ -94,7 +94,7 @@ class NodeContext(BackgroundTasks):
         empty = structs.replace(NodeState.empty(node), enforcement=plain(Enforcement(options.selection)))
         self.store = store = NodeStore(empty, self.journal, self.broken, options.mode)
         self.calls = store.calls
-        self.reconciled, self.attention, self.to_settle = store.reconciled, store.attention, store.to_settle
+        self.reconciled, self.attention, self.to_sync = store.reconciled, store.attention, store.to_sync
         self.to_step = asyncio.Event()
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)
@@ -108,8 +108,8 @@ class NodeContext(BackgroundTasks):
             lambda: store.mode.is_leaving,
             options.quirks,
         )
-        self.health.watch(self.kernel, STUCK_S, vital=True)
-        self.health.watch(self.recorder, STUCK_S, vital=True)
+        self.health.watch(self.kernel, STUCK_S, critical=True)
+        self.health.watch(self.recorder, STUCK_S, critical=True)
         self._options_changed = asyncio.Event()
         self._tokens = 0
         self._boot = f"{int(clock() * 1000):x}"
@@ -128,7 +128,7 @@ class NodeContext(BackgroundTasks):
         self._options_changed.set()
         self._options_changed = asyncio.Event()
         self.attention.set()
-        self.to_settle.set()
+        self.to_sync.set()
 
     async def pause(self, seconds: Callable[[ExecutorOptions], float]) -> None:
         """Wait for as long as the options say, also where they change meanwhile."""
@@ -161,9 +161,9 @@ class NodeContext(BackgroundTasks):
         self._tokens += 1
         return f"{kind}-{self._boot}-{self._tokens}"
 
-    def settle_later(self, *ids: str) -> None:
+    def sync_later(self, *ids: str) -> None:
         """Send the CPUs of some containers to the runtime later."""
-        self.store.handle(ContainersUnsettled(ids))
+        self.store.handle(ContainersUnsaved(ids))
 
     def report_errors(self, done: Enforced) -> None:
         """Report the cpusets that could not be written."""

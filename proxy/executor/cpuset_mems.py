@@ -76,36 +76,36 @@ class CpusetMems:
         context, held = self._context, self.known.held
         state = context.state
         some = [c for c in state.containers.values() if c.phase is Phase.RUNNING and applies_to(state, c.pod)]
-        looked = await self.worker.run(self._check, some)
-        for container, why in looked.failed:
+        result = await self.worker.run(self._check, some)
+        for container, why in result.failed:
             context.telemetry.problem(
                 "cannot repair the memory nodes of a container", **subject(container), err=why
             )
-        drifted = [i for i in (*looked.repaired, *looked.wide) if i in held]
-        context.telemetry.count(metrics.MEMS_REPAIRED, len(looked.repaired))
+        drifted = [i for i in (*result.repaired, *result.wide) if i in held]
+        context.telemetry.count(metrics.MEMS_REPAIRED, len(result.repaired))
         if drifted:
             context.telemetry.count(metrics.MEMS_DRIFT, len(drifted))
             refs = sorted(c.ref for i in drifted if (c := context.state.containers.get(i)))
             context.telemetry.warning(
                 "drift: another program wrote memory nodes", containers=", ".join(refs[:5])
             )
-        context.store.handle(MemoryNodesCompared(frozenset(looked.right), looked.wide))
+        context.store.handle(MemoryNodesCompared(frozenset(result.right), result.wide))
 
     # -- in the worker ------------------------------------------------------------------------------------
 
     def _check(self, some: list[Container]) -> MemsCheck:
-        looked = MemsCheck()
+        result = MemsCheck()
         for container in some:
             if not applies_to(self._context.state, container.pod):
                 continue  # it is given back by now
             try:
-                self._one(container, looked)
+                self._one(container, result)
             except CgroupError as error:
                 if error.errno not in GONE:
-                    looked.failed.append((container, str(error)))
-        return looked
+                    result.failed.append((container, str(error)))
+        return result
 
-    def _one(self, container: Container, looked: MemsCheck) -> None:
+    def _one(self, container: Container, result: MemsCheck) -> None:
         state, known, cgroups = self._context.state, self.known, self._context.enforcer.cgroups
         path = self._context.enforcer.known_path(container)
         if path is None:
@@ -118,26 +118,26 @@ class CpusetMems:
         if done.write is not None:
             cgroups.write(path, None, done.write)
         if done.is_drift:
-            looked.repaired.append(container.id)
+            result.repaired.append(container.id)
         if done.is_right:
-            looked.right.add(container.id)
+            result.right.add(container.id)
         if done.narrow is not None:
-            self._narrow(container, path, done.write or has, done.narrow, looked)
+            self._narrow(container, path, done.write or has, done.narrow, result)
 
-    def _narrow(self, container: Container, path: str, has: Mask, want: Mask, looked: MemsCheck) -> None:
+    def _narrow(self, container: Container, path: str, has: Mask, want: Mask, result: MemsCheck) -> None:
         use = self._use(container)
         firm, cache = use.outside(want) if use is not None else (0, 0)
         if use is not None and not firm and not cache:
             self._context.enforcer.cgroups.write(path, None, want)
-            looked.repaired.append(container.id)
-            looked.right.add(container.id)
+            result.repaired.append(container.id)
+            result.right.add(container.id)
             return
-        looked.wide[container.id] = has
+        result.wide[container.id] = has
         where = "it is not known where its memory is"
         if use is not None:
             where = f"it has {_size(firm)} there, and {_size(cache)} of page cache"
         why = f"cannot bind it to memory of nodes {want} again: it was given {has - want} too, and {where}"
-        looked.failed.append((container, why))
+        result.failed.append((container, why))
 
     def _use(self, container: Container) -> MemoryUse | None:
         return None if self.memory is None else self.memory.use(container.pod.cgroup_parent, container.id)

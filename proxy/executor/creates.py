@@ -26,7 +26,7 @@ from msgspec import structs
 
 from proxy.allocation.memory.accounts import inits_before
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
-from proxy.engine.call_answers import AskPreference, Forward, ForwardUnchanged
+from proxy.engine.call_answers import Forward, ForwardUnchanged, QueryPreference
 from proxy.engine.container_events import (
     ContainerCreated,
     ContainersRemoved,
@@ -73,15 +73,15 @@ class Creates:
         assert decided is not None
         return self._decided(decided, pod, name, began)
 
-    def place_or_ask(
+    def place_or_query(
         self, pod: Pod, name: str, attempt: int, request: Request, preferred: Preferences
-    ) -> PlanDecided | AskPreference:
+    ) -> PlanDecided | QueryPreference:
         """Decide as ``place`` does, or give the question that a device plug-in has to answer first."""
         began = time.perf_counter()
         token = self._context.token("call")
         requested = CreateRequested(pod, name, attempt, request, token, preferred)
         decided = self._context.store.handle(requested)[-1]
-        if type(decided) is AskPreference:
+        if type(decided) is QueryPreference:
             return decided
         assert type(decided) is PlanDecided
         return self._decided(decided, pod, name, began)
@@ -93,7 +93,7 @@ class Creates:
             context.history.gone(decided.withdrawn)
         context.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
         if plan.problem or pod.defects or plan.container is None:
-            plan = self._judged(plan, pod, name)
+            plan = self._with_problems(plan, pod, name)
         if plan.container is None:
             self._report_refusal(plan, pod, name)
             return decided
@@ -137,10 +137,10 @@ class Creates:
         else:
             log("would place", **subject(container), cpus=cpus, mems=mems, reason=why, moves=len(plan.shrink))
 
-    def _judged(self, plan: Plan, pod: Pod, name: str) -> Plan:
+    def _with_problems(self, plan: Plan, pod: Pod, name: str) -> Plan:
         """Report what was wrong with the request, here and in the record."""
         context = self._context
-        context.bad_input.judge(pod, plan)
+        context.bad_input.report_decision(pod, plan)
         words = plan.problem or plan.verdict.operator_message
         context.bad_input.limited(
             pod,
@@ -236,18 +236,20 @@ class Sandboxes:
         Returns:
             The decision, with the pod under a token. ``running`` or ``failed`` must be called later.
         """
-        decided = self.admit_or_ask(pod, total, NO_PREFERENCES)
+        decided = self.admit_or_query(pod, total, NO_PREFERENCES)
         assert type(decided) is PodDecided
         return decided
 
-    def admit_or_ask(self, pod: Pod, total: Request, preferred: Preferences) -> PodDecided | AskPreference:
+    def admit_or_query(
+        self, pod: Pod, total: Request, preferred: Preferences
+    ) -> PodDecided | QueryPreference:
         """Decide as ``admit`` does, or give the question that a device plug-in has to answer first."""
         context = self._context
         token = context.token("pod")
-        context.bad_input.see(pod)
+        context.bad_input.report_defects(pod)
         requested = SandboxRequested(structs.replace(pod, sandbox_id=token), total, preferred)
         decided = context.store.handle(requested)[-1]
-        if type(decided) is AskPreference:
+        if type(decided) is QueryPreference:
             return decided
         assert type(decided) is PodDecided
         admission = decided.admission
@@ -303,7 +305,7 @@ class Sandboxes:
             is_found: The answer to its call did not come here.
         """
         context = self._context
-        context.bad_input.see(pod)
+        context.bad_input.report_defects(pod)
         context.rejections.sandbox_runs(pod, applied=applies_to(context.state, pod))
         context.history.renamed(token, pod.sandbox_id)
         context.store.handle(SandboxRunning(pod, token, is_found))
@@ -338,8 +340,8 @@ class Sandboxes:
         context = self._context
         pod = context.state.pods.get(sandbox_id)
         if pod is not None and (found := _listed_as(pod, listed)):
-            ours = context.state.pods.get(found)
-            if ours is None or ours.reserved_for_pod is None:
+            recorded = context.state.pods.get(found)
+            if recorded is None or recorded.reserved_for_pod is None:
                 self.running(structs.replace(pod, sandbox_id=found))
         self.removed(sandbox_id)
 
@@ -369,10 +371,10 @@ class Sandboxes:
         """
         state = self._context.state
         admitted = (state.pods[token] for token in state.runtime.arriving if token in state.pods)
-        ours = next((p for p in admitted if (p.uid, p.attempt) == (pod.uid, pod.attempt)), None)
-        if ours is not None:
-            pod = structs.replace(ours, sandbox_id=pod.sandbox_id)
-            self.running(pod, ours.sandbox_id, is_found=True)
+        recorded = next((p for p in admitted if (p.uid, p.attempt) == (pod.uid, pod.attempt)), None)
+        if recorded is not None:
+            pod = structs.replace(recorded, sandbox_id=pod.sandbox_id)
+            self.running(pod, recorded.sandbox_id, is_found=True)
         return pod
 
 

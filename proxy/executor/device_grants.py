@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from proxy.engine.call_answers import AskPreference
+from proxy.engine.call_answers import QueryPreference
 from proxy.engine.container_events import AllocateFailed, DevicesAllocated
 from proxy.engine.device_book import PODS, holds_all, record_of
 from proxy.engine.events import LedgerWritten
@@ -87,9 +87,9 @@ class DeviceGrants:
 
     async def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
         """Decide a create, with what plug-ins prefer."""
-        preferred = self._unasked(pod, name)
+        preferred = self._unread_preferences(pod, name)
         while True:
-            decided = self._creates.place_or_ask(pod, name, attempt, request, preferred)
+            decided = self._creates.place_or_query(pod, name, attempt, request, preferred)
             if isinstance(decided, PlanDecided):
                 return decided
             await self._ask(decided, preferred)
@@ -97,9 +97,9 @@ class DeviceGrants:
 
     async def admit(self, pod: Pod, total: Request) -> PodDecided:
         """Decide a pod as a whole, with what plug-ins prefer."""
-        preferred = self._unasked(pod)
+        preferred = self._unread_preferences(pod)
         while True:
-            decided = self._sandboxes.admit_or_ask(pod, total, preferred)
+            decided = self._sandboxes.admit_or_query(pod, total, preferred)
             if isinstance(decided, PodDecided):
                 return decided
             await self._ask(decided, preferred)
@@ -158,7 +158,7 @@ class DeviceGrants:
             return DevicePluginError(resource, f"the devices cannot be recorded: {stored.cause}")
         return context.state.devices.answers_of(key, name)
 
-    def _unasked(self, pod: Pod, name: str = "") -> Preferred:
+    def _unread_preferences(self, pod: Pod, name: str = "") -> Preferred:
         """Return the resources of a container, or of all, whose plug-ins have a preference to read."""
         return {
             (ask.name, resource): None
@@ -169,7 +169,7 @@ class DeviceGrants:
             and self._plugins.offers_preference(resource)
         }
 
-    async def _ask(self, question: AskPreference, preferred: Preferred) -> None:
+    async def _ask(self, question: QueryPreference, preferred: Preferred) -> None:
         """Query a plug-in; one that has no preference, or fails, is not queried again for this call."""
         answer = await self._plugins.preferred(
             question.resource, question.available, question.must_include, question.size

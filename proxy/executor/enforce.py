@@ -16,7 +16,7 @@ from proxy.engine.state import NodeState
 from proxy.executor.be.groups import BeGroups
 from proxy.executor.kernel_ports import Cgroups
 from proxy.executor.runtime_ports import NO_QUIRKS, RuntimeQuirks
-from proxy.executor.sandbox_cgroups import SELDOM, TRIES, SandboxCgroups
+from proxy.executor.sandbox_cgroups import RARE_EVERY, TRIES, SandboxCgroups
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
@@ -225,7 +225,7 @@ class Enforcer:
 
         Finding a cgroup takes a search. So it is searched for twice, then seldom, and never before a create.
         """
-        return self._missed.get(container_id, 0) >= TRIES and self._passes % SELDOM != 0
+        return self._missed.get(container_id, 0) >= TRIES and self._passes % RARE_EVERY != 0
 
     def known_path(self, container: Container) -> str | None:
         """Return the path of a container's cgroup if it is known; callable from any thread."""

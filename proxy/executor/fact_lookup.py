@@ -77,7 +77,7 @@ class FactLookup:
         self._failed = failed
         self.worker = Worker("scout", failed, THREADS)
 
-    def pod_matters(self, state: NodeState, pod: Pod) -> bool:
+    def needs_cpus_of_pod(self, state: NodeState, pod: Pod) -> bool:
         """Return whether to query kubelet for what a pod's containers request."""
         kubelet, node = self._kubelet, state.node
         if kubelet is None or not kubelet.knows_pods or pod.asks is not None:
@@ -222,7 +222,7 @@ class KubeletCpus:
         """Count only a part of kubelet's assignments, as a takeover does; ``counts`` returns it."""
         self._counts = counts
 
-    def matters(self, pod: Pod, request: Request) -> bool:
+    def needs_cpus_of_container(self, pod: Pod, request: Request) -> bool:
         """Return whether a container may be given CPUs of its own, so that kubelet's must be known."""
         if self._port is None:
             return False
@@ -320,7 +320,7 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
     ]
 
 
-async def see_ended(context: NodeContext, lifecycle: Lifecycle, worker: Worker, pod: Pod) -> None:
+async def record_exited(context: NodeContext, lifecycle: Lifecycle, worker: Worker, pod: Pod) -> None:
     """Read from the runtime which of the pod's holders have exited, and record that in the state.
 
     Where the runtime does not answer, the state stays as it is.

@@ -2,11 +2,11 @@
 
 What is known of them depends on how that run ended. After a crash, or a stop, its connections have ended: a
 runtime cancels what it was carrying out, and what it does not cancel takes milliseconds. So each container
-that may be changed has one call that is *suspected*, for ``STRAY_GRACE_S`` (``start_update.suspect``).
+that may be changed has one call that is *suspected*, for ``ORPHAN_GRACE_S`` (``start_update.suspect``).
 
 A daemon that was replaced (``proxy.succession``) still relays: its clients wait, and a start or an update may
-hang for minutes and is carried out anyway. It names these calls when it hands over, and each of them
-again when it is over. Until then the call is a stray that no time ends, and a create that it relays keeps its
+hang for minutes and is carried out anyway. It names these calls when it hands over, and each of them again
+when it is over. Until then the call is an orphan that no time ends, and a create that it relays keeps its
 record. When the answer has passed, or the connection has ended, the ordinary grace period begins. What was
 set aside for a sandbox stays so as long as the call that makes it is relayed. After that the runtime's next
 list shows whether there is a sandbox, unless a create in it comes before.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from proxy.engine.call_events import CallStrayed
+from proxy.engine.call_events import CallOrphaned
 from proxy.engine.inflight import InflightCall
 from proxy.model.idset import CpuSet
 
@@ -92,7 +92,7 @@ class FormerCalls:
         """The tokens of the sandboxes whose making is relayed."""
         return frozenset(call.target for call in self._relayed.values() if call.method == RUN_SANDBOX)
 
-    def depart(self, container_id: str) -> list[InflightCall]:
+    def track(self, container_id: str) -> list[InflightCall]:
         """Count the calls that are relayed for a container as in flight; returns those that were not yet."""
         context, found = self._context, list[InflightCall]()
         for name, call in self._relayed.items():
@@ -102,11 +102,11 @@ class FormerCalls:
                 carries = CpuSet.parse(call.carries)
             except ValueError:
                 carries = context.state.node.machine.online
-            flight = context.calls.depart(
+            flight = context.calls.track(
                 container_id,
                 carries,
                 is_start=call.method == START,
-                stray_since=context.clock(),
+                orphaned_since=context.clock(),
                 relayed=call.released,
             )
             self._flights[name] = flight
@@ -134,7 +134,7 @@ class FormerCalls:
         context, now = self._context, self._context.clock()
         flight = self._flights.pop(name, None)
         if flight is not None:
-            context.store.handle(CallStrayed(flight, now))
+            context.store.handle(CallOrphaned(flight, now))
         if call.method == CREATE:
             self._created[call.target] = now
         elif call.method == RUN_SANDBOX:

@@ -103,18 +103,18 @@ class History:
             entries.append((count, when, container, cpus, applied))
             del entries[:-KEEP]
 
-    def amend(self, container_id: str, words: str) -> None:
+    def amend(self, container_id: str, text: str) -> None:
         """Add what has happened since to the newest record of a living container."""
         entries = self._living.get(container_id)
         if not entries:
             return
         explanation = _explanation(entries[-1])
-        reasons = (*explanation.reasons, message(words))
+        reasons = (*explanation.reasons, message(text))
         if len(reasons) > FIRST + LAST:
             reasons = (*reasons[:FIRST], *reasons[-LAST:])
         entries[-1] = _changed(entries[-1], structs.replace(explanation, reasons=reasons))
 
-    def treated(self, container_id: str, words: str = "", *, applied: bool) -> None:
+    def treated(self, container_id: str, text: str = "", *, applied: bool) -> None:
         """Note that the plan is applied to a living container from now on, or is not any more.
 
         Where it is applied after the container was created, the record keeps neither the containers that
@@ -122,11 +122,11 @@ class History:
 
         Args:
             container_id: The container.
-            words: What has happened, added to the reasons; nothing is added where they are empty.
+            text: What has happened, added to the reasons; nothing is added where they are empty.
             applied: Whether the plan is applied.
         """
-        if words:
-            self.amend(container_id, words)
+        if text:
+            self.amend(container_id, text)
         entries = self._living.get(container_id)
         if not entries:
             return
@@ -255,7 +255,7 @@ class History:
 
 def _fitted(explanation: Explanation) -> Explanation:
     """Truncate the sentences of a decision that are too long."""
-    if all(len(words) <= MESSAGE for words in (explanation.verdict.message, *explanation.reasons)):
+    if all(len(text) <= MESSAGE for text in (explanation.verdict.message, *explanation.reasons)):
         return explanation
     reasons = tuple(map(message, explanation.reasons))
     return structs.replace(explanation, verdict=_shortened(explanation.verdict), reasons=reasons)

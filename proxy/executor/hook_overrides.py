@@ -33,12 +33,12 @@ class HookOverrides(Observer):
         rules_differ = change.before.node is not change.after.node
         self._report_lost(change.after.containers if rules_differ else change.shrink)
 
-    def narrow(self, container_id: str, wish: Narrowing, seen: CpuSet | None = None) -> str:
+    def narrow(self, container_id: str, narrowing: Narrowing, seen: CpuSet | None = None) -> str:
         """Narrow a container as hooks request, from now on.
 
         Args:
             container_id: Its id, or the token of its create.
-            wish: What hooks request.
+            narrowing: What hooks request.
             seen: See ``engine.narrowing.narrowed``.
 
         Returns:
@@ -47,8 +47,8 @@ class HookOverrides(Observer):
         context = self._context
         container = context.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED:
-            return f"cannot narrow container {container_id} by hook {wish.by}: it is not there"
-        new, problem = narrowed(context.state, container, wish, seen)
+            return f"cannot narrow container {container_id} by hook {narrowing.by}: it is not there"
+        new, problem = narrowed(context.state, container, narrowing, seen)
         if new is container:
             return problem
         # A container that is being created is recorded when the runtime has given it an id.

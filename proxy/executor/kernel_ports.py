@@ -100,7 +100,7 @@ class Cgroups(Protocol):
         paths: Sequence[str],
         cpus: CpuSet,
         known: CpuSet | None = None,
-        going_on: Callable[[], bool] = ...,
+        should_continue: Callable[[], bool] = ...,
     ) -> Sequence[bool | None]:
         """Set the CPUs of many cgroups to one set, faster than with ``write``; they are read back, too.
 
@@ -109,7 +109,7 @@ class Cgroups(Protocol):
             cpus: The CPUs.
             known: The set that all these cgroups hold now, if it is known and differs from ``cpus``: they are
                 written without being read first.
-            going_on: Called before each write; once it returns False, the other cgroups are left.
+            should_continue: Called before each write; once it returns False, the other cgroups are left.
 
         Returns:
             For each cgroup: True if it was written, False if it held the set already, and None if it was left

@@ -3,7 +3,7 @@
 Writes run in the kernel worker's thread and use the newest state. Until all running containers are known
 (``in_step``), writes are put off: CPUs that seem free may belong to a container that is not yet adopted. The
 cpuset of a container with a call in flight is not written, as the call would undo it; it is written when the
-call has landed.
+call has completed.
 
 Where the cgroup of a running container was not found by name, the runtime is queried for it
 (``CgroupLocator``). This is a cold path, off the path of calls: a few containers in each comparison, each
@@ -116,12 +116,12 @@ class KernelWrites(Observer):
                 "cannot write the cgroups above a container in time", **subject(container)
             )
 
-    def moved(self, done: Enforced, *, look_again: bool = True) -> None:
+    def moved(self, done: Enforced, *, locate_again: bool = True) -> None:
         """Process the result of an enforcement.
 
         Args:
             done: The result.
-            look_again: Whether the runtime is queried about containers without a cgroup.
+            locate_again: Whether the runtime is queried about containers without a cgroup.
         """
         context = self._context
         context.telemetry.count(metrics.CPUSETS_WRITTEN, len(done.written))
@@ -134,15 +134,15 @@ class KernelWrites(Observer):
         for note in done.notes:
             context.telemetry.problem("cannot write a cgroup", reason=note)
         if done.written:
-            context.settle_later(*done.written)
+            context.sync_later(*done.written)
         there = (context.state.containers.get(container_id) for container_id in done.absent)
-        if look_again and any(c is not None and c.phase is Phase.RUNNING for c in there):
+        if locate_again and any(c is not None and c.phase is Phase.RUNNING for c in there):
             context.attention.set()  # a container that is only starting has no cgroup yet
 
 
 AT_ONCE = 16
 """How many containers the runtime is queried about in one comparison."""
-SELDOM = 32
+RARE_EVERY = 32
 SILENT_LIMIT = 2
 
 
@@ -173,7 +173,7 @@ class CgroupLocator:
             if container.cgroup and self.places is not None:
                 self.places.remember(container.id, container.cgroup, container.pod.cgroup_parent)
 
-    async def ask_driver(self, worker: Worker) -> None:
+    async def query_cgroup_driver(self, worker: Worker) -> None:
         """Query the runtime for its cgroup driver, which is only displayed."""
         try:
             self.driver = await worker.run(self._context.runtime.cgroup_driver)
@@ -194,7 +194,7 @@ class CgroupLocator:
         self._rounds += 1
         self.why = {k: v for k, v in self.why.items() if k in context.state.containers}
         there = {i for i in running if i in context.state.containers}
-        again = self._rounds % SELDOM == 0
+        again = self._rounds % RARE_EVERY == 0
         some = sorted(i for i in self.absent & there if again or i not in self.why)[:AT_ONCE]
         self.absent.difference_update(some)
         self.absent &= there

@@ -148,7 +148,7 @@ class LedgerRecovery:
             yield
             if key.startswith("p/"):
                 if (pod := load_pod(value, bounds)) is not None:
-                    context.bad_input.see(pod)
+                    context.bad_input.report_defects(pod)
                     pods.append(pod)
                     continue
             elif key.startswith(("c/", "i/")):

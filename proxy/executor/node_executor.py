@@ -47,7 +47,7 @@ from proxy.executor.reconciler import PassParts, Reconciler
 from proxy.executor.reservations import Reservations
 from proxy.executor.runtime_events import JOIN_S, RuntimeEvents
 from proxy.executor.runtime_ports import Events, Runtime
-from proxy.executor.runtime_sync import Settler
+from proxy.executor.runtime_sync import RuntimeSync
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.ports import Fences, Units
@@ -196,7 +196,7 @@ class NodeExecutor(NodeContext):
             self.confinement,
             unit_properties.fencing,
         )
-        self.settler = Settler(self, start_update, quotas, mems, unit_properties)
+        self.runtime_sync = RuntimeSync(self, start_update, quotas, mems, unit_properties)
         self.recovery = LedgerRecovery(
             self,
             start_update,
@@ -239,7 +239,7 @@ class NodeExecutor(NodeContext):
     async def close(self, limit: float = CLOSE_S, *, handing_over: bool = False) -> None:
         """Write what waits and end the workers, within ``limit`` seconds; a stuck worker is not waited for.
 
-        The parts that take calls (``start_update``, ``sync``, ``settler``) have workers of their own.
+        The parts that take calls (``start_update``, ``sync``, ``runtime_sync``) have workers of their own.
 
         Args:
             limit: The seconds.

@@ -71,7 +71,7 @@ class OwnerMoves:
         for container in containers_of(context.state, run.owner):
             if one.is_committed:
                 context.history.amend(container.id, f"moved {moved}")
-            context.settle_later(container.id)
+            context.sync_later(container.id)
             context.store.handle(CpusGiven((container.id,)))
         return why
 

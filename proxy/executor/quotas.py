@@ -110,7 +110,7 @@ class OwnerQuotas(Observer):
         self._lock = asyncio.Lock()
         self._removing, self._restoring = PassRetries(), PassRetries()
         self._is_due = False
-        context.store.handle(engine.CpuGroupsSought(groups is not None))
+        context.store.handle(engine.CpuControllerChecked(groups is not None))
 
     @property
     def active(self) -> bool:
@@ -178,7 +178,7 @@ class OwnerQuotas(Observer):
         """Send the quotas of containers to the runtime, which has saved other ones."""
         if some := tuple(ids):
             self._context.store.handle(engine.QuotasUnsent(some))
-            self._context.settle_later(*some)
+            self._context.sync_later(*some)
 
     def refused(self, container_id: str) -> None:
         """Note that the runtime refused a quota: the one in the kernel is in effect; resending can wait."""

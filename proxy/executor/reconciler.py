@@ -185,7 +185,7 @@ class Reconciler:
         answered = self._start_update.former_calls.answered
         if not self.connected:
             self.runtime_version = await self._worker.run(context.runtime.version)
-            await self._parts.cgroup_locator.ask_driver(self._worker)
+            await self._parts.cgroup_locator.query_cgroup_driver(self._worker)
         await self._parts.hotplug.reread()
         await self._parts.kubelet_cpus.refresh(self._worker)
         await self._parts.node_policy.follow(self._worker)
@@ -200,13 +200,13 @@ class Reconciler:
         await self._compare(listing, known, known_pods, began, requested_at, turns)
         await turns.turn()
         new = [c for c in listing.containers.values() if c.id not in context.state.containers]
-        ours = {
+        creating = {
             (c.pod.sandbox_id, c.name) for c in context.state.containers.values() if c.phase is Phase.CREATING
         }
         foreign = [
             c
             for c in new
-            if c.state != "EXITED" and (c.sandbox_id, c.name) not in ours and not listing.is_dead(c)
+            if c.state != "EXITED" and (c.sandbox_id, c.name) not in creating and not listing.is_dead(c)
         ]
         await self.adoption.adopt(foreign, listing, began)
         await turns.now()
@@ -225,7 +225,7 @@ class Reconciler:
         context.telemetry.count(metrics.RECONCILES)
         if not context.reconciled.is_set():
             self._in_step()
-            self._settle_all()
+            self._sync_all()
             applied = applies_to(context.state, None)
             context.telemetry.event(
                 "in step with the runtime",
@@ -246,11 +246,11 @@ class Reconciler:
                 )
         context.to_step.set()
 
-    def _settle_all(self) -> None:
-        """Settle each running container once: the runtime and systemd may hold older sets than the kernel."""
+    def _sync_all(self) -> None:
+        """Compare each running container once: the runtime or systemd may have an older cpuset."""
         context = self._context
         running = [c.id for c in context.state.containers.values() if c.phase is Phase.RUNNING]
-        context.settle_later(*running)
+        context.sync_later(*running)
         self._parts.unit_properties.changed(running)
 
     async def _repair(self, listing: Listing, began: int) -> None:
@@ -260,11 +260,11 @@ class Reconciler:
         if done is None:
             return
         context.report_errors(done)
-        self._parts.writes.moved(done, look_again=False)
+        self._parts.writes.moved(done, locate_again=False)
         running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
         found = await self._parts.cgroup_locator.find(running, self._worker)
         await self._parts.writes.follow(found)
-        self._say_lost([i for i in done.lost if i not in found], listing, began)
+        self._report_without_cgroup([i for i in done.lost if i not in found], listing, began)
         await self._also(self._parts.quotas.once())
         await self._also(self._parts.mems.once())
         if self._parts.partitions is not None:
@@ -295,7 +295,7 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001  see above
             self._context.broken(error)
 
-    def _say_lost(self, ids: list[str], listing: Listing, began: int) -> None:
+    def _report_without_cgroup(self, ids: list[str], listing: Listing, began: int) -> None:
         """Report containers that run, by the runtime's list, but have no cgroup to write (in a VM, say)."""
         context = self._context
         lost: list[Container] = []
@@ -378,7 +378,7 @@ class Reconciler:
                 else None
             )
 
-        await turns.through(self._start_update.end_strays(phase_of, asked))
+        await turns.through(self._start_update.end_orphans(phase_of, asked))
         absent = [i for i in known if listing.lacks_container(i)]
         for at in range(0, len(absent), AT_ONCE):
             there = context.state.containers
@@ -387,19 +387,19 @@ class Reconciler:
             await turns.turn()
         for container_id, phase in phases.items():
             await turns.turn()
-            ours = context.state.containers.get(container_id)
+            recorded = context.state.containers.get(container_id)
             if (
-                ours is None
+                recorded is None
                 or not context.state.runtime.changes.is_unchanged(container_id, began)
                 or context.state.inflight.of(container_id)
             ):
                 continue
-            if ours.phase is Phase.EXITED and phase is not Phase.EXITED:
+            if recorded.phase is Phase.EXITED and phase is not Phase.EXITED:
                 self._parts.lifecycle.removed(
                     [container_id]
                 )  # the container lives after all: it is adopted like an unknown one
                 context.store.handle(ContainerIsBack(container_id))
-            elif not (ours.phase is Phase.RUNNING and phase is Phase.CREATED):
+            elif not (recorded.phase is Phase.RUNNING and phase is Phase.CREATED):
                 self._parts.lifecycle.phase(container_id, phase)
         # A sandbox's own process may die before its containers, which keep their CPUs until they end.
         alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}

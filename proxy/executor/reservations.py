@@ -334,8 +334,8 @@ class Reservations:
         if one.kind is ReservationKind.CREATE:
             self._count(wait)
         if not wait.late:
-            return seen.InflightLanded()
-        return seen.InflightLate(confinement.words(wait), confinement.public_words(wait), wait.cpus)
+            return seen.InflightCompleted()
+        return seen.InflightLate(confinement.words(wait), confinement.public_message(wait), wait.cpus)
 
     def _count(self, wait: Wait) -> None:
         """Count a create of an owner, and how it waited for calls in flight."""
@@ -352,16 +352,16 @@ class Reservations:
         context, confinement = self._context, self._confinement
         calls = [f for i in one.containers for f in context.state.inflight.of(i) if not f.carries <= cpus]
         await context.calls.wait(calls, context.options.call_timeout)
-        late = Wait(tuple(call for call in calls if not context.calls.has_landed(call)))
+        late = Wait(tuple(call for call in calls if not context.calls.has_completed(call)))
         if not late.late:
-            return seen.InflightLanded()
-        return seen.InflightLate(confinement.words(late), confinement.public_words(late), late.cpus)
+            return seen.InflightCompleted()
+        return seen.InflightLate(confinement.words(late), confinement.public_message(late), late.cpus)
 
     async def _write_owners(self, one: Reservation) -> Event:
         context = self._context
         if one.kind is ReservationKind.MOVE:
             return self._written(one, await self._writes.run(context.enforcer.enforce, one.containers))
-        # A call in flight would undo the write for a moment; the containers are written when it lands.
+        # A call in flight would undo the write for a moment; the containers are written when it completes.
         inflight = context.state.inflight
         ids = [i for i in one.containers if not inflight.is_awaited(i) or inflight.is_confined(i)]
         return self._written(one, await self._writes.run(self._drift.enforce, ids))
@@ -395,7 +395,7 @@ class Reservations:
             try:
                 found[container_id] = context.enforcer.cgroups.read(path).effective_cpus
             except CgroupError as error:
-                if action_for(error.errno) is not WriteAction.LOOK:  # else it has exited meanwhile
+                if action_for(error.errno) is not WriteAction.LOCATE:  # else it has exited meanwhile
                     found[container_id] = context.state.node.machine.online  # it may be anywhere
         return found
 

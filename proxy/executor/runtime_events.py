@@ -55,7 +55,7 @@ AT_ONCE = 16
 """Events that are handled in one turn of the event loop."""
 MOMENT_S, LATER_S = 0.5, 3.0
 """Seconds to wait for a call's answer after its event; the second if doubts caused a pass just before."""
-DOUBTS_LIMIT = 256
+UNCLEAR_LIMIT = 256
 BEHIND_S = 60.0
 """Seconds for which the runtime's list may be behind its events."""
 EXITS_LIMIT = 2048
@@ -99,8 +99,8 @@ class RuntimeEvents(Observer):
         self._thread: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
         self._exits: dict[str, float] = {}
-        self._doubts: dict[str, RuntimeEvent] = {}
-        self._doubtful: asyncio.TimerHandle | None = None
+        self._unclear: dict[str, RuntimeEvent] = {}
+        self._resolve_timer: asyncio.TimerHandle | None = None
         self._crowd = False  # there are more doubtful events than are remembered
         self._asked = float("-inf")
 
@@ -220,7 +220,7 @@ class RuntimeEvents(Observer):
             if len(self._exits) > EXITS_LIMIT:
                 del self._exits[next(iter(self._exits))]
             self._exited(found)
-        elif self._is_odd(event):
+        elif self._contradicts_state(event):
             self._recheck_later(event)
 
     def _exited(self, container_id: str) -> None:
@@ -231,7 +231,7 @@ class RuntimeEvents(Observer):
             context.telemetry.debug("the runtime reported that a container exited", **subject(container))
             self._lifecycle.phase(container_id, Phase.EXITED)
 
-    def _is_odd(self, event: RuntimeEvent) -> bool:
+    def _contradicts_state(self, event: RuntimeEvent) -> bool:
         """Return whether an event disagrees with the current state."""
         found, state = event.container_id, self._context.state
         if event.kind == "exit":
@@ -242,20 +242,20 @@ class RuntimeEvents(Observer):
         return known if event.kind == "delete" else not known
 
     def _recheck_later(self, event: RuntimeEvent) -> None:
-        if len(self._doubts) < DOUBTS_LIMIT:
-            self._doubts[event.container_id] = event
+        if len(self._unclear) < UNCLEAR_LIMIT:
+            self._unclear[event.container_id] = event
         else:
             self._crowd = True
-        if self._doubtful is None:
+        if self._resolve_timer is None:
             lately = self._loop.time() - self._asked < LATER_S
-            self._doubtful = self._loop.call_later(LATER_S if lately else MOMENT_S, self._resolve)
+            self._resolve_timer = self._loop.call_later(LATER_S if lately else MOMENT_S, self._resolve)
 
     def _resolve(self) -> None:
         """Request a reconcile pass if some event still disagrees with the state after the wait."""
-        self._doubtful = None
-        doubts, self._doubts = self._doubts, {}
+        self._resolve_timer = None
+        doubts, self._unclear = self._unclear, {}
         crowd, self._crowd = self._crowd, False
-        if crowd or any(self._is_odd(event) for event in doubts.values()):
+        if crowd or any(self._contradicts_state(event) for event in doubts.values()):
             self._asked = self._loop.time()
             self._context.attention.set()
 
@@ -286,8 +286,8 @@ class RuntimeEvents(Observer):
         with self._lock:
             self._closing.set()
             self._queue.clear()
-        if self._doubtful is not None:
-            self._doubtful.cancel()
+        if self._resolve_timer is not None:
+            self._resolve_timer.cancel()
         if self._events is not None:
             await asyncio.to_thread(self._events.close)
         if self._thread is not None:

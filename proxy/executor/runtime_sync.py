@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from proxy.engine.call_events import ResendWanted, SavedCpusLearned, SettlingBegan
-from proxy.engine.settling import SettleStep, settle_step
+from proxy.engine.call_events import ResendWanted, RuntimeSyncBegan, SavedCpusLearned
+from proxy.engine.runtime_sync_step import SyncStep, sync_step
 from proxy.executor.adoption import saved_cpus
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
@@ -28,7 +28,7 @@ from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
-EXIT_NEWS_S = 0.2
+EXIT_EVENT_S = 0.2
 """Seconds to wait before a refusal is checked: a runtime refuses to update a container that has just exited
 some moments before it lists it as exited."""
 
@@ -38,7 +38,7 @@ SILENT = Backoff(4.0, 256.0)
 """Seconds before the cpuset of a container is sent again after an update without a good answer."""
 
 
-class Settler:
+class RuntimeSync:
     """Sends cpusets to the runtime, one container at a time."""
 
     def __init__(
@@ -62,25 +62,25 @@ class Settler:
         """Settle containers until cancelled."""
         context = self._context
         while True:
-            while context.state.runtime.unsettled and (rate := context.options.settle_per_second) > 0:
-                container_id = next(iter(context.state.runtime.unsettled))
-                context.store.handle(SettlingBegan(container_id))
-                if await self._settle(container_id):
+            while context.state.runtime.unsaved and (rate := context.options.settle_per_second) > 0:
+                container_id = next(iter(context.state.runtime.unsaved))
+                context.store.handle(RuntimeSyncBegan(container_id))
+                if await self._sync(container_id):
                     await asyncio.sleep(1 / rate)
-            await context.to_settle.wait()
-            context.to_settle.clear()
+            await context.to_sync.wait()
+            context.to_sync.clear()
 
-    async def _settle(self, container_id: str) -> bool:
+    async def _sync(self, container_id: str) -> bool:
         context, queried = self._context, False
-        step = settle_step(context.state, container_id)
-        if step in (SettleStep.LEARN, SettleStep.SEND) and self._backs_off(container_id):
+        step = sync_step(context.state, container_id)
+        if step in (SyncStep.LEARN, SyncStep.SEND) and self._backs_off(container_id):
             return False
-        if step is SettleStep.LEARN:
+        if step is SyncStep.LEARN:
             queried = await self._learn(container_id)
-            step = settle_step(context.state, container_id)  # what is still unknown is sent
-        if step is SettleStep.AWAIT:
+            step = sync_step(context.state, container_id)  # what is still unknown is sent
+        if step is SyncStep.AWAIT:
             context.store.handle(ResendWanted(container_id))
-        if step in (SettleStep.AWAIT, SettleStep.NOTHING):
+        if step in (SyncStep.AWAIT, SyncStep.NOTHING):
             return queried
         is_unsent = container_id in context.state.facts.quotas.unsent
         if not is_unsent and self._unit_properties.is_instead(context.state.containers[container_id]):
@@ -91,7 +91,7 @@ class Settler:
             await self._unit_properties.fencing.drop(fence)
             return queried
         want, quota = context.state.wanted(container), self._quotas.carried(container)
-        flight = context.calls.depart(container_id, want)
+        flight = context.calls.track(container_id, want)
         self._unit_properties.fencing.bind(flight, fence)
         refused = ""
         try:
@@ -113,7 +113,7 @@ class Settler:
             which = subject_of(context.state.containers, container_id)
             context.telemetry.problem("cannot save a cpuset at the runtime", **which, err=refused)
             self._put_off(container_id)
-            context.settle_later(container_id)
+            context.sync_later(container_id)
         else:
             self._silent.succeeded(container_id)
         return True
@@ -146,12 +146,12 @@ class Settler:
         """Return whether a container waits after an update without a good answer, and retry it later."""
         left = self._silent.remaining(container_id, self._context.clock())
         if left:
-            asyncio.get_running_loop().call_later(left, self._context.settle_later, container_id)
+            asyncio.get_running_loop().call_later(left, self._context.sync_later, container_id)
         return bool(left)
 
     async def _runs(self, container_id: str) -> bool:
         """Return whether a container runs after its update was refused; only then the refusal matters."""
-        await asyncio.sleep(EXIT_NEWS_S)
+        await asyncio.sleep(EXIT_EVENT_S)
         try:
             listed = await self._worker.run(self._context.runtime.list_containers, container_id)
         except Exception:  # noqa: BLE001  what is not known to have exited runs
@@ -163,10 +163,10 @@ class Settler:
         context = self._context
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                while context.state.runtime.unsettled and context.options.settle_per_second > 0:
-                    container_id = next(iter(context.state.runtime.unsettled))
-                    context.store.handle(SettlingBegan(container_id))
-                    await self._settle(container_id)
+                while context.state.runtime.unsaved and context.options.settle_per_second > 0:
+                    container_id = next(iter(context.state.runtime.unsaved))
+                    context.store.handle(RuntimeSyncBegan(container_id))
+                    await self._sync(container_id)
 
     def close(self) -> None:
         """End the worker."""

@@ -42,7 +42,7 @@ from proxy.model.koordinator import BeCpuset
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass
 from proxy.pools.claims import pool_of
 
-TRIES, SELDOM = 2, 32
+TRIES, RARE_EVERY = 2, 32
 """Searches for a missing cgroup; after these, one search in this many passes."""
 _NO_MONITOR = (Phase.CREATING, Phase.EXITED)
 
@@ -144,7 +144,7 @@ class SandboxCgroups:
         """Read the path and CPUs of the cgroup of a sandbox or a monitor; None if it has no cgroup."""
         known = self._seen.get(key)
         missed = self._missed.get(key, 0)
-        if known is None and missed >= TRIES and self._passes % SELDOM:
+        if known is None and missed >= TRIES and self._passes % RARE_EVERY:
             return None
         path = known[0] if known is not None else self._cgroups.find(pod.cgroup_parent, key)
         if path is not None:

@@ -13,16 +13,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from proxy.engine.call_answers import public_reason
 from proxy.engine.call_events import (
-    CallStrayed,
+    CallOrphaned,
+    OrphanEnded,
+    OrphanListed,
     StartEnded,
     StartRefused,
-    StrayEnded,
-    StrayListed,
     UpdateEnded,
 )
 from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
-from proxy.engine.node_effects import StrayOver
+from proxy.engine.node_effects import OrphanOver
 from proxy.engine.pod_fence import Fence
 from proxy.engine.start import StartStep, is_below_class, start_step
 from proxy.executor.background import Worker
@@ -138,7 +138,7 @@ class StartUpdate:
         """
         context = self._context
         want, quota = context.state.wanted(container), self._quotas.carried(container)
-        flight = context.calls.depart(container.id, want)
+        flight = context.calls.track(container.id, want)
 
         async def sent() -> None:
             async with self.under_way(flight):
@@ -186,7 +186,7 @@ class StartUpdate:
             carries: The CPUs that the runtime may write by it.
             fence: The fence that was set up for it.
         """
-        flight = self._context.calls.depart(container_id, carries, is_start=True)
+        flight = self._context.calls.track(container_id, carries, is_start=True)
         self._fencing.bind(flight, fence)
         return flight
 
@@ -196,21 +196,21 @@ class StartUpdate:
         try:
             yield
         except (UnavailableError, asyncio.CancelledError):
-            self.stray(flight)  # no caller waits any more; the runtime may still execute it
+            self.mark_orphaned(flight)  # no caller waits any more; the runtime may still execute it
             raise
         except BaseException:
-            self.landed(flight, None)
+            self.completed(flight, None)
             raise
-        self.landed(flight, flight.carries)
+        self.completed(flight, flight.carries)
 
     def started(self, flight: InflightCall, *, ok: bool) -> None:
         """Record that a start has been answered."""
-        context, landed, handle = self._context, self._fencing.landed, self._context.store.handle
+        context, completed, handle = self._context, self._fencing.completed, self._context.store.handle
         container = context.state.containers.get(flight.container_id)
         if ok:
-            landed(flight, flight.carries, functools.partial(handle, StartEnded(flight, Phase.RUNNING)))
+            completed(flight, flight.carries, functools.partial(handle, StartEnded(flight, Phase.RUNNING)))
         elif container is None or container.phase is not Phase.STARTING:
-            landed(flight, None, functools.partial(handle, StartEnded(flight, None)))
+            completed(flight, None, functools.partial(handle, StartEnded(flight, None)))
             context.attention.set()
         else:
             context.store.handle(StartRefused(flight, context.clock()))
@@ -220,14 +220,14 @@ class StartUpdate:
         """Widen the cgroup above a container after a failed start, so that the next start can succeed."""
         self._writes.moved(await self._context.kernel.run(self._context.enforcer.make_room, container))
 
-    def landed(self, flight: InflightCall, carried: CpuSet | None) -> None:
+    def completed(self, flight: InflightCall, carried: CpuSet | None) -> None:
         """Record that an update was answered; ``carried`` is the set that the runtime has saved, if any."""
         then = functools.partial(self._context.store.handle, UpdateEnded(flight, carried))
-        self._fencing.landed(flight, carried, then)
+        self._fencing.completed(flight, carried, then)
 
-    def stray(self, flight: InflightCall) -> None:
+    def mark_orphaned(self, flight: InflightCall) -> None:
         """Record that no caller waits for a start or update any more; the runtime may still execute it."""
-        self._context.store.handle(CallStrayed(flight, self._context.clock()))
+        self._context.store.handle(CallOrphaned(flight, self._context.clock()))
 
     def suspect(self) -> Iterator[None]:
         """Record, when the daemon starts, calls that the runtime may still execute for an earlier one.
@@ -235,7 +235,7 @@ class StartUpdate:
         Those that a replaced daemon still relays are known (``former_calls``). Of the others it is not known
         which calls these are or which sets they carry, so one is assumed for every container that may be
         changed. Containers that have a call in flight already are skipped. The cost is that a create that
-        arrives at once and gives CPUs away waits for ``STRAY_GRACE_S``. Writing each update to the ledger
+        arrives at once and gives CPUs away waits for ``ORPHAN_GRACE_S``. Writing each update to the ledger
         before it is sent would slow down all updates.
 
         A generator of steps, after each of which the state may have changed.
@@ -251,15 +251,15 @@ class StartUpdate:
                 continue
             if context.state.inflight.of(container_id):
                 continue
-            known = self.former_calls.depart(container_id)
+            known = self.former_calls.track(container_id)
             may_start = container.phase is not Phase.RUNNING and not any(call.is_start for call in known)
             for is_start in (False, True) if may_start else (False,):
                 now = context.clock()
-                context.calls.depart(
-                    container.id, anywhere, is_start=is_start, stray_since=now, suspected=True
+                context.calls.track(
+                    container.id, anywhere, is_start=is_start, orphaned_since=now, suspected=True
                 )
 
-    def end_strays(self, phase_of: Callable[[str], Phase | None], asked: float) -> Iterator[None]:
+    def end_orphans(self, phase_of: Callable[[str], Phase | None], asked: float) -> Iterator[None]:
         """End calls without a waiting caller that are over, by the runtime's list or by the time passed.
 
         A generator of steps, after each of which the state may have changed.
@@ -269,20 +269,20 @@ class StartUpdate:
             asked: When the list was requested, in seconds of the executor's clock.
         """
         context, now = self._context, self._context.clock()
-        for call in context.state.inflight.strays():
+        for call in context.state.inflight.orphans():
             yield
             held = self._confinement.holds(call) or self.former_calls.holds(call)
             phase = phase_of(call.container_id)
-            for effect in context.store.handle(StrayListed(call, phase, asked, now, held)):
-                if isinstance(effect, StrayOver):
+            for effect in context.store.handle(OrphanListed(call, phase, asked, now, held)):
+                if isinstance(effect, OrphanOver):
                     self._end(effect)
 
-    def _end(self, stray: StrayOver) -> None:
+    def _end(self, orphan: OrphanOver) -> None:
         """End a call without a waiting caller, once systemd has the right set for its container."""
-        call, phase = stray.call, stray.phase
+        call, phase = orphan.call, orphan.phase
         sent = call.carries if call.is_start and phase is Phase.RUNNING else None
-        then = functools.partial(self._context.store.handle, StrayEnded(call, phase))
-        self._fencing.landed(call, sent, then)
+        then = functools.partial(self._context.store.handle, OrphanEnded(call, phase))
+        self._fencing.completed(call, sent, then)
 
     def close(self) -> None:
         """End the workers' threads."""

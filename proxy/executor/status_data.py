@@ -334,12 +334,14 @@ class CpuUsers:
             cpus: Its CPUs.
             hard: Whether BE containers may not borrow them.
         """
-        mine = cpus.bits
-        if not mine & (self._sharers | self._contested | (self._be if hard else 0)):
+        bits_of_owner = cpus.bits
+        if not bits_of_owner & (self._sharers | self._contested | (self._be if hard else 0)):
             return []
         found = (
             container
             for container, bits in self._each
-            if bits & mine and container.owner != owner and (hard or container.placement.pool is not Pool.BE)
+            if bits & bits_of_owner
+            and container.owner != owner
+            and (hard or container.placement.pool is not Pool.BE)
         )
         return sorted(found, key=lambda container: container.ref)

@@ -28,7 +28,7 @@ from msgspec import structs
 
 from proxy.engine import node_effects as to_do
 from proxy.engine.call_answers import CallAnswer
-from proxy.engine.call_events import CallDeparted, CallLanded, StartRequested, UpdateRequested
+from proxy.engine.call_events import CallCompleted, CallSent, StartRequested, UpdateRequested
 from proxy.engine.container_events import (
     ContainerFound,
     CpusNotFreed,
@@ -77,13 +77,13 @@ class CallWaits:
         self._number = 0
         self._waits: dict[int, asyncio.Future[None]] = {}
 
-    def depart(
+    def track(
         self,
         container_id: str,
         carries: CpuSet,
         *,
         is_start: bool = False,
-        stray_since: float | None = None,
+        orphaned_since: float | None = None,
         suspected: bool = False,
         relayed: bool = False,
     ) -> InflightCall:
@@ -93,7 +93,7 @@ class CallWaits:
             container_id: The container.
             carries: The cpuset.
             is_start: Whether the call is a start, not an update.
-            stray_since: When it was found that an earlier run of the daemon has sent it; None where it is
+            orphaned_since: When it was found that an earlier run of the daemon has sent it; None where it is
                 sent now.
             suspected: Whether it is not known that there is such a call.
             relayed: Whether it is sent while the node is released.
@@ -106,24 +106,24 @@ class CallWaits:
             carries,
             is_start,
             loop.time(),
-            stray_since=stray_since,
+            orphaned_since=orphaned_since,
             resend=not suspected,
             suspected=suspected,
             relayed=relayed,
         )
         self._waits[call.number] = loop.create_future()
-        self._handle(CallDeparted(call))
+        self._handle(CallSent(call))
         return call
 
-    def land(self, call: InflightCall) -> None:
+    def complete(self, call: InflightCall) -> None:
         """Note that a call is over, without a result for its container."""
-        self._handle(CallLanded(call))
+        self._handle(CallCompleted(call))
 
     def over(self, effect: to_do.CallOver) -> None:
         """Wake what waits for a call."""
         self._waits.pop(effect.number).set_result(None)
 
-    def has_landed(self, call: InflightCall) -> bool:
+    def has_completed(self, call: InflightCall) -> bool:
         """Return whether a call is over."""
         return call.number not in self._waits
 
@@ -155,7 +155,7 @@ class CallWaits:
         """
         calls = self._newest().inflight.others(container_id, cpus)
         await self.wait(calls, timeout)
-        return all(map(self.has_landed, calls))
+        return all(map(self.has_completed, calls))
 
 
 E = TypeVar("E", to_do.WriteCpusets, to_do.CompareCpusets, to_do.CompareUnits, ReportReversedMask)
@@ -183,7 +183,7 @@ class NodeStore:
         calls: Registers calls at the runtime that may write a container's cpuset, and waits for them.
         reconciled: Set once all running containers are known. Before, CPUs that seem free may be owned.
         attention: Set to have the runtime's lists compared soon.
-        to_settle: Set when there are more unsettled containers.
+        to_sync: Set when there are more unsaved containers.
     """
 
     # A property without a function in Python: each call reads it several times.
@@ -214,15 +214,15 @@ class NodeStore:
         self.calls = CallWaits(lambda: self._state, self.handle)
         self.reconciled = asyncio.Event()
         self.attention = asyncio.Event()
-        self.to_settle = asyncio.Event()
+        self.to_sync = asyncio.Event()
         # None: the sender of the event takes the effect from the result.
         self._perform: dict[type[NodeEffect], Callable[[Any], None] | None] = {
             **dict.fromkeys(_NOTICES, self._notify),
             PutRecord: self._put_record,
             RequestReconcile: lambda effect: self.attention.set(),
-            to_do.SettleSoon: lambda effect: self.to_settle.set(),
+            to_do.SyncRuntimeSoon: lambda effect: self.to_sync.set(),
             to_do.CallOver: self.calls.over,
-            to_do.StrayOver: None,
+            to_do.OrphanOver: None,
             PlanDecided: None,
             PodDecided: None,
             **dict.fromkeys(get_args(CallAnswer)),

@@ -29,7 +29,7 @@ from proxy.telemetry.port import Telemetry
 
 STUCK_S = 10.0
 """Seconds at one job after which a worker for files is stuck: twice the default ``callTimeout``."""
-PATIENT_S = 60.0
+SLOW_STUCK_S = 60.0
 """The same for workers with jobs that query peers several times, each time with a deadline."""
 RESTART_S = 300.0
 STEADY_S = 60.0
@@ -59,13 +59,13 @@ class _Watched:
     Attributes:
         worker: The worker.
         after: Seconds at one job after which it is stuck.
-        vital: Whether the node is not ready without it.
+        critical: Whether the node is not ready without it.
         stuck_s: How long it had been stuck at the last check; 0 while it is not.
     """
 
     worker: Busy
     after: float
-    vital: bool
+    critical: bool
     stuck_s: float = 0.0
 
     def stuck_now(self) -> float:
@@ -96,15 +96,15 @@ class Health:
         self._began = clock()
         self._watched: list[_Watched] = []
 
-    def watch(self, worker: Busy, after: float = PATIENT_S, *, vital: bool = False) -> None:
+    def watch(self, worker: Busy, after: float = SLOW_STUCK_S, *, critical: bool = False) -> None:
         """Watch one more worker.
 
         Args:
             worker: The worker.
             after: Seconds at one job after which it is stuck.
-            vital: Whether the node is not ready without it.
+            critical: Whether the node is not ready without it.
         """
-        self._watched.append(_Watched(worker, after, vital))
+        self._watched.append(_Watched(worker, after, critical))
 
     async def run(self) -> None:
         """Check the workers periodically, until cancelled."""
@@ -125,8 +125,8 @@ class Health:
                 self._recovered()
 
     def stuck(self) -> dict[str, float]:
-        """Return the vital workers that are stuck now, with the seconds."""
-        found = {watched.worker.name: watched.stuck_now() for watched in self._watched if watched.vital}
+        """Return the critical workers that are stuck now, with the seconds."""
+        found = {watched.worker.name: watched.stuck_now() for watched in self._watched if watched.critical}
         return {name: seconds for name, seconds in found.items() if seconds}
 
     def may_restart(self) -> bool:

@@ -1,11 +1,11 @@
 """The lease that one replica holds: only that one binds pods.
 
-Theory. A replica that binds must know all that was promised before, and must be the only one that promises.
-The Lease object (coordination.k8s.io/v1) is written under optimistic locking, so one replica at a time holds
-it. Clocks are not compared: a replica takes the lease over when it has seen it unchanged for its whole
-duration, by its own monotonic clock. The holder counts the duration from *before* its last renewal was sent,
-and stops ``MARGIN_S`` early, which is longer than a bind may take: so a bind of the old holder has ended when
-the new one begins.
+Theory. A replica that binds must know all pods that were assumed before, and must be the only one that
+assumes pods. The Lease object (coordination.k8s.io/v1) is written under optimistic locking, so one replica at
+a time holds it. Clocks are not compared: a replica takes the lease over when it has seen it unchanged for its
+whole duration, by its own monotonic clock. The holder counts the duration from *before* its last renewal was
+sent, and stops ``MARGIN_S`` early, which is longer than a bind may take: so a bind of the old holder has
+ended when the new one begins.
 
 A holder that cannot renew ends its process, and starts again as a follower.
 """

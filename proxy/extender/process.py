@@ -118,5 +118,5 @@ def run(options: ExtenderOptions) -> int:
     Returns:
         The exit code.
     """
-    logs.setup(options.level, options.form, logs.apart(sys.stderr))
+    logs.setup(options.level, options.form, logs.with_own_descriptor(sys.stderr))
     return asyncio.run(_run(options))

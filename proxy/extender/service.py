@@ -4,13 +4,13 @@ kube-scheduler sends the pod and the names of the nodes that its own plugins hav
 
 - *filter* keeps those that would admit the pod.
 - *prioritize* scores them, 0 to 10.
-- *bind* decides again for the one node, with the CPUs themselves, promises them, and creates the Binding. The
-  CPUs of LSE and LSR pods are written as the annotation ``resource-status`` by the same request, so there is
-  no moment in which the pod is bound and the annotation is missing.
+- *bind* decides again for the one node, with the CPUs themselves, assumes the pod on them, and creates the
+  Binding. The CPUs of LSE and LSR pods are written as the annotation ``resource-status`` by the same request,
+  so there is no moment in which the pod is bound and the annotation is missing.
 - *preempt* names victims that make room on one NUMA node.
 
 What cannot be decided is answered with an error, and kube-scheduler tries the pod again.
-Where the answer to a bind is lost, the promise stays until the fate of the pod is known: the watch
+Where the answer to a bind is lost, the pod stays assumed until its state is known: the watch
 shows it as bound, or it is read as not bound once the request can have no effect any more.
 """
 
@@ -34,10 +34,10 @@ from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
 from proxy.scheduler.advice import choose_victims, find_moves
+from proxy.scheduler.assumed_pods import LOST_S, AssumedPod
 from proxy.scheduler.decision import NOT_STATIC, OTHER_POLICY, REORDERED, resource_status
 from proxy.scheduler.node_table import UNKNOWN, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, read_demand, with_cpus
-from proxy.scheduler.promises import LOST_S, Promise
 from proxy.scheduler.scores import Strategy
 from proxy.telemetry import metrics
 from proxy.telemetry.exposition import family
@@ -105,7 +105,7 @@ class ExtenderService:
         self._waiting: OrderedDict[str, PodDemand] = OrderedDict()
         self._registry = Registry((metrics.EXTENDER_REQUESTS, metrics.EXTENDER_REQUEST_SECONDS))
         self._binding = asyncio.Semaphore(BINDS)
-        self._settling: set[asyncio.Future[None]] = set()
+        self._resolving: set[asyncio.Future[None]] = set()
         self._verbs = {
             "/filter": self._filter,
             "/prioritize": self._prioritize,
@@ -188,7 +188,7 @@ class ExtenderService:
             assert facts is not None
             annotations[RESOURCE_STATUS] = resource_status(facts, verdict)
             demand = with_cpus(demand, annotations[RESOURCE_STATUS])
-        self._table.promise(node, demand, asyncio.get_running_loop().time())
+        self._table.assume(node, demand, asyncio.get_running_loop().time())
         problem = await self._create_binding(demand, node, annotations)
         if not problem:
             self._waiting.pop(uid, None)
@@ -291,29 +291,29 @@ class ExtenderService:
             if error.status < 500 and error.status != 408:
                 self._table.release(demand.key, asyncio.get_running_loop().time())
             else:
-                self._settle_later(demand)
+                self._resolve_later(demand)
             return f"cannot bind {demand.ref} to {node}: {error}"
         except (TopoproxyError, TimeoutError) as error:
-            self._settle_later(demand)
+            self._resolve_later(demand)
             return f"cannot bind {demand.ref} to {node}: {str(error) or 'the API server does not answer'}"
         return ""
 
-    def _settle_later(self, demand: PodDemand) -> None:
-        """Find out in a while whether a bind without an answer took effect; the promise stays until then."""
-        task = asyncio.ensure_future(self._settle(demand, self._table.promise_of(demand.key)))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+    def _resolve_later(self, demand: PodDemand) -> None:
+        """Find out later whether a bind without an answer took effect; until then the pod is assumed."""
+        task = asyncio.ensure_future(self._resolve_bind(demand, self._table.assumed_pod(demand.key)))
+        self._resolving.add(task)
+        task.add_done_callback(self._resolving.discard)
 
-    async def _settle(self, demand: PodDemand, promise: Promise | None) -> None:
-        """Release the promise of a bind that did not take effect; the watch shows one that did.
+    async def _resolve_bind(self, demand: PodDemand, assumed: AssumedPod | None) -> None:
+        """Forget the assumed pod of a bind that did not take effect; the watch shows one that did.
 
-        Where the API server does not answer, the promise ends after ``LOST_S``.
+        Where the API server does not answer, the assumed pod is forgotten after ``LOST_S``.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + LOST_S
         await asyncio.sleep(SETTLED_S)
         path = f"/api/v1/namespaces/{demand.spec.namespace}/pods/{demand.spec.name}"
-        while loop.time() < end and self._table.promise_of(demand.key) is promise:
+        while loop.time() < end and self._table.assumed_pod(demand.key) is assumed:
             try:
                 async with asyncio.timeout(BIND_S):
                     found = await self._api.get(path)
@@ -324,7 +324,7 @@ class ExtenderService:
                 found = {}
             metadata, spec = found.get("metadata") or {}, found.get("spec") or {}
             is_bound = metadata.get("uid") == demand.key and spec.get("nodeName")
-            if not is_bound and self._table.promise_of(demand.key) is promise:
+            if not is_bound and self._table.assumed_pod(demand.key) is assumed:
                 self._table.release(demand.key, loop.time())
             return
 

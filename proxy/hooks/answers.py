@@ -92,15 +92,18 @@ class Adjustment:
     updates: Mapping[str, Update] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether it says anything."""
-        return next(self.said(), None) is not None
+        """Whether any field is set."""
+        return next(self.set_fields(), None) is not None
 
-    def said(self) -> Iterator[tuple[str, object]]:
-        """Iterate over what it says: field and value; maps that have nothing in them say nothing."""
+    def set_fields(self) -> Iterator[tuple[str, object]]:
+        """Iterate over the fields that are set, with their values; an empty map counts as not set."""
         for name in FIELDS:
             value = getattr(self, name)
             if value is not LEAVE and (name not in MAPS or value):
                 yield name, value
+
+    said = set_fields
+    """The former name, for one release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +124,4 @@ FIELDS: Final = tuple(item.name for item in fields(Adjustment))
 MAPS: Final = frozenset(("unified", "annotations", "labels", "envs", "devices", "mounts", "updates"))
 """Those whose keys are owned individually."""
 NOTHING: Final = Adjustment()
-"""An adjustment that says nothing."""
+"""An adjustment that sets no field."""

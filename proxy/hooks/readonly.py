@@ -37,7 +37,7 @@ def read_only(value: _T) -> _T:
         made = ReadOnlyMap({key: read_only(entry) for key, entry in value.items()})
     elif isinstance(value, list | tuple):
         made = tuple(read_only(entry) for entry in value)
-    elif _ours(value):
+    elif _is_fact(value):
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
         made = dataclasses.replace(
             made, **{field.name: read_only(getattr(value, field.name)) for field in fields}
@@ -45,7 +45,7 @@ def read_only(value: _T) -> _T:
     return made  # type: ignore[no-any-return]
 
 
-def _ours(value: object) -> bool:
+def _is_fact(value: object) -> bool:
     """Return whether it is an event or a fact; settings are the hook's own, and machines never change."""
-    ours = type(value).__module__.startswith("proxy.hooks.")
-    return ours and dataclasses.is_dataclass(value) and not isinstance(value, Adjustment)
+    is_fact = type(value).__module__.startswith("proxy.hooks.")
+    return is_fact and dataclasses.is_dataclass(value) and not isinstance(value, Adjustment)

@@ -144,7 +144,7 @@ def _row(cls: type, text: str, types: Mapping[str, str]) -> DocumentedFields:
     return DocumentedFields(names, tuple(types.get(name, "") for name in names), found[2])
 
 
-def type_words(text: str, link: Callable[[str], str]) -> str:
+def type_text(text: str, link: Callable[[str], str]) -> str:
     """Describe an annotation: ``Mapping[str, Mount | _Clear]`` is ``map of str to Mount or CLEAR``.
 
     Args:
@@ -243,7 +243,7 @@ def _class_text(cls: type, title: str) -> str:
 
 def types_of(row: DocumentedFields, link: Callable[[str], str]) -> str:
     """Write a row's types: one for all its fields, or one each in their order."""
-    types = [type_words(text, link) for text in row.types if text]
+    types = [type_text(text, link) for text in row.types if text]
     return "; ".join(types if len(set(types)) > 1 else types[:1])
 
 

@@ -29,18 +29,18 @@ from proxy.hooks.events import Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import Hook
 from proxy.hooks.loader.directories import Candidate, HookFileEntry, State, Survey, survey
 from proxy.hooks.loader.loading import LOAD_S
-from proxy.hooks.loader.safe_read import Unsettled, UntrustedError
+from proxy.hooks.loader.safe_read import FileBeingWrittenError, UntrustedError
 from proxy.hooks.loader.versions import CrashingHookError, CrashMarks, Version, VersionBuilder
 from proxy.model.backoff import Backoff
 from proxy.model.errors import HookError
 from proxy.telemetry.port import Report, silent
 
-LOOK_S: Final = 0.4
+POLL_S: Final = 0.4
 """Between two looks; what has changed is to be in use a second after."""
 SOON_S: Final = 0.1
 AGAIN = Backoff(5.0, 300.0)
 """Seconds before what has failed is tried again."""
-PATIENCE_S: Final = 2.0
+REPORT_AFTER_S: Final = 2.0
 """After this time a file that is still being written is reported."""
 END_S: Final = 2.0
 _THREADS: Final = 4
@@ -124,7 +124,7 @@ class _Known:
     config: HooksConfig
     state: State = State.WAITING
     error: str = ""
-    unsettled: float | None = None
+    changing_since: float | None = None
     again: float | None = None
     failures: int = 0
 
@@ -194,14 +194,14 @@ class HookRegistry:
                 await self._scan()
             except Exception as error:  # noqa: BLE001 - hooks that are in use continue
                 self._report_problem("cannot look for hooks", err=error)
-            unsettled = any(known.unsettled is not None for known in self._known.values())
+            changing = any(known.changing_since is not None for known in self._known.values())
             # Not wait_for: in Python 3.11 it loses a cancellation that comes as the event is set.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SOON_S if unsettled else LOOK_S):
+                async with asyncio.timeout(SOON_S if changing else POLL_S):
                     await self._wake.wait()
             self._wake.clear()
 
-    async def look_once(self, timeout: float = 2 * LOAD_S) -> None:
+    async def scan_once(self, timeout: float = 2 * LOAD_S) -> None:
         """Scan, and wait until changed files are in use or have failed.
 
         A file that was just written is waited for; one that is written continuously is not.
@@ -214,7 +214,7 @@ class HookRegistry:
             await self._scan()
             if self._busy:
                 await asyncio.wait(set(self._busy.values()), timeout=max(until - self._clock(), 0.0))
-            fresh = any(k.unsettled is not None and not k.error for k in self._known.values())
+            fresh = any(k.changing_since is not None and not k.error for k in self._known.values())
             if not fresh or self._clock() + SOON_S > until:
                 return
             await asyncio.sleep(SOON_S)
@@ -236,13 +236,13 @@ class HookRegistry:
         async with self._scanning:
             found = await self._worker.run(survey, self._config)
             self._masked = found.masked
-            for sentence in found.strange:
+            for sentence in found.ignored_files:
                 self._report_once("ignored a file", None, sentence)
             for name, candidate in found.candidates.items():
                 known = self._known.get(name)
                 if name not in self._busy and (
                     known is None
-                    or known.unsettled is not None
+                    or known.changing_since is not None
                     or known.candidate.signature != candidate.signature
                     or known.config is not self._config
                     or (known.again is not None and known.again <= self._clock())
@@ -264,7 +264,7 @@ class HookRegistry:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._report_problem("cannot use a hook", hook=name, err=error)
         known = self._known.get(name)
-        if known is None or known.unsettled is None:
+        if known is None or known.changing_since is None:
             self._wake.set()  # it may have changed meanwhile
 
     async def _bring_in_turn(self, name: str, candidate: Candidate) -> None:
@@ -287,7 +287,7 @@ class HookRegistry:
             if new is not None and new is not old:
                 await self._handover.configure(new)
                 await self._worker.run(self._trials.end, name)
-        except Unsettled as error:
+        except FileBeingWrittenError as error:
             self._postpone(known, before, error)
         except HookError as error:
             self._refuse(known, error, old)
@@ -320,11 +320,13 @@ class HookRegistry:
         if old is not None:
             await self._handover.shut_down(old, "removed" if new is None else "replaced")
 
-    def _postpone(self, known: _Known, before: _Known | None, error: Unsettled) -> None:
+    def _postpone(self, known: _Known, before: _Known | None, error: FileBeingWrittenError) -> None:
         """Retry a file later that is being written."""
         now = self._clock()
-        known.unsettled = now if before is None or before.unsettled is None else before.unsettled
-        if now - known.unsettled > PATIENCE_S:
+        known.changing_since = (
+            now if before is None or before.changing_since is None else before.changing_since
+        )
+        if now - known.changing_since > REPORT_AFTER_S:
             what = "hook server" if known.candidate.server else "hook"
             known.error = f"cannot read {what} {known.candidate.path}: {error}"
             self._report_once("cannot load a hook", known.candidate.name, known.error)

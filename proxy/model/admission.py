@@ -31,7 +31,7 @@ class BeyondLimit(enum.StrEnum):
 
 
 class AdmissionRule(enum.StrEnum):
-    """The rules that can stand against a claim; metrics and messages name them."""
+    """The rules that can reject a claim; metrics and messages name them."""
 
     NAMESPACE = "namespace"
     SYSTEM_NAMESPACE = "system-namespace"
@@ -46,8 +46,8 @@ class AdmissionRule(enum.StrEnum):
     @property
     def reason(self) -> str:
         """The rule as a reason of a rejection: ``AdmissionSharedFloor``."""
-        words = ("CPUs" if word == "cpus" else word.capitalize() for word in self.split("-"))
-        return f"Admission{''.join(words)}"
+        message = ("CPUs" if word == "cpus" else word.capitalize() for word in self.split("-"))
+        return f"Admission{''.join(message)}"
 
 
 CLAIMED = (
@@ -65,11 +65,11 @@ class Breach(Struct, frozen=True):
 
     Attributes:
         rule: The rule.
-        words: The cause in words. They name no other pod, so that a pod's events may show them.
+        message: The cause in words. They name no other pod, so that a pod's events may show them.
     """
 
     rule: AdmissionRule
-    words: str
+    message: str
 
 
 class Namespaces(Struct, frozen=True):

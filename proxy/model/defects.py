@@ -7,7 +7,7 @@ from typing import Self
 
 
 class DefectKind(enum.StrEnum):
-    """Kinds of defective input, and of wishes that cannot be met."""
+    """Kinds of defective input, and of preferences that cannot be met."""
 
     QOS_CLASS = "qos-class"
     ANNOTATION = "annotation"
@@ -30,9 +30,11 @@ class InputDefect(str):
     kind: DefectKind
     decisive: bool
 
-    def __new__(cls, words: str, kind: DefectKind = DefectKind.ANNOTATION, *, decisive: bool = False) -> Self:
+    def __new__(
+        cls, message: str, kind: DefectKind = DefectKind.ANNOTATION, *, decisive: bool = False
+    ) -> Self:
         """Make a defect of a sentence."""
-        defect = super().__new__(cls, words)
+        defect = super().__new__(cls, message)
         defect.kind, defect.decisive = kind, decisive
         return defect
 

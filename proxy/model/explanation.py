@@ -61,7 +61,7 @@ class Merge(Struct, frozen=True):
         best: The hint that won; its affinity is None where any node will do.
         runner_up: The best with other nodes, if there is one.
         decided: What decided between the two, in words.
-        blame: Resources that stand against a preferred result, in words; empty where nothing does.
+        blame: Texts that name the resources that prevent a preferred result; empty where none does.
     """
 
     policy: str

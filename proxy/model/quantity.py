@@ -20,7 +20,7 @@ LARGEST = (1 << 63) - 1
 _NUMBER = r"(?s)([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(.*)"
 _EXPONENT = r"[eE]([+-]?[0-9]+)"
 _TENS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_TWOS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_BINARY_SUFFIXES = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _LONGEST = 100
 _FAR = 3 * _LONGEST
 """An exponent beyond this changes no result: a text of 100 characters is then below 1 or above LARGEST."""
@@ -69,7 +69,7 @@ def show_quantity(amount: int, *, milli: bool = False) -> str:
     """Write an amount (thousandths where ``milli``) as short as it reads back the same."""
     if milli:
         return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
-    for suffix, twos in reversed(_TWOS.items()):
+    for suffix, twos in reversed(_BINARY_SUFFIXES.items()):
         if amount and amount % (1 << twos) == 0:
             return f"{amount >> twos}{suffix}"
     return str(amount)
@@ -79,12 +79,16 @@ def _scale(text: str, suffix: str) -> tuple[int, int]:
     """Return the powers of ten and of two that a suffix means."""
     if suffix in _TENS:
         return _TENS[suffix], 0
-    if suffix in _TWOS:
-        return 0, _TWOS[suffix]
+    if suffix in _BINARY_SUFFIXES:
+        return 0, _BINARY_SUFFIXES[suffix]
     if exponent := re.fullmatch(_EXPONENT, suffix):
         return max(-_FAR, min(_FAR, int(exponent[1]))), 0
-    near = {name.lower(): name for name in (*_TWOS, *_TENS)}.get(suffix.lower())
-    hint = f"; did you mean {near}?" if near else f" (known: {' '.join(s for s in (*_TENS, *_TWOS) if s)})"
+    near = {name.lower(): name for name in (*_BINARY_SUFFIXES, *_TENS)}.get(suffix.lower())
+    hint = (
+        f"; did you mean {near}?"
+        if near
+        else f" (known: {' '.join(s for s in (*_TENS, *_BINARY_SUFFIXES) if s)})"
+    )
     raise ValueError(f"{quoted(text)} is not an amount: {quoted(suffix)} is not a suffix{hint}")
 
 

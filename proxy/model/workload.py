@@ -112,7 +112,8 @@ class Pod(Struct, frozen=True):
             itself.
         aligned: How it wants its resources aligned as a whole (numa-topology-spec annotation).
         numa_exclusive: Whether it keeps apart from pods that span NUMA nodes (the same).
-        wish_policy, wish_nodes: What Volcano's scheduler wishes for it; honoured as far as it can be.
+        volcano_policy, volcano_nodes: What Volcano's scheduler prefers for it; applied where that is
+            possible.
         cgroup_changed_by_hook: A hook has named its cgroup, and kubelet knows of another.
         total: CPUs that its containers request together, as its sandbox's configuration says; None where that
             is not known. Only kept for pods whose annotation names CPUs.
@@ -139,8 +140,8 @@ class Pod(Struct, frozen=True):
     reserved_for_pod: SetAside | None = None
     aligned: NumaPolicy = NumaPolicy.NONE
     numa_exclusive: NumaExclusive = NumaExclusive.NONE
-    wish_policy: TopologyPolicy | None = None
-    wish_nodes: Mask | None = None
+    volcano_policy: TopologyPolicy | None = None
+    volcano_nodes: Mask | None = None
     cgroup_changed_by_hook: bool = False
     total: Request | None = None
     labels: Labels = ()
@@ -226,7 +227,7 @@ class Placement(Struct, frozen=True):
         pool_numa_limit: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is
             not.
         cfs_quota_off: True where its CFS quota is to be off.
-        replacement: CPUs that stand in for those of ``exclusive`` that are offline; it owns them too as long.
+        replacement: CPUs in place of those of ``exclusive`` that are offline; it owns them for that time.
         hook_cpus: CPUs to which hooks have narrowed it; None where none has.
         hook_extra_cpus: Those of them that are neither its own nor its pool's: owners may be there, because
             the configuration lets hooks give such CPUs.

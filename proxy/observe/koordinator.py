@@ -12,8 +12,8 @@ there too, under the same mark; otherwise a scheduler would assign them a second
 A zone (calTopologyZoneList of the same file) is a NUMA node, called by its kernel id: ids may have gaps, and
 a node may have no CPU or no memory. What is allocatable is all of it, unless the node is labelled for NUMA
 reservation: then kubelet's reserve (capacity - allocatable of the node) is spread evenly over the nodes that
-have the resource, rounded up, so that together the zones never promise what kubelet keeps back. Amounts are
-in thousandths: milli-CPUs, and thousandths of a byte, for shares are exact in Koordinator.
+have the resource, rounded up, so that together the zones never offer what kubelet keeps back. Amounts are
+in thousandths: milli-CPUs, and thousandths of a byte, because Koordinator's shares are exact.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _memory(node: NumaNode) -> dict[str, int]:
 
 
 def kubelet_reserve(capacity: Amounts, allocatable: Amounts) -> dict[str, int]:
-    """Return what kubelet keeps back of CPU and memory, in the unit given; what it does not is left out."""
+    """Return what kubelet keeps back of CPU and memory, in the unit given, without zeros."""
     kept = {
         name: capacity[name] - allocatable[name]
         for name in (CPU, MEMORY)

@@ -82,7 +82,7 @@ def node_facts(
         annotations=_annotations(node, declared) if applied else _declared(declared),
         capacity=declared.capacity,
         allocatable=_allocatable(declared),
-        kubelet=_kubelet(node, manager or CpuManager(), ours=applied),
+        kubelet=_kubelet(node, manager or CpuManager(), own_policy=applied),
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_coming(state)),
         kept=kept_shared(state) | node.reserved if applied else CpuSet(),
@@ -129,15 +129,15 @@ def _coming(state: NodeState) -> list[Alloc]:
     return found
 
 
-def _kubelet(node: Node, manager: CpuManager, *, ours: bool) -> KubeletFacts:
+def _kubelet(node: Node, manager: CpuManager, *, own_policy: bool) -> KubeletFacts:
     """Return the facts of kubelet; where our own topology manager decides, its policy replaces kubelet's."""
-    ours = ours and node.policy is not TopologyPolicy.NONE
+    own_policy = own_policy and node.policy is not TopologyPolicy.NONE
     return KubeletFacts(
         policy=manager.policy or None,
         options=manager.options,
         reserved_cpus=manager.reserved,
-        topology_policy=node.policy.value if ours else manager.topology_policy,
-        topology_scope=node.scope.value if ours else manager.topology_scope,
+        topology_policy=node.policy.value if own_policy else manager.topology_policy,
+        topology_scope=node.scope.value if own_policy else manager.topology_scope,
     )
 
 
@@ -241,11 +241,11 @@ def _pinned(state: NodeState) -> list[CpuSet]:
 
 def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
     """Return the policies in effect, by kubelet's names: ours, and kubelet's where ours is off."""
-    ours = node.policy is not TopologyPolicy.NONE
+    own_policy = node.policy is not TopologyPolicy.NONE
     return {
         "cpuManagerPolicy": "static" if node.static else manager.policy or "none",
-        "topologyManagerPolicy": node.policy.value if ours else manager.topology_policy or "none",
-        "topologyManagerScope": node.scope.value if ours else manager.topology_scope or "container",
+        "topologyManagerPolicy": node.policy.value if own_policy else manager.topology_policy or "none",
+        "topologyManagerScope": node.scope.value if own_policy else manager.topology_scope or "container",
         "memoryManagerPolicy": "None" if node.memory is None else "Static",
         "cpuManagerPolicyOptions": _cpu_options(node, manager),
     }

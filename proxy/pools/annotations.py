@@ -161,7 +161,7 @@ def numa_topology_spec(annotations: Annotations) -> tuple[NumaSpec, InputDefect]
     return _read(annotations, NUMA_TOPOLOGY_SPEC, NumaSpec(), _numa)
 
 
-def volcano_wish(
+def volcano_preferences(
     annotations: Annotations, bounds: Bounds = ANY_MACHINE
 ) -> tuple[VolcanoPreferences, tuple[InputDefect, ...]]:
     """Read Volcano's two annotations; a fault in one does not affect the other.

@@ -196,9 +196,9 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         own = _own(request, online, count, static=static, hard=pod.qos is not QosClass.LSR)
         if own is not None:
             return own
-    if pod.wish_nodes and pool is Pool.SHARED and not problem:
-        why = f"{why}, of {named_nodes(pod.wish_nodes)}, which Volcano's scheduler chose"
-        return Claim(pool, why, nodes=pod.wish_nodes)
+    if pod.volcano_nodes and pool is Pool.SHARED and not problem:
+        why = f"{why}, of {named_nodes(pod.volcano_nodes)}, which Volcano's scheduler chose"
+        return Claim(pool, why, nodes=pod.volcano_nodes)
     return Claim(pool, why, problem=problem)
 
 

@@ -26,7 +26,7 @@ from proxy.pools.annotations import (
     numa_topology_spec,
     resource_spec,
     resource_status,
-    volcano_wish,
+    volcano_preferences,
 )
 from proxy.pools.go_json import short
 
@@ -112,7 +112,7 @@ def pod_facts(
     status, wrong = resource_status(annotations, bounds)
     spec, spoilt = resource_spec(annotations)
     numa, trouble = numa_topology_spec(annotations)
-    wish, unread = volcano_wish(annotations, bounds)
+    preferences, unread = volcano_preferences(annotations, bounds)
     defects = [_no_class(label)] if label and not qos else []
     first = next((each for each in (wrong, spoilt, trouble) if each), None)
     read = (each for each in (wrong, spoilt, trouble, *unread) if each)
@@ -134,8 +134,8 @@ def pod_facts(
         spec.exclusive,
         aligned=numa.policy,
         numa_exclusive=numa.exclusive,
-        wish_policy=wish.policy,
-        wish_nodes=wish.nodes,
+        volcano_policy=preferences.policy,
+        volcano_nodes=preferences.nodes,
         labels=kept_labels(labels),
     )
 

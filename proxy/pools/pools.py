@@ -191,8 +191,8 @@ def floors_of(rules: AdmissionRules, machine: Machine, shareable: CpuSet) -> Flo
     least = default_floor(machine, shareable) if rules.floor is None else rules.floor
     found = [Floor(least)] if least else []
     for node in machine.nodes if rules.numa_floor != 0 else ():
-        mine = node.cpus & shareable
-        least = default_floor(machine, mine) if rules.numa_floor is None else rules.numa_floor
+        node_cpus = node.cpus & shareable
+        least = default_floor(machine, node_cpus) if rules.numa_floor is None else rules.numa_floor
         if least and node.cpus:
             found.append(Floor(least, node.cpus, node.id))
     return Floors(tuple(found))

@@ -393,11 +393,11 @@ class Responses(Direction):
     def on_block(self, flags: int, stream: int, block: bytes) -> None:
         """Follow the header table; read the result of intercepted calls."""
         if not flags & frames.END_STREAM:
-            self.tracker.skim(block)
+            self.tracker.skip_block(block)
         elif stream in self.streams.tracked:
             self.streams.server_ended(stream, _status(self.tracker.feed(block)), reset=False)
         else:
-            self.tracker.skim(block)
+            self.tracker.skip_block(block)
             self.streams.open.discard(stream)
 
     def on_promise(self) -> None:

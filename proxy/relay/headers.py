@@ -11,7 +11,7 @@ call is eight to ten indexed bytes and costs below a microsecond.
 The tracker must see all blocks from the first one of a connection; a session always begins there.
 
 Most answers change nothing in the table. Whether a block does is a property of its bytes alone, whatever the
-table holds; ``skim`` remembers the blocks that do not and steps over them without looking.
+table holds; ``skip_block`` remembers the blocks that do not and steps over them without looking.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HpackTracker:
         """Record that the receiver announced SETTINGS_HEADER_TABLE_SIZE ``size``."""
         self.cap = max(self.cap, min(size, MAX_TABLE_SIZE))
 
-    def skim(self, block: bytes) -> None:
+    def skip_block(self, block: bytes) -> None:
         """Follow a block whose fields are not needed.
 
         Raises:

@@ -217,7 +217,7 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
     some = {path for parent in parents if (path := cgroups.pod_group(parent))}
     roots = {path.rpartition("/")[0] for path in some}
     is_partial = len(pods) < len(state.pods)
-    ours = {container.id for container in state.containers.values()}
+    ids = {container.id for container in state.containers.values()}
     for root in sorted(root for root in roots if root.rpartition("/")[2].endswith(CLASS)):
         todo = [(root, 0)]
         while todo:
@@ -225,7 +225,7 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
             _as_above(cgroups, path, done)
             below = cgroups.children(path) if depth < 2 else ()
             # Containers that we know are given back by themselves, with what their requests say.
-            found = [f"{path}/{name}" for name in below if not _is_ours(name, ours)]
+            found = [f"{path}/{name}" for name in below if not _is_ours(name, ids)]
             todo += [(each, depth + 1) for each in found if depth or not is_partial or each in some]
 
 

@@ -23,7 +23,7 @@ from proxy.release.service import RELEASED, Release
 from proxy.sockets.instance_lock import Lock
 from proxy.topology.reader import read_machine
 
-LOOK_S = 0.2
+POLL_S = 0.2
 NOT_RELEASED = "cannot undo the release: the node is not released"
 
 Page = dict[str, object]
@@ -106,29 +106,29 @@ async def _release(config: Config, limit: float, report_progress: Callable[[Page
     suppression = suppression_of(config, executor, entries.get("b/suppress"))
     sync = executor.sync
     executor.recovery.recover(entries)
-    going = Release(executor, lambda: suppression is None or not suppression.known.written)
+    release = Release(executor, lambda: suppression is None or not suppression.known.written)
     comparing: asyncio.Task[None] | None = None
     try:
-        await going.begin()
+        await release.begin()
         comparing = asyncio.get_running_loop().create_task(sync.run())
         if suppression is not None:
             await suppression.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                while going.stage != RELEASED:
-                    report_progress(going.page())
-                    await asyncio.sleep(LOOK_S)
-        return going.page()
+                while release.stage != RELEASED:
+                    report_progress(release.page())
+                    await asyncio.sleep(POLL_S)
+        return release.page()
     finally:
-        await going.stop()
+        await release.stop()
         if comparing is not None:
             comparing.cancel()
             await asyncio.gather(comparing, return_exceptions=True)
         await executor.close()
         sync.close()
         executor.start_update.close()
-        executor.settler.close()
-        going.close()
+        executor.runtime_sync.close()
+        release.close()
         if suppression is not None:
             suppression.close()
         executor.runtime.close()

@@ -94,7 +94,7 @@ class RuntimeUpdater:
         """
         executor = self._executor
         container = executor.state.containers.get(container_id)
-        if container is None or container.phase is Phase.EXITED or self.is_flying(container):
+        if container is None or container.phase is Phase.EXITED or self.is_in_flight(container):
             return False
         quota = executor.quotas.carried(container)
         if container_id not in executor.state.runtime.saved and due.exact and not quota:
@@ -104,7 +104,7 @@ class RuntimeUpdater:
                 self.progress.reported[container_id] = due
                 await executor.unit_properties.give(container_id, due.cpus, due.mems)
                 return False
-        flight = executor.calls.depart(container_id, due.cpus)
+        flight = executor.calls.track(container_id, due.cpus)
         try:
             executor.store.handle(SavedCpusLearned(container_id, None))
             await self._worker.run(executor.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
@@ -112,11 +112,11 @@ class RuntimeUpdater:
             executor.quotas.saved(container_id, quota)
             await executor.unit_properties.give(container_id, due.cpus, due.mems)
         finally:
-            executor.calls.land(flight)
+            executor.calls.complete(flight)
         self.progress.reported[container_id] = due
         executor.telemetry.count(metrics.RELEASE_UPDATES)
         return True
 
-    def is_flying(self, container: Container) -> bool:
+    def is_in_flight(self, container: Container) -> bool:
         """Return whether a call is at the runtime that may bring a container a set."""
         return container.phase is Phase.CREATING or self._executor.state.inflight.is_known(container.id)

@@ -66,7 +66,7 @@ class Release:
         self._running: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
         self._lasting = True
-        self._telling = RuntimeUpdater(executor, self._worker, Progress())
+        self._updater = RuntimeUpdater(executor, self._worker, Progress())
         self.since = 0.0
 
     @property
@@ -78,7 +78,7 @@ class Release:
     @property
     def progress(self) -> Progress:
         """How far it has come."""
-        return self._telling.progress
+        return self._updater.progress
 
     # -- the record ---------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Release:
             if not self.stage:
                 self._lasting = lasting
                 self.since = self._executor.wall()
-                self._telling.progress = Progress()
+                self._updater.progress = Progress()
                 enter(self._executor, NodeMode.RELEASING)
                 await self._record(self.stage)
                 self._executor.telemetry.event(
@@ -132,7 +132,7 @@ class Release:
                 raise InputError("cannot undo the release: the node is not released")
             await self._end()
             executor = self._executor
-            self._telling.progress = Progress()
+            self._updater.progress = Progress()
             await self._record("")
             executor.reconciled.clear()
             enter(executor, NodeMode.ENFORCE)
@@ -210,10 +210,10 @@ class Release:
             await executor.partitions.once()
         given = await self._kernel()
         progress.left |= given.errors
-        progress.pending = [i for i in given.due if self._telling.is_due(i, given)]
+        progress.pending = [i for i in given.due if self._updater.is_due(i, given)]
         clean = bool(progress.sweeps) and listed and not progress.pending and not given.written
         progress.sweeps += 1
-        await self._telling.all(given, pace)
+        await self._updater.all(given, pace)
         if not self._is_over(clean):
             return False
         await self._record(RELEASED)
@@ -231,8 +231,8 @@ class Release:
             )
         if not self._idle():
             left["suppression"] = "the CFS quota of BE pods is not removed yet"
-        flying = any(self._telling.is_flying(c) for c in executor.state.containers.values())
-        return clean and not (flying or left or executor.state.runtime.lost)
+        in_flight = any(self._updater.is_in_flight(c) for c in executor.state.containers.values())
+        return clean and not (in_flight or left or executor.state.runtime.lost)
 
     async def _passed(self) -> bool:
         """Wait for a comparison with the runtime's list; False where there is none in time."""

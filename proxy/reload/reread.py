@@ -94,7 +94,7 @@ async def reread(origin: Origin) -> Config:
     """
     request = {
         "file": str(origin.file) if origin.file is not None else "",
-        "words": dict(origin.words),
+        "words": dict(origin.options),
         "trusted": origin.trusted,
     }
     answer = await _ask(json.dumps(request).encode())

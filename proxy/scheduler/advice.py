@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.model.idset import CpuSet, union
-from proxy.scheduler.decision import expect, judge
+from proxy.scheduler.decision import evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import PodDemand
@@ -71,7 +71,7 @@ def choose_victims(
 
     def fits(gone: Collection[str]) -> bool:
         waiting = [each for each in pods if each.key in pending and each.key not in gone]
-        return judge(demand, expect(without_pods(node, gone), waiting)).fits
+        return evaluate(demand, expect(without_pods(node, gone), waiting)).fits
 
     first = tuple(proposed)
     if fits(first):
@@ -102,7 +102,7 @@ def find_moves(table: NodeTable, demand: PodDemand, names: Iterable[str]) -> lis
         for other in table.pods(name):
             if other.key not in node.shown or len(node.shown[other.key]) == 0:
                 continue
-            if not judge(demand, expect(without_pods(node, (other.key,)), pending)).fits:
+            if not evaluate(demand, expect(without_pods(node, (other.key,)), pending)).fits:
                 continue
             elsewhere = [each for each in every if each != name]
             targets = table.filter(unbound(other), elsewhere).fits

@@ -2,7 +2,7 @@
 
 Theory. The engine that runs on the nodes decides here too (``proxy.engine.pod_dry_run``): the node as its
 object shows it becomes a state of the engine, in which everything that is not free is held; the pods that
-were promised to the node and that the object does not show yet arrive in their order; then the pod arrives.
+are assumed on the node and that the object does not show yet arrive in their order; then the pod arrives.
 
 kubelet does not keep that order. It handles pods of one watch event by their creation, and pods of several
 events as they were bound, and binds that are under way at the same time end in any order. With a strict
@@ -82,12 +82,12 @@ FITS = NodeVerdict(fits=True)
 
 
 class ExpectedNode(Struct, frozen=True):
-    """A node with the pods that are promised to it.
+    """A node with the pods that are assumed on it.
 
     Attributes:
         node: The node as its objects show it.
         shown: The state of the engine that they show.
-        state: The same after the pending pods have come in the order of their promises.
+        state: The same after the pending pods have come in the order of their binds.
         pending: The pods.
         lost: Those of them that the node would refuse.
         ended: CPUs of pods that have ended and that the objects still show, in the order of their ends.
@@ -101,7 +101,7 @@ class ExpectedNode(Struct, frozen=True):
     ended: tuple[CpuSet, ...] = ()
 
     def with_more(self, pods: Sequence[PodDemand]) -> ExpectedNode:
-        """Return the node with more pods that are promised to it."""
+        """Return the node with more pods that are assumed on it."""
         if not pods:
             return self
         state, lost = _arrive(self.state, pods)
@@ -111,18 +111,18 @@ class ExpectedNode(Struct, frozen=True):
 def expect(
     node: SchedulableNode, pending: Sequence[PodDemand] = (), ended: tuple[CpuSet, ...] = ()
 ) -> ExpectedNode:
-    """Return a node with the pods that are promised to it.
+    """Return a node with the pods that are assumed on it.
 
     Args:
         node: The node as its objects show it.
-        pending: Pods that are promised to it and that it does not show, in the order of the promises.
+        pending: Pods that are assumed on it and that it does not show, in the order of their binds.
         ended: CPUs that it shows for pods that have ended, in the order of their ends.
     """
     shown = shown_state(node)
     return ExpectedNode(node, shown, shown, ended=ended).with_more(pending)
 
 
-def judge(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
+def evaluate(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
     """Decide for a pod and a node."""
     node = expected.node
     if refused := _volcano_mismatch(node.rules, demand):
@@ -138,11 +138,14 @@ def judge(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
     kinds = Counter(each.signature for each in pods)
     if not expected.pending or (len(kinds) == 1 and not expected.ended):
         return verdict
-    unsure = _unsure(node, pods)
-    if unsure and (len(expected.ended) + 1) * prod(count + 1 for count in kinds.values()) > MOST_SETS:
-        message = f"{len(expected.pending)} pods are promised to the node that it does not show yet"
+    possibly_rejected = _possibly_rejected(node, pods)
+    if (
+        possibly_rejected
+        and (len(expected.ended) + 1) * prod(count + 1 for count in kinds.values()) > MOST_SETS
+    ):
+        message = f"{len(expected.pending)} pods are assumed on the node that its object does not show yet"
         return NodeVerdict(fits=False, reason=REORDERED, message=message)
-    if loser := _refused_in_some_order(expected, demand, unsure):
+    if loser := _refused_in_some_order(expected, demand, possibly_rejected):
         message = f"{loser.ref} would be refused if the pods came to the node in another order"
         return NodeVerdict(fits=False, reason=REORDERED, message=message)
     return verdict
@@ -242,7 +245,7 @@ def _arrive(state: NodeState, pods: Iterable[PodDemand]) -> tuple[NodeState, lis
     return state, refused
 
 
-def _unsure(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
+def _possibly_rejected(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
     """Return the pods that may find no NUMA node after all others, wherever these are (bits of positions)."""
     rules = node.rules
     plain = (
@@ -253,27 +256,30 @@ def _unsure(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
     )
     left = len(node.free) - sum(pod.exclusive for pod in pods)
     most = len(rules.machine.nodes)
-    unsure = 0
+    possibly_rejected = 0
     for at, pod in enumerate(pods):
         alone = pod.largest == pod.exclusive and not pod.devices and not pod.pod.cpuset
         if not plain or not alone or left + pod.exclusive <= most * (pod.exclusive - 1):
-            unsure |= 1 << at
-    return unsure
+            possibly_rejected |= 1 << at
+    return possibly_rejected
 
 
-def _refused_in_some_order(expected: ExpectedNode, demand: PodDemand, unsure: int) -> PodDemand | None:
+def _refused_in_some_order(
+    expected: ExpectedNode, demand: PodDemand, possibly_rejected: int
+) -> PodDemand | None:
     """Return a pod that would be refused if pods came to the node in some order; None where there is none.
 
     Orders begin alike, and most beginnings with the same pods leave the same CPUs. So the states that a set
     of pods may leave follow from those of the sets with one pod less, and equal ones are kept once. Pods with
     equal demands need one order among them, and so do the ends of pods that the objects still show. Where
     only pods are left that are sure to be admitted, nothing is tried. A pending pod that is refused in the
-    order of the promises has no place to lose.
+    order of the binds has no place to lose.
 
     Args:
         expected: The node with its pending pods.
         demand: The pod to decide on.
-        unsure: Of the pending pods and this one, those that may be refused (``_unsure``).
+        possibly_rejected: Of the pending pods and this one, those that may be refused
+            (``_possibly_rejected``).
     """
     pods = (*expected.pending, demand)
     turns: tuple[PodDemand | CpuSet, ...] = (*pods, *expected.ended)
@@ -283,7 +289,7 @@ def _refused_in_some_order(expected: ExpectedNode, demand: PodDemand, unsure: in
     for _ in turns:
         further: dict[int, list[NodeState]] = {}
         for came, states in left.items():
-            for at, turn in enumerate(turns if unsure & ~came else ()):
+            for at, turn in enumerate(turns if possibly_rejected & ~came else ()):
                 if equal[at] & (2 << at) - 1 & ~came != 1 << at:
                     continue  # it has come, or one like it comes first
                 after = further.setdefault(came | 1 << at, [])

@@ -32,10 +32,10 @@ from proxy.model.koordinator import NumaStrategy
 from proxy.model.requests import MEMORY
 from proxy.model.workload import TOPOLOGY_AFFINITY
 from proxy.pools.pod_fingerprint import fingerprint
-from proxy.scheduler.decision import FITS, ExpectedNode, NodeVerdict, expect, judge
+from proxy.scheduler.assumed_pods import GRACE_S, AssumedPod, AssumedPods
+from proxy.scheduler.decision import FITS, ExpectedNode, NodeVerdict, evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode, counts_of, largest_of
 from proxy.scheduler.pod_demand import PodDemand
-from proxy.scheduler.promises import GRACE_S, Promise, Promises
 from proxy.scheduler.scores import Strategy, allocation_score, numa_strategy, volcano_scores
 
 NEW_CLASSES = 1
@@ -61,7 +61,7 @@ class _Row(Struct):
 
     node: SchedulableNode | None = None
     problem: str = NOT_KNOWN
-    pending: tuple[Promise, ...] = ()
+    pending: tuple[AssumedPod, ...] = ()
     counts: tuple[object, ...] = ()
     free: int = 0
     largest: int = 0
@@ -92,7 +92,7 @@ class _Row(Struct):
 
 
 class NodeTable:
-    """The nodes and the promises.
+    """The nodes and the assumed pods.
 
     Attributes:
         judged: How many times the engine was called.
@@ -101,7 +101,7 @@ class NodeTable:
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
         self._pods: dict[str, PodDemand] = {}
-        self._promises = Promises()
+        self._assumed_pods = AssumedPods()
         self._kinds: dict[object, int] = {}
         self._kind_of: dict[str, int] = {}
         self._shapes: dict[int, tuple[Node, int]] = {}
@@ -131,7 +131,7 @@ class NodeTable:
         row.allocatable = {each: allocatable.get(each, 0) for each in _COUNTED}
 
     def remove(self, name: str) -> None:
-        """Forget a node; its pods and their promises stay until they are gone: the node may come back."""
+        """Forget a node; its pods stay assumed until they are gone: the node may come back."""
         if row := self._rows.get(name):
             row.node, row.problem, row.pending, row.allocatable = None, NOT_KNOWN, (), {}
             self._kind_of.pop(name, None)
@@ -142,19 +142,19 @@ class NodeTable:
         row = self._rows.get(name)
         return row.node if row else None
 
-    def promise(self, name: str, demand: PodDemand, now: float) -> None:
-        """Promise a node to a pod: a bind is under way."""
+    def assume(self, name: str, demand: PodDemand, now: float) -> None:
+        """Assume a pod on a node: a bind is under way."""
         self._count(name, demand)
         if self._holds(name, demand):
-            self._promises.promise(name, demand, now)
+            self._assumed_pods.assume(name, demand, now)
             self._refresh(name, now)
 
     def observe(self, demand: PodDemand, now: float, *, running: bool) -> None:
         """Note a pod that is bound (``demand.node``)."""
         self._count(demand.node, demand)
         if self._holds(demand.node, demand):
-            before = self._promises.of_pod(demand.key)
-            self._promises.observe(demand, now, running=running)
+            before = self._assumed_pods.of_pod(demand.key)
+            self._assumed_pods.observe(demand, now, running=running)
             if before is not None and before.node != demand.node:
                 self._refresh(before.node, now)
             self._refresh(demand.node, now)
@@ -164,8 +164,8 @@ class NodeTable:
         """Forget a pod: it has ended, is gone, or was not bound."""
         demand = self._pods.pop(pod, None)
         if demand is not None:
-            self._discount(demand)
-        if node := self._promises.drop(pod):
+            self._subtract_pod(demand)
+        if node := self._assumed_pods.drop(pod):
             if (row := self._rows.get(node)) and row.shows(pod):
                 row.ended[pod] = now
             self._refresh(node, now)
@@ -180,7 +180,7 @@ class NodeTable:
         )
 
     def tick(self, now: float) -> None:
-        """End the promises that nothing will confirm."""
+        """Forget the assumed pods that nothing will confirm."""
         for name, row in list(self._rows.items()):
             if row.ended and any(now - since > GRACE_S for since in row.ended.values()):
                 row.ended = {pod: since for pod, since in row.ended.items() if now - since <= GRACE_S}
@@ -199,16 +199,16 @@ class NodeTable:
 
     def pods(self, name: str) -> tuple[PodDemand, ...]:
         """Return the pods that hold CPUs or devices of a node, in the order of their binds."""
-        return tuple(each.demand for each in self._promises.of(name))
+        return tuple(each.demand for each in self._assumed_pods.of(name))
 
-    def pending(self, name: str) -> tuple[Promise, ...]:
-        """Return the promises that the object of a node does not show."""
+    def pending(self, name: str) -> tuple[AssumedPod, ...]:
+        """Return the assumed pods that the object of a node does not show."""
         row = self._rows.get(name)
         return row.pending if row else ()
 
-    def promise_of(self, pod: str) -> Promise | None:
-        """Return the promise of a pod."""
-        return self._promises.of_pod(pod)
+    def assumed_pod(self, pod: str) -> AssumedPod | None:
+        """Return a pod as it is assumed; None where it is not."""
+        return self._assumed_pods.of_pod(pod)
 
     def names(self) -> Iterable[str]:
         """Return the names of all nodes."""
@@ -272,8 +272,8 @@ class NodeTable:
         self.judged += 1
         if any(each.pod == demand.key for each in row.pending):  # an earlier bind of it
             others = [each.demand for each in row.pending if each.pod != demand.key]
-            return judge(demand, expect(row.node, others, row.shown_ended()))
-        return judge(demand, _expected(row))
+            return evaluate(demand, expect(row.node, others, row.shown_ended()))
+        return evaluate(demand, _expected(row))
 
     def verdicts_of(self, demand: PodDemand) -> dict[int, NodeVerdict]:
         """Return the verdicts for pods that demand the same, by class of nodes; forgotten with the object."""
@@ -325,7 +325,7 @@ class NodeTable:
         if verdict is None:
             self.judged += 1
             self._kept += 1
-            verdict = known[kind] = judge(demand, _expected(row))
+            verdict = known[kind] = evaluate(demand, _expected(row))
         return verdict
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class NodeTable:
     def _sort_out(
         self, names: Iterable[str], demand: PodDemand, fits: list[str], failed: dict[str, str]
     ) -> None:
-        """Add candidates to those that fit or to those that do not, and judge classes that are new."""
+        """Add candidates to those that fit or to those that do not, and evaluate classes that are new."""
         known = self.verdicts_of(demand)
         judged = 0
         for name in names:
@@ -354,11 +354,11 @@ class NodeTable:
         if before is not None and before.node == name:
             return
         if before is not None:
-            self._discount(before)
+            self._subtract_pod(before)
         self._pods[demand.key] = demand if demand.node == name else replace(demand, node=name)
         self._rows.setdefault(name, _Row()).count(demand, 1)
 
-    def _discount(self, demand: PodDemand) -> None:
+    def _subtract_pod(self, demand: PodDemand) -> None:
         if row := self._rows.get(demand.node):
             row.count(demand, -1)
             self._drop_if_empty(demand.node)
@@ -375,7 +375,7 @@ class NodeTable:
         return demand.holds or bool(row and row.node and row.node.memory and demand.holds_memory)
 
     def _confirm(self, name: str, now: float) -> None:
-        """End the promises of running pods where a fingerprint names exactly the pods that are bound."""
+        """End the pending state of running pods where a fingerprint names exactly the pods that are bound."""
         row = self._rows.get(name)
         if row is None or row.node is None or not row.node.fingerprint:
             return
@@ -386,7 +386,7 @@ class NodeTable:
         ]  # fmt: skip
         if waiting and fingerprint(row.pods.values()) == row.node.fingerprint:
             for each in waiting:
-                self._promises.confirm(each)
+                self._assumed_pods.confirm(each)
             self._refresh(name, now)
 
     def _refresh(self, name: str, now: float) -> None:
@@ -394,7 +394,7 @@ class NodeTable:
         if row is None or row.node is None:
             return
         node = row.node
-        row.pending = tuple(each for each in self._promises.of(name) if each.is_pending(node, now))
+        row.pending = tuple(each for each in self._assumed_pods.of(name) if each.is_pending(node, now))
         row.free = len(node.free) - sum(each.demand.lasting for each in row.pending)
         key = *row.counts, *(each.demand.signature for each in row.pending), *row.shown_ended()
         self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))

@@ -68,7 +68,7 @@ class PodDemand(Struct, frozen=True):
     @property
     def volcano_policy(self) -> TopologyPolicy | None:
         """The policy that Volcano's annotation demands of the node; None where it demands none."""
-        policy = self.pod.wish_policy
+        policy = self.pod.volcano_policy
         return None if policy is TopologyPolicy.NONE else policy
 
     @property

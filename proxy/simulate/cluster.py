@@ -110,7 +110,7 @@ class Cluster:
             outcome = dry_run(host.state, simulated_pod.arrival)
             kept = outcome.explanations if explain else ()
             if outcome.verdict.admitted:
-                self._settle(at, simulated_pod, outcome)
+                self._record_placement(at, simulated_pod, outcome)
                 tried = tuple(other.name for other, _ in refused)
                 return Result(
                     simulated_pod,
@@ -152,7 +152,7 @@ class Cluster:
             if not self.hosts[at].lacks(simulated_pod.needs):
                 yield at
 
-    def _settle(self, at: int, simulated_pod: SimulatedPod, outcome: DryRunOutcome) -> None:
+    def _record_placement(self, at: int, simulated_pod: SimulatedPod, outcome: DryRunOutcome) -> None:
         host = self.hosts[at]
         del self._order[bisect.bisect_left(self._order, self._key(at))]
         host.state = outcome.state
@@ -167,12 +167,12 @@ class Cluster:
         if simulated_pod.host and simulated_pod.host not in self._by_name:
             message = f"it asks for the machine {simulated_pod.host}, and none is called so"
             return Result(simulated_pod, PodOutcome.UNSCHEDULABLE, "", NO_SUCH_MACHINE, message)
-        looked = [self._by_name[simulated_pod.host]] if simulated_pod.host else range(len(self.hosts))
-        short = Counter(resource for at in looked for resource in self.hosts[at].lacks(simulated_pod.needs))
+        examined = [self._by_name[simulated_pod.host]] if simulated_pod.host else range(len(self.hosts))
+        short = Counter(resource for at in examined for resource in self.hosts[at].lacks(simulated_pod.needs))
         lacking = tuple(sorted(short))
-        if len(looked) == 1:
-            message = f"{self.hosts[looked[0]].name} has too little {', '.join(lacking)}"
+        if len(examined) == 1:
+            message = f"{self.hosts[examined[0]].name} has too little {', '.join(lacking)}"
         else:
             counts = ", ".join(f"{short[resource]} have too little {resource}" for resource in lacking)
-            message = f"none of {len(looked)} machines fits: {counts}"
+            message = f"none of {len(examined)} machines fits: {counts}"
         return Result(simulated_pod, PodOutcome.UNSCHEDULABLE, "", "Unschedulable", message, lacking=lacking)

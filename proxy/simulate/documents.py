@@ -1,11 +1,11 @@
 """YAML and JSON files of users, read into plain values, with their lines.
 
-Theory. YAML is read as events, not as objects: so the line of every mapping is known, a repeated key is seen,
-and nothing can be built that is larger than what is allowed. An alias stands for the value that its anchor
-names and counts with its whole size, so a few lines that mean a billion values are refused before they are
-expanded. Nesting costs no call depth.
+Theory. YAML is read as events, not as objects: so the line of every mapping is known, a repeated key is
+found, and nothing can be built that is larger than what is allowed. An alias stands for the value that its
+anchor names and counts with its whole size, so a few lines that mean a billion values are refused before they
+are expanded. Nesting costs no call depth.
 
-Plain words become values as Kubernetes' reader makes them (YAML 1.1): numbers, booleans, null. What only
+Plain scalars become values as Kubernetes' reader makes them (YAML 1.1): numbers, booleans, null. What only
 PyYAML converts
 stays text: timestamps, and numbers to the base of 60 (``1:30``).
 """
@@ -222,7 +222,7 @@ class _DocumentBuilder:
         done = self._open.pop()
         if isinstance(done.value, dict):
             self._lines[id(done.value)] = done.line
-            for source in done.merged:  # what the mapping itself says wins, then the first source
+            for source in done.merged:  # a key of the mapping itself takes precedence, then the first source
                 for key, inner in source.items():
                     done.value.setdefault(key, inner)
         self._add(done.value, done.size, done.anchor, done.line)
@@ -272,14 +272,14 @@ STDIN = "-"
 _ENDINGS = (".yaml", ".yml", ".json")
 
 
-def found_files(words: Iterable[str]) -> list[Path]:
-    """Return the files that are meant: files as named, directories as all their YAML and JSON files, sorted.
+def found_files(paths: Iterable[str]) -> list[Path]:
+    """Return the named files, and of named directories all YAML and JSON files, sorted.
 
     Raises:
         InputError: Something is not there, or a directory holds no such file.
     """
     files: list[Path] = []
-    for word in words:
+    for word in paths:
         path = Path(word)
         if word != STDIN and path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS and p.is_file())

@@ -104,24 +104,24 @@ class Named:
     machine: Machine
 
 
-def described_machines(words: Iterable[str]) -> list[Named]:
+def described_machines(paths: Iterable[str]) -> list[Named]:
     """Read machine descriptions.
 
     Args:
-        words: ``FILE`` or ``NAME=FILE``; without a name the file's name without its ending is taken.
+        paths: ``FILE`` or ``NAME=FILE``; without a name the file's name without its ending is taken.
 
     Raises:
         InputError: A file cannot be read or does not describe a machine that could be; one line.
     """
     found: list[Named] = []
-    for word in words:
+    for word in paths:
         name, sign, file = word.partition("=")
         if not sign or "/" in name or Path(word).exists():
             name, file = Path(word).stem, word
         if not name or not file:
             raise InputError(f"cannot use the machine {word!r}: write FILE or NAME=FILE")
         machine = load_machine(Path(file))
-        _sound(machine, file)
+        _check_plausible(machine, file)
         found.append(Named(name, machine))
     return found
 
@@ -155,26 +155,26 @@ def copies(machines: Sequence[Named], count: int) -> list[Named]:
     return made
 
 
-def _sound(machine: Machine, file: str) -> None:
+def _check_plausible(machine: Machine, file: str) -> None:
     """Refuse a description that a real machine can only have by mistake.
 
     ``serve`` works with a machine whose firmware reports such things (it has no other); a description is
     meant to answer what would happen, and no answer about such a machine could be trusted.
     """
     if section(machine.extra, "numa").get("claimed"):
-        raise _unsound(file, f"NUMA nodes overlap: {_overlap(machine)}")
-    homeless = machine.online - machine.cpus_of(Mask(machine.node_by_id))
-    if homeless:
-        raise _unsound(file, f"{named(homeless)} in no NUMA node")
+        raise _implausible(file, f"NUMA nodes overlap: {_overlap(machine)}")
+    without_node = machine.online - machine.cpus_of(Mask(machine.node_by_id))
+    if without_node:
+        raise _implausible(file, f"{named(without_node)} in no NUMA node")
     for node in machine.nodes:
         pages = sum(kib * counts.nr for kib, counts in (node.hugepages or {}).items()) << 10
         if node.mem_bytes is not None and pages > node.mem_bytes:
-            raise _unsound(
+            raise _implausible(
                 file, f"node {node.id}: huge pages of {pages} bytes, but memory of {node.mem_bytes} bytes"
             )
 
 
-def _unsound(file: str, cause: str) -> InputError:
+def _implausible(file: str, cause: str) -> InputError:
     return InputError(f"cannot use the machine description {file}: {cause}")
 
 

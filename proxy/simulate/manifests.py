@@ -1,8 +1,9 @@
 """Read pods from users' manifests: Pods, lists of them, and the templates of workloads.
 
 Pods of a live cluster are taken as they are: one that has ended holds nothing and is left out, one that was
-bound to a machine (``nodeName``) requests that machine. A workload stands for the pods that it would make.
-What is in no manifest (affinities, taints, disruption budgets) is not simulated; a note says so.
+bound to a machine (``nodeName``) requests that machine. A workload counts as the pods that its controller
+would create. What is in no manifest (affinities, taints, disruption budgets) is not simulated; a note says
+so.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class Pods:
 
 
 def load_pods(
-    words: Sequence[str], machines: Sequence[str], replicas: int = 1, *, bound: bool = True
+    paths: Sequence[str], machines: Sequence[str], replicas: int = 1, *, bound: bool = True
 ) -> Pods:
     """Read pods.
 
     Args:
-        words: Files, directories, or ``-`` for standard input.
+        paths: Files, directories, or ``-`` for standard input.
         machines: Names of all machines; a DaemonSet has a pod on each.
         replicas: How many times each pod comes (a DaemonSet's come once).
         bound: Whether ``nodeName`` and a node selector for a host name are followed.
@@ -60,24 +61,24 @@ def load_pods(
     Raises:
         InputError: A file, a document or a pod is not what it should be; one line, with file and line.
     """
-    pods = pods_of(read_documents(words), machines, replicas, bound=bound)
+    pods = pods_of(read_documents(paths), machines, replicas, bound=bound)
     if not pods.simulated_pods:
-        raise InputError(f"cannot simulate pods: there is none in {', '.join(words)}")
+        raise InputError(f"cannot simulate pods: there is none in {', '.join(paths)}")
     return pods
 
 
-def read_documents(words: Sequence[str]) -> list[Document]:
+def read_documents(paths: Sequence[str]) -> list[Document]:
     """Read the documents of all files.
 
     Args:
-        words: Files, directories, or ``-`` for standard input.
+        paths: Files, directories, or ``-`` for standard input.
 
     Raises:
         InputError: A file is not there, it is no YAML and no JSON, or a document of it is no object.
     """
     found = [
         document
-        for path in found_files(words)
+        for path in found_files(paths)
         for document in documents(read_bytes(path), str(path) if str(path) != "-" else "standard input")
     ]
     for document in found:
@@ -102,7 +103,7 @@ def pods_of(
     reader = _ManifestReader(machines, replicas, others, bound=bound)
     for document in found:
         reader.take(document, document.value)
-    reader.say()
+    reader.report_skipped()
     return reader.pods
 
 
@@ -119,7 +120,7 @@ class _ManifestReader:
         self._ended = 0
         self._unplayed: dict[str, int] = {}
 
-    def say(self) -> None:
+    def report_skipped(self) -> None:
         """Note what was left out."""
         if self._ended:
             self.pods.notes.append(f"left out: {_count(self._ended)} that ended already")

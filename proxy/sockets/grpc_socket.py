@@ -1,9 +1,9 @@
 """A gRPC server on a unix socket. Threads open and close it: importing gRPC and stopping it take time.
 
 No other user can open the path of a server at any time. The gRPC library binds a path by itself, with the
-mode that the process's umask gives, and replaces whatever is there. So it binds in a directory that only we
-can access, and the socket is moved to its path when it has its mode. What exists at the path is checked
-first, as for the socket for kubelet: a dead socket is replaced, anything else is left alone.
+mode that the process's umask gives, and replaces whatever is there. So it binds in a directory that only this
+process can access, and the socket is moved to its path when it has its mode. What exists at the path is
+checked first, as for the socket for kubelet: a dead socket is replaced, anything else is left alone.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MODE = 0o600
 
 
 class SocketPath:
-    """One path, taken and given back."""
+    """One path of a socket: bound and removed."""
 
     def __init__(self, path: Path, purpose: str, *, announced: bool = False) -> None:
-        """Touch nothing yet.
+        """Prepare; nothing is bound yet.
 
         Args:
             path: Where to listen.

@@ -32,7 +32,7 @@ class Lock:
 
         Args:
             path: The lock file; it is made where it is missing.
-            what: What the lock stands for, for the message ("listen on /run/x.sock").
+            what: What the lock protects, for the message ("listen on /run/x.sock").
 
         Raises:
             LockedError: Another process holds it; nothing was changed.

@@ -3,7 +3,7 @@
 Rules, in the order in which they are applied:
 
 1. One proxy per socket: a lock file next to it is held as long as the process lives.
-2. What stands at the path decides. Nothing, or a socket that refuses connections (its owner is dead): the
+2. What exists at the path decides. Nothing, or a socket that refuses connections (its owner is dead): the
    path is ours to take. A socket that answers, or anything else than a socket: it is left alone.
 3. The new socket is bound under another name, gets owner and mode, listens, and is then renamed to its place.
    So no client ever meets a socket that refuses or that has the wrong mode.
@@ -178,7 +178,7 @@ class Listener:
         self.close()
 
     @property
-    def standing(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether clients can still find the socket."""
         return self._identity is None or _identify(self.path) == self._identity
 
@@ -208,7 +208,7 @@ def open_listener(
 
     Raises:
         LockedError: Another proxy has the socket.
-        CannotCreateError: A process answers there, something else stands there, or the path cannot be used.
+        CannotCreateError: A process answers there, something else exists there, or the path cannot be used.
         PermissionDeniedError: The process may not write there.
         ConfigError: The path is the runtime's own socket.
     """
@@ -232,7 +232,7 @@ def open_listener(
 
 
 def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
-    """Bind and listen at a path, in place of a dead socket that may stand there.
+    """Bind and listen at a path, in place of a dead socket that may exist there.
 
     Args:
         path: Where to listen.
@@ -243,7 +243,7 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
         The socket, non-blocking and listening.
 
     Raises:
-        CannotCreateError: A process answers at the path, or something else stands there.
+        CannotCreateError: A process answers at the path, or something else exists there.
         PermissionDeniedError: The process may not write there.
     """
     refuse_living(path)
@@ -327,10 +327,10 @@ def _need_directory(path: Path) -> None:
 
 
 def refuse_living(path: Path) -> None:
-    """Raise unless nothing stands at the path, or a socket whose owner is dead.
+    """Raise unless nothing exists at the path, or a socket whose owner is dead.
 
     Raises:
-        CannotCreateError: A process answers, or something else than a socket stands there.
+        CannotCreateError: A process answers, or something other than a socket exists there.
     """
     try:
         mode = path.stat(follow_symlinks=False).st_mode
@@ -351,7 +351,7 @@ def refuse_living(path: Path) -> None:
             return
         except OSError as error:
             # A full queue, another socket type, no permission: a process may be there, so it is not ours.
-            cause = f"a socket stands there that may be in use ({error.strerror or error})"
+            cause = f"a socket exists there that may be in use ({error.strerror or error})"
             raise CannotCreateError(f"cannot listen on {path}: {cause}; it was left alone") from error
     raise CannotCreateError(
         f"cannot listen on {path}: another process answers there already; it was left alone"
@@ -359,7 +359,7 @@ def refuse_living(path: Path) -> None:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a process may listen on a socket, or something else stands at the path."""
+    """Return whether a process may listen on a socket, or something else exists at the path."""
     try:
         refuse_living(path)
     except CannotCreateError:

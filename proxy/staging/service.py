@@ -3,7 +3,7 @@
 This happens in steps that can be paused and reversed.
 
 Which pods a step changes is decided in ``proxy.engine.staging``. A step leads from whatever is in effect to
-what is to be, so one that a crash has interrupted is repeated as it is.
+the configured state, so one that a crash has interrupted is repeated as it is.
 
 * Applied: calls at the runtime that carry other CPUs to the containers are waited for. Then the containers
   that share CPUs are written and read, and after them, one by one, those that own some: for each owner all
@@ -164,7 +164,7 @@ class StagedEnforcement:
                 continue
             failed |= await self._write([container])
         ids = [c.id for c in some if c.pod.key not in failed]
-        executor.settle_later(*ids)
+        executor.sync_later(*ids)
         executor.unit_properties.changed(ids)
         if owners:
             await self._follow_owners()
@@ -177,7 +177,7 @@ class StagedEnforcement:
         await executor.quotas.once()
         await executor.mems.once()
         if executor.partitions is not None:
-            executor.partitions.look_soon()
+            executor.partitions.check_soon()
 
     async def _await_calls(self, containers: Iterable[Container]) -> dict[str, str]:
         """Wait for calls that carry other CPUs to containers; calls from now on carry the right ones."""
@@ -192,7 +192,7 @@ class StagedEnforcement:
         if calls:
             await executor.calls.wait(list(calls), executor.options.call_timeout)
         for call, key in calls.items():
-            if not executor.calls.has_landed(call):
+            if not executor.calls.has_completed(call):
                 late[key] = "the runtime is still busy with a call for it"
         return late
 
@@ -225,17 +225,17 @@ class StagedEnforcement:
         await executor.quotas.once()
         if executor.partitions is not None:
             await executor.partitions.once()
-        telling, left = RuntimeUpdater(executor, self._worker, Progress()), dict[str, str]()
+        updater, left = RuntimeUpdater(executor, self._worker, Progress()), dict[str, str]()
         for _ in range(ROUNDS):
-            left = await self._sweep(telling, keys)
+            left = await self._sweep(updater, keys)
             if not left:
                 break
             await asyncio.sleep(PAUSE_S)
         return left
 
-    async def _sweep(self, telling: RuntimeUpdater, keys: Collection[str]) -> dict[str, str]:
+    async def _sweep(self, updater: RuntimeUpdater, keys: Collection[str]) -> dict[str, str]:
         """Widen and send what is left to do; returns the keys of the pods of which something is left."""
-        executor, progress = self._executor, telling.progress
+        executor, progress = self._executor, updater.progress
         progress.left = {}
         state, manager = executor.state, executor.kubelet_cpus.manager
         existing = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
@@ -243,10 +243,10 @@ class StagedEnforcement:
         pods = [pod for pod in state.pods.values() if pod.key in keys]
         given = await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
         progress.left |= given.errors
-        progress.pending = [i for i in given.due if telling.is_due(i, given)]
+        progress.pending = [i for i in given.due if updater.is_due(i, given)]
         due = set(progress.pending)
-        await telling.all(given, lambda: asyncio.sleep(0))
-        unsent = due - progress.reported.keys() | {c.id for c in existing if telling.is_flying(c)}
+        await updater.all(given, lambda: asyncio.sleep(0))
+        unsent = due - progress.reported.keys() | {c.id for c in existing if updater.is_in_flight(c)}
         return _left(existing, progress.left, unsent)
 
     # -- the end ------------------------------------------------------------------------------------------

@@ -132,8 +132,8 @@ class Predecessor:
             asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
 
-    def _send(self, words: str) -> None:
+    def _send(self, message: str) -> None:
         try:
-            self._channel.send(words.encode())
+            self._channel.send(message.encode())
         except OSError as error:
             raise UnavailableError(f"cannot succeed the daemon: it is gone: {error.strerror}") from error

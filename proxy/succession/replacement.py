@@ -1,4 +1,4 @@
-"""The replacement of this daemon: started over the admin socket, done in a quiet moment."""
+"""The replacement of this daemon: started over the admin socket, done at a moment without calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from proxy.sockets.unix_socket import Listener
     from proxy.succession.successor import Successor
 
-LOOK_S = 0.002
-"""Seconds between two looks for a quiet moment."""
+POLL_S = 0.002
+"""Seconds between two checks for such a moment."""
 
 
 class DaemonReplacement:
@@ -69,5 +69,5 @@ async def wait_quiet(is_busy: Callable[[], bool], limit_s: float) -> bool:
     while is_busy():
         if clock() >= end:
             return False
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return True

@@ -47,21 +47,21 @@ class Successor:
         Raises:
             UnavailableError: It ended or does not answer in time; nothing has changed.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs:
-                ours.settimeout(PREPARE_S)
+            with child_end:
+                own_end.settimeout(PREPARE_S)
                 facts = {
                     "path": str(listener.path),
                     "adopted": listener.adopted,
                     "identity": listener.identity,
                 }
-                socket.send_fds(ours, [json.dumps(facts).encode()], listener.descriptors())
-                _start(theirs.fileno())
-            data, _ = receive(ours, 0)
-            return cls(ours, int(json.loads(data)["pid"]))
+                socket.send_fds(own_end, [json.dumps(facts).encode()], listener.descriptors())
+                _start(child_end.fileno())
+            data, _ = receive(own_end, 0)
+            return cls(own_end, int(json.loads(data)["pid"]))
         except (TopoproxyError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-            ours.close()
+            own_end.close()
             raise UnavailableError(
                 f"cannot start the successor, this daemon continues: {error}; the log has its reasons"
             ) from error

@@ -110,7 +110,7 @@ class TakeoverRecord:
         return {uid: names for uid, names in both.items() if names}
 
 
-def settled(record: TakeoverRecord, text: str | None, now: float) -> tuple[TakeoverRecord, str]:
+def resolved(record: TakeoverRecord, text: str | None, now: float) -> tuple[TakeoverRecord, str]:
     """Find out the result of a write that was under way when the daemon ended.
 
     Args:

@@ -180,9 +180,9 @@ def _sets(inputs: TakeoverInputs) -> Iterator[str]:
             yield f"CPUs {missing} that kubelet gave to {ref} are not online"
         if both := cpus & inputs.file.held.default:
             yield f"CPUs {both} that kubelet gave to {ref} are in its default set too"
-        for other, other_name, theirs in held:
-            if uid < other and cpus & theirs:
-                yield f"kubelet gave CPUs {cpus & theirs} to {ref} and to {inputs.ref(other, other_name)}"
+        for other, other_name, other_cpus in held:
+            if uid < other and cpus & other_cpus:
+                yield f"kubelet gave CPUs {cpus & other_cpus} to {ref} and to {inputs.ref(other, other_name)}"
         if uid not in inputs.elsewhere:
             for each in inputs.owning:
                 if each.uid != uid and each.cpus & cpus:
@@ -198,8 +198,8 @@ def remaining_allocations(record: TakeoverRecord, inputs: TakeoverInputs) -> tup
     for uid, names in record.old.items():
         for name, cpus in names.items():
             if uid in inputs.pods:
-                mine = inputs.owned.get((uid, name))
-                found.append(mine or OwningContainer(uid, name, inputs.ref(uid, name), cpus))
+                owned = inputs.owned.get((uid, name))
+                found.append(owned or OwningContainer(uid, name, inputs.ref(uid, name), cpus))
     return tuple(sorted(found, key=lambda each: each.ref))
 
 

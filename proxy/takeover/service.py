@@ -45,7 +45,7 @@ NAMES = ("kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "
 """Process names (``comm``) of kubelet and of programs that have it inside."""
 SOCKETS = ("pod-resources/kubelet.sock", "device-plugins/kubelet.sock")
 HEALTH = ("127.0.0.1", 10248)
-PATIENCE_S = 1.0
+CONNECT_S = 1.0
 
 
 def signs_of_kubelet(directory: Path, procfs: Path, health: tuple[str, int] = HEALTH) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def _listening(directory: Path) -> Iterator[str]:
         path = directory / name
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-                client.settimeout(PATIENCE_S)
+                client.settimeout(CONNECT_S)
                 client.connect(str(path))
         except OSError:
             continue
@@ -94,7 +94,7 @@ def _listening(directory: Path) -> Iterator[str]:
 
 def _healthy(health: tuple[str, int]) -> Iterator[str]:
     try:
-        with socket.create_connection(health, timeout=PATIENCE_S):
+        with socket.create_connection(health, timeout=CONNECT_S):
             pass
     except OSError:
         return
@@ -174,7 +174,7 @@ class Takeover:
         executor = self._executor
         async with self._one:
             try:
-                message = await self._worker.run(self._writer.settle)
+                message = await self._worker.run(self._writer.resolve_pending)
                 inputs = await self._inputs()
                 before = self.record
                 outcome = decide(before, inputs, executor.wall())

@@ -102,15 +102,15 @@ def allocations(record: TakeoverRecord, inputs: TakeoverInputs) -> list[dict[str
     rows: list[dict[str, object]] = []
     for uid, names in (inputs.file.held.held if inputs.file.held is not None else {}).items():
         for name, cpus in names.items():
-            mine = inputs.owned.get((uid, name))
+            owned = inputs.owned.get((uid, name))
             state = "waits" if uid in inputs.pods else "gone"
             rows.append(
                 {
-                    "container": mine.ref if mine else inputs.ref(uid, name),
+                    "container": owned.ref if owned else inputs.ref(uid, name),
                     "pod_uid": uid,
                     "cpus": str(cpus),
-                    "in_force": str(mine.cpus) if mine else "",
-                    "state": "runs" if mine else state,
+                    "in_force": str(owned.cpus) if owned else "",
+                    "state": "runs" if owned else state,
                     "from_file": uid in inputs.from_files,
                     "old": record.old.get(uid, {}).get(name, CpuSet()) == cpus or not record.chooses_cpus,
                 }

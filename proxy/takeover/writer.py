@@ -3,9 +3,10 @@
 Everything here may block and runs in one worker thread. The order of a step that writes the file:
 
     copy of the old file next to our state -> ledger: the write under way -> the file -> read it back, now and
-    a moment later (a kubelet that runs after all would have written again) -> ledger: the new phase
+    a moment later (a kubelet that still runs would have written again) -> ledger: the new phase
 
-Whatever is cut off between two of them is found and settled before the next step, and when the daemon starts.
+A step that was interrupted between two of them is found and resolved before the next step, and when the
+daemon starts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.executor.ports import Ledger
 from proxy.model.errors import CannotCreateError, TopoproxyError
 from proxy.takeover.lazy import KEY
-from proxy.takeover.record import TakeoverRecord, completed, dump, load, settled
+from proxy.takeover.record import TakeoverRecord, completed, dump, load, resolved
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 
 RECHECK_S = 1.0
@@ -61,7 +62,7 @@ class Writer:
         self._now = now
 
     def recover(self) -> str:
-        """Load the record, and settle a write that was under way.
+        """Load the record, and find out the result of a write that was under way.
 
         Returns:
             A message; empty if there is none.
@@ -71,11 +72,11 @@ class Writer:
             return "cannot read the takeover's record in the ledger: it is dropped (repeat takeover start)"
         self.record = known
         try:
-            return self.settle()
+            return self.resolve_pending()
         except TopoproxyError as error:
             return str(error)
 
-    def settle(self) -> str:
+    def resolve_pending(self) -> str:
         """Find out the result of a write that was under way.
 
         Returns:
@@ -87,7 +88,7 @@ class Writer:
         if self.record.pending is None:
             return ""
         sweep(self._directory)
-        record, message = settled(self.record, read_text(self._directory), self._now())
+        record, message = resolved(self.record, read_text(self._directory), self._now())
         self._keep(record)
         return message
 

@@ -486,7 +486,7 @@ EXTENDER_VIEW_AGE_SECONDS = Gauge(
 )
 EXTENDER_NODES = Gauge("extender_nodes", "Nodes, by whether the extender can decide for them.", ("state",))
 EXTENDER_PENDING_PODS = Gauge(
-    "extender_pending_pods", "Pods that are promised to a node whose object does not show them yet."
+    "extender_pending_pods", "Pods that are assumed on a node whose object does not show them yet."
 )
 EXTENDER_JUDGED = Counter("extender_judged", "Decisions that the engine has made.")
 

@@ -33,7 +33,7 @@ def below(path: str, directory: str) -> str | None:
     return plain[len(directory) + 1 :] if plain.startswith(directory + "/") else None
 
 
-def worth_a_look(path: str) -> str | None:
+def device_path(path: str) -> str | None:
     """Return a path of the host that may be a device, or a directory of devices, with a place.
 
     Returns:
@@ -47,10 +47,10 @@ def worth_a_look(path: str) -> str | None:
 
 
 def device_file(path: str) -> str | None:
-    """Do as ``worth_a_look``, and take ``/run/nvidia/driver/dev/nvidia0`` for ``/dev/nvidia0``.
+    """Do as ``device_path``, and take ``/run/nvidia/driver/dev/nvidia0`` for ``/dev/nvidia0``.
 
     A driver that is installed by a container has a ``/dev`` of its own, with the same names in it.
     """
     _, dev, name = path.rpartition("/dev/")
-    ours = below(path, "/dev") is not None or below(path, "/sys") is not None
-    return worth_a_look(path if ours or not dev else f"/dev/{name}")
+    is_host_path = below(path, "/dev") is not None or below(path, "/sys") is not None
+    return device_path(path if is_host_path or not dev else f"/dev/{name}")

@@ -20,7 +20,7 @@ from typing import Protocol
 from proxy.model.workload import LocatedDevice
 from proxy.telemetry.port import Report, silent
 from proxy.topology.cdi import CDI_ROOTS, CdiSpecs
-from proxy.topology.device_files import below, device_file, worth_a_look
+from proxy.topology.device_files import below, device_file, device_path
 from proxy.topology.device_location import DeviceLocation, DeviceLocator, joined
 
 _VFIO_GROUP = re.compile(r"vfio/(?:noiommu-)?(\d{1,6})")
@@ -127,7 +127,7 @@ class SysfsDevices:
         return [(f"/dev/{name}", self._device(name, file))]
 
     def _directory(self, directory: str) -> list[tuple[str, DeviceLocation]]:
-        files = [(n, f) for n, f in self._inside(directory) if worth_a_look(f"/dev/{n}")]
+        files = [(n, f) for n, f in self._inside(directory) if device_path(f"/dev/{n}")]
         if not files:
             return []
         found = [(f"/dev/{name}", self._device(name, file)) for name, file in files]

@@ -61,7 +61,7 @@ def _claims(tree: SysfsTree, node: int) -> int:
     return sum(1 << cpu for cpu in tree.numbered(here, "cpu"))
 
 
-def _settle(tree: SysfsTree, claims: Mapping[int, int], cpu: int) -> int | None:
+def _node_of_cpu(tree: SysfsTree, claims: Mapping[int, int], cpu: int) -> int | None:
     """Return the node of one CPU."""
     nodes = [node for node, bits in claims.items() if bits >> cpu & 1]
     if len(nodes) > 1:
@@ -96,8 +96,8 @@ def read_nodes(tree: SysfsTree, online: int) -> Nodes:
     """
     ids = tree.numbered(NODE_DIR, "node")
     claims = {node: _claims(tree, node) & online for node in ids}
-    settled = {cpu: _settle(tree, claims, cpu) for cpu in each(online)}
-    of_cpu = {cpu: node for cpu, node in settled.items() if node is not None}
+    node_of = {cpu: _node_of_cpu(tree, claims, cpu) for cpu in each(online)}
+    of_cpu = {cpu: node for cpu, node in node_of.items() if node is not None}
     overlap = sum(bits.bit_count() for bits in claims.values()) > len(of_cpu)
     nodes = tuple(
         NumaNode(

@@ -191,7 +191,7 @@ class _Part:
     inside: list[_Part] = field(default_factory=list)
 
 
-class _Pen(Struct, frozen=True):
+class _Style(Struct, frozen=True):
     """What all lines of one picture have in common."""
 
     machine: Machine
@@ -221,9 +221,9 @@ def render(
     """
     width = max(width, _MIN_WIDTH)
     tree, crossing = _nest(machine)
-    lines = _inside(_Pen(machine, owner, paint, short=False), tree, width)
+    lines = _inside(_Style(machine, owner, paint, short=False), tree, width)
     if len(lines) > _LONG:
-        lines = _inside(_Pen(machine, owner, paint, short=True), tree, width)
+        lines = _inside(_Style(machine, owner, paint, short=True), tree, width)
     lines = [_headline(machine), *lines, *_memory_only(machine)]
     lines += [f"{part.names[0]}: CPUs {part.cpus}, across the parts above" for part in crossing]
     lines += _cpu_notes(machine)
@@ -295,23 +295,23 @@ def _complete(part: _Part) -> None:
         _complete(inner)
 
 
-def _shape(pen: _Pen, part: _Part) -> object:
+def _shape(style: _Style, part: _Part) -> object:
     """Return what a part looks like apart from its position."""
-    inside = [_shape(pen, inner) for inner in part.inside] or shape(pen.machine, part.cpus, pen.owner)
+    inside = [_shape(style, inner) for inner in part.inside] or shape(style.machine, part.cpus, style.owner)
     return [(name.kind, name.rest) for name in part.names], inside
 
 
-def _inside(pen: _Pen, part: _Part, width: int) -> list[str]:
+def _inside(style: _Style, part: _Part, width: int) -> list[str]:
     """Draw what is in a part: inner parts, or else cores."""
     if not part.inside:
-        return core_lines(pen.machine, part.cpus, pen.owner, width, pen.paint)
+        return core_lines(style.machine, part.cpus, style.owner, width, style.paint)
     alike = [[inner] for inner in part.inside]
-    if pen.short:
-        pairs = [(_shape(pen, inner), inner) for inner in part.inside]
+    if style.short:
+        pairs = [(_shape(style, inner), inner) for inner in part.inside]
         alike = [[inner for _, inner in run] for _, run in itertools.groupby(pairs, key=lambda pair: pair[0])]
     boxes: list[tuple[str, list[str]]] = []
     for run in alike:
-        boxes.append((_title(run[0], width - 3), _inside(pen, run[0], width - 3)))
+        boxes.append((_title(run[0], width - 3), _inside(style, run[0], width - 3)))
         if len(run) > 1:
             boxes.append((_same(run[1:], width - 3), []))
     lines: list[str] = []

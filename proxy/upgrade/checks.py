@@ -20,7 +20,7 @@ class UpgradeFacts(Struct, frozen=True):
     Attributes:
         running: What the running daemon reports about itself (``/interface``); empty where it does not.
         silent: Why it does not.
-        ours: The same of this version, with the configuration as this version reads it.
+        installed: The same of this version, with the configuration as this version reads it.
         refused: Why this version refuses the configuration; empty if it does not.
         ledger: Why this version does not use the ledger; empty if it does. None where there is no ledger.
         hooks: Files of hooks that this version cannot use, with the reason.
@@ -29,7 +29,7 @@ class UpgradeFacts(Struct, frozen=True):
 
     running: Mapping[str, object]
     silent: str
-    ours: Mapping[str, object]
+    installed: Mapping[str, object]
     refused: str = ""
     ledger: str | None = ""
     hooks: Sequence[str] = ()
@@ -42,7 +42,7 @@ def examine(facts: UpgradeFacts) -> list[Finding]:
 
 
 def _version(facts: UpgradeFacts) -> Finding:
-    ours = facts.ours["version"]
+    installed = facts.installed["version"]
     if not facts.running:
         return Finding(
             "version",
@@ -50,9 +50,11 @@ def _version(facts: UpgradeFacts) -> Finding:
             f"the running version is not known: {facts.silent}",
             "start the daemon, and repeat",
         )
-    theirs = facts.running["version"]
+    running = facts.running["version"]
     return Finding(
-        "version", OK, f"{theirs} runs, this is {ours}" if theirs != ours else f"{ours} runs already"
+        "version",
+        OK,
+        f"{running} runs, this is {installed}" if running != installed else f"{installed} runs already",
     )
 
 
@@ -65,7 +67,7 @@ def _configuration(facts: UpgradeFacts) -> Finding:
 
 
 def _keys(facts: UpgradeFacts) -> Finding:
-    before, after = (_part(each, "defaults") for each in (facts.running, facts.ours))
+    before, after = (_part(each, "defaults") for each in (facts.running, facts.installed))
     if not before:
         return Finding("configuration-keys", SKIP, "the running version does not report its keys")
     gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
@@ -81,7 +83,7 @@ def _keys(facts: UpgradeFacts) -> Finding:
 
 
 def _values(facts: UpgradeFacts) -> Finding:
-    before, after = (_part(each, "effective") for each in (facts.running, facts.ours))
+    before, after = (_part(each, "effective") for each in (facts.running, facts.installed))
     if not before or facts.refused:
         return Finding("configuration-values", SKIP, "the values cannot be compared")
     changed = [
@@ -96,41 +98,40 @@ def _values(facts: UpgradeFacts) -> Finding:
 
 
 def _ledger(facts: UpgradeFacts) -> Finding:
-    theirs, ours = as_map(facts.running.get("ledger")), as_map(facts.ours.get("ledger"))
+    running, installed = as_map(facts.running.get("ledger")), as_map(facts.installed.get("ledger"))
     if facts.ledger:
         return Finding(
             "ledger", FAIL, facts.ledger, "containers would be placed again from the list of the runtime"
         )
-    if facts.ledger is None and not theirs:
+    if facts.ledger is None and not running:
         return Finding("ledger", SKIP, "there is no ledger")
-    if not theirs:
+    if not running:
         return Finding("ledger", OK, "this version reads the ledger that is there")
-    if theirs.get("writes") not in as_list(ours.get("reads")):
-        text = f"it has format {theirs.get('writes')}, and this version reads {_formats(ours)}"
+    if running.get("writes") not in as_list(installed.get("reads")):
+        text = f"it has format {running.get('writes')}, and this version reads {_formats(installed)}"
         return Finding("ledger", FAIL, text, "upgrade one release after the other")
-    return Finding("ledger", OK, f"this version reads format {theirs.get('writes')}")
+    return Finding("ledger", OK, f"this version reads format {running.get('writes')}")
 
 
 def _way_back(facts: UpgradeFacts) -> Finding:
-    theirs, ours = as_map(facts.running.get("ledger")), as_map(facts.ours.get("ledger"))
-    if not theirs:
+    running, installed = as_map(facts.running.get("ledger")), as_map(facts.installed.get("ledger"))
+    if not running:
         return Finding("way-back", SKIP, "the running version does not report which ledgers it reads")
-    if ours.get("writes") not in as_list(theirs.get("reads")):
-        text = (
-            f"this version writes format {ours.get('writes')}, and the running one reads {_formats(theirs)}"
-        )
+    if installed.get("writes") not in as_list(running.get("reads")):
+        text = f"this version writes format {installed.get('writes')}"
+        text += f", and the running one reads {_formats(running)}"
         return Finding(
             "way-back", WARN, text, "after the upgrade there is no way back to the running version"
         )
     return Finding(
-        "way-back", OK, f"the running version reads format {ours.get('writes')}, which this one writes"
+        "way-back", OK, f"the running version reads format {installed.get('writes')}, which this one writes"
     )
 
 
 def _hooks(facts: UpgradeFacts) -> Finding:
     if facts.hooks:
         return Finding("hooks", FAIL, _named(list(facts.hooks)), "topoproxy hooks validate has details")
-    gone = {*as_list(facts.running.get("hooks"))} - {*as_list(facts.ours.get("hooks"))}
+    gone = {*as_list(facts.running.get("hooks"))} - {*as_list(facts.installed.get("hooks"))}
     if gone:
         return Finding(
             "hooks",
@@ -153,7 +154,7 @@ def _outputs(facts: UpgradeFacts) -> Finding:
         str(name)
         for kind in ("answers", "metrics")
         for name in as_list(facts.running.get(kind))
-        if name not in as_list(facts.ours.get(kind))
+        if name not in as_list(facts.installed.get(kind))
     ]
     if gone:
         return Finding("outputs", WARN, f"gone: {_named(gone)}", "change what reads them")

@@ -11,7 +11,7 @@ from proxy.admin.client import ask, unanswered
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.succession.messages import FAILED
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 def replace_daemon(admin: Path, timeout: float) -> int:
@@ -37,7 +37,7 @@ def replace_daemon(admin: Path, timeout: float) -> int:
             raise TopoproxyError(
                 f"cannot replace the daemon in {timeout:g} seconds: no other process is ready"
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return pid
 
 

@@ -326,7 +326,7 @@ def test_a_patient_page_has_the_time_of_an_action(at: Path, monkeypatch: pytest.
         return {"slow": True}
 
     async def body() -> None:
-        server = AdminServer(at, {"/slow": slow, "/patient": slow}, {"/do": slow}, patient=["/patient"])
+        server = AdminServer(at, {"/slow": slow, "/patient": slow}, {"/do": slow}, slow_routes=["/patient"])
         await server.start()
         try:
             assert b" 504 " in (await send(at, b"GET /slow HTTP/1.1\r\n\r\n")).splitlines()[0]

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from proxy import logs
 from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject
 from proxy.agent.object_writer import LEAST_S, WRITE_BURST, ObjectWriter, WriteBudget
-from proxy.agent.publisher import FINGERPRINT_S, POD_PATIENCE
+from proxy.agent.publisher import FINGERPRINT_S, POD_DELAY_FACTOR
 
 
 class PlayedSelector(selectors.DefaultSelector):
@@ -44,7 +44,7 @@ class Server:
         self.error: Exception | None = None
         self.attempts = 0
 
-    def want(self, path: str, value: object, patience: float = 1.0, settles: float = 0.0) -> None:
+    def want(self, path: str, value: object, delay_factor: float = 1.0, delay_s: float = 0.0) -> None:
         self.changed.setdefault(path, self._now())
 
         async def write() -> JsonObject | None:
@@ -55,7 +55,9 @@ class Server:
             self.delays.setdefault(path, []).append(self._now() - self.changed.pop(path))
             return None
 
-        self.writer.want(path, value, write, patience=patience, settles=settles, once=patience == math.inf)
+        self.writer.want(
+            path, value, write, delay_factor=delay_factor, delay_s=delay_s, once=delay_factor == math.inf
+        )
 
     def count(self, since: float, path: str = "") -> int:
         return sum(1 for at, written in self.writes if at > since and written.startswith(path))
@@ -112,7 +114,7 @@ def test_a_sandbox_and_its_container_are_one_write_and_the_container_waits_for_n
         server.want("node", "nothing")
         await asyncio.sleep(5.0)
         for number in range(200):
-            server.want("node", ("sandbox", number), settles=FINGERPRINT_S)
+            server.want("node", ("sandbox", number), delay_s=FINGERPRINT_S)
             await asyncio.sleep(0.1)
             server.changed["node"] = server._now()
             server.want("node", ("container", number))
@@ -128,7 +130,7 @@ def test_a_change_that_is_not_urgent_is_written_once_it_has_waited() -> None:
         server.want("node", 0)
         await asyncio.sleep(5.0)
         for number in range(1, 5):
-            server.want("node", number, settles=FINGERPRINT_S)
+            server.want("node", number, delay_s=FINGERPRINT_S)
             await asyncio.sleep(0.2)
         await asyncio.sleep(5.0)
         assert [at for at, _ in server.writes] == [0.0, 5.0 + FINGERPRINT_S, 5.0 + FINGERPRINT_S + LEAST_S]
@@ -153,7 +155,7 @@ def test_two_objects_take_turns_and_each_is_written_every_second_second() -> Non
 def test_objects_of_the_node_do_not_wait_for_a_crowd_of_pods_nor_for_events() -> None:
     async def test(server: Server) -> None:
         for number in range(80):
-            server.want(f"pod {number}", 1, POD_PATIENCE)
+            server.want(f"pod {number}", 1, POD_DELAY_FACTOR)
             server.want(f"event {number}", 1, math.inf)
         for number in range(100):
             server.want("node", number)
@@ -208,7 +210,7 @@ def test_what_the_server_refuses_counts() -> None:
     async def test(server: Server) -> None:
         server.error = ApiServerError("busy", 503)
         for number in range(40):
-            server.want(f"pod {number}", 1, POD_PATIENCE)
+            server.want(f"pod {number}", 1, POD_DELAY_FACTOR)
         await asyncio.sleep(100.0)
         assert 90 <= server.attempts <= 100 + WRITE_BURST
 

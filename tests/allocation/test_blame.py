@@ -17,12 +17,12 @@ NODES = Mask(range(8))
 ALL_OF = "no NUMA nodes are preferred by all of a, b"
 
 
-def wish(*masks: Iterable[int]) -> tuple[TopologyHint, ...]:
+def preference(*masks: Iterable[int]) -> tuple[TopologyHint, ...]:
     return tuple(TopologyHint(Mask(mask), preferred=True) for mask in masks)
 
 
 FREE = TopologyHint(None, preferred=True)
-PAIRS = wish([0, 1], [0, 2], [0, 3], [1, 2], [1, 3])
+PAIRS = preference([0, 1], [0, 2], [0, 3], [1, 2], [1, 3])
 
 
 @pytest.mark.parametrize(
@@ -30,28 +30,28 @@ PAIRS = wish([0, 1], [0, 2], [0, 3], [1, 2], [1, 3])
     [
         (
             PAIRS[:4],
-            wish([4]),
+            preference([4]),
             (
                 "a can only be on nodes 0-1 together or nodes 0,2 together or nodes 1-2 together "
                 "or nodes 0,3 together and b only on node 4"
             ),
         ),
-        (PAIRS, wish([4]), "a prefers 2 NUMA nodes and b 1 NUMA node"),
-        (wish([4]), PAIRS, "a prefers 1 NUMA node and b 2 NUMA nodes"),
-        (PAIRS, wish([4, 5]), ALL_OF),
-        (wish([4, 5]), PAIRS, ALL_OF),
+        (PAIRS, preference([4]), "a prefers 2 NUMA nodes and b 1 NUMA node"),
+        (preference([4]), PAIRS, "a prefers 1 NUMA node and b 2 NUMA nodes"),
+        (PAIRS, preference([4, 5]), ALL_OF),
+        (preference([4, 5]), PAIRS, ALL_OF),
         (
-            wish(*[[n] for n in range(6)]),
-            wish([6], [7]),
+            preference(*[[n] for n in range(6)]),
+            preference([6], [7]),
             "a can only be on one of nodes 0-5 and b only on one of nodes 6-7",
         ),
         (
-            wish([0], [1, 2]),
-            wish([3]),
+            preference([0], [1, 2]),
+            preference([3]),
             "a can only be on nodes 0 together or nodes 1-2 together and b only on node 3",
         ),
-        ((*PAIRS, *wish([0, 1, 2])), wish([4, 5]), ALL_OF),
-        (wish([4, 5]), (*PAIRS, *wish([0, 1, 2])), ALL_OF),
+        ((*PAIRS, *preference([0, 1, 2])), preference([4, 5]), ALL_OF),
+        (preference([4, 5]), (*PAIRS, *preference([0, 1, 2])), ALL_OF),
     ],
 )
 def test_two_that_cannot_meet(
@@ -63,7 +63,14 @@ def test_two_that_cannot_meet(
 
 
 def test_the_first_two_that_cannot_meet_are_named() -> None:
-    answers = [{"a": wish([0], [0, 1]), "free": (FREE, *wish([7])), "b": wish([0, 1], [2]), "c": wish([2])}]
+    answers = [
+        {
+            "a": preference([0], [0, 1]),
+            "free": (FREE, *preference([7])),
+            "b": preference([0, 1], [2]),
+            "c": preference([2]),
+        }
+    ]
     merge = record_merge(decide(TopologyPolicy.RESTRICTED, answers, NODES), Scope.POD)
     assert merge is not None
     assert merge.blame == ("a can only be on nodes 0 together or nodes 0-1 together and c only on node 2",)
@@ -82,7 +89,7 @@ def test_the_fewest_nodes_that_are_left() -> None:
 
 def test_a_full_sample_has_preferred_hints_only() -> None:
     others = tuple(TopologyHint(Mask([n]), preferred=False) for n in range(8))
-    (said,) = record_answer("cpu", {"cpu": (*others, *PAIRS, *wish([2, 3]))})
+    (said,) = record_answer("cpu", {"cpu": (*others, *PAIRS, *preference([2, 3]))})
     assert len(said.hints) == SAMPLE == 6
     assert all(hint.preferred for hint in said.hints)
     (said,) = record_answer("cpu", {"cpu": (*others, *PAIRS)})

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from proxy.allocation import set_cover
-from proxy.allocation.demand import Demand, covers, fittest
+from proxy.allocation.demand import Demand, best_mask, covers
 from proxy.allocation.set_cover import choose
 
 Problem = tuple[dict[int, tuple[int, ...]], tuple[int, ...]]
@@ -115,13 +115,13 @@ def test_the_fittest_with_a_floor_after_few_rounds(rounds: int) -> None:
         found = random.Random(seed)
         demands = []
         for top in (9, 10**6):
-            lots = [
+            amounts = [
                 (1 << found.randrange(8) | 1 << found.randrange(8), found.randint(1, top)) for _ in range(9)
             ]
-            demands.append(Demand(sum(n for _, n in lots) * 2 // 3, tuple(lots)))
+            demands.append(Demand(sum(n for _, n in amounts) * 2 // 3, tuple(amounts)))
         base, floor = found.choice([0, 0, 1 << found.randrange(8)]), found.randint(2, 6)
         able = (
             bits for bits in every if not base & ~bits and bits.bit_count() >= floor and covers(demands, bits)
         )
         with mock.patch.object(set_cover, "_ROUNDS", rounds):
-            assert fittest(range(8), demands, base, floor) == next(able, None)
+            assert best_mask(range(8), demands, base, floor) == next(able, None)

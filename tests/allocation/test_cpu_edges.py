@@ -129,8 +129,8 @@ def test_sockets_of_other_sizes_are_all_touched() -> None:
     assert family.preferred_masks((0, 1, 6), (), 4) == []
     rich = (Demand(4, ((1 << 0, 4), (1 << 1, 1), (1 << 2, 1), (1 << 3, 2))),)
     pairs = Sockets(((0, 0b1), (1, 0b10), (2, 0b100), (3, 0b1), (4, 0b10), (5, 0b100)), 2)
-    wishes = SocketFamily((), tuple(range(6)), 1, rich, 1, pairs).preferred_masks(range(6), rich, 1)
-    assert wishes == [0b11, 0b101], "two nodes; on the other two sockets there is not enough"
+    masks = SocketFamily((), tuple(range(6)), 1, rich, 1, pairs).preferred_masks(range(6), rich, 1)
+    assert masks == [0b11, 0b101], "two nodes; on the other two sockets there is not enough"
     close = SocketFamily(
         (), tuple(range(6)), 1, (Demand(3, ((1 << 0, 1), (1 << 3, 2), (1 << 1, 3))),), 1, pairs
     )
@@ -144,7 +144,7 @@ def test_choices_of_sockets() -> None:
     demand = Demand(5, ((1 << 0, 1), (1 << 2, 3), (1 << 3, 2)))
     with mock.patch.object(sockets_room, "CHOICES", 5):
         assert list(four.choices((demand,))) == [0b1100]
-        assert list(four.choices((Demand(7, demand.lots),))) == []
+        assert list(four.choices((Demand(7, demand.amounts),))) == []
     with mock.patch.object(sockets_room, "CHOICES", 6):
         assert len(list(four.choices((demand,)))) == 6
     assert Sockets.of(CpuTopology.of_rows(CpuRow(c, c, c // 4, c // 2, 0) for c in range(16)), 3).wanted == 2
@@ -189,9 +189,10 @@ def test_memory_of_promises_at_the_byte() -> None:
 )
 def test_picking_two(available: str, near: list[int] | None, cpus: str) -> None:
     machine = described(2, 1, 4, 2)
-    wish = None if near is None else Mask(near)
+    preference = None if near is None else Mask(near)
     assert (
-        str(pick_unpoliced(machine, CpuTopology.of(machine), CpuSet.parse(available), 2, near=wish)) == cpus
+        str(pick_unpoliced(machine, CpuTopology.of(machine), CpuSet.parse(available), 2, near=preference))
+        == cpus
     )
     options = CpuOptions(distribute_cpus_across_cores=True)
     assert str(pick_unpoliced(machine, CpuTopology.of(machine), machine.online, 2, options)) == "0-1"

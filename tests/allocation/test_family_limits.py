@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from proxy.allocation import hint_sampling as listing_room
-from proxy.allocation.demand import LISTED, Demand, fittest, lowest, masks, meeting, of_size, to_bits
+from proxy.allocation.demand import LISTED, Demand, best_mask, lowest, masks, meeting, of_size, to_bits
 from proxy.allocation.distance import Distances
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.hint_sampling import TRIES, listable, lists_of
@@ -76,9 +76,9 @@ def test_what_cannot_be_met_is_not_walked_through() -> None:
 
 def test_the_fittest_is_found_node_by_node() -> None:
     with counting() as asked:
-        assert fittest(range(64), [amounts(40, *[1] * 64)], floor=45) == (1 << 45) - 1
-        assert fittest(range(64), [amounts(4, *[1] * 60, 4, 0, 0, 0)]) == 1 << 60
-        assert fittest(range(64), [amounts(4, *[1] * 64)], 1 << 63, 6) == 0b11111 | 1 << 63
+        assert best_mask(range(64), [amounts(40, *[1] * 64)], floor=45) == (1 << 45) - 1
+        assert best_mask(range(64), [amounts(4, *[1] * 60, 4, 0, 0, 0)]) == 1 << 60
+        assert best_mask(range(64), [amounts(4, *[1] * 64)], 1 << 63, 6) == 0b11111 | 1 << 63
         assert len(asked) <= 12
 
 
@@ -90,7 +90,7 @@ def test_hints_of_many_nodes_come_without_delay() -> None:
         assert one.best() == hint(1 << 70, preferred=True)
         assert [str(h.affinity) for h in one.lowest(3)] == ["70"]
         assert len(asked) <= 150
-    assert list(one.universe) == [*range(64), 70, 71, 72]
+    assert list(one.possible_nodes) == [*range(64), 70, 71, 72]
     assert [one.holds(bits) for bits in (1 << 70, 1 << 51, 1 << 51 | 1, 1 << 49 | 1, 0b11 << 70)] == [
         True,
         False,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import proxy.allocation.demand as demand_room
 import proxy.allocation.hint_family as family_room
 import proxy.allocation.hint_sampling as listing_room
-from proxy.allocation.demand import Demand, covers, fittest, masks, smallest, sums, to_bits
+from proxy.allocation.demand import Demand, best_mask, covers, masks, smallest, sums, to_bits
 from proxy.allocation.distance import Distances
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.hint_sampling import listable
@@ -56,7 +56,7 @@ def plain(family: Family) -> list[TopologyHint]:
         or (
             not bits & ~to_bits(family.nodes)
             and bits.bit_count() >= family.floor
-            and all(sum(n for at, n in d.lots if at & bits) >= d.want for d in family.demands)
+            and all(sum(n for at, n in d.amounts if at & bits) >= d.want for d in family.demands)
         )
     ]
     return [TopologyHint(Mask.from_bits(bits), bits.bit_count() == family.size) for bits in found]
@@ -75,7 +75,7 @@ def test_fewest_nodes_are_found(demands: tuple[Demand, ...], base: int, floor: i
         b for b in plain_masks(NODES) if not base & ~b and b.bit_count() >= floor and covers(demands, b)
     ]
     expected = min(around, key=lambda b: (b.bit_count(), b), default=None)
-    assert fittest(NODES, demands, base, floor) == expected
+    assert best_mask(NODES, demands, base, floor) == expected
 
 
 @given(DEMANDS)
@@ -102,7 +102,7 @@ def test_a_family_gives_its_hints_in_order(family: Family, few: bool) -> None:
         assert (family.listed() == tuple(expected)) if few or not expected else (family.listed() is family)
     held = {h.affinity.bits for h in expected if h.affinity}
     assert {b for b in plain_masks(NODES) if family.holds(b)} == held
-    assert {n for b in held for n in Mask.from_bits(b)} <= set(family.universe)
+    assert {n for b in held for n in Mask.from_bits(b)} <= set(family.possible_nodes)
 
 
 @given(families(), st.sets(st.sampled_from(NODES), max_size=2))
@@ -165,7 +165,7 @@ def test_without_a_window_a_preferred_result_is_the_same(
         return  # all agree on it
     else:
         shared = set.intersection(*({h.affinity for h in plain(f)} for f in members))
-        assert not shared, "if there is a mask that suits all, it is taken"
+        assert not shared, "if there is a mask that meets_all all, it is taken"
 
 
 def test_the_closest_of_many_nodes() -> None:

@@ -45,9 +45,9 @@ def test_with_many_nodes_what_is_too_small_is_dropped_on_the_way() -> None:
     floors: list[int] = []
     plain = meet_all
 
-    def watched(families: list[set[int]], universe: int, floor: int = 1) -> object:
+    def watched(families: list[set[int]], possible_nodes: int, floor: int = 1) -> object:
         floors.append(floor)
-        return plain(families, universe, floor)
+        return plain(families, possible_nodes, floor)
 
     with mock.patch.object(merging, "meet_all", watched):
         got = merge(lists, whole)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.allocation import set_cover
-from proxy.allocation.demand import Demand, covers, fittest, smallest, to_bits
+from proxy.allocation.demand import Demand, best_mask, covers, smallest, to_bits
 from proxy.allocation.set_cover import choose
 
 NODES = (0, 2, 3, 5, 6, 9, 11, 12)
@@ -83,15 +83,15 @@ def test_the_fewest_of_unlike_nodes(seed: int) -> None:
     able = [bits for bits in every if covers(demands, bits)]
     best = min(able, key=lambda bits: (bits.bit_count(), bits))
     assert smallest(range(11), demands) == best.bit_count()
-    assert fittest(range(11), demands) == best
+    assert best_mask(range(11), demands) == best
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_giving_up_is_never_wrong_about_what_a_mask_holds(seed: int) -> None:
     demands = unlike(64, seed)
-    exact = fittest(range(64), demands)
+    exact = best_mask(range(64), demands)
     with mock.patch.multiple(set_cover, STEPS=0, _ROUNDS=1):
-        soon = fittest(range(64), demands)
+        soon = best_mask(range(64), demands)
     assert exact is not None
     assert soon is not None
     assert covers(demands, exact)

@@ -106,7 +106,7 @@ async def answers(table: NodeTable, nodes: int, requests: int, chance: random.Ra
         msgspec.json.encode((await service.handle("POST", "/prioritize", body, True)).value)
         found.append(time.process_time() - began)
         if kept:
-            table.promise(chance.choice(kept), read_demand({**pod("x", 2), **raw}), 0.0)
+            table.assume(chance.choice(kept), read_demand({**pod("x", 2), **raw}), 0.0)
         table.release(f"p{number - UNSHOWN}", 0.0)
     return found
 

@@ -89,24 +89,24 @@ class ReaderScheduler:
     Attributes:
         name: ``spec.schedulerName`` of its pods.
         program: What runs.
-        wishes: Labels, annotations and fields of a pod that asks for CPUs on one NUMA node.
+        fields: Labels, annotations and fields of a pod that asks for CPUs on one NUMA node.
         groups: Whether each pod is in a PodGroup of its own, as Volcano's controller makes one.
     """
 
     name: str
     program: SchedulerProgram
-    wishes: Json = field(default_factory=dict)
+    fields: Json = field(default_factory=dict)
     groups: bool = False
 
     def pod(self, plane: ControlPlane, namespace: str, name: str, cpus: int) -> Json:
         """Return a pod, and create what it needs beside it."""
-        wishes: Json = {
-            key: dict(each) if isinstance(each, dict) else each for key, each in self.wishes.items()
+        fields: Json = {
+            key: dict(each) if isinstance(each, dict) else each for key, each in self.fields.items()
         }
         if self.groups:
             group_pod(plane, namespace, name)
-            wishes.setdefault("annotations", {})[GROUP] = name
-        return pod(name, cpus, schedulerName=self.name, **wishes)
+            fields.setdefault("annotations", {})[GROUP] = name
+        return pod(name, cpus, schedulerName=self.name, **fields)
 
 
 def group_pod(plane: ControlPlane, namespace: str, name: str) -> None:
@@ -204,9 +204,9 @@ def koordinator(plane: ControlPlane, *arguments: str, client: Json | None = None
     more = ("--port=0", "--authentication-skip-lookup=true")
     program = SchedulerProgram(plane, "koord-scheduler", config, *KUBE_ARGUMENTS, *more, *arguments)
     plane.apply(PRIORITY_CLASS)
-    wishes = {
+    fields = {
         "labels": {QOS_LABEL: "LSR"},
         "annotations": {"scheduling.koordinator.sh/resource-spec": '{"preferredCPUBindPolicy":"FullPCPUs"}'},
         "priorityClassName": "koord-prod",
     }
-    return ReaderScheduler("koord-scheduler", program, wishes)
+    return ReaderScheduler("koord-scheduler", program, fields)

@@ -186,7 +186,7 @@ def test_koord_scheduler(tmp_path: Path) -> None:
             """Create a pod whose CPUs the scheduler chooses."""
             number = int(name[1:]) if name[1:].isdigit() else 0
             labels = {QOS_LABEL: "LSE" if number % 2 else "LSR"}
-            annotations, priority = reader.wishes["annotations"], reader.wishes["priorityClassName"]
+            annotations, priority = reader.fields["annotations"], reader.fields["priorityClassName"]
             nodes.pod(name, cpus, reader.name, priority=priority, labels=labels, annotations=annotations)
 
         def without(nodes: Nodes) -> None:

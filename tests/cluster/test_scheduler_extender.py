@@ -60,11 +60,11 @@ def test_the_policy_names_the_scheduler_of_pods_that_ask_for_alignment(bed: Sche
     )
     time.sleep(1)  # until the admission plug-in has seen the label and the policy
     names = {}
-    for name, wishes in (
+    for name, fields in (
         ("plain", {}),
         ("asks", {"volcano.sh/numa-topology-policy": "single-numa-node"}),
     ):
-        raw = pod(name, 2, annotations=wishes)
+        raw = pod(name, 2, annotations=fields)
         del raw["metadata"]["uid"], raw["metadata"]["namespace"]
         names[name] = bed.plane.create(PODS, raw)["spec"]["schedulerName"]
     assert names == {"plain": "default-scheduler", "asks": SCHEDULER}

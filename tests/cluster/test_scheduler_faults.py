@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from proxy.extender.process import LOST
-from proxy.scheduler.promises import LOST_S
+from proxy.scheduler.assumed_pods import LOST_S
 from tests.cluster.extender_process import SCHEDULER, ExtenderProcess, extender_config
 from tests.cluster.scheduling_bed import SchedulingBed
 from tests.cluster.silent_relay import SilentRelay

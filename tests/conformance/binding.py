@@ -1,4 +1,4 @@
-"""Koordinator's topologies, wishes and scored hints as its files write them."""
+"""Koordinator's topologies, bind requests and scored hints as its files write them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def topology(case: Case) -> CpuTopology:
     return CpuTopology.of_rows(rows)
 
 
-def wish(raw: Mapping[str, Any]) -> BindRequest:
+def bind_request(raw: Mapping[str, Any]) -> BindRequest:
     """Read how CPUs are to be taken."""
     try:
         return BindRequest(

@@ -296,7 +296,7 @@ def test_explain_admitted_refused_and_removed(make: Callable[..., Node]) -> None
 
 
 def test_a_killed_daemon_knows_containers_and_reasons_again(make: Callable[..., Node]) -> None:
-    """Promises and rules stay known; what was weighed, and which pods were refused, does not."""
+    """AssumedPods and rules stay known; what was weighed, and which pods were refused, does not."""
     node = make()
     owner, sharer = node.run(node.pod("whole", name="db"), **whole(1, GIB)), node.spawn("part")
     refused(lambda: node.create(node.pod("whole", name="wide"), **whole(2)))

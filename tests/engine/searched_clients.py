@@ -7,7 +7,7 @@ from dataclasses import replace
 from proxy.engine import events as seen
 from proxy.engine import reservation as reservations
 from proxy.engine.call_events import (
-    CallStrayed,
+    CallOrphaned,
     StartEnded,
     StartRefused,
     StartRequested,
@@ -149,7 +149,7 @@ def lost(node: SearchedNode, pod: str) -> None:
         if task is not None and task.reservation is not None:
             node.put(replace(task, reservation=reservations.step(task.reservation, seen.ClientGone())[0]))
     elif call.flight is not None:
-        node.handle(CallStrayed(call.flight, node.clock))
+        node.handle(CallOrphaned(call.flight, node.clock))
     if at_runtime(call):
         node.ghosts = (*node.ghosts, replace(call, gone=True))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from proxy.engine.call_events import CallConfined, CallDeparted, ContainersUnsettled, StrayListed
+from proxy.engine.call_events import CallConfined, CallSent, ContainersUnsaved, OrphanListed
 from proxy.engine.container_events import (
     ContainerCreated,
     ContainerFound,
@@ -29,7 +29,7 @@ from tests.engine.searched_node import (
 from tests.testkit.changed_copy import changed_copy
 
 PASSES = 3
-"""Comparisons of a daemon that starts after a crash; the time between two lets strays end."""
+"""Comparisons of a daemon that starts after a crash; the time between two lets orphans end."""
 GRACE_S = 2.0
 BEFORE_IT_RUNS = (Phase.CREATED, Phase.STARTING)
 
@@ -57,13 +57,17 @@ def compared(node: SearchedNode) -> None:
     assert isinstance(listing, Listing)
     node.listing, phases = None, dict(listing.phases)
     resolve(node, listing)
-    end_strays(node, listing)
+    end_orphans(node, listing)
     for container_id in sorted(listing.known - phases.keys()):
         ours = node.state.containers.get(container_id)
-        if ours is not None and ours.phase is not Phase.CREATING and is_news(node, container_id, listing):
+        if (
+            ours is not None
+            and ours.phase is not Phase.CREATING
+            and is_new_in_list(node, container_id, listing)
+        ):
             node.handle(ContainersRemoved((container_id,)))
     for container_id, phase in phases.items():
-        if is_news(node, container_id, listing):
+        if is_new_in_list(node, container_id, listing):
             entered(node, container_id, phase)
     adopt(node, listing)
     if not node.reconciled:
@@ -74,20 +78,20 @@ def compared(node: SearchedNode) -> None:
         in_step(node)
 
 
-def is_news(node: SearchedNode, container_id: str, listing: Listing) -> bool:
+def is_new_in_list(node: SearchedNode, container_id: str, listing: Listing) -> bool:
     """Return whether a list says something about a container: nothing has happened to it since."""
     return node.state.runtime.changes.is_unchanged(container_id, listing.began)
 
 
-def end_strays(node: SearchedNode, listing: Listing) -> None:
+def end_orphans(node: SearchedNode, listing: Listing) -> None:
     """End calls without a waiting client that are over."""
     phases = dict(listing.phases)
-    for call in node.state.inflight.strays():
+    for call in node.state.inflight.orphans():
         there = call.container_id
-        phase = phases.get(there) if is_news(node, there, listing) else None
+        phase = phases.get(there) if is_new_in_list(node, there, listing) else None
         current = node.state.inflight.current(call)
         held = call.is_start and current is not None and current.confined and there in node.groups
-        node.handle(StrayListed(call, phase, listing.asked, node.clock, held))
+        node.handle(OrphanListed(call, phase, listing.asked, node.clock, held))
 
 
 def entered(node: SearchedNode, container_id: str, phase: Phase) -> None:
@@ -107,7 +111,7 @@ def adopt(node: SearchedNode, listing: Listing) -> None:
     creating = {c.pod.sandbox_id for c in node.state.containers.values() if c.phase is Phase.CREATING}
     for container_id, phase in listing.phases:
         pod = pod_of(node, container_id)
-        is_new = container_id not in node.state.containers and is_news(node, container_id, listing)
+        is_new = container_id not in node.state.containers and is_new_in_list(node, container_id, listing)
         if is_new and phase is not Phase.EXITED and pod.sandbox_id not in creating:
             cpus = node.specs[container_id]
             request = changed_copy(Request() if pod.uid == "a" else WHOLE, cpuset_cpus=str(cpus))
@@ -123,7 +127,7 @@ def resolve(node: SearchedNode, listing: Listing) -> None:
             node.handle(CreateFailed(token))
             continue
         found = there.get(container.pod.sandbox_id)
-        if found is not None and not is_news(node, found, listing):
+        if found is not None and not is_new_in_list(node, found, listing):
             continue
         if found is not None and found not in node.state.containers:
             node.handle(ContainerCreated(token, found))
@@ -144,18 +148,18 @@ def suspect(node: SearchedNode) -> None:
                 ALL,
                 is_start,
                 node.clock,
-                stray_since=node.clock,
+                orphaned_since=node.clock,
                 resend=False,
                 suspected=True,
             )
-            node.handle(CallDeparted(call))
+            node.handle(CallSent(call))
 
 
 def recall(node: SearchedNode) -> None:
     """Confine created containers that have a cgroup, and may have a start that hangs."""
     starts = [
         call
-        for call in node.state.inflight.strays()
+        for call in node.state.inflight.orphans()
         if call.is_start and not call.confined and call.container_id in node.groups
         if node.state.containers[call.container_id].phase in BEFORE_IT_RUNS
     ]
@@ -174,7 +178,7 @@ def in_step(node: SearchedNode) -> None:
         if any(i in node.state.containers for i in one.containers):
             node.reserve("move b", one.containers[0], one, token)
     running = tuple(c.id for c in node.state.containers.values() if c.phase is Phase.RUNNING)
-    node.handle(ContainersUnsettled(running))
+    node.handle(ContainersUnsaved(running))
 
 
 def crashed(before: SearchedNode, *, done: bool) -> SearchedNode:

@@ -1,9 +1,9 @@
 """A node with its daemon as one value: what the engine knows, what the daemon waits for, what the node holds.
 
 The state is the engine's, and every step of it is taken by ``proxy.engine``: ``handle``, the reservations,
-and the steps of starts and of settling. Around it are plain values: calls of clients, tasks of the daemon
-with what they wait for, jobs of the kernel worker, what the ledger is to write and has written, requests of
-the daemon that are at the runtime, cgroups, and what the runtime has saved.
+and the steps of starts and of the sync of the runtime. Around it are plain values: calls of clients, tasks of
+the daemon with what they wait for, jobs of the kernel worker, what the ledger is to write and has written,
+requests of the daemon that are at the runtime, cgroups, and what the runtime has saved.
 
 A node is copied before it is changed; whatever a field holds is replaced, never changed.
 """
@@ -21,14 +21,14 @@ from proxy.engine import events as seen
 from proxy.engine.call_answers import Forward, ForwardStart, PrepareStart, ReserveFirst
 from proxy.engine.call_events import (
     CallConfined,
-    CallDeparted,
-    CallStrayed,
-    ContainersUnsettled,
+    CallOrphaned,
+    CallSent,
+    ContainersUnsaved,
+    OrphanEnded,
     ResendWanted,
+    RuntimeSyncBegan,
     SavedCpusLearned,
-    SettlingBegan,
     StartRequested,
-    StrayEnded,
     UpdateEnded,
 )
 from proxy.engine.container_events import CpusGiven, CpusNotFreed, CreateFailed, CreateResumed
@@ -40,17 +40,17 @@ from proxy.engine.node_effects import (
     CompareCpusets,
     Follow,
     NodeEffects,
+    OrphanOver,
     PlanDecided,
     PutRecord,
     Record,
-    StrayOver,
     WriteCpusets,
 )
 from proxy.engine.node_events import CpusHeld, NodeEvent
 from proxy.engine.owners import CpuHold
 from proxy.engine.reservation import step as reservation_step
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
-from proxy.engine.settling import SettleStep, settle_step
+from proxy.engine.runtime_sync_step import SyncStep, sync_step
 from proxy.engine.start import StartStep, start_step
 from proxy.engine.state import NodeState
 from proxy.executor.codec import MOVE, MoveRecord, records_of
@@ -177,10 +177,10 @@ class SearchedNode:
         "queue",
         "reconciled",
         "requests",
-        "settles",
         "silent",
         "specs",
         "state",
+        "syncs",
         "tasks",
     )
 
@@ -202,7 +202,7 @@ class SearchedNode:
         self.put_off: frozenset[str] = frozenset()
         self.silent: frozenset[str] = frozenset()
         self.reconciled, self.begun = True, False
-        self.hangs, self.settles, self.may_move = sequence == "hang", sequence == "settle", sequence == "move"
+        self.hangs, self.syncs, self.may_move = sequence == "hang", sequence == "sync", sequence == "move"
         self.owner = CpuSet()
         self.faults = self.crashes = self.lists = self.passes = self.number = 0
         self.clock = 1000.0
@@ -226,8 +226,8 @@ class SearchedNode:
                     self.write_later(effect.moved)
             elif kind in (WriteCpusets, CompareCpusets):
                 self.write_later(effect.ids)  # type: ignore[union-attr]
-            elif type(effect) is StrayOver:
-                self.handle(StrayEnded(effect.call, effect.phase))
+            elif type(effect) is OrphanOver:
+                self.handle(OrphanEnded(effect.call, effect.phase))
         return effects
 
     def write_later(self, ids: Collection[str]) -> None:
@@ -240,10 +240,10 @@ class SearchedNode:
         if some:
             self.jobs = (*self.jobs, KernelJob("write", some))
 
-    def depart(self, target: str, carries: CpuSet, *, is_start: bool = False) -> InflightCall:
+    def track(self, target: str, carries: CpuSet, *, is_start: bool = False) -> InflightCall:
         self.number += 1
         call = InflightCall(self.number, target, carries, is_start, self.clock)
-        self.handle(CallDeparted(call))
+        self.handle(CallSent(call))
         return call
 
     def in_flight(self) -> set[int]:
@@ -258,7 +258,7 @@ class SearchedNode:
         self.tasks = {name: other for name, other in self.tasks.items() if name != task.name}
 
     def go_on(self) -> None:
-        """Let every task continue that can, and the settler begin what is due."""
+        """Let every task continue that can, and the sync of the runtime begin what is due."""
         while True:
             there = self.in_flight()
             ready = next(
@@ -270,8 +270,8 @@ class SearchedNode:
                 None,
             )
             if ready is not None:
-                self.resume(ready, ready.event if ready.waits == "due" else seen.InflightLanded())
-            elif not self.settle():
+                self.resume(ready, ready.event if ready.waits == "due" else seen.InflightCompleted())
+            elif not self.sync_runtime():
                 return
 
     def resume(self, task: DaemonTask, event: seen.Event | None) -> None:
@@ -376,7 +376,7 @@ class SearchedNode:
     def ended(self, task: DaemonTask, one: Reservation) -> None:
         """Continue after a reservation."""
         if one.kind is KIND.MOVE:
-            self.handle(ContainersUnsettled(one.containers))
+            self.handle(ContainersUnsaved(one.containers))
             self.handle(CpusGiven(one.containers))
         elif one.kind is KIND.START:
             self.started(task, "" if one.is_committed else "its CPUs are not free")
@@ -392,9 +392,9 @@ class SearchedNode:
         if type(answer) is Forward:
             call = replace(call, stage="runtime", cpus=answer.sent)
             if call.method == "Update":
-                call = replace(call, flight=self.depart(call.target, answer.sent))
+                call = replace(call, flight=self.track(call.target, answer.sent))
         elif type(answer) is ForwardStart:
-            flight = self.depart(call.target, answer.carries, is_start=True)
+            flight = self.track(call.target, answer.carries, is_start=True)
             call = replace(call, stage="runtime", cpus=answer.carries, flight=flight)
         elif type(answer) is ReserveFirst:
             cpus = answer.container.placement.exclusive
@@ -425,7 +425,7 @@ class SearchedNode:
             return
         container = state.containers[target]
         if step is StartStep.SEND:
-            flight = self.depart(target, state.wanted(container))
+            flight = self.track(target, state.wanted(container))
             self.requests = (*self.requests, RuntimeRequest(target, task.name, flight))
             self.put(replace(task, waits="runtime"))
         elif step is StartStep.CLEAR:
@@ -445,28 +445,28 @@ class SearchedNode:
 
     # -- making sets last ---------------------------------------------------------------------------------
 
-    def settle(self) -> bool:
-        """Begin to settle a container that is due; returns whether anything was done."""
-        if not (self.settles and self.reconciled and "settle" not in self.tasks):
+    def sync_runtime(self) -> bool:
+        """Begin to send the CPUs of a container that is due; returns whether anything was done."""
+        if not (self.syncs and self.reconciled and "sync" not in self.tasks):
             return False
-        target = next(iter(self.state.runtime.unsettled), None)
+        target = next(iter(self.state.runtime.unsaved), None)
         if target is None:
             return False
-        self.handle(SettlingBegan(target))
-        self.settle_one(target)
+        self.handle(RuntimeSyncBegan(target))
+        self.sync_one(target)
         return True
 
-    def settle_one(self, target: str) -> None:
-        step = settle_step(self.state, target)
-        if step is SettleStep.AWAIT:
+    def sync_one(self, target: str) -> None:
+        step = sync_step(self.state, target)
+        if step is SyncStep.AWAIT:
             self.handle(ResendWanted(target))
-        if step in (SettleStep.AWAIT, SettleStep.NOTHING) or target in self.silent:
+        if step in (SyncStep.AWAIT, SyncStep.NOTHING) or target in self.silent:
             return
         flight = None
-        if step is SettleStep.SEND:
-            flight = self.depart(target, self.state.wanted(self.state.containers[target]))
-        self.requests = (*self.requests, RuntimeRequest(target, "settle", flight))
-        self.put(DaemonTask("settle", target, "runtime"))
+        if step is SyncStep.SEND:
+            flight = self.track(target, self.state.wanted(self.state.containers[target]))
+        self.requests = (*self.requests, RuntimeRequest(target, "sync", flight))
+        self.put(DaemonTask("sync", target, "runtime"))
 
     # -- requests of the daemon to the runtime ------------------------------------------------------------
 
@@ -477,7 +477,7 @@ class SearchedNode:
         task, target = self.tasks[request.task], request.target
         if request.flight is not None:
             self.handle(UpdateEnded(request.flight, request.flight.carries if ok else None))
-            if task.name == "settle":
+            if task.name == "sync":
                 self.silent = self.silent if ok else self.silent | {target}
                 self.without(task)
             elif ok:
@@ -490,7 +490,7 @@ class SearchedNode:
         is_new = target not in self.state.runtime.saved and not self.state.inflight.of(target)
         if ok and request.answered and is_new and target in self.state.containers:
             self.handle(SavedCpusLearned(target, request.answered))
-            self.settle_one(target)
+            self.sync_one(target)
 
     def unanswered(self, at: int) -> None:
         """The daemon does not wait for the answer to an update any more; the runtime may do it later."""
@@ -499,10 +499,10 @@ class SearchedNode:
         task = self.tasks[request.task]
         self.without(task)
         assert request.flight is not None
-        self.handle(CallStrayed(request.flight, self.clock))
+        self.handle(CallOrphaned(request.flight, self.clock))
         if request.answered is None:
             self.ghosts = (*self.ghosts, replace(request, task=""))
-        if task.name != "settle":
+        if task.name != "sync":
             self.started(task, "the runtime does not answer")
         else:
             self.silent |= {task.target}
@@ -536,7 +536,7 @@ class SearchedNode:
             return
         written, refused = self.write(some, denied)
         if written:
-            self.handle(ContainersUnsettled(tuple(written)))
+            self.handle(ContainersUnsaved(tuple(written)))
         if refused and job.kind == "report":
             self.jobs = (job, *self.jobs)  # until it succeeds, what the runtime has written stays in effect
         self.finished(job, seen.CpusetsWritten(tuple(refused), tuple(each.text for each in refused)))

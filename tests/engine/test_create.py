@@ -41,9 +41,9 @@ def put(state: NodeState, the_pod: Pod, request: Request = SMALL, name: str = "c
     return place(state, the_pod, name, 0, request, key or f"{the_pod.uid}/{name}")
 
 
-def settled(*wishes: tuple[Pod, Request], static: bool = True, reserved: str = "") -> NodeState:
+def node_with(*requests: tuple[Pod, Request], static: bool = True, reserved: str = "") -> NodeState:
     state = empty(static=static, reserved=reserved)
-    for the_pod, request in wishes:
+    for the_pod, request in requests:
         plan = put(state, the_pod, request)
         assert plan.verdict.admitted, plan.verdict
         state = plan.state
@@ -53,7 +53,7 @@ def settled(*wishes: tuple[Pod, Request], static: bool = True, reserved: str = "
 def test_pools_shrink_by_class() -> None:
     lse = pod("lse", QosClass.LSE, cpus="0-1")
     lsr = pod("lsr", QosClass.LSR, cpus="2-3")
-    state = settled((lse, SMALL), (lsr, SMALL), (pod("g"), whole(2)))
+    state = node_with((lse, SMALL), (lsr, SMALL), (pod("g"), whole(2)))
     picked = state.containers["g/c"].placement.exclusive
     assert len(picked) == 2
     assert state.pools.shared == MACHINE.online - CpuSet.parse("0-3") - picked
@@ -63,7 +63,7 @@ def test_pools_shrink_by_class() -> None:
 def test_an_owner_moves_exactly_the_containers_on_its_cpus() -> None:
     ls = pod("ls", QosClass.LS)
     be = pod("be", kube=KubeQos.BEST_EFFORT)
-    state = settled((ls, SMALL), (be, SMALL))
+    state = node_with((ls, SMALL), (be, SMALL))
     assert put(state, pod("x", QosClass.LSR, cpus="4")).shrink == ("ls/c",)
     assert put(state, pod("x", QosClass.LSE, cpus="4")).shrink == ("be/c", "ls/c")
     assert put(state, pod("y", QosClass.LS)).shrink == ()
@@ -82,7 +82,7 @@ def test_whole_cpus_are_packed_on_one_node_in_whole_cores() -> None:
 
 def test_a_request_that_fits_a_node_is_not_split_for_free_cores() -> None:
     # Node 0 has three CPUs left (a fuller core first would draw the packed allocator there), node 1 is empty.
-    state = settled((pod("x", QosClass.LSE, cpus=str(CpuSet(list(NODE0)[:5]))), SMALL))
+    state = node_with((pod("x", QosClass.LSE, cpus=str(CpuSet(list(NODE0)[:5]))), SMALL))
     cpus = put(state, pod("g"), whole(4)).container.placement.exclusive
     assert cpus <= NODE1
 
@@ -94,7 +94,7 @@ def test_more_than_a_node_spans_nodes() -> None:
 
 
 def test_reserved_cpus_are_never_given_but_stay_shared() -> None:
-    state = settled((pod("g"), whole(6)), reserved="0,8")
+    state = node_with((pod("g"), whole(6)), reserved="0,8")
     assert CpuSet.parse("0,8") <= state.pools.shared
     refused = put(state, pod("h"), whole(9))
     assert refused.verdict.code == 9
@@ -150,7 +150,7 @@ def test_the_shared_pool_is_never_emptied() -> None:
     assert put(empty(), pod("lse", QosClass.LSE, cpus="0-14")).verdict.admitted
     ls = put(empty(), pod("ls", QosClass.LS, cpus="0-15"))
     assert (ls.container.placement.pool, ls.problem) == (Pool.SHARED, "the shared pool would be left empty")
-    rest = settled((pod("lse", QosClass.LSE, cpus="0-7"), SMALL))
+    rest = node_with((pod("lse", QosClass.LSE, cpus="0-7"), SMALL))
     assert put(rest, pod("lsr", QosClass.LSR, cpus="8-15")).verdict.reason == "SharedPoolExhausted"
     picked = put(empty(), pod("g"), whole(16))
     assert (picked.verdict.code, picked.verdict.reason) == (9, "SharedPoolExhausted")
@@ -159,7 +159,7 @@ def test_the_shared_pool_is_never_emptied() -> None:
 
 
 def test_cpus_are_not_given_twice() -> None:
-    state = settled((pod("one", QosClass.LSR, cpus="2-4"), SMALL))
+    state = node_with((pod("one", QosClass.LSR, cpus="2-4"), SMALL))
     clash = put(state, pod("two", QosClass.LSE, cpus="4-5"))
     assert clash.verdict.code == 9
     assert "CPU 4 is owned by ns/one already" in clash.verdict.message
@@ -173,7 +173,7 @@ def test_cpus_are_not_given_twice() -> None:
 
 
 def test_only_owners_of_the_requested_cpus_are_named() -> None:
-    state = settled((pod("g"), whole(2)), (pod("h"), whole(2)), (pod("ls", QosClass.LS), SMALL))
+    state = node_with((pod("g"), whole(2)), (pod("h"), whole(2)), (pod("ls", QosClass.LS), SMALL))
     cpus = state.containers["g/c"].placement.exclusive
     assert put(state, pod("x", QosClass.LSE, cpus=str(cpus))).verdict.message.endswith(
         f"CPUs {cpus} are owned by ns/g/c already"
@@ -197,7 +197,7 @@ def test_all_containers_of_an_annotated_pod_own_the_same() -> None:
 
 
 def test_a_new_attempt_keeps_the_cpus_of_the_old_one() -> None:
-    state = settled((pod("a"), whole(2)), (pod("g"), whole(3)))
+    state = node_with((pod("a"), whole(2)), (pod("g"), whole(3)))
     first = state.containers["g/c"].placement.exclusive
     running = changed_copy(state.containers["g/c"], phase=Phase.RUNNING)
     plan = put(state.changed(put=[running]), pod("g"), whole(3), key="second")
@@ -210,7 +210,7 @@ def ended(state: NodeState, key: str) -> NodeState:
 
 
 def test_what_an_attempt_had_is_kept_only_as_it_was() -> None:
-    state = settled((pod("a"), whole(2)), (pod("g"), whole(2)))
+    state = node_with((pod("a"), whole(2)), (pod("g"), whole(2)))
     had = state.containers["g/c"].placement.exclusive
     state = ended(state, "g/c").changed(drop=["a/c"])
     again = put(state, pod("g"), whole(2), key="2").container.placement
@@ -242,7 +242,7 @@ def test_the_reason_says_where(count: int, where: str) -> None:
 
 
 def test_exited_containers_own_nothing() -> None:
-    state = settled((pod("g"), whole(4)))
+    state = node_with((pod("g"), whole(4)))
     exited = changed_copy(state.containers["g/c"], phase=Phase.EXITED)
     after = state.changed(put=[exited])
     assert after.pools == empty().pools
@@ -325,7 +325,7 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
 
 @pytest.mark.parametrize("phase", [Phase.CREATED, Phase.RUNNING])
 def test_moves_distinguish_shrink_from_growth(phase: Phase) -> None:
-    state = settled((pod("ls", QosClass.LS), SMALL), (pod("be", kube=KubeQos.BEST_EFFORT), SMALL))
+    state = node_with((pod("ls", QosClass.LS), SMALL), (pod("be", kube=KubeQos.BEST_EFFORT), SMALL))
     state = state.changed(put=[changed_copy(c, phase=phase) for c in state.containers.values()])
     owned = put(state, pod("lse", QosClass.LSE, cpus="0-3")).state
     assert moves(state, owned) == (("be/c", "ls/c"), ())

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
-from proxy.engine.call_answers import AllocateFirst, AskPreference, Forward, Refuse, ReserveFirst
+from proxy.engine.call_answers import AllocateFirst, Forward, QueryPreference, Refuse, ReserveFirst
 from proxy.engine.container_events import (
     AllocateFailed,
     ContainerFound,
@@ -214,7 +214,7 @@ def test_a_plug_in_is_asked_for_its_preference_before_anything_changes() -> None
     pod = story.pod("a", ask(2))
     before = story.state
     question = story.create(pod, preferred={("c", NIC): None})
-    assert question == AskPreference("c", NIC, frozenset(NICS), frozenset(), 2)
+    assert question == QueryPreference("c", NIC, frozenset(NICS), frozenset(), 2)
     assert story.state is before
     story.create(pod, preferred={("c", NIC): ("nic3", "nic1", "nic9")})
     assert story.held(pod) == {"nic1", "nic3"}
@@ -265,7 +265,7 @@ def test_scope_pod_sets_devices_aside(*, refused: bool) -> None:
     asks = (ask(1, "c"), ask(1, "d"))
     pod = Pod("token", "a", "ns", "a", kube_qos=KubeQos.BURSTABLE, asks=PodRequests("a", asks))
     question = story.play(SandboxRequested(pod, Request(), {("c", NIC): None}))[-1]
-    assert question == AskPreference("c", NIC, frozenset({"nic0", "nic1"}), frozenset(), 1)
+    assert question == QueryPreference("c", NIC, frozenset({"nic0", "nic1"}), frozenset(), 1)
     effects = story.play(SandboxRequested(pod, Request()))
     assert isinstance(effects[-1], PodDecided)
     assert set(records(effects)) == {"p/token", "d/a"}

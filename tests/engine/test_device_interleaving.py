@@ -21,7 +21,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.engine import call_answers, create, sandboxes
 from proxy.engine import handle as engine
-from proxy.engine.call_answers import AllocateFirst, AskPreference, Forward, Refuse
+from proxy.engine.call_answers import AllocateFirst, Forward, QueryPreference, Refuse
 from proxy.engine.container_events import (
     AllocateFailed,
     ContainerCreated,
@@ -153,7 +153,7 @@ def decided(node: DeviceNode, uid: str, preferred: tuple[str, ...] | None) -> De
     node, effects = node.after(event)
     last = effects[-1]
     answer = last.answer if type(last) is PlanDecided else last
-    if isinstance(answer, AskPreference):
+    if isinstance(answer, QueryPreference):
         return node.with_call(uid, Call("asked"))
     if isinstance(answer, AllocateFirst):
         return node.with_call(uid, Call("allocating", node.state.devices.of_container(uid, "c", R)))

@@ -35,7 +35,7 @@ from proxy.engine import effects as to_do
 from proxy.engine import events as seen
 from proxy.engine import handle as engine
 from proxy.engine import reservation as reservations
-from proxy.engine.call_events import CallLanded, CallStrayed
+from proxy.engine.call_events import CallCompleted, CallOrphaned
 from proxy.engine.inflight import InflightCall, InflightCalls
 from proxy.engine.invariants import violations
 from proxy.engine.pod_events import PodLearned
@@ -61,7 +61,7 @@ SEQUENCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "start": (("Start",), ("Create", "Start")),
     "update": (("Start", "|", "Update"), ("Create", "Start")),
     "stop": (("Start",), ("Create", "Start", "|", "Stop")),
-    "settle": (("Start", "|"), ("Create", "Start", "Stop")),
+    "sync": (("Start", "|"), ("Create", "Start", "Stop")),
     "hang": (("Start",), ("Create", "Start")),
     "move": (("Start", "|"), ("Create", "Start", "|", "Update")),
 }
@@ -141,7 +141,7 @@ def key_of(node: SearchedNode) -> int:
     flights = [
         (
             *(numbers[c.number], c.container_id, c.carries.bits, c.is_start, c.overlapped),
-            *(c.stray_since is None, c.seen is None, c.refused, c.resend, c.suspected, c.confined),
+            *(c.orphaned_since is None, c.seen is None, c.refused, c.resend, c.suspected, c.confined),
         )
         for calls in state.inflight.calls.values()
         for c in calls
@@ -157,7 +157,7 @@ def key_of(node: SearchedNode) -> int:
             tuple(sorted(flights)),
             repr(sorted(tasks, key=str)),
             tuple(sorted((i, cpus.bits) for i, cpus in runtime.saved.items())),
-            (tuple(runtime.unsettled), tuple(runtime.lost), tuple(runtime.failed), repr(state.holds)),
+            (tuple(runtime.unsaved), tuple(runtime.lost), tuple(runtime.failed), repr(state.holds)),
             tuple(map(call_key, node.calls.values())),
             tuple(map(call_key, node.ghosts)),
             tuple(map(call_key, node.requests)),
@@ -302,7 +302,7 @@ def _no_barrier(patch: pytest.MonkeyPatch) -> None:
     def commit(one: Reservation, event: object) -> After:
         return changed_copy(one, phase=ReservationPhase.COMMITTED), (to_do.Commit(),)
 
-    at = ReservationPhase.WAITING, seen.InflightLanded
+    at = ReservationPhase.WAITING, seen.InflightCompleted
     patch.setitem(reservations._TRANSITIONS, at, commit)
 
 
@@ -324,10 +324,10 @@ def _no_wait_in_a_move(patch: pytest.MonkeyPatch) -> None:
 def _clients_end_calls(patch: pytest.MonkeyPatch) -> None:
     """A client that goes away ends the wait for its call."""
 
-    def landed(state: NodeState, event: CallStrayed) -> engine.Handled:
-        return engine.handle(state, CallLanded(event.call))
+    def completed(state: NodeState, event: CallOrphaned) -> engine.Handled:
+        return engine.handle(state, CallCompleted(event.call))
 
-    patch.setitem(engine._RULES, CallStrayed, landed)
+    patch.setitem(engine._RULES, CallOrphaned, completed)
 
 
 def _held_too_short(patch: pytest.MonkeyPatch) -> None:

@@ -9,20 +9,20 @@ from pathlib import Path
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine import handle as engine
 from proxy.engine import runtime_knowledge
-from proxy.engine.call_ends import STRAY_GRACE_S
+from proxy.engine.call_ends import ORPHAN_GRACE_S
 from proxy.engine.call_events import (
+    CallCompleted,
     CallConfined,
-    CallDeparted,
-    CallLanded,
-    CallStrayed,
-    ContainersUnsettled,
+    CallOrphaned,
+    CallSent,
+    ContainersUnsaved,
+    OrphanEnded,
+    OrphanListed,
     ResendWanted,
+    RuntimeSyncBegan,
     SavedCpusLearned,
-    SettlingBegan,
     StartEnded,
     StartRefused,
-    StrayEnded,
-    StrayListed,
     UpdateEnded,
 )
 from proxy.engine.container_events import (
@@ -60,11 +60,11 @@ from proxy.engine.node_effects import (
     NotifyPodFound,
     NotifyPodGone,
     NotifyPodStopped,
+    OrphanOver,
     PlanDecided,
     PodDecided,
     PutRecord,
-    SettleSoon,
-    StrayOver,
+    SyncRuntimeSoon,
     WriteCpusets,
 )
 from proxy.engine.node_events import (
@@ -275,23 +275,23 @@ def test_a_container_that_runs_without_a_known_start_is_sent_its_cpus() -> None:
     running = changed_copy(SHARER, phase=Phase.RUNNING)
     play = story(NodeState.of(NODE, [LS], [created]))
     play >> PhaseChanged("ls", Phase.RUNNING) << PutRecord("c/ls", running) << WriteCpusets(("ls",))
-    assert play << SettleSoon() << NotifyEntered(running, Phase.RUNNING)
-    assert list(play.state.runtime.unsettled) == ["ls"]
+    assert play << SyncRuntimeSoon() << NotifyEntered(running, Phase.RUNNING)
+    assert list(play.state.runtime.unsaved) == ["ls"]
     known = changed_copy(SHARER, phase=Phase.STARTING)
     play = story(NodeState.of(NODE, [LS], [known]))
     play >> PhaseChanged("ls", Phase.RUNNING) << PutRecord("c/ls", running)
     assert play << NotifyEntered(running, Phase.RUNNING), "its start was prepared"
-    assert not play.state.runtime.unsettled
+    assert not play.state.runtime.unsaved
 
 
 def test_a_container_is_removed_with_all_that_is_known_of_it() -> None:
     state = handle(OWNED, SavedCpusLearned("lse", OWN))[0]
     both = state.changed(put=(SHARER,))
-    play = story(handle(both, ContainersUnsettled(("lse", "ls")))[0])
+    play = story(handle(both, ContainersUnsaved(("lse", "ls")))[0])
     play >> ContainersRemoved(("lse", "unknown")) << PutRecord("c/lse", None)
     assert play << Felt("container removed") << NotifyGone(OWNER)
     assert not play.state.runtime.saved
-    assert list(play.state.runtime.unsettled) == ["ls"]
+    assert list(play.state.runtime.unsaved) == ["ls"]
     assert not play.state.runtime.changes.is_unchanged("unknown", 0)
 
 
@@ -466,20 +466,20 @@ def test_observers_are_notified_of_lists() -> None:
     assert story(SHARED) >> RuntimeListed(["p"], ["c"], 4) << NotifyListed(["p"], ["c"], 4)
 
 
-def test_containers_are_settled_in_their_order() -> None:
+def test_containers_are_synced_in_their_order() -> None:
     play = story(SHARED.changed(put=(OWNER,)))
-    assert play >> ContainersUnsettled(("ls", "lse")) << SettleSoon()
-    assert play >> ContainersUnsettled(("ls",)) << SettleSoon()
-    assert play >> SettlingBegan("ls")
-    assert list(play.state.runtime.unsettled) == ["lse"]
-    assert play >> SettlingBegan("ls")
+    assert play >> ContainersUnsaved(("ls", "lse")) << SyncRuntimeSoon()
+    assert play >> ContainersUnsaved(("ls",)) << SyncRuntimeSoon()
+    assert play >> RuntimeSyncBegan("ls")
+    assert list(play.state.runtime.unsaved) == ["lse"]
+    assert play >> RuntimeSyncBegan("ls")
 
 
-def test_a_container_that_has_gone_is_not_settled() -> None:
+def test_a_container_that_is_gone_is_not_synced() -> None:
     play = story(SHARED)
-    assert play >> ContainersUnsettled(("gone",))
-    assert play >> ContainersUnsettled(("gone", "ls")) << SettleSoon()
-    assert list(play.state.runtime.unsettled) == ["ls"]
+    assert play >> ContainersUnsaved(("gone",))
+    assert play >> ContainersUnsaved(("gone", "ls")) << SyncRuntimeSoon()
+    assert list(play.state.runtime.unsaved) == ["ls"]
 
 
 def test_nothing_is_kept_of_what_is_saved_for_a_container_that_is_not_there() -> None:
@@ -500,7 +500,7 @@ START, UPDATE = InflightCall(1, "ls", ALL, is_start=True), InflightCall(2, "ls",
 def flying(state: NodeState, *calls: InflightCall) -> Playbook[NodeState]:
     """A story that begins with calls in flight."""
     for call in calls:
-        state, effects = handle(state, CallDeparted(call))
+        state, effects = handle(state, CallSent(call))
         assert effects == ()
     return story(state)
 
@@ -518,21 +518,23 @@ def test_a_start_of_a_confined_container_has_saved_what_it_left_with() -> None:
     assert play >> CallConfined(START, confined=True) >> CallConfined(START, confined=True)
     assert play.state.inflight.is_confined("ls")
     play >> StartEnded(START, Phase.RUNNING) << CallOver(1) << PutRecord("c/ls", SHARER)
-    assert play << NotifyEntered(SHARER, Phase.RUNNING) << WriteCpusets(("ls",)) << SettleSoon()
-    assert list(play.state.runtime.unsettled) == ["ls"]
-    assert play >> CallConfined(START, confined=True), "it has landed"
+    assert play << NotifyEntered(SHARER, Phase.RUNNING) << WriteCpusets(("ls",)) << SyncRuntimeSoon()
+    assert list(play.state.runtime.unsaved) == ["ls"]
+    assert play >> CallConfined(START, confined=True), "it has completed"
 
 
 def test_a_start_that_is_refused_is_over_with_the_next_list() -> None:
     play = flying(STARTABLE, START)
     assert play >> StartRefused(START, 5.0) << RequestReconcile()
-    (stray,) = play.state.inflight.strays()
-    assert play >> StrayListed(stray, None, 6.0, 6.1, held=False), "the list says nothing"
-    assert play >> StrayListed(stray, Phase.CREATED, 6.0, 6.1, held=False) << StrayOver(stray, Phase.CREATED)
-    assert play >> StrayListed(stray, Phase.CREATED, 6.0, 6.1, held=False), "it is being ended"
-    play >> StrayEnded(stray, Phase.CREATED) << CallOver(1) << PutRecord("c/ls", MADE)
-    assert play << NotifyEntered(MADE, Phase.CREATED) << SettleSoon()
-    assert play >> StartRefused(START, 7.0), "it has landed"
+    (orphan,) = play.state.inflight.orphans()
+    assert play >> OrphanListed(orphan, None, 6.0, 6.1, held=False), "the list says nothing"
+    assert (
+        play >> OrphanListed(orphan, Phase.CREATED, 6.0, 6.1, held=False) << OrphanOver(orphan, Phase.CREATED)
+    )
+    assert play >> OrphanListed(orphan, Phase.CREATED, 6.0, 6.1, held=False), "it is being ended"
+    play >> OrphanEnded(orphan, Phase.CREATED) << CallOver(1) << PutRecord("c/ls", MADE)
+    assert play << NotifyEntered(MADE, Phase.CREATED) << SyncRuntimeSoon()
+    assert play >> StartRefused(START, 7.0), "it has completed"
 
 
 def test_a_start_of_a_container_that_is_gone() -> None:
@@ -556,15 +558,15 @@ def test_an_update_shows_what_the_runtime_has_saved() -> None:
     play = flying(SHARED, UPDATE)
     assert play >> UpdateEnded(UPDATE, ALL) << CallOver(2) << CompareCpusets(("ls",))
     assert play.state.runtime.saved["ls"] == ALL
-    assert not play.state.runtime.unsettled
+    assert not play.state.runtime.unsaved
     narrow = InflightCall(4, "ls", REST)
     older = flying(play.state, narrow) >> UpdateEnded(narrow, REST)
-    assert older << CallOver(4) << SettleSoon() << WriteCpusets(("ls",))
-    assert list(older.state.runtime.unsettled) == ["ls"], "also where the kernel has the right CPUs by now"
+    assert older << CallOver(4) << SyncRuntimeSoon() << WriteCpusets(("ls",))
+    assert list(older.state.runtime.unsaved) == ["ls"], "also where the kernel has the right CPUs by now"
     failed = flying(play.state, narrow)
     assert failed >> UpdateEnded(narrow, None) << CallOver(4) << WriteCpusets(("ls",))
     assert not failed.state.runtime.saved
-    assert failed >> UpdateEnded(narrow, REST), "it has landed"
+    assert failed >> UpdateEnded(narrow, REST), "it has completed"
 
 
 def test_updates_that_overlap_show_nothing_and_are_followed_by_another() -> None:
@@ -572,37 +574,37 @@ def test_updates_that_overlap_show_nothing_and_are_followed_by_another() -> None
     play = flying(SHARED, UPDATE, other)
     assert play >> UpdateEnded(UPDATE, ALL) << CallOver(2) << WriteCpusets(("ls",))
     assert play.state.inflight.of("ls")[0].resend
-    assert play >> UpdateEnded(other, REST) << CallOver(4) << SettleSoon() << WriteCpusets(("ls",))
+    assert play >> UpdateEnded(other, REST) << CallOver(4) << SyncRuntimeSoon() << WriteCpusets(("ls",))
     assert not play.state.runtime.saved
-    assert list(play.state.runtime.unsettled) == ["ls"]
+    assert list(play.state.runtime.unsaved) == ["ls"]
 
 
 def test_an_update_of_a_container_that_is_gone() -> None:
     gone, _ = handle(flying(SHARED, UPDATE).state, ContainersRemoved(("ls",)))
     assert story(gone) >> UpdateEnded(UPDATE, ALL) << CallOver(2)
-    assert story(gone) >> CallLanded(UPDATE) << CallOver(2) >> CallLanded(UPDATE)
+    assert story(gone) >> CallCompleted(UPDATE) << CallOver(2) >> CallCompleted(UPDATE)
 
 
 def test_an_update_without_an_answer_is_over_when_the_runtime_has_answered_others_for_long_enough() -> None:
     play = flying(SHARED, UPDATE)
-    assert play >> CallStrayed(UPDATE, 5.0) << RequestReconcile()
+    assert play >> CallOrphaned(UPDATE, 5.0) << RequestReconcile()
     assert play >> ResendWanted("ls")
     first = InflightCall(2, "ls", ALL)
-    assert play >> StrayListed(first, Phase.RUNNING, 4.0, 4.1, held=False), "it was asked before"
-    assert play >> StrayListed(first, Phase.RUNNING, 6.0, 6.1, held=False)
-    late = 6.1 + STRAY_GRACE_S
-    assert play >> StrayListed(first, Phase.RUNNING, late, late, held=True), "a confined start continues"
+    assert play >> OrphanListed(first, Phase.RUNNING, 4.0, 4.1, held=False), "it was asked before"
+    assert play >> OrphanListed(first, Phase.RUNNING, 6.0, 6.1, held=False)
+    late = 6.1 + ORPHAN_GRACE_S
+    assert play >> OrphanListed(first, Phase.RUNNING, late, late, held=True), "a confined start continues"
     assert (
-        play >> StrayListed(first, Phase.RUNNING, late, late, held=False) << StrayOver(first, Phase.CREATED)
+        play >> OrphanListed(first, Phase.RUNNING, late, late, held=False) << OrphanOver(first, Phase.CREATED)
     )
-    play >> StrayEnded(first, Phase.CREATED) << CallOver(2) << CompareUnits(("ls",))
-    assert play << SettleSoon()
-    assert play >> CallStrayed(UPDATE, 9.0), "it has landed"
+    play >> OrphanEnded(first, Phase.CREATED) << CallOver(2) << CompareUnits(("ls",))
+    assert play << SyncRuntimeSoon()
+    assert play >> CallOrphaned(UPDATE, 9.0), "it has completed"
 
 
 def test_a_start_may_bring_what_an_update_has_brought_meanwhile() -> None:
     play = flying(STARTABLE, InflightCall(1, "ls", CpuSet.parse("0-1"), is_start=True))
-    play >> CallDeparted(InflightCall(2, "ls", CpuSet.parse("2-3")))
+    play >> CallSent(InflightCall(2, "ls", CpuSet.parse("2-3")))
     play >> UpdateEnded(InflightCall(2, "ls", CpuSet.parse("2-3")), CpuSet.parse("2-3"))
     (start,) = play.state.inflight.of("ls")
     assert (start.is_start, str(start.carries)) == (True, "0-3")
@@ -611,19 +613,19 @@ def test_a_start_may_bring_what_an_update_has_brought_meanwhile() -> None:
 def test_a_stray_of_a_container_that_has_exited() -> None:
     gone = changed_copy(SHARER, phase=Phase.EXITED)
     play = flying(SHARED, UPDATE)
-    play >> CallStrayed(UPDATE, 5.0) << RequestReconcile()
-    assert play >> StrayListed(UPDATE, Phase.EXITED, 6.0, 6.1, held=True) << StrayOver(UPDATE, Phase.EXITED)
-    play >> StrayEnded(UPDATE, Phase.EXITED) << CallOver(2) << CompareUnits(("ls",))
+    play >> CallOrphaned(UPDATE, 5.0) << RequestReconcile()
+    assert play >> OrphanListed(UPDATE, Phase.EXITED, 6.0, 6.1, held=True) << OrphanOver(UPDATE, Phase.EXITED)
+    play >> OrphanEnded(UPDATE, Phase.EXITED) << CallOver(2) << CompareUnits(("ls",))
     assert play << PutRecord("c/ls", gone) << NotifyEntered(gone, Phase.EXITED)
 
 
 def test_a_call_that_is_only_suspected_changes_no_phase_and_is_not_resent() -> None:
-    suspected = InflightCall(5, "ls", ALL, is_start=True, stray_since=1.0, resend=False, suspected=True)
+    suspected = InflightCall(5, "ls", ALL, is_start=True, orphaned_since=1.0, resend=False, suspected=True)
     play = story(STARTABLE)
-    assert play >> CallDeparted(suspected) << RequestReconcile()
+    assert play >> CallSent(suspected) << RequestReconcile()
     assert play.state.containers["ls"].phase is Phase.CREATED
-    assert play >> StrayEnded(suspected, Phase.CREATED) << CallOver(5)
-    assert not play.state.runtime.unsettled
+    assert play >> OrphanEnded(suspected, Phase.CREATED) << CallOver(5)
+    assert not play.state.runtime.unsaved
 
 
 # -- all of them --------------------------------------------------------------------------------------------

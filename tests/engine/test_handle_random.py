@@ -126,35 +126,35 @@ class Life:
                 container_events.ContainerIsBack(some),
                 container_events.CpusGiven((some, other)),
                 call_events.SavedCpusLearned(some, self.dice.choice((None, CpuSet((2, 3))))),
-                call_events.ContainersUnsettled((some, other)),
-                call_events.SettlingBegan(some),
+                call_events.ContainersUnsaved((some, other)),
+                call_events.RuntimeSyncBegan(some),
             )
         )
 
     def call_event(self) -> NodeEvent:
         dice, call = self.dice, self.dice.choice(self.calls[-6:])
         if dice.random() < 0.4:
-            stray = dice.choice((None, None, self.clock))
+            orphan = dice.choice((None, None, self.clock))
             container_id, is_start = self.made(), dice.random() < 0.5
             there = self.state.containers.get(container_id)
             right = self.state.pools.shared if there is None else self.state.wanted(there)
             carries = dice.choice((CpuSet((dice.randrange(16),)), right))
-            call = InflightCall(self.count, container_id, carries, is_start, stray_since=stray)
+            call = InflightCall(self.count, container_id, carries, is_start, orphaned_since=orphan)
             self.calls.append(call)
-            return call_events.CallDeparted(call)
+            return call_events.CallSent(call)
         phase = dice.choice((None, *PHASES))
         return dice.choice(
             (
-                call_events.CallLanded(call),
-                call_events.CallStrayed(call, self.clock),
+                call_events.CallCompleted(call),
+                call_events.CallOrphaned(call, self.clock),
                 call_events.StartRefused(call, self.clock),
                 call_events.StartEnded(call, phase),
                 call_events.UpdateEnded(call, dice.choice((None, call.carries))),
                 call_events.UpdateEnded(call, call.carries),
                 call_events.ResendWanted(call.container_id),
                 call_events.CallConfined(call, dice.random() < 0.5),
-                call_events.StrayListed(call, phase, self.clock - 1, self.clock, dice.random() < 0.5),
-                call_events.StrayEnded(call, phase or Phase.CREATED),
+                call_events.OrphanListed(call, phase, self.clock - 1, self.clock, dice.random() < 0.5),
+                call_events.OrphanEnded(call, phase or Phase.CREATED),
             )
         )
 
@@ -219,10 +219,10 @@ def test_what_must_be_true_is_true_after_each_event(seed: int) -> None:
         assert in_order(effects), effects
         again, same = handle(before, event)
         assert [type(effect) for effect in same] == [type(effect) for effect in effects]
-        assert (again.containers.items(), again.pools, again.runtime.unsettled) == (
+        assert (again.containers.items(), again.pools, again.runtime.unsaved) == (
             after.containers.items(),
             after.pools,
-            after.runtime.unsettled,
+            after.runtime.unsaved,
         )
         felt = [effect for effect in effects if isinstance(effect, Change)]
         assert bool(felt) or (after.pools == before.pools), "a change of the pools without a notification"

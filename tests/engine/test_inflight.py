@@ -8,20 +8,20 @@ from proxy.model.idset import CpuSet
 WIDE, NARROW = CpuSet.parse("0-7"), CpuSet.parse("0-3")
 OLD = InflightCall(1, "a", WIDE)
 NEW = InflightCall(2, "a", NARROW, is_start=True)
-BOTH = InflightCalls().departed(OLD).departed(NEW)
+BOTH = InflightCalls().added(OLD).added(NEW)
 
 
 def test_two_calls_for_one_container_overlap() -> None:
-    assert [call.overlapped for call in InflightCalls().departed(OLD).of("a")] == [False]
+    assert [call.overlapped for call in InflightCalls().added(OLD).of("a")] == [False]
     assert [call.overlapped for call in BOTH.of("a")] == [True, True]
-    assert BOTH.landed(OLD).of("a") == (NEW,)
-    assert not BOTH.landed(OLD).landed(NEW).departed(OLD).of("a")[0].overlapped
+    assert BOTH.removed(OLD).of("a") == (NEW,)
+    assert not BOTH.removed(OLD).removed(NEW).added(OLD).of("a")[0].overlapped
 
 
 def test_what_is_in_flight_for_a_container() -> None:
     assert BOTH.of("a") == (OLD, NEW)
     assert (BOTH.is_busy("a"), BOTH.is_busy("b")) == (True, False)
-    assert (BOTH.is_starting("a"), BOTH.landed(NEW).is_starting("a")) == (True, False)
+    assert (BOTH.is_starting("a"), BOTH.removed(NEW).is_starting("a")) == (True, False)
     assert BOTH.others("a", NARROW) == [OLD]
     assert BOTH.others("a", WIDE) == [], "a start is no update"
 
@@ -34,20 +34,20 @@ def test_calls_that_bring_more_than_a_container_is_to_have() -> None:
     assert InflightCalls().beyond([("a", NARROW)], WIDE) == []
 
 
-def test_a_call_that_has_landed_stays_so() -> None:
-    left = BOTH.landed(OLD)
-    assert left.landed(OLD) == left
+def test_a_call_that_is_over_stays_so() -> None:
+    left = BOTH.removed(OLD)
+    assert left.removed(OLD) == left
     assert left.updated(OLD) == left
     assert left.current(OLD) is None
-    assert left.landed(NEW).calls == InflightCalls().calls
+    assert left.removed(NEW).calls == InflightCalls().calls
 
 
 def test_a_container_is_confined_as_long_as_one_of_its_calls_says_so() -> None:
     confined = BOTH.updated(confine(OLD)).updated(confine(NEW))
     assert confined.confined == {"a"}
-    assert confined.landed(OLD).is_confined("a")
-    assert not confined.landed(OLD).landed(NEW).is_confined("a")
-    assert not confined.landed(OLD).updated(NEW).is_confined("a")
+    assert confined.removed(OLD).is_confined("a")
+    assert not confined.removed(OLD).removed(NEW).is_confined("a")
+    assert not confined.removed(OLD).updated(NEW).is_confined("a")
 
 
 def confine(call: InflightCall) -> InflightCall:
@@ -56,16 +56,16 @@ def confine(call: InflightCall) -> InflightCall:
 
 
 def test_strays_and_suspected_calls_are_not_awaited() -> None:
-    stray = InflightCall(3, "b", WIDE, stray_since=1.0)
-    suspected = InflightCall(4, "c", WIDE, stray_since=1.0, resend=False, suspected=True)
-    calls = BOTH.departed(stray).departed(suspected)
-    assert sorted(call.number for call in calls.strays()) == [3, 4]
+    orphan = InflightCall(3, "b", WIDE, orphaned_since=1.0)
+    suspected = InflightCall(4, "c", WIDE, orphaned_since=1.0, resend=False, suspected=True)
+    calls = BOTH.added(orphan).added(suspected)
+    assert sorted(call.number for call in calls.orphans()) == [3, 4]
     assert [calls.is_awaited(i) for i in "abcd"] == [True, False, False, False]
     assert [calls.is_known(i) for i in "abcd"] == [True, True, False, False]
 
 
 def test_relayed_calls_are_awaited_but_no_release_waits_for_them() -> None:
     relayed = InflightCall(3, "b", WIDE, is_start=True, relayed=True)
-    calls = BOTH.departed(relayed)
+    calls = BOTH.added(relayed)
     assert (calls.is_awaited("b"), calls.is_known("b"), calls.is_busy("b")) == (True, False, True)
-    assert (calls.unattended(), calls.strays()) == ([relayed], [])
+    assert (calls.unattended(), calls.orphans()) == ([relayed], [])

@@ -53,7 +53,7 @@ def without(gone: CpuSet) -> Machine:
     return changed_copy(MACHINE, cpus=left, nodes=nodes)
 
 
-def wish(cpus: str, **more: object) -> Narrowing:
+def narrowing(cpus: str, **more: object) -> Narrowing:
     return changed_copy(Narrowing(CpuSet.parse(cpus), by="10-x"), **more)  # type: ignore[arg-type]
 
 
@@ -68,7 +68,7 @@ def runs_on(state: NodeState, uid: str) -> str:
 
 
 def test_a_pool_is_narrowed_and_followed() -> None:
-    state = hooked(put(empty(), "ls"), "ls", wish("1-3"))
+    state = hooked(put(empty(), "ls"), "ls", narrowing("1-3"))
     assert runs_on(state, "ls") == "1-3"
     assert state.containers["ls"].placement.reasons[-1] == "narrowed to CPUs 1-3 by hook 10-x"
     shrunk = put(state, "lse")  # owns 2-5
@@ -79,7 +79,7 @@ def test_a_pool_is_narrowed_and_followed() -> None:
 
 
 def test_an_empty_part_is_replaced_by_the_whole_pool_and_reported() -> None:
-    state = put(hooked(put(empty(), "ls"), "ls", wish("2-5")), "lse")
+    state = put(hooked(put(empty(), "ls"), "ls", narrowing("2-5")), "lse")
     assert runs_on(state, "ls") == "0-1,6-15"
     assert "nothing is left of CPUs 2-5" in lost(state, state.containers["ls"])
     assert not lost(state.changed(drop=("lse",)), state.containers["ls"])
@@ -87,28 +87,28 @@ def test_an_empty_part_is_replaced_by_the_whole_pool_and_reported() -> None:
 
 def test_an_owner_keeps_what_it_does_not_run_on() -> None:
     state = put(put(empty(), "lse"), "ls")
-    narrow = hooked(state, "lse", wish("2-3"))
+    narrow = hooked(state, "lse", narrowing("2-3"))
     assert (runs_on(narrow, "lse"), runs_on(narrow, "ls")) == ("2-3", "0-1,6-15")
     assert str(narrow.owners["lse"].cpus) == "2-5"
     assert violations(narrow) == []
 
 
 def test_a_limit_of_the_scheduler_stays() -> None:
-    state = hooked(put(empty(), "named"), "named", wish("0-5"), seen="4-11")
+    state = hooked(put(empty(), "named"), "named", narrowing("0-5"), seen="4-11")
     assert runs_on(state, "named") == "4-5"
     # Suppression does not lead out of the two limits, where it leaves none of them.
     assert runs_on(state.suppressing(CpuSet.parse("5,12")), "named") == "5"
     assert runs_on(state.suppressing(CpuSet.parse("12-13")), "named") == "4-5"
     # Without anything in both, the scheduler's counts alone.
-    assert runs_on(hooked(put(empty(), "named"), "named", wish("0-1"), seen="0-15"), "named") == "4-11"
+    assert runs_on(hooked(put(empty(), "named"), "named", narrowing("0-1"), seen="0-15"), "named") == "4-11"
 
 
 def test_narrowing_again_replaces_and_clear_ends_it() -> None:
-    state = hooked(put(empty(), "ls"), "ls", wish("1-3"))
-    again = hooked(state, "ls", wish("6-7", by="20-y"))
+    state = hooked(put(empty(), "ls"), "ls", narrowing("1-3"))
+    again = hooked(state, "ls", narrowing("6-7", by="20-y"))
     assert runs_on(again, "ls") == "6-7"
     assert again.containers["ls"].placement.reasons[1:] == ("narrowed to CPUs 6-7 by hook 20-y",)
-    for ends in (Narrowing(clear=True, by="20-y"), wish("0-15"), wish("0-15", owned=True)):
+    for ends in (Narrowing(clear=True, by="20-y"), narrowing("0-15"), narrowing("0-15", owned=True)):
         plain = hooked(again, "ls", ends)
         assert plain.containers["ls"].placement == put(empty(), "ls").containers["ls"].placement
 
@@ -117,14 +117,14 @@ def test_narrowing_again_replaces_and_clear_ends_it() -> None:
 def test_what_is_not_its_to_have_is_not_given(cpus: str) -> None:
     state = put(put(empty(), "lse"), "ls")
     one = state.containers["ls"]
-    same, problem = narrowed(state, one, wish(cpus))
+    same, problem = narrowed(state, one, narrowing(cpus))
     assert same is one
     assert f"cannot narrow ns/ls/c to CPUs {cpus} by hook 10-x: it has 0-1,6-15" in problem
 
 
 def test_what_was_lost_while_the_hook_thought_comes_back_later() -> None:
     state = put(put(empty(), "lse"), "ls")
-    late = hooked(state, "ls", wish("5-6", owned=True), seen="0-15")  # asked before the owner came
+    late = hooked(state, "ls", narrowing("5-6", owned=True), seen="0-15")  # asked before the owner came
     assert runs_on(late, "ls") == "6"
     assert violations(late) == []
 
@@ -133,16 +133,16 @@ def test_naming_all_cpus_is_not_a_narrowing() -> None:
     state = put(empty(), "lse")
     state = put(state, "ls")
     plain = state.containers["ls"].placement
-    same = hooked(state, "ls", wish("0-1,6-15"))
+    same = hooked(state, "ls", narrowing("0-1,6-15"))
     assert same.containers["ls"].placement == plain
-    narrow = hooked(same, "ls", wish("6-7"))
-    assert hooked(narrow, "ls", wish("0-15"), seen="0-1,6-15").containers["ls"].placement == plain
-    beyond = hooked(narrow, "ls", wish("0-15", owned=True))
+    narrow = hooked(same, "ls", narrowing("6-7"))
+    assert hooked(narrow, "ls", narrowing("0-15"), seen="0-1,6-15").containers["ls"].placement == plain
+    beyond = hooked(narrow, "ls", narrowing("0-15", owned=True))
     assert (runs_on(beyond, "ls"), str(beyond.containers["ls"].placement.hook_extra_cpus)) == ("0-15", "2-5")
 
 
 def test_owned_cpus_where_the_configuration_lets_hooks_give_them() -> None:
-    state = hooked(put(put(empty(), "lse"), "ls"), "ls", wish("5-6", owned=True))
+    state = hooked(put(put(empty(), "lse"), "ls"), "ls", narrowing("5-6", owned=True))
     assert runs_on(state, "ls") == "5-6"
     assert "5 of them although they are not its to have" in state.containers["ls"].placement.reasons[-1]
     assert violations(state) == []
@@ -158,7 +158,7 @@ def test_memory_nodes() -> None:
         "1",
         "bound to memory of NUMA node 1 by hook 30-m",
     )
-    both = hooked(state, "ls", wish("1-3")).containers["ls"].placement.reasons
+    both = hooked(state, "ls", narrowing("1-3")).containers["ls"].placement.reasons
     assert both[-2:] == (one.placement.reasons[-1], "narrowed to CPUs 1-3 by hook 10-x")
     everywhere = hooked(state, "ls", Narrowing(mems=state.node.machine.memory_nodes, by="30-m"))
     assert everywhere.containers["ls"].placement.mems == state.node.machine.memory_nodes

@@ -85,8 +85,8 @@ def test_rules_that_change_break_no_promise(owned: set[int], said: list[tuple[No
         assert (node.reservation, node.system) == (policy.reservation.value, policy.system.value)
         kept = node.reservation | node.system if node.system_alone else node.reservation
         assert state.pools.shared.isdisjoint(kept)
-        for new, wish, old in (
+        for new, requested, old in (
             (policy.reservation, wanted.reservation, before.reservation),
             (policy.system, wanted.system, before.system),
         ):
-            assert new.value == wish.value or (new.value == old.value and new.problem)
+            assert new.value == requested.value or (new.value == old.value and new.problem)

@@ -167,7 +167,7 @@ def test_when_a_partition_can_be_made() -> None:
     state = node(owner())
     assert makeable_cpus(state, "x") == CpuSet.parse("0-1")
     assert makeable_cpus(node(owner(hard=False)), "x") is None
-    flying = changed_copy(state, inflight=InflightCalls().departed(InflightCall(1, "x", CpuSet())))
+    flying = changed_copy(state, inflight=InflightCalls().added(InflightCall(1, "x", CpuSet())))
     assert makeable_cpus(flying, "x") is None, "a call may change its cpuset"
     other, _ = handle(state, PartitionsRead({"y": changed_copy(RECORD, cpus=CpuSet.parse("1-2"))}))
     assert makeable_cpus(other, "x") is None, "another partition still has some of them"

@@ -89,7 +89,7 @@ def test_a_container_with_a_call_in_flight_may_get_other_cpus_by_it(
     mode: NodeMode, container_id: str, *, differs: bool
 ) -> None:
     there = state(OWN, WEB, mode=mode)
-    there = structs.replace(there, inflight=there.inflight.departed(InflightCall(1, container_id, ALL)))
+    there = structs.replace(there, inflight=there.inflight.added(InflightCall(1, container_id, ALL)))
     own, web = plan_differences(there, [OWN, WEB], {"own": (ALL, BOTH), "web": (SHARED, BOTH)}, {})
     change = PlanChange.DRIFT if mode is NodeMode.ENFORCE else PlanChange.PIN
     assert (own.cpus, own.change) == (ALL, change if differs else PlanChange.NONE)

@@ -7,8 +7,8 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.pod_fence import (
-    StandingFence,
-    StandingFences,
+    ActiveFence,
+    ActiveFences,
     fence_around,
     fence_cpus,
     has_group,
@@ -24,19 +24,19 @@ from proxy.topology.build import described
 WIDE, NARROW, NARROWER = CpuSet.parse("0-7"), CpuSet.parse("0-1"), CpuSet.parse("1")
 
 
-def test_a_fence_stands_until_the_last_call_has_landed() -> None:
-    fences: StandingFences = raised({}, "pod", StandingFence("p", NARROW, WIDE))
-    fences = raised(fences, "pod", StandingFence("p", NARROWER, NARROW))
-    assert fences == {"pod": StandingFence("p", NARROWER, WIDE, 2)}, "what was there before the first counts"
-    other = StandingFence("o", NARROW, NARROW)
+def test_a_fence_stays_until_the_last_call_has_completed() -> None:
+    fences: ActiveFences = raised({}, "pod", ActiveFence("p", NARROW, WIDE))
+    fences = raised(fences, "pod", ActiveFence("p", NARROWER, NARROW))
+    assert fences == {"pod": ActiveFence("p", NARROWER, WIDE, 2)}, "what was there before the first counts"
+    other = ActiveFence("o", NARROW, NARROW)
     fences = lowered(raised(fences, "other", other), "pod")
-    assert fences == {"pod": StandingFence("p", NARROWER, WIDE), "other": other}
+    assert fences == {"pod": ActiveFence("p", NARROWER, WIDE), "other": other}
     assert lowered(fences, "pod") == {"other": other}
     assert lowered(fences, "absent") == fences
 
 
 def test_the_list_of_a_fence_counts_for_each_container_in_its_group() -> None:
-    fences = {"pod": StandingFence("/kubepods/poda", NARROW, WIDE)}
+    fences = {"pod": ActiveFence("/kubepods/poda", NARROW, WIDE)}
     placement = Placement(Pool.SHARED, CpuSet(), Mask())
     pods = (Pod("s", uid, "ns", uid, cgroup_parent=f"/kubepods/pod{uid}") for uid in "ab")
     inside, outside = (Container("c", "c", pod, Request(), placement, Phase.RUNNING) for pod in pods)

@@ -54,12 +54,12 @@ def limit(milli: int, period: int = 100_000) -> Request:
         (Request(cpu_quota=-1, cpu_period=100_000), "", None),
     ],
 )
-@pytest.mark.parametrize("wish", ["bind_required", "bind_preferred"])
+@pytest.mark.parametrize("requested", ["bind_required", "bind_preferred"])
 def test_a_constrained_burst_stays_on_as_few_numa_nodes_as_have_its_limit(
-    request_: Request, owned: str, nodes: str | None, wish: str
+    request_: Request, owned: str, nodes: str | None, requested: str
 ) -> None:
     there = state(*([owner(owned)] if owned else []))
-    pod = changed_copy(changed_copy(POD, bind_required=BindPolicy.NONE), **{wish: BURST})
+    pod = changed_copy(changed_copy(POD, bind_required=BindPolicy.NONE), **{requested: BURST})
     found = with_burst_limit(there, pod, request_, SHARED)
     if nodes is None:
         assert found == SHARED

@@ -12,7 +12,7 @@ from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.node_effects import PutRecord
 from proxy.engine.quotas import (
-    CpuGroupsSought,
+    CpuControllerChecked,
     QuotaCarried,
     QuotaRecord,
     QuotaRequested,
@@ -73,10 +73,10 @@ def test_what_an_earlier_run_has_removed_is_restored_where_quotas_can_be_written
     assert play >> QuotasRead(KNOWN.records), "the ledger has them"
     assert play.state.facts.quotas == changed_copy(KNOWN, unsent=frozenset())
     assert not writes_quotas(play.state)
-    assert play >> CpuGroupsSought(found=True)
+    assert play >> CpuControllerChecked(found=True)
     assert writes_quotas(play.state)
     assert play >> QuotasRestored(("qc/x",)) << PutRecord("qc/x", None)
-    assert play >> CpuGroupsSought(found=False)
+    assert play >> CpuControllerChecked(found=False)
     assert not writes_quotas(play.state)
 
 

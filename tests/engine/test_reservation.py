@@ -39,7 +39,7 @@ from proxy.engine.events import (
     CpusetsWritten,
     CpusInEffect,
     Event,
-    InflightLanded,
+    InflightCompleted,
     InflightLate,
     Interrupted,
     LedgerLate,
@@ -78,7 +78,7 @@ def reserved(kind: ReservationKind) -> Reservation:
 
 
 def at_barrier(kind: ReservationKind) -> Playbook:
-    """A reservation: its calls in flight have landed, and its sharers are being written."""
+    """A reservation: its calls in flight have completed, and its sharers are being written."""
     playbook = Playbook(reserved(kind)) >> ReservationRequested()
     if kind in (ReservationKind.REPLACEMENT, ReservationKind.MOVE):
         playbook << HoldCpus(NEW)
@@ -86,7 +86,7 @@ def at_barrier(kind: ReservationKind) -> Playbook:
         playbook << AppendLedger() >> LedgerWritten()
     elif kind is ReservationKind.MOVE:
         playbook << AppendLedger(may_run_on=NEW) >> LedgerWritten()
-    return playbook << AwaitInflight(NEW) >> InflightLanded() << StartDeadline() << WriteSharers()
+    return playbook << AwaitInflight(NEW) >> InflightCompleted() << StartDeadline() << WriteSharers()
 
 
 def refused(number: int) -> CpusetsWritten:
@@ -104,7 +104,7 @@ class TestCreate:
             Playbook(reserved(ReservationKind.CREATE))
             >> ReservationRequested() << AppendLedger()
             >> LedgerWritten() << AwaitInflight(NEW)
-            >> InflightLanded() << StartDeadline() << WriteSharers()
+            >> InflightCompleted() << StartDeadline() << WriteSharers()
             >> CpusetsWritten() << Commit()
         )  # fmt: skip
 
@@ -148,7 +148,7 @@ class TestCreate:
             >> found(NEW | REST) << EndDeadline() << PlaceElsewhere(reason)
             >> PlacedElsewhere("call-2", REST) << AppendLedger()
             >> LedgerWritten() << AwaitInflight(REST)
-            >> InflightLanded() << StartDeadline() << WriteSharers()
+            >> InflightCompleted() << StartDeadline() << WriteSharers()
             >> CpusetsWritten() << Commit()
         )  # fmt: skip
 
@@ -163,7 +163,7 @@ class TestCreate:
             playbook >> LedgerWritten() << AwaitInflight(NEW)
             if turn == ELSEWHERE - 1:
                 break
-            playbook >> InflightLanded() << StartDeadline() << WriteSharers()
+            playbook >> InflightCompleted() << StartDeadline() << WriteSharers()
         reason = AbortReason("busy", NEW, public="busy with one")
         assert playbook >> late << WithdrawPlacement() << Abort(reason)
         assert playbook.state.containers == (f"call-{ELSEWHERE - 1}",)
@@ -256,7 +256,7 @@ class TestStart:
         assert (
             Playbook(reserved(ReservationKind.START))
             >> ReservationRequested() << AwaitInflight(NEW)
-            >> InflightLanded() << StartDeadline() << WriteSharers()
+            >> InflightCompleted() << StartDeadline() << WriteSharers()
             >> CpusetsWritten() << Commit()
         )  # fmt: skip
 
@@ -338,7 +338,7 @@ def drained() -> Playbook:
     """A move: its containers are being written."""
     playbook = at_barrier(ReservationKind.MOVE) >> CpusetsWritten()
     playbook << EndDeadline() << AssignOwn(NEW, hold=OLD) << AwaitOwnInflight(NEW)
-    return playbook >> InflightLanded() << StartDeadline() << WriteOwners()
+    return playbook >> InflightCompleted() << StartDeadline() << WriteOwners()
 
 
 def restoring(playbook: Playbook) -> Playbook:
@@ -349,7 +349,7 @@ def restoring(playbook: Playbook) -> Playbook:
 def back(playbook: Playbook, message: str) -> bool:
     """What follows once a restoration has begun and nothing fails."""
     reason = AbortReason(message, NEW)
-    playbook >> InflightLanded() << StartDeadline() << WriteOwners()
+    playbook >> InflightCompleted() << StartDeadline() << WriteOwners()
     playbook >> CpusetsWritten() << ReadCpusets()
     playbook >> found(OLD, OLD, "own") << EndDeadline() << AppendLedger()
     return bool(playbook >> LedgerWritten() << ReleaseHold() << Abort(reason))
@@ -444,7 +444,7 @@ class TestRestoration:
         assert back(self.begun(), "the daemon ended before it was done")
 
     def test_a_container_whose_old_cpus_are_offline_is_back_once_it_shares(self) -> None:
-        playbook = self.begun() >> InflightLanded() << StartDeadline() << WriteOwners()
+        playbook = self.begun() >> InflightCompleted() << StartDeadline() << WriteOwners()
         playbook >> CpusetsWritten() << ReadCpusets()
         playbook >> found(REST, REST, "own") << EndDeadline() << AppendLedger()
         reason = AbortReason("the daemon ended before it was done", NEW)
@@ -454,7 +454,7 @@ class TestRestoration:
         playbook = self.begun()
         pauses = []
         for turn in range(12):
-            playbook >> InflightLanded() << StartDeadline() << WriteOwners()
+            playbook >> InflightCompleted() << StartDeadline() << WriteOwners()
             playbook >> own_refused(errno.EBUSY) << EndDeadline() << ReportProblem(NOT_BACK, "refused 16")
             pauses.append(min(0.1 * 2**turn, RESTORE.longest))
             playbook << Pause(pauses[-1])
@@ -480,7 +480,7 @@ class TestRestoration:
     def test_whatever_fails_is_tried_again(self, where: str, event: TimedOut, message: str) -> None:
         playbook = self.begun()
         if where != "calls":
-            playbook >> InflightLanded() << StartDeadline() << WriteOwners()
+            playbook >> InflightCompleted() << StartDeadline() << WriteOwners()
         if where in ("read", "ledger"):
             playbook >> CpusetsWritten() << ReadCpusets()
         if where == "ledger":
@@ -494,7 +494,7 @@ class TestRestoration:
         assert playbook >> PauseOver() << AppendLedger(may_run_on=NEW)
 
     def test_a_record_that_can_never_be_stored_ends_it(self) -> None:
-        playbook = self.begun() >> InflightLanded() << StartDeadline() << WriteOwners()
+        playbook = self.begun() >> InflightCompleted() << StartDeadline() << WriteOwners()
         playbook >> CpusetsWritten() << ReadCpusets()
         playbook >> found(OLD, OLD, "own") << EndDeadline() << AppendLedger()
         reason = AbortReason("the daemon ended before it was done", NEW)
@@ -506,7 +506,13 @@ class TestRestoration:
 
 
 EVENTS = (
-    *(ReservationRequested(), LedgerWritten(), LedgerLate("late"), LedgerRejected("odd"), InflightLanded()),
+    *(
+        ReservationRequested(),
+        LedgerWritten(),
+        LedgerLate("late"),
+        LedgerRejected("odd"),
+        InflightCompleted(),
+    ),
     *(InflightLate("busy", "", NEW), CpusetsWritten(), CpusetsRead(), PauseOver(), TimedOut()),
     *(PlacedElsewhere("t", REST), NoOtherPlacement(), PlacementWithdrawn(), ClientGone()),
     *(ContainersExited(), PlanWithdrawn(), Interrupted(), Cancelled()),

@@ -2,9 +2,9 @@
 
 The node is a value: what the plan says, what the ledger holds and what it still has to write, what the kernel
 holds, and which calls are in flight. An action performs the effect that is waited for, in one of the ways in
-which it can end, or is something that happens beside it: the kernel follows the plan, a call lands, a record
-becomes durable, a container exits, a client leaves, an effect fails, the daemon is killed. From each state
-each action is tried.
+which it can end, or is something that happens beside it: the kernel follows the plan, a call completes, a
+record becomes durable, a container exits, a client leaves, an effect fails, the daemon is killed. From each
+state each action is tried.
 
 CPU 0 is the owner's old one, CPU 1 the reserved one, and CPU 2 is always shared.
 """
@@ -178,8 +178,8 @@ def flushed(node: Small, count: int | None = None) -> Small:
     return changed_copy(node, ledger_own=own, ledger_move=move, queue=node.queue[len(batches) :])
 
 
-def landed(node: Small, *, owner: bool) -> Small:
-    """Make a call in flight land: the runtime writes what it carries."""
+def completed(node: Small, *, owner: bool) -> Small:
+    """Make a call in flight complete: the runtime writes what it carries."""
     if owner:
         runs = node.owner is not None
         return changed_copy(node, owner=node.owner_call if runs else None, owner_call=None)
@@ -216,7 +216,7 @@ def calls(
     else:
         call, owner = node.owner_call, True
         in_the_way = call is not None and not call <= waits.cpus
-    yield given(landed(node, owner=owner) if in_the_way else node, seen.InflightLanded())
+    yield given(completed(node, owner=owner) if in_the_way else node, seen.InflightCompleted())
     if bad and in_the_way and call is not None:
         yield given(bad, seen.InflightLate("busy", "", call))
 
@@ -256,7 +256,7 @@ def beside(node: Small) -> Iterator[Small]:
     elif node.owner is not None and node.owner != node.own and not node.stopped:
         yield changed_copy(node, owner=node.own)
     if node.owner_call is not None:
-        yield landed(node, owner=True)
+        yield completed(node, owner=True)
     if node.queue and not isinstance(node.waits, to_do.AppendLedger):
         yield flushed(node, 1)
     if not node.beside:

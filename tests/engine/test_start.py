@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.engine.call_events import CallDeparted, SavedCpusLearned
+from proxy.engine.call_events import CallSent, SavedCpusLearned
 from proxy.engine.container_events import PhaseChanged
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
@@ -42,7 +42,7 @@ def test_the_next_step(
 ) -> None:
     state, _ = handle(BOTH, SavedCpusLearned(container, saved))
     if carried is not None:
-        state, _ = handle(state, CallDeparted(InflightCall(1, container, carried)))
+        state, _ = handle(state, CallSent(InflightCall(1, container, carried)))
     if unsent:
         quotas = RemovedQuotas(unsent=frozenset((container,)))
         state = state.with_facts(quotas=quotas)

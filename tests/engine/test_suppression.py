@@ -12,7 +12,7 @@ from proxy.engine.node_effects import Change, NodeEffects, PutRecord
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import (
     KEY,
-    PATIENCE,
+    MISSED_ROUNDS,
     BeQuotaRead,
     BeQuotaRemoved,
     BeQuotasRead,
@@ -30,7 +30,7 @@ from proxy.engine.suppression import (
     SuppressionSettings,
     WriteBeQuota,
     must_not,
-    quota_words,
+    quota_text,
     reason,
     suppression_note,
 )
@@ -129,7 +129,7 @@ def test_where_no_group_is_above_be_pods(inside: frozenset[str]) -> None:
 
 def test_without_figures_everything_is_given_back_after_a_while() -> None:
     state, _ = read(running(), 6)
-    for _ in range(PATIENCE - 1):
+    for _ in range(MISSED_ROUNDS - 1):
         state, effects = handle(state, BeUsageUnreadable(8.0, "no"))
         assert effects == (ReportUnreadable("no", lasts=False),)
         assert state.facts.suppression.figures is not None
@@ -186,8 +186,8 @@ def test_when_be_must_not_be_suppressed() -> None:
 
 
 def test_words() -> None:
-    assert quota_words(None) == quota_words(-1) == "no CFS quota"
-    assert quota_words(240_000) == "a CFS quota of 2.40 CPUs"
+    assert quota_text(None) == quota_text(-1) == "no CFS quota"
+    assert quota_text(240_000) == "a CFS quota of 2.40 CPUs"
     assert reason(BeSuppression(), CPUSET) == "usage is not known"
 
 

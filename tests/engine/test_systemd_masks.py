@@ -43,9 +43,9 @@ def test_a_reversed_mask_is_news_until_it_is_known() -> None:
     assert play >> UnitCpusRead(OTHER, MEANT, REVERSE, sent=True)
     assert play.state.facts.masks is MaskOrder.UNKNOWN
     assert play >> right
-    assert play >> wrong << ReportReversedMask(wrong, is_news=True)
-    assert play >> wrong << ReportReversedMask(wrong, is_news=False)
+    assert play >> wrong << ReportReversedMask(wrong, is_new=True)
+    assert play >> wrong << ReportReversedMask(wrong, is_new=False)
     assert play.state.facts.masks is MaskOrder.REVERSED
     assert play >> right
     assert play.state.facts.masks is MaskOrder.RIGHT
-    assert play >> wrong << ReportReversedMask(wrong, is_news=True), "the runtime was replaced twice"
+    assert play >> wrong << ReportReversedMask(wrong, is_new=True), "the runtime was replaced twice"

@@ -1,4 +1,4 @@
-"""What Volcano's scheduler wishes."""
+"""What Volcano's scheduler prefers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def empty(policy: TopologyPolicy = TopologyPolicy.NONE, **more: object) -> NodeS
     return NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), True, policy=policy, **more))
 
 
-def pod(uid: str, **wish: object) -> Pod:
-    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid), **wish)
+def pod(uid: str, **requested: object) -> Pod:
+    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid), **requested)
 
 
 def put(state: NodeState, the_pod: Pod, cpus: int) -> Plan:
@@ -46,38 +46,38 @@ def taken(state: NodeState, cpus: str) -> NodeState:
 
 
 def test_nodes_that_a_scheduler_chose_are_taken() -> None:
-    plan = put(empty(), pod("a", wish_nodes=Mask((1,))), 4)
+    plan = put(empty(), pod("a", volcano_nodes=Mask((1,))), 4)
     assert own(plan) <= NODE1
     assert not plan.problem
-    assert own(put(empty(), pod("a"), 4)) <= NODE0, "without the wish it would be elsewhere"
+    assert own(put(empty(), pod("a"), 4)) <= NODE0, "without the preference it would be elsewhere"
 
 
 @pytest.mark.parametrize("policy", [TopologyPolicy.NONE, BEST, TopologyPolicy.RESTRICTED])
 def test_nodes_with_too_little_are_given_up_and_that_is_reported(policy: TopologyPolicy) -> None:
     state = taken(empty(policy), "4-7,12-13")
-    plan = put(state, pod("a", wish_nodes=Mask((1,))), 4)
+    plan = put(state, pod("a", volcano_nodes=Mask((1,))), 4)
     assert own(plan) <= NODE0
-    assert "cannot meet what Volcano's scheduler wishes (NUMA node 1)" in plan.problem
+    assert "cannot meet what Volcano's scheduler prefers (NUMA node 1)" in plan.problem
     assert getattr(plan.problem, "kind", None) is DefectKind.WISH
 
 
 def test_nodes_that_are_not_there() -> None:
-    plan = put(empty(), pod("a", wish_nodes=Mask((7,))), 4)
+    plan = put(empty(), pod("a", volcano_nodes=Mask((7,))), 4)
     assert own(plan)
     assert plan.problem.endswith(": NUMA node 7 cannot be found here")
-    half = put(empty(), pod("a", wish_nodes=Mask((1, 7))), 4)
+    half = put(empty(), pod("a", volcano_nodes=Mask((1, 7))), 4)
     assert own(half) <= NODE1
 
 
 def test_a_stricter_policy_is_tried() -> None:
     state = taken(empty(), "0-1,4-5")  # 6 CPUs left on each node
-    met = put(state, pod("a", wish_policy=SINGLE), 6)
+    met = put(state, pod("a", volcano_policy=SINGLE), 6)
     assert len(MACHINE.nodes_of(own(met))) == 1
     assert not met.problem
-    both = put(state, pod("a", wish_policy=SINGLE, wish_nodes=Mask((7,))), 6)
+    both = put(state, pod("a", volcano_policy=SINGLE, volcano_nodes=Mask((7,))), 6)
     assert len(MACHINE.nodes_of(own(both))) == 1
     assert "(NUMA node 7)" in both.problem, "the policy was met, the nodes were not"
-    unmet = put(state, pod("a", wish_policy=SINGLE), 7)
+    unmet = put(state, pod("a", volcano_policy=SINGLE), 7)
     assert len(own(unmet)) == 7
     assert "policy single-numa-node" in unmet.problem
     assert "Resources cannot be allocated with Topology locality" in unmet.problem
@@ -87,7 +87,7 @@ def test_a_stricter_policy_is_tried() -> None:
 
 def test_a_laxer_policy_than_the_nodes_is_not_a_wish() -> None:
     state = taken(empty(SINGLE), "0-1,4-5")
-    refused = put(state, pod("a", wish_policy=BEST), 7)
+    refused = put(state, pod("a", volcano_policy=BEST), 7)
     assert refused.verdict.reason == "TopologyAffinityError"
     assert put(state, pod("a"), 7).verdict.reason == "TopologyAffinityError"
 
@@ -95,22 +95,22 @@ def test_a_laxer_policy_than_the_nodes_is_not_a_wish() -> None:
 def test_scope_pod() -> None:
     state = taken(empty(BEST, scope=Scope.POD), "0-1,4-5")
     total = Request(7 * 1024, 700_000, 100_000)
-    got = admit(state, pod("a", wish_policy=SINGLE), total)
+    got = admit(state, pod("a", volcano_policy=SINGLE), total)
     assert got.verdict.admitted
     assert "policy single-numa-node" in got.problem
-    met = admit(state, pod("a", wish_nodes=Mask((1,))), Request(4096, 400_000, 100_000))
+    met = admit(state, pod("a", volcano_nodes=Mask((1,))), Request(4096, 400_000, 100_000))
     assert met.pod.reserved_for_pod is not None
     assert met.pod.reserved_for_pod.cpus <= NODE1
     assert not met.problem
 
 
 def test_a_container_that_shares_runs_on_the_wished_nodes() -> None:
-    shares = pod("a", kube_qos=KubeQos.BURSTABLE, wish_nodes=Mask((1,)))
+    shares = pod("a", kube_qos=KubeQos.BURSTABLE, volcano_nodes=Mask((1,)))
     plan = place(empty(), shares, "c", 0, Request(512), "a/c")
     assert plan.container is not None
     assert plan.state.wanted(plan.container) == NODE1
     assert "Volcano's scheduler chose" in plan.container.placement.reasons[0]
-    nowhere = place(empty(), changed_copy(shares, wish_nodes=Mask((7,))), "c", 0, Request(512), "a/c")
+    nowhere = place(empty(), changed_copy(shares, volcano_nodes=Mask((7,))), "c", 0, Request(512), "a/c")
     assert nowhere.container is not None
     assert nowhere.state.wanted(nowhere.container) == MACHINE.online
     assert "nothing is left of the shared pool" in nowhere.problem

@@ -232,7 +232,7 @@ def test_a_conflict_needs_so_many_within_the_window(steps: list[tuple[float, boo
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        ((errno.ENOENT, errno.ENODEV), WriteAction.LOOK),
+        ((errno.ENOENT, errno.ENODEV), WriteAction.LOCATE),
         ((errno.EBUSY, errno.EAGAIN, errno.EINTR, 0), WriteAction.RETRY),
         ((errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EINVAL, errno.EIO, 9999), WriteAction.ELSEWHERE),
         ((errno.EROFS,), WriteAction.REFUSE),

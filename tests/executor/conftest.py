@@ -21,7 +21,7 @@ from proxy.executor.former_calls import FormerCalls, RelayedCall
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.executor.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
-from proxy.executor.runtime_sync import Settler
+from proxy.executor.runtime_sync import RuntimeSync
 from proxy.frontends.cri.call import InterceptedCall, Interceptors
 from proxy.frontends.cri.messages import create_suffix, update_suffix
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
@@ -105,7 +105,7 @@ class MemoryCgroups:
         paths: Sequence[str],
         cpus: CpuSet,
         known: CpuSet | None = None,
-        going_on: Callable[[], bool] = lambda: True,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bool | None]:
         return [None] * len(paths)
 
@@ -388,10 +388,12 @@ class World:
         self.executor.recovery.recover(dict(self.ledger.entries))
         self.wire = Interceptors(self.executor, self.sync, self.start_update)
 
-    def make_settler(self) -> Settler:
-        """Make one more settler, which the test begins and ends."""
+    def make_runtime_sync(self) -> RuntimeSync:
+        """Make one more runtime sync, which the test begins and ends."""
         executor = self.executor
-        return Settler(executor, self.start_update, executor.quotas, executor.mems, executor.unit_properties)
+        return RuntimeSync(
+            executor, self.start_update, executor.quotas, executor.mems, executor.unit_properties
+        )
 
     def beside(self, port: Any) -> None:
         """Make the node read the files of kubelet's CPU manager from now on."""

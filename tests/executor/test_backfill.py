@@ -17,21 +17,21 @@ REST = "0-7,12-15"
 
 
 async def again(world: Any, then: Callable[[], Awaitable[None]]) -> list[str]:
-    """Start the daemon again and have all containers settled; gives the updates that the runtime received."""
+    """Start the daemon again, wait until all CPUs are saved, and return the updates of the runtime."""
     await world.close()
     world.boot()
     del world.log[:]
-    settler = world.make_settler()
+    runtime_sync = world.make_runtime_sync()
     for _ in range(3):  # after that no call of the daemon before can be under way
         await world.sync.once()
         world.now += 3
-    task = asyncio.create_task(settler.run())
+    task = asyncio.create_task(runtime_sync.run())
     try:
         await then()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        settler.close()
+        runtime_sync.close()
     return [line for line in world.log if line.startswith("runtime ")]
 
 
@@ -56,7 +56,7 @@ def test_a_container_with_another_saved_set_is_updated(run_scenario: Any, saved:
 
         async def settled() -> None:
             await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
-            await world.until(lambda: not world.executor.state.runtime.unsettled)
+            await world.until(lambda: not world.executor.state.runtime.unsaved)
 
         said = await again(world, settled)
         assert said == [f"runtime {shared} {REST}"] * updates
@@ -94,9 +94,9 @@ def test_a_newer_update_wins(run_scenario: Any) -> None:
         real = world.runtime.detail
 
         def slow(container_id: str) -> RuntimeDetail:
-            settles = threading.current_thread().name.startswith("settle")
-            if container_id == shared and settles and not asked.is_set():
-                # To the end: closing the settler waits for this thread, on the loop.
+            syncs = threading.current_thread().name.startswith("settle")
+            if container_id == shared and syncs and not asked.is_set():
+                # To the end: closing the runtime sync waits for this thread, on the loop.
                 asyncio.run_coroutine_threadsafe(passed(), loop).result(60)
                 loop.call_soon_threadsafe(asked.set)
                 return RuntimeDetail("/x", cpuset_cpus="0-15")
@@ -110,7 +110,7 @@ def test_a_newer_update_wins(run_scenario: Any) -> None:
 
         async def settled() -> None:
             await asked.wait()
-            await world.until(lambda: not world.executor.state.runtime.unsettled)
+            await world.until(lambda: not world.executor.state.runtime.unsaved)
             await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
 
         said = await again(world, settled)
@@ -141,7 +141,7 @@ def test_nothing_is_kept_of_a_container_that_goes_during_the_question(run_scenar
 
         async def settled() -> None:
             await asked.wait()
-            await world.until(lambda: not world.executor.state.runtime.unsettled)
+            await world.until(lambda: not world.executor.state.runtime.unsaved)
             await world.quiet()
             assert shared not in world.executor.state.runtime.saved
 

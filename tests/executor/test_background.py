@@ -205,7 +205,7 @@ def test_a_cancelled_task_ends() -> None:
     asyncio.run(scenario())
 
 
-def test_settling_continues_after_an_internal_fault(run_scenario: Callable[..., None]) -> None:
+def test_the_runtime_sync_continues_after_an_internal_fault(run_scenario: Callable[..., None]) -> None:
     """One container that causes a fault must not keep the moves of others from being made lasting."""
 
     async def scenario(world: Any) -> None:
@@ -225,12 +225,12 @@ def test_settling_continues_after_an_internal_fault(run_scenario: Callable[..., 
         world.executor.quotas.carried = broken
         for container_id in (odd, good):
             world.executor.store.handle(SavedCpusLearned(container_id, None))
-            world.executor.settle_later(container_id)
-        settler = world.make_settler()
-        world.executor.tend(settler.run)
+            world.executor.sync_later(container_id)
+        runtime_sync = world.make_runtime_sync()
+        world.executor.run_always(runtime_sync.run)
         await world.until(lambda: world.runtime.specs[good] == "4-15")
         assert world.executor.telemetry.value(metrics.TASKS_RESTARTED) == 1
         assert any("ZeroDivisionError" in problem["what"] for problem in world.executor.telemetry.problems())
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)

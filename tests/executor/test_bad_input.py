@@ -77,7 +77,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
         f"bad_input_{k}": 0 for k in DefectKind
     }
     for number in (1, 2, 2, 3, 1):
-        seer.see(Pod("s", f"u{number}", "ns", f"p{number}", defects=(InputDefect("bad", DefectKind.POLICY),)))
+        seer.report_defects(
+            Pod("s", f"u{number}", "ns", f"p{number}", defects=(InputDefect("bad", DefectKind.POLICY),))
+        )
     assert said == [
         f"cannot follow what a pod requests pod=ns/p{n} kind=policy reason=bad" for n in (1, 2, 3)
     ], "a problem that is known is not logged again"

@@ -48,7 +48,7 @@ class HangingStart:
         if writes is not None:
             writes.write(self.id)
 
-    async def land(self) -> None:
+    async def complete(self) -> None:
         """Let the container's program begin, and the call be answered."""
         self.world._state(self.id, "RUNNING")
         self.world.wire.finished(self.call, 0)
@@ -93,10 +93,10 @@ def test_owners_are_created_and_started_beside_a_start_that_hangs(run_scenario: 
         assert world.on(start.id) == "6-15", "it leaves what is owned later too"
         start.write(writes)
         await world.until(lambda: world.on(start.id) == "6-15")
-        await start.land()
+        await start.complete()
         world.check()
         assert not world.executor.state.inflight.confined
-        assert start.id in world.executor.state.runtime.unsettled, "what the runtime has saved is wider"
+        assert start.id in world.executor.state.runtime.unsaved, "what the runtime has saved is wider"
         assert world.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 0, (
             "what a call in flight brings is no drift"
         )
@@ -112,7 +112,7 @@ def test_a_start_that_lands_soon_is_waited_for(run_scenario: Callable[..., None]
         await world.quiet()
         assert not create.done()
         assert not world.executor.state.inflight.confined
-        await start.land()
+        await start.complete()
         assert (await create).refused is None
         assert count(world) == {"owners_cleared": 1, "creates_waited": 1, "creates_past_calls": 0}
         world.check()
@@ -146,12 +146,12 @@ def test_a_group_that_is_made_while_a_create_waits_lets_it_continue(
     async def scenario(world: Any) -> None:
         start = await HangingStart.of(world, group=False)
         create = asyncio.create_task(owner(world))
-        await asyncio.sleep(confinement.PATIENCE_S + 0.1)
+        await asyncio.sleep(confinement.CONFINE_AFTER_S + 0.1)
         assert not create.done()
         start.write()
         assert (await create).refused is None
         assert world.on(start.id) == "4-15"
-        await start.land()
+        await start.complete()
         world.check()
 
     run_scenario(scenario)
@@ -178,7 +178,7 @@ def test_the_start_of_an_owner_names_no_other_pod(run_scenario: Callable[..., No
     async def scenario(world: Any) -> None:
         own = world.finish(await owner(world), "own")
         secret = await world.create(await world.pod("secret", "LS"))
-        flight = world.executor.calls.depart(secret, CpuSet.parse("0-15"))
+        flight = world.executor.calls.track(secret, CpuSet.parse("0-15"))
         refused = (await world.start(own)).refused
         assert refused is not None
         assert "one is being updated" in refused[1]
@@ -187,7 +187,7 @@ def test_the_start_of_an_owner_names_no_other_pod(run_scenario: Callable[..., No
             "cannot start a container pod=ns/lse" in note and "of ns/secret/c" in note
             for note in notes(world)
         )
-        world.executor.calls.land(flight)
+        world.executor.calls.complete(flight)
 
     run_scenario(scenario, rules=TENANTS, call_timeout=0.3)
 
@@ -205,7 +205,7 @@ def test_a_write_of_runc_is_narrowed_at_once(run_scenario: Callable[..., None], 
             begun = asyncio.get_running_loop().time()
             await world.until(lambda: world.on(start.id) == "4-15")
             assert asyncio.get_running_loop().time() - begun < confinement.WATCHED_S / 2
-        await start.land()
+        await start.complete()
         world.check()
 
     run_scenario(scenario)
@@ -359,11 +359,11 @@ def test_on_v2_a_hanging_start_is_kept_off_by_its_pod(
         assert str(limits.effective(world, start.id, pod)) == "4-15"
         assert (await owner(world, "4-5", "lse2")).refused is None
         assert str(limits.effective(world, start.id, pod)) == "6-15"
-        await start.land()
+        await start.complete()
         await world.until(lambda: str(limits.lists[pod]) == "0-15")
         await world.quiet()
         world.check()
-        assert not world.executor.unit_properties.fencing._standing
+        assert not world.executor.unit_properties.fencing._active
         assert count(world)["creates_past_calls"] == 2
 
     run_scenario(scenario, call_timeout=2.0)
@@ -373,11 +373,11 @@ def test_on_v2_a_hanging_update_is_kept_off_by_its_pod(run_scenario: Callable[..
     async def scenario(world: Any) -> None:
         limits, pod = Limits(world), "kubepods/podls"
         ls = await world.run(await world.pod("ls", "LS"))
-        flight = world.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        flight = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world)).refused is None
         world.cgroups.sets[ls] = CpuSet.parse("0-15")
         assert str(limits.effective(world, ls, pod)) == "4-15"
-        world.start_update.landed(flight, flight.carries)
+        world.start_update.completed(flight, flight.carries)
         await world.until(lambda: str(limits.lists[pod]) == "0-15")
         await world.quiet()
         world.check()
@@ -398,7 +398,7 @@ def test_on_v2_a_limit_is_narrowed_also_for_cpus_that_the_call_does_not_carry(
             ls = (await HangingStart.of(world, group=False)).id
         else:
             ls = await world.run(await world.pod("ls", "LS"))
-            world.executor.calls.depart(ls, CpuSet.parse("10-15"))
+            world.executor.calls.track(ls, CpuSet.parse("10-15"))
         await world.remove(first)
         assert (await owner(world, "10-15", "lse2")).refused is None
         assert str(limits.lists[pod]) == "0-9"
@@ -417,7 +417,7 @@ def test_on_v2_a_limit_that_another_program_removes_is_set_again(
         limits, pod = Limits(world), "kubepods/podls"
         writes = reporting(world) if watched else None
         ls = await world.run(await world.pod("ls", "LS"))
-        flight = world.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        flight = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world)).refused is None
         await world.quiet()
         limits.lists[pod] = CpuSet.parse("0-7")
@@ -426,7 +426,7 @@ def test_on_v2_a_limit_that_another_program_removes_is_set_again(
         begun = asyncio.get_running_loop().time()
         await world.until(lambda: str(limits.lists[pod]) == "4-15")
         assert asyncio.get_running_loop().time() - begun < confinement.WATCHED_S / 2
-        world.start_update.landed(flight, flight.carries)
+        world.start_update.completed(flight, flight.carries)
         await world.until(lambda: str(limits.lists[pod]) == "0-15")
         await world.quiet()
         world.check()
@@ -438,11 +438,11 @@ def test_on_v2_a_limit_goes_also_with_a_call_that_only_lands(run_scenario: Calla
     async def scenario(world: Any) -> None:
         limits = Limits(world)
         ls = await world.run(await world.pod("ls", "LS"))
-        flight = world.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        flight = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world)).refused is None
-        world.executor.calls.land(flight)
+        world.executor.calls.complete(flight)
         await world.until(lambda: str(limits.lists["kubepods/podls"]) == "0-15")
-        assert not world.executor.unit_properties.fencing._standing
+        assert not world.executor.unit_properties.fencing._active
 
     run_scenario(scenario, call_timeout=2.0)
 
@@ -460,17 +460,17 @@ def test_on_v2_a_limit_stays_while_a_container_within_cannot_be_narrowed(
             read(path),
             effective_cpus=limits.effective(world, ls, pod) if path == ls else read(path).effective_cpus,
         )
-        flight = world.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        flight = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         world.cgroups.broken.add(ls)
         assert (await owner(world)).refused is None
-        world.start_update.landed(flight, flight.carries)
-        await world.until(lambda: not world.executor.unit_properties.fencing._standing)
+        world.start_update.completed(flight, flight.carries)
+        await world.until(lambda: not world.executor.unit_properties.fencing._active)
         assert world.on(ls) == "0-15"
         assert str(limits.effective(world, ls, pod)) == "4-15"
         world.cgroups.broken.clear()
-        flight = world.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        flight = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world, "4-5", "lse2")).refused is None
-        world.start_update.landed(flight, flight.carries)
+        world.start_update.completed(flight, flight.carries)
         await world.until(lambda: str(limits.lists[pod]) == "0-15")
         await world.quiet()
         world.check()
@@ -493,14 +493,14 @@ def test_on_v2_a_limit_with_the_owners_cpus_does_not_count(run_scenario: Callabl
         )
         call = await world.begin(sandbox, "own", **whole)
         assert call.refused is not None, "the group may be made with the old set at any time"
-        await world.until(lambda: not world.executor.unit_properties.fencing._standing)
+        await world.until(lambda: not world.executor.unit_properties.fencing._active)
         start.write()
         call = await world.begin(sandbox, "own", **whole)
         assert call.refused is None
         own = CpuSet.parse(pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus)
         assert CpuSet.parse(world.on(ls)).isdisjoint(own)
         assert limits.lists["kubepods/podg"] == CpuSet.parse("0-15")
-        await start.land()
+        await start.complete()
 
     run_scenario(scenario, call_timeout=0.7)
 
@@ -513,7 +513,7 @@ def test_the_container_is_narrowed_if_its_pod_cannot_be_limited(run_scenario: Ca
         start = await HangingStart.of(world)
         assert (await owner(world)).refused is None
         assert world.on(start.id) == "4-15"
-        await start.land()
+        await start.complete()
 
     run_scenario(scenario, call_timeout=2.0)
 
@@ -546,7 +546,7 @@ def test_after_an_undone_release_a_start_that_hangs_is_kept_off_owners(
         await world.sync.once()
         await world.quiet()
         assert (world.on(own), world.on(start.id)) == ("0-3", "4-15")
-        await start.land()
+        await start.complete()
         release.close()
 
     run_scenario(scenario)
@@ -577,7 +577,7 @@ def test_a_start_relayed_during_a_release_is_kept_off_owners_afterwards(
         await world.sync.once()
         await world.quiet()
         assert (world.on(own), world.on(start.id)) == ("0-3", "4-15")
-        await start.land()
+        await start.complete()
         assert not world.executor.state.inflight.of(start.id)
         assert world.executor.state.containers[start.id].phase is Phase.RUNNING
         assert limits is None or str(limits.lists[pod]) == "0-15"
@@ -591,14 +591,14 @@ def test_the_runtime_is_told_of_pools_that_have_changed_during_a_start(
 ) -> None:
     async def scenario(world: Any) -> None:
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
-        start, settler = await HangingStart.of(world), world.make_settler()
+        start, runtime_sync = await HangingStart.of(world), world.make_runtime_sync()
         await world.stop(lse)
         await world.sync.once()
         assert world.on(start.id) == "0-15", "a reconcile writes also a container that starts"
-        await settler.finish(5)  # too early: no start can be corrected while it is in flight
-        await start.land()
-        await settler.finish(5)
+        await runtime_sync.finish(5)  # too early: no start can be corrected while it is in flight
+        await start.complete()
+        await runtime_sync.finish(5)
         assert (world.on(start.id), world.runtime.specs[start.id]) == ("0-15", "0-15")
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario)

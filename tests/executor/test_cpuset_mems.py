@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.call_events import ContainersUnsettled, SavedCpusLearned
+from proxy.engine.call_events import ContainersUnsaved, SavedCpusLearned
 from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
@@ -121,12 +121,12 @@ def test_what_is_made_lasting_names_the_nodes_that_are_in_use(run_scenario: Call
             before(container_id, cpus, nodes, quota)
 
         world.runtime.update_cpuset = update
-        settler = world.make_settler()
+        runtime_sync = world.make_runtime_sync()
         world.executor.store.handle(SavedCpusLearned(lse, None))
-        world.executor.store.handle(ContainersUnsettled((lse,)))
-        await settler.finish(30)
+        world.executor.store.handle(ContainersUnsaved((lse,)))
+        await runtime_sync.finish(30)
         assert sent == [BOTH]
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario)
 

@@ -505,7 +505,7 @@ def test_a_pod_that_holds_devices_is_not_released_by_a_fault_of_ours(
         register(world)
         one, two = await world.pod("a", kube="burstable"), await world.pod("b", kube="burstable")
         await world.create(one)
-        monkeypatch.setattr(world.executor.creates, "place_or_ask", lambda *_: 1 / 0)
+        monkeypatch.setattr(world.executor.creates, "place_or_query", lambda *_: 1 / 0)
         call = await world.begin(one)
         assert call.refused is not None
         assert "internal error: ZeroDivisionError" in call.refused[1]

@@ -119,12 +119,12 @@ def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(run_scenario: C
     async def scenario(world: Any) -> None:
         writes = reporting(world)
         ls, _ = await two(world)
-        flight = world.executor.calls.depart(ls, CpuSet.parse("4-15"))
+        flight = world.executor.calls.track(ls, CpuSet.parse("4-15"))
         scribble(world, writes, ls)
         await asyncio.sleep(0.1)
         await world.quiet()
         assert world.on(ls) == "0-15"
-        world.start_update.landed(flight, flight.carries)
+        world.start_update.completed(flight, flight.carries)
         await world.until(lambda: world.on(ls) == "4-15")
 
     run_scenario(scenario)
@@ -176,8 +176,8 @@ def test_an_update_at_the_runtimes_socket_is_attributed_and_corrected(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
-        settler = world.make_settler()
-        task = asyncio.create_task(settler.run())
+        runtime_sync = world.make_runtime_sync()
+        task = asyncio.create_task(runtime_sync.run())
         writes = reporting(world)
         ls, _ = await two(world)
         await world.until(lambda: world.executor.state.runtime.saved.get(ls) == CpuSet.parse("4-15"))
@@ -190,7 +190,7 @@ def test_an_update_at_the_runtimes_socket_is_attributed_and_corrected(
         assert lines(world, "probably=runc")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
 
@@ -216,7 +216,7 @@ def test_a_runtime_that_stores_an_update_after_the_write_is_asked_once_more(
         await world.until(lambda: counted(world))
         assert (counted(world), asked) == ({"runc": 1}, [ls, ls])
         assert world.executor.state.runtime.saved.get(ls) == CpuSet.parse("0-7")
-        assert ls in world.executor.state.runtime.unsettled
+        assert ls in world.executor.state.runtime.unsaved
 
     run_scenario(scenario)
 
@@ -239,7 +239,7 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
         )
         world.now += attribution.AGAIN_S
         await world.until(lambda: world.executor.state.runtime.saved.get(ls) == CpuSet.parse("0-7"))
-        assert ls in world.executor.state.runtime.unsettled
+        assert ls in world.executor.state.runtime.unsaved
 
     run_scenario(scenario)
 

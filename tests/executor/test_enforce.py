@@ -187,12 +187,12 @@ class Many(Cgroups):
         return super().write(path, cpus, mems)
 
     def write_all(
-        self, paths: list[str], cpus: CpuSet, known: CpuSet | None, going_on: Callable[[], bool]
+        self, paths: list[str], cpus: CpuSet, known: CpuSet | None, should_continue: Callable[[], bool]
     ) -> list[bool | None]:
         self.together.append((str(cpus), str(known or ""), *paths))
         done: list[bool | None] = []
         for path in paths:
-            if path in self.left or not going_on():
+            if path in self.left or not should_continue():
                 done.append(None)
                 continue
             assert known is None or self.sets[path] == known

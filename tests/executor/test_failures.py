@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.call_events import ContainersUnsettled
+from proxy.engine.call_events import ContainersUnsaved
 from proxy.engine.invariants import violations
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -130,7 +130,8 @@ def test_a_start_without_its_client_counts_until_the_runtime_reports(run_scenari
 def test_an_update_without_its_client_does_not_undo_a_shrink(run_scenario) -> None:
     """kubelet restarts during an update of an LS container, an LSE pod is made, then the update is executed.
 
-    The update counts as landed the moment its client is gone, and nothing checks again: the LS container runs
+    The update counts as completed the moment its client is gone, and nothing checks again: the LS container
+        runs
     on the exclusive CPUs until the next periodic pass (10 s).
     """
 
@@ -431,12 +432,12 @@ def test_the_comparison_survives_an_unexpected_error(run_scenario, error: Except
     run_scenario(scenario, reconciled=False, reconcile_period=0.05)
 
 
-def test_settling_survives_an_unexpected_error(run_scenario) -> None:
-    """The same for the settler: one odd exception and nothing is made lasting any more."""
+def test_the_runtime_sync_survives_an_unexpected_error(run_scenario) -> None:
+    """The same for the runtime sync: it ended at an unexpected exception."""
 
     async def scenario(world: Any) -> None:
-        settler = world.make_settler()
-        task = asyncio.create_task(settler.run())
+        runtime_sync = world.make_runtime_sync()
+        task = asyncio.create_task(runtime_sync.run())
         ls = await world.run(await world.pod("ls", "LS"))
         world.runtime.update_error = ValueError("odd")
         await world.run(await world.pod("a", "LSE", "", "0"))
@@ -447,7 +448,7 @@ def test_settling_survives_an_unexpected_error(run_scenario) -> None:
         dead = task.done()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        settler.close()
+        runtime_sync.close()
         assert not dead
         assert world.runtime.specs[ls] == "2-15"
 
@@ -458,15 +459,15 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(run_scenario) 
     """The runtime refuses to update a container that has just ended, and still lists it as running."""
 
     async def scenario(world: Any) -> None:
-        settler = world.make_settler()
+        runtime_sync = world.make_runtime_sync()
         ls = await world.run(await world.pod("ls", "LS"))
         await world.run(await world.pod("a", "LSE", "", "0"))
         refusal = RuntimeCallError("cannot update the cpuset: cannot update a stopped container", 2)
 
         async def problems_after(state: str) -> list[str]:
             world.runtime.update_error = refusal
-            world.executor.store.handle(ContainersUnsettled((ls,)))
-            finishing = asyncio.create_task(settler.finish(30))
+            world.executor.store.handle(ContainersUnsaved((ls,)))
+            finishing = asyncio.create_task(runtime_sync.finish(30))
             await asyncio.sleep(0)
             world.runtime.containers[ls] = changed_copy(world.runtime.containers[ls], state=state)
             await finishing
@@ -475,7 +476,7 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(run_scenario) 
 
         assert str(refusal) not in await problems_after("EXITED")
         assert str(refusal) in " ".join(await problems_after("RUNNING"))
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
 
@@ -546,17 +547,17 @@ def test_one_slow_container_does_not_stop_the_first_comparison(run_scenario) -> 
 
 
 def test_drift_repaired_by_a_pass_is_made_lasting(run_scenario) -> None:
-    """A pass repairs drift in the kernel, but does not wake the settler: runc undoes it again."""
+    """A pass repairs drift in the kernel, but does not wake the runtime sync: runc undoes it again."""
 
     async def scenario(world: Any) -> None:
-        settler = world.make_settler()
+        runtime_sync = world.make_runtime_sync()
         ls = await world.run(await world.pod("ls", "LS"))
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
         await world.quiet()
-        world.boot()  # a restart forgets what was not settled yet
-        settler.close()
-        settler = world.make_settler()
-        task = asyncio.create_task(settler.run())
+        world.boot()  # a restart forgets what was not sent to the runtime yet
+        runtime_sync.close()
+        runtime_sync = world.make_runtime_sync()
+        task = asyncio.create_task(runtime_sync.run())
         world.cgroups.sets[ls] = CpuSet.parse("0-15")
         await world.sync.once()
         world.now += 3
@@ -564,7 +565,7 @@ def test_drift_repaired_by_a_pass_is_made_lasting(run_scenario) -> None:
         await world.until(lambda: world.runtime.specs[ls] == "4-15")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        settler.close()
+        runtime_sync.close()
         assert world.on(ls) == "4-15"
 
     run_scenario(scenario, settle_per_second=1000)
@@ -722,11 +723,11 @@ def test_an_update_before_the_start_that_lands_out_of_order(run_scenario) -> Non
 
 
 def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(run_scenario) -> None:
-    """A container grows, a settling call brings the narrow set back for a moment, then it grows again."""
+    """A container grows, an update brings the narrow set back for a moment, then it grows again."""
 
     async def scenario(world: Any) -> None:
-        settler = world.make_settler()
-        task = asyncio.create_task(settler.run())
+        runtime_sync = world.make_runtime_sync()
+        task = asyncio.create_task(runtime_sync.run())
         ls = await world.run(await world.pod("ls", "LS"))
         inside, gate = threading.Event(), threading.Event()
 
@@ -747,7 +748,7 @@ def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(run_sce
         assert [line for line in world.log if line.startswith("kernel")] == [f"kernel {ls} 0-15"]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
 

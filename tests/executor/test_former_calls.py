@@ -184,7 +184,7 @@ def test_on_v2_the_limits_of_pods_stay_for_calls_that_are_relayed(run_scenario: 
         former.finished(call, 0)
         await long(world)
         assert world.on(ls) == "4-15"
-        assert not world.executor.unit_properties.fencing._standing
+        assert not world.executor.unit_properties.fencing._active
 
     run_scenario(scenario, call_timeout=2.0)
 
@@ -198,11 +198,11 @@ def test_on_v2_a_limit_that_an_earlier_daemon_has_left_is_widened_behind_a_call(
         limits, pod = Limits(world), "kubepods/podls"
         ls = await world.run(await world.pod("ls", "LS"))
         limits.lists[pod] = CpuSet.parse("0-3")
-        flight = world.executor.calls.depart(ls, CpuSet.parse("0-15"))
+        flight = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         own = world.finish(await world.begin(await world.pod("lse", "LSE", "", "0-3")), "own")
         await world.start(own)
-        world.start_update.landed(flight, flight.carries)
-        await world.until(lambda: not world.executor.unit_properties.fencing._standing)
+        world.start_update.completed(flight, flight.carries)
+        await world.until(lambda: not world.executor.unit_properties.fencing._active)
         await world.quiet()
         assert str(limits.effective(world, ls, pod)) == "4-15"
 

@@ -62,8 +62,8 @@ class Moody:
 @pytest.mark.parametrize("rules", ["no-policy", "by-pod"])
 def test_a_random_day_with_hooks(run_scenario, seed: int, rules: str, *, wild: bool) -> None:
     async def scenario(world: Any) -> None:
-        settler = world.make_settler()
-        settling = asyncio.create_task(settler.run())
+        runtime_sync = world.make_runtime_sync()
+        syncing = asyncio.create_task(runtime_sync.run())
         async with hooks(world) as h:
             moody = Moody(world, seed)
             names = ("create_container", "start_container", "update_container_resources", "stop_container")
@@ -74,9 +74,9 @@ def test_a_random_day_with_hooks(run_scenario, seed: int, rules: str, *, wild: b
                 play = Play(world, seed, wild=wild)
                 await play.run()
             finally:
-                settling.cancel()
-                await asyncio.gather(settling, return_exceptions=True)
-                await asyncio.to_thread(settler.close)
+                syncing.cancel()
+                await asyncio.gather(syncing, return_exceptions=True)
+                await asyncio.to_thread(runtime_sync.close)
             await world.sync.once()
             assert h.remembers() == 0
             await world.until(lambda: not h.updates._runs)

@@ -48,9 +48,9 @@ def test_cpus_of_another_container_are_narrowed_in_kernel_and_runtime(run_scenar
             h.add(pre_create_container=lambda e: Adjustment(updates={one: Update(cpus=cpus("4-5"))}))
             await world.run(await world.pod("other", "LS"))
             await world.until(lambda: world.on(one) == "4-5")
-            settler = world.make_settler()
-            await settler.finish(10)
-            settler.close()
+            runtime_sync = world.make_runtime_sync()
+            await runtime_sync.finish(10)
+            runtime_sync.close()
             assert world.runtime.specs[one] == "4-5"
             assert world.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
             take(h, one, cpus=CLEAR)
@@ -167,7 +167,7 @@ def test_calls_of_the_client_are_not_raced(run_scenario) -> None:
             call = await world.call("UpdateContainerResources", request)
             take(h, one, cpu_shares=10)
             await asyncio.sleep(0.1)
-            world.now += module.PATIENCE_S + 1
+            world.now += module.UPDATE_TIMEOUT_S + 1
             await done(world, h)
             assert problems(world) == [
                 lack(f"pod=ns/ls container=c containerID={one}", "the runtime is still busy with it")
@@ -184,7 +184,7 @@ def test_a_runtime_that_is_away_is_tried_again_for_a_while(run_scenario, monkeyp
             one = await world.run(await world.pod("ls", "LS"))
             world.runtime.update_error = UnavailableError("cannot reach it")
             take(h, one, cpu_shares=9)
-            await world.until(lambda: world.executor.state.inflight.strays())
+            await world.until(lambda: world.executor.state.inflight.orphans())
             world.runtime.update_error = None
             world.now += 3
             await world.sync.once()

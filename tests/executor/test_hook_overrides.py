@@ -16,14 +16,14 @@ from proxy.topology.build import described
 from tests.testkit.cri import FOUR_CPUS
 
 
-def wish(cpus: str, **more: Any) -> Narrowing:
+def narrowing(cpus: str, **more: Any) -> Narrowing:
     return Narrowing(CpuSet.parse(cpus), by="10-x", **more)
 
 
 def test_kernel_ledger_and_explain_follow(run_scenario) -> None:
     async def scenario(world) -> None:
         one = await world.run(await world.pod("ls", "LS"))
-        assert world.executor.overrides.narrow(one, wish("4-5")) == ""
+        assert world.executor.overrides.narrow(one, narrowing("4-5")) == ""
         await world.until(lambda: world.on(one) == "4-5")
         await world.quiet()
         assert world.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
@@ -32,7 +32,7 @@ def test_kernel_ledger_and_explain_follow(run_scenario) -> None:
             == "narrowed to CPUs 4-5 by hook 10-x"
         )
         world.log.clear()
-        assert world.executor.overrides.narrow(one, wish("4-5")) == ""
+        assert world.executor.overrides.narrow(one, narrowing("4-5")) == ""
         await world.quiet()
         assert world.log == [], "nothing is done that is so already"
         assert world.executor.overrides.narrow(one, Narrowing(clear=True, by="10-x")) == ""
@@ -49,7 +49,7 @@ def test_a_container_that_does_not_exist_is_not_narrowed(run_scenario, which) ->
     async def scenario(world) -> None:
         one = await world.run(await world.pod("ls", "LS"))
         await world.stop(one)
-        words = world.executor.overrides.narrow(one if which == "ended" else "absent", wish("4-5"))
+        words = world.executor.overrides.narrow(one if which == "ended" else "absent", narrowing("4-5"))
         assert "it is not there" in words
 
     run_scenario(scenario)
@@ -59,7 +59,7 @@ def test_unavailable_cpus_are_reported_and_the_rest_is_used(run_scenario) -> Non
     async def scenario(world) -> None:
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
         one = await world.run(await world.pod("ls", "LS"))
-        words = world.executor.overrides.narrow(one, wish("2-3", mems=Mask((1,))))
+        words = world.executor.overrides.narrow(one, narrowing("2-3", mems=Mask((1,))))
         assert "cannot narrow ns/ls/c to CPUs 2-3 by hook 10-x: it has 4-15" in words
         assert world.executor.state.containers[one].placement.mems == Mask((1,))
         await world.quiet()
@@ -73,7 +73,7 @@ def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(run_scenario) 
     async def scenario(world) -> None:
         own = await world.run(await world.pod("g"), **FOUR_CPUS)
         assert world.on(own) == "0-1,8-9"
-        assert world.executor.overrides.narrow(own, wish("0,8")) == ""
+        assert world.executor.overrides.narrow(own, narrowing("0,8")) == ""
         await world.until(lambda: world.on(own) == "0,8")
         whole, smaller = world.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
         world.machine = smaller
@@ -109,9 +109,9 @@ def test_cpus_that_hooks_gave_to_others_are_not_a_partition(run_scenario) -> Non
             return shared_with(state, container)
 
         assert (shared(lse), shared(own)) == ("", "")
-        assert world.executor.overrides.narrow(one, wish("3,6", owned=True)) == ""
+        assert world.executor.overrides.narrow(one, narrowing("3,6", owned=True)) == ""
         assert shared(lse) == "a hook lets ns/ls/c run on its CPUs"
-        assert world.executor.overrides.narrow(own, wish("4,7", owned=True)) == ""
+        assert world.executor.overrides.narrow(own, narrowing("4,7", owned=True)) == ""
         assert shared(own) == "a hook has given it CPUs that are not its own"
         await world.until(lambda: (world.on(one), world.on(own)) == ("3,6", "4,7"))
         world.check()
@@ -129,8 +129,8 @@ def test_partitions_are_checked_again(run_scenario) -> None:
                 stirred.append(True)
 
         world.executor.store.subscribe(Partitions())
-        world.executor.overrides.narrow(one, wish("4-5"))
-        world.executor.overrides.narrow(one, wish("4-5"))
+        world.executor.overrides.narrow(one, narrowing("4-5"))
+        world.executor.overrides.narrow(one, narrowing("4-5"))
         assert stirred == [True]
 
     run_scenario(scenario)
@@ -139,7 +139,7 @@ def test_partitions_are_checked_again(run_scenario) -> None:
 def test_a_foreign_write_to_a_narrowed_set_is_repaired(run_scenario) -> None:
     async def scenario(world) -> None:
         one = await world.run(await world.pod("ls", "LS"))
-        world.executor.overrides.narrow(one, wish("4-5"))
+        world.executor.overrides.narrow(one, narrowing("4-5"))
         await world.until(lambda: world.on(one) == "4-5")
         world.cgroups.sets[one] = CpuSet.parse("0-15")
         await world.sync.once()
@@ -152,8 +152,8 @@ def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(run_sce
     async def scenario(world) -> None:
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
         some, only = [await world.run(await world.pod(name, "LS")) for name in ("some", "only")]
-        assert world.executor.overrides.narrow(some, wish("3-4", owned=True)) == ""
-        assert world.executor.overrides.narrow(only, wish("2", owned=True)) == ""
+        assert world.executor.overrides.narrow(some, narrowing("3-4", owned=True)) == ""
+        assert world.executor.overrides.narrow(only, narrowing("2", owned=True)) == ""
         await world.until(lambda: (world.on(some), world.on(only)) == ("3-4", "2"))
         await world.close()
         world.boot()

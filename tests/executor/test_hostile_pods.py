@@ -94,7 +94,7 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(run_scenario) ->
     wide = CpuSet(range(0, 65536, 2))
     pod = Pod("s-evil", "evil", "ns", "evil", 0, QosClass.LSR, cpuset=wide, cgroup_parent="/kubepods/podevil")
     borrower = Pod(
-        "s-be", "be", "ns", "be", 0, QosClass.BE, cpuset=wide, nodes=Mask([0, 999]), wish_nodes=Mask([77])
+        "s-be", "be", "ns", "be", 0, QosClass.BE, cpuset=wide, nodes=Mask([0, 999]), volcano_nodes=Mask([77])
     )
     within = Placement(
         Pool.BE, CpuSet(), Mask([0]), ("x" * 400_000,), pool_cpus_limit=wide, pool_numa_limit=Mask([0, 999])
@@ -113,7 +113,7 @@ def test_records_of_an_older_ledger_lose_ids_not_on_the_machine(run_scenario) ->
         assert pods["s-evil"].cpuset is None
         assert pods["s-evil"].problem.kind is DefectKind.CPU_LIST
         assert pods["s-evil"].problem in pods["s-evil"].defects
-        assert (pods["s-be"].nodes, pods["s-be"].wish_nodes) == (None, None)
+        assert (pods["s-be"].nodes, pods["s-be"].volcano_nodes) == (None, None)
         assert list(containers) == ["be-1"], "CPUs that no container can own are not a record of an owner"
         assert containers["be-1"].placement.pool_cpus_limit == CpuSet(range(0, 16, 2))
         assert containers["be-1"].placement.pool_numa_limit == Mask([0])
@@ -128,7 +128,14 @@ def test_a_record_is_read_as_it_was_written_where_the_machine_has_its_ids() -> N
     bounds = Bounds(CpuSet(range(8)), Mask([0, 1]))
     bad, worse = InputDefect("bad", DefectKind.POLICY), InputDefect("worse", decisive=True)
     pod = Pod(
-        "s", "u", "ns", "p", cpuset=CpuSet([7]), nodes=Mask([1]), wish_nodes=Mask([0]), defects=(bad, worse)
+        "s",
+        "u",
+        "ns",
+        "p",
+        cpuset=CpuSet([7]),
+        nodes=Mask([1]),
+        volcano_nodes=Mask([0]),
+        defects=(bad, worse),
     )
     placement = Placement(
         Pool.BE, CpuSet(), Mask([0]), ("why",), pool_cpus_limit=CpuSet([7]), pool_numa_limit=Mask([1])

@@ -89,10 +89,10 @@ def test_the_runtime_is_told_of_cpus_that_the_kernel_itself_has_taken(run_scenar
         world.machine = without(world.machine, "3")
         world.cgroups.sets[ls] = world.cgroups.sets[ls] & world.machine.online
         await look(world)
-        settler = world.make_settler()
-        await settler.finish(5)
+        runtime_sync = world.make_runtime_sync()
+        await runtime_sync.finish(5)
         assert (world.on(ls), world.runtime.specs[ls]) == ("0-2,4-15", "0-2,4-15")
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario)
 
@@ -225,7 +225,7 @@ def test_replacements_are_given_back_once_a_call_in_flight_is_over(run_scenario)
         world.machine = without(whole, str(max(had)))
         await look(world)
         replaced = CpuSet.parse(world.on(own))
-        flight = world.executor.calls.depart(own, replaced)
+        flight = world.executor.calls.track(own, replaced)
         world.machine = whole
         await look(world)
         await look(world)
@@ -234,7 +234,7 @@ def test_replacements_are_given_back_once_a_call_in_flight_is_over(run_scenario)
             "the call may bring the owner back"
         )
         world.cgroups.sets[own] = replaced
-        world.start_update.landed(flight, replaced)
+        world.start_update.completed(flight, replaced)
         await world.quiet()
         assert world.on(own) == str(had)
         assert CpuSet.parse(world.on(ls)) == whole.online - had
@@ -395,7 +395,7 @@ def test_an_owner_that_shared_is_off_the_cpus_of_the_next_one_despite_an_update_
         await look(world)
         has = world.executor.state.wanted(world.executor.state.containers[lost])
         assert len(has) == 1, "it does not share any more"
-        flight = world.executor.calls.depart(lost, whole.online - own)  # before that
+        flight = world.executor.calls.track(lost, whole.online - own)  # before that
         create = pb.CreateContainerRequest(pod_sandbox_id=await world.pod("new", "LSE", "", "6-7"))
         create.config.metadata.name = "c"
         call = world.played("CreateContainer", create)
@@ -403,7 +403,7 @@ def test_an_owner_that_shared_is_off_the_cpus_of_the_next_one_despite_an_update_
         await world.quiet()
         assert not call.over.is_set(), "the update may still give its container these CPUs"
         world.cgroups.sets[lost] = flight.carries & world.machine.online
-        world.start_update.landed(flight, flight.carries)
+        world.start_update.completed(flight, flight.carries)
         await asyncio.wait_for(call.over.wait(), 60)
         assert call.refused is None
         assert CpuSet.parse(world.on(lost)) == has
@@ -420,7 +420,7 @@ def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(
         sandbox = await world.pod("lost", "LSE" if named else "", "", "3" if named else "")
         lost = await world.run(sandbox, **({} if named else cpu_request(1)))
         own = world.executor.state.containers[lost].placement.exclusive
-        flight = world.executor.calls.depart(lost, own)
+        flight = world.executor.calls.track(lost, own)
         world.machine = without(whole, str(own))
         await look(world)
         world.machine = whole if named else world.machine
@@ -430,7 +430,7 @@ def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(
         call = await world.begin(await world.pod("new", "LSE", "", "6-7"))
         assert call.refused is None
         assert CpuSet.parse(world.on(lost)) == has
-        world.start_update.landed(flight, own)
+        world.start_update.completed(flight, own)
 
     run_scenario(scenario)
 

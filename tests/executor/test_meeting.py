@@ -1,4 +1,4 @@
-"""Where the executor's parts meet: calls without an answer, fences, units, settling, drift, and the end."""
+"""The parts of the executor together: calls without an answer, fences, units, the runtime sync, drift."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import SavedCpusLearned
-from proxy.engine.pod_fence import Fence, StandingFence
+from proxy.engine.pod_fence import ActiveFence, Fence
 from proxy.executor.systemd.ports import UnitSets
 from proxy.model.errors import RuntimeCallError
 from proxy.model.idset import CpuSet, Mask
@@ -79,18 +79,18 @@ def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(run_scena
         ls, units = await scope(world)
         await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         units.cpus = REST
-        flight = world.executor.calls.depart(ls, REST)
-        ours = world.executor.calls.depart(ls, REST)
-        world.executor.calls.land(ours)
+        flight = world.executor.calls.track(ls, REST)
+        ours = world.executor.calls.track(ls, REST)
+        world.executor.calls.complete(ours)
         unit_properties = world.executor.unit_properties
         unit_properties.begin()
         await unit_properties.put_right(ls, "ls.scope", flight, REST)
         assert unit_properties.page()["systemd"]["runtime_tells"] == "not known"
-        world.executor.calls.land(flight)
-        alone = world.executor.calls.depart(ls, REST)
+        world.executor.calls.complete(flight)
+        alone = world.executor.calls.track(ls, REST)
         await unit_properties.put_right(ls, "ls.scope", alone, REST)
         assert unit_properties.page()["systemd"]["runtime_tells"] == "right"
-        world.executor.calls.land(alone)
+        world.executor.calls.complete(alone)
 
     run_scenario(scenario)
 
@@ -98,14 +98,14 @@ def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(run_scena
 def test_a_fault_behind_a_fence_leaves_no_call_in_flight(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         ls, _ = await scope(world)
-        fencing, flight = world.executor.unit_properties.fencing, world.executor.calls.depart(ls, ALL)
-        fencing._standing = {"slice": StandingFence("ls.slice", ALL, CpuSet())}
+        fencing, flight = world.executor.unit_properties.fencing, world.executor.calls.track(ls, ALL)
+        fencing._active = {"slice": ActiveFence("ls.slice", ALL, CpuSet())}
         fencing.bind(flight, Fence("slice", ALL))
         world.executor.enforcer.do_first(lambda: 1 / 0)
-        world.start_update.landed(flight, ALL)
+        world.start_update.completed(flight, ALL)
         await world.until(lambda: not world.executor.state.inflight.of(ls))
         world.executor.enforcer.do_first(lambda: None)
-        assert not fencing._standing
+        assert not fencing._active
         assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS)
 
     run_scenario(scenario)
@@ -132,15 +132,15 @@ def test_a_container_settled_during_a_lost_start_is_updated_afterwards(run_scena
         world.wire.finished(lost, None)
         await world.start(ls)  # kubelet tries again, and is answered
         assert world.executor.state.containers[ls].phase is Phase.RUNNING
-        settler = world.make_settler()
+        runtime_sync = world.make_runtime_sync()
         world.executor.store.handle(SavedCpusLearned(ls, None))
-        world.executor.settle_later(ls)
-        await settler.finish(60)
-        assert world.executor.state.inflight.strays()
+        world.executor.sync_later(ls)
+        await runtime_sync.finish(60)
+        assert world.executor.state.inflight.orphans()
         await world.sync.once()
-        assert not world.executor.state.inflight.strays()
-        assert ls in world.executor.state.runtime.unsettled
-        settler.close()
+        assert not world.executor.state.inflight.orphans()
+        assert ls in world.executor.state.runtime.unsaved
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
 
@@ -149,19 +149,19 @@ def test_a_container_that_could_not_be_updated_is_updated_later(run_scenario: Li
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
-        settler = world.make_settler()
+        runtime_sync = world.make_runtime_sync()
         world.runtime.update_error = RuntimeCallError("cannot update: busy", 2)
-        world.executor.settle_later(ls)
+        world.executor.sync_later(ls)
         world.executor.store.handle(SavedCpusLearned(ls, None))
-        assert await settler._settle(ls)
-        assert ls in world.executor.state.runtime.unsettled
+        assert await runtime_sync._sync(ls)
+        assert ls in world.executor.state.runtime.unsaved
         world.runtime.update_error = None
-        assert not await settler._settle(ls), "not at once"
+        assert not await runtime_sync._sync(ls), "not at once"
         world.now += 5
-        assert await settler._settle(ls)
+        assert await runtime_sync._sync(ls)
         assert world.runtime.specs[ls] == str(REST)
-        assert not settler._silent._known
-        settler.close()
+        assert not runtime_sync._silent._known
+        runtime_sync.close()
 
     run_scenario(scenario)
 
@@ -169,7 +169,7 @@ def test_a_container_that_could_not_be_updated_is_updated_later(run_scenario: Li
 def test_an_update_that_is_given_up_may_still_be_carried_out(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        flight = world.executor.calls.depart(ls, ALL)
+        flight = world.executor.calls.track(ls, ALL)
 
         async def update() -> None:
             async with world.start_update.under_way(flight):
@@ -179,7 +179,7 @@ def test_an_update_that_is_given_up_may_still_be_carried_out(run_scenario: Live)
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert world.executor.state.inflight.strays() == [flight]
+        assert world.executor.state.inflight.orphans() == [flight]
 
     run_scenario(scenario)
 

@@ -29,15 +29,15 @@ async def over(world: Any) -> None:
     await world.quiet()
 
 
-def test_settling_that_hits_its_deadline_may_be_carried_out_later(run_scenario: Callable[..., None]) -> None:
+def test_an_update_that_hits_its_deadline_may_be_executed_later(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        settler = world.make_settler()
-        world.executor.tend(settler.run)
+        runtime_sync = world.make_runtime_sync()
+        world.executor.run_always(runtime_sync.run)
         world.runtime.update_error = LATE
         world.executor.store.handle(SavedCpusLearned(ls, None))
-        world.executor.settle_later(ls)
-        await world.until(lambda: world.executor.state.inflight.strays())
+        world.executor.sync_later(ls)
+        await world.until(lambda: world.executor.state.inflight.orphans())
         world.runtime.update_error = None
         create = await create_that_waits(world, await world.pod("lse", "LSE", "", "0-3"))
         world.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime gets to it
@@ -48,9 +48,9 @@ def test_settling_that_hits_its_deadline_may_be_carried_out_later(run_scenario: 
         assert (await create).refused is None
         assert world.on(ls) == "4-15"
         world.now += 5
-        world.executor.settle_later(ls)
+        world.executor.sync_later(ls)
         await world.until(lambda: world.runtime.specs[ls] == "4-15")
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
 
@@ -58,26 +58,26 @@ def test_settling_that_hits_its_deadline_may_be_carried_out_later(run_scenario: 
 def test_no_second_update_while_the_last_may_be_in_flight(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        settler = world.make_settler()
+        runtime_sync = world.make_runtime_sync()
         world.runtime.update_error = LATE
         world.executor.store.handle(SavedCpusLearned(ls, None))
-        world.executor.settle_later(ls)
-        await settler.finish(60)
+        world.executor.sync_later(ls)
+        await runtime_sync.finish(60)
         world.runtime.update_error = None
         world.log.clear()
-        world.executor.settle_later(ls)
-        await settler.finish(60)
+        world.executor.sync_later(ls)
+        await runtime_sync.finish(60)
         assert not [line for line in world.log if line.startswith("runtime")]
         world.now += 100
         await world.sync.once()
-        assert world.executor.state.inflight.strays(), "a runtime that hung may have been at it until now"
+        assert world.executor.state.inflight.orphans(), "a runtime that hung may have been at it until now"
         world.now += 3
         await world.sync.once()
-        assert not world.executor.state.inflight.strays()
-        assert ls in world.executor.state.runtime.unsettled, "it is updated by itself when that is over"
-        await settler.finish(60)
+        assert not world.executor.state.inflight.orphans()
+        assert ls in world.executor.state.runtime.unsaved, "it is updated by itself when that is over"
+        await runtime_sync.finish(60)
         assert [line for line in world.log if line.startswith("runtime")] == [f"runtime {ls} 0-15"]
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario)
 
@@ -312,7 +312,7 @@ def test_an_update_that_is_refused_is_followed_by_the_kernel(run_scenario: Calla
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        settler = world.make_settler()
+        runtime_sync = world.make_runtime_sync()
 
         def half(container_id: str, cpus: Any, mems: Any, quota: int = 0) -> None:
             world.runtime.update_cpuset = plain
@@ -321,9 +321,9 @@ def test_an_update_that_is_refused_is_followed_by_the_kernel(run_scenario: Calla
 
         plain, world.runtime.update_cpuset = world.runtime.update_cpuset, half
         world.executor.store.handle(SavedCpusLearned(ls, None))
-        world.executor.settle_later(ls)
-        await settler.finish(60)
+        world.executor.sync_later(ls)
+        await runtime_sync.finish(60)
         await world.until(lambda: world.on(ls) == "0-15")
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario)

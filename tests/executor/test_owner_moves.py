@@ -11,7 +11,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.invariants import violations
-from proxy.executor.runtime_sync import Settler
+from proxy.executor.runtime_sync import RuntimeSync
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
@@ -102,7 +102,7 @@ def test_an_owner_is_moved(run_scenario: Callable[..., None]) -> None:
 def test_the_runtime_gets_the_new_cpus_afterwards(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         _, own, mine, target = await owner(world)
-        settler = Settler(
+        runtime_sync = RuntimeSync(
             world.executor,
             world.start_update,
             world.executor.quotas,
@@ -111,8 +111,8 @@ def test_the_runtime_gets_the_new_cpus_afterwards(run_scenario: Callable[..., No
         )
         assert await world.executor.owner_moves.move(key(world, own), target) == ""
         assert world.runtime.specs[own] == str(mine)
-        await settler.finish(10)
-        settler.close()
+        await runtime_sync.finish(10)
+        runtime_sync.close()
         assert world.runtime.specs[own] == str(target)
 
     run_scenario(scenario)

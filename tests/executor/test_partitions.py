@@ -50,7 +50,9 @@ class PlayedPartitions:
     def isolated(self) -> CpuSet | None:
         return CpuSet.parse("2-3")
 
-    def make(self, path: str, cpus: CpuSet, kind: str, lent: Mapping[str, CpuSet]) -> PartitionState:
+    def make(
+        self, path: str, cpus: CpuSet, kind: str, exclusive_added: Mapping[str, CpuSet]
+    ) -> PartitionState:
         self.during()
         self.log.append(f"partition {kind} {cpus}")
         if self.refuses:
@@ -58,10 +60,10 @@ class PlayedPartitions:
         self.states[path] = PartitionState(kind, valid=True)
         return self.states[path]
 
-    def end(self, path: str, cpus: CpuSet, lent: Mapping[str, CpuSet]) -> None:
+    def end(self, path: str, cpus: CpuSet, exclusive_added: Mapping[str, CpuSet]) -> None:
         if self.stuck:
             raise CgroupError("cannot set: busy", errno.EBUSY)
-        self.log.append(f"partition member {cpus} {dict(lent)}")
+        self.log.append(f"partition member {cpus} {dict(exclusive_added)}")
         self.states.pop(path, None)
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.call_events import ContainersUnsettled, SavedCpusLearned
+from proxy.engine.call_events import ContainersUnsaved, SavedCpusLearned
 from proxy.executor.background import Worker
 from proxy.executor.codec import dump, load_container, load_pod
 from proxy.executor.journal import Journal
@@ -190,8 +190,8 @@ def test_the_worker_keeps_order_and_reports() -> None:
 
 def test_moved_containers_are_sent_to_the_runtime_later(run_scenario) -> None:
     async def scenario(world) -> None:
-        settler = world.make_settler()
-        task = asyncio.create_task(settler.run())
+        runtime_sync = world.make_runtime_sync()
+        task = asyncio.create_task(runtime_sync.run())
         one, two = [await world.run(await world.pod(uid, "LS")) for uid in ("one", "two")]
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
         await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_UPDATES) == 2)
@@ -199,18 +199,18 @@ def test_moved_containers_are_sent_to_the_runtime_later(run_scenario) -> None:
         assert world.runtime.specs[lse] == "0-3"
         world.log.clear()
         await world.quiet()
-        assert world.log == [], "what is settled is left alone"
+        assert world.log == [], "what is saved is not sent again"
         world.check()
         task.cancel()
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
 
 
-def test_a_settling_call_that_is_overtaken_is_put_right(run_scenario) -> None:
+def test_an_update_of_the_runtime_sync_that_is_overtaken_is_corrected(run_scenario) -> None:
     async def scenario(world) -> None:
-        settler = world.make_settler()
-        task = asyncio.create_task(settler.run())
+        runtime_sync = world.make_runtime_sync()
+        task = asyncio.create_task(runtime_sync.run())
         ls = await world.run(await world.pod("ls", "LS"))
         gate, inside = threading.Event(), threading.Event()
 
@@ -230,21 +230,21 @@ def test_a_settling_call_that_is_overtaken_is_put_right(run_scenario) -> None:
         await world.until(lambda: world.runtime.specs[ls] == "2-15")
         world.check()
         task.cancel()
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
 
 
-def test_settling_survives_errors(run_scenario) -> None:
+def test_the_runtime_sync_survives_errors(run_scenario) -> None:
     async def scenario(world) -> None:
-        settler = world.make_settler()
-        task = asyncio.create_task(settler.run())
+        runtime_sync = world.make_runtime_sync()
+        task = asyncio.create_task(runtime_sync.run())
         ls = await world.run(await world.pod("ls", "LS"))
         for error in (RuntimeCallError("cannot: gone", 5), RuntimeCallError("cannot: odd", 2)):
             world.runtime.update_error = error
-            world.executor.store.handle(ContainersUnsettled((ls,)))
+            world.executor.store.handle(ContainersUnsaved((ls,)))
             world.executor.store.handle(SavedCpusLearned(ls, None))
-            world.executor.to_settle.set()
+            world.executor.to_sync.set()
             await world.quiet()
         await world.until(world.executor.telemetry.problems)
         assert [p["what"] for p in world.executor.telemetry.problems()] == [
@@ -252,10 +252,10 @@ def test_settling_survives_errors(run_scenario) -> None:
         ]
         world.now += 5
         world.runtime.update_error = UnavailableError("cannot: down")
-        world.executor.store.handle(ContainersUnsettled((ls,)))
+        world.executor.store.handle(ContainersUnsaved((ls,)))
         world.executor.store.handle(SavedCpusLearned(ls, None))
-        world.executor.to_settle.set()
-        await world.until(lambda: world.executor.state.inflight.strays())
+        world.executor.to_sync.set()
+        await world.until(lambda: world.executor.state.inflight.orphans())
         world.runtime.update_error = None
         settled = world.executor.telemetry.value(metrics.RUNTIME_UPDATES)
         for _ in range(2):
@@ -263,10 +263,10 @@ def test_settling_survives_errors(run_scenario) -> None:
             world.now += 3
         assert not world.executor.state.inflight.of(ls)
         world.now += 3
-        world.executor.settle_later(ls)
+        world.executor.sync_later(ls)
         await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_UPDATES) > settled)
         task.cancel()
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.pod_events import PodLearned
-from proxy.engine.quotas import CpuGroupsSought
+from proxy.engine.quotas import CpuControllerChecked
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.executor.status_data import quotas_page
 from proxy.model.errors import RuntimeCallError
@@ -36,11 +36,11 @@ async def lsr(world: Any, uid: str = "db", quota: int = 200_000, **more: Any) ->
 
 
 async def settled(world: Any) -> None:
-    """Do what the settler does."""
+    """Do what the runtime sync does."""
 
-    settler = world.make_settler()
-    await settler.finish(60)
-    settler.close()
+    runtime_sync = world.make_runtime_sync()
+    await runtime_sync.finish(60)
+    runtime_sync.close()
 
 
 def test_a_container_and_its_pod(run_scenario: Callable[..., None]) -> None:
@@ -348,7 +348,7 @@ def test_made_with_a_second_before_it_starts(run_scenario: Callable[..., None]) 
         assert world.runtime.quotas[first] == 200_000
         assert quotas_page(world.executor) == [
             row for row in quotas_page(world.executor) if row["container"] == "second"
-        ], "the first one's is settled"
+        ], "the first one was sent"
 
     run_scenario(scenario, **SEVERAL)
 
@@ -438,7 +438,7 @@ def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
-        world.executor.store.handle(CpuGroupsSought(found=False))
+        world.executor.store.handle(CpuControllerChecked(found=False))
         pod = await lsr(world)
         call = await world.begin(pod, **TWO)
         assert created_with(call).cpu_quota == 200_000

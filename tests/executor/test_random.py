@@ -180,8 +180,8 @@ class Play:
         if self.dice.random() < 0.1 or there is None or there.state != "CREATED":
             self.world.wire.finished(call, 2)
             return
-        stray = self.dice.random() < 0.1
-        if stray:  # its client goes away, and the runtime does it all the same, later
+        orphan = self.dice.random() < 0.1
+        if orphan:  # its client goes away, and the runtime does it all the same, later
             self.world.wire.finished(call, None)
             await self.breathe()
             there = self.world.runtime.containers.get(container_id)
@@ -195,7 +195,7 @@ class Play:
         self.world.runtime.limit(container_id, 0)
         self.world._state(container_id, "RUNNING")
         await self.breathe()
-        if not stray:
+        if not orphan:
             self.world.wire.finished(call, 0)
 
     async def update(self, container_id: str) -> None:
@@ -209,8 +209,8 @@ class Play:
         if self.dice.random() < 0.2 or there is None or there.state == "EXITED":
             self.world.wire.finished(call, self.dice.choice((2, None)))
             return
-        stray = self.dice.random() < 0.1
-        if stray:
+        orphan = self.dice.random() < 0.1
+        if orphan:
             self.world.wire.finished(call, None)
             await self.breathe()
             there = self.world.runtime.containers.get(container_id)
@@ -223,7 +223,7 @@ class Play:
         if container_id in self.world.cgroups.sets:
             self.world.cgroups.sets[container_id] = CpuSet.parse(cpus)
         await self.breathe()
-        if not stray:
+        if not orphan:
             self.world.wire.finished(call, 0)
 
     def inside(self, sandbox: str) -> list[str]:
@@ -383,7 +383,7 @@ class Play:
             executor.state.owners,
             executor.state.runtime.saved,
             executor.state.runtime.lost,
-            executor.state.runtime.unsettled,
+            executor.state.runtime.unsaved,
             executor.quotas.known.records,
             executor.quotas.known.unsent,
             executor.state.inflight.calls,
@@ -499,13 +499,13 @@ def test_a_random_day(run_scenario, seed: int, *, wild: bool) -> None:
     """``wild``: calls for one pod overlap too, as they may when kubelet restarts in the middle."""
 
     async def scenario(world: Any) -> None:
-        settler = world.make_settler()
-        settling = asyncio.create_task(settler.run())
+        runtime_sync = world.make_runtime_sync()
+        syncing = asyncio.create_task(runtime_sync.run())
         try:
             await Play(world, seed, wild=wild).run()
         finally:
-            settling.cancel()
-            await asyncio.gather(settling, return_exceptions=True)
-            await asyncio.to_thread(settler.close)
+            syncing.cancel()
+            await asyncio.gather(syncing, return_exceptions=True)
+            await asyncio.to_thread(runtime_sync.close)
 
     run_scenario(scenario, settle_per_second=1000, call_timeout=0.5)

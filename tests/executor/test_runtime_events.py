@@ -78,7 +78,7 @@ class Hears:
 
     async def moment(self) -> bool:
         """Wait until doubts are resolved; returns whether a comparison is asked for."""
-        await self.world.until(lambda: self.runtime_events._doubtful is None)
+        await self.world.until(lambda: self.runtime_events._resolve_timer is None)
         return bool(self.executor.attention.is_set())
 
     def phase(self, container_id: str) -> Phase | None:
@@ -396,7 +396,7 @@ def test_a_deletion_of_a_known_container(
 def test_more_in_doubt_than_are_remembered(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_events, "DOUBTS_LIMIT", 2)
+    monkeypatch.setattr(runtime_events, "UNCLEAR_LIMIT", 2)
     monkeypatch.setattr(runtime_events, "LATER_S", 30)
 
     async def scenario(world: Any) -> None:
@@ -405,13 +405,13 @@ def test_more_in_doubt_than_are_remembered(
         owner, _ = await owner_and_sharer(world)
         for number in range(5):
             hears.runtime_events._handle(RuntimeEvent("start", f"stranger-{number}"))
-        assert len(hears.runtime_events._doubts) == 2
-        hears.runtime_events._doubts.clear()  # the remembered ones are in doubt no more
+        assert len(hears.runtime_events._unclear) == 2
+        hears.runtime_events._unclear.clear()  # the remembered ones are in doubt no more
         assert await hears.moment()
         world.executor.attention.clear()
         await hears.send(DELETE, owner)
         assert not world.executor.attention.is_set(), "just now everything was compared"
-        assert hears.runtime_events._doubtful is not None
+        assert hears.runtime_events._resolve_timer is not None
 
     run_scenario(scenario)
 
@@ -600,7 +600,7 @@ def test_close_ends_the_thread(run_scenario: Callable[..., None]) -> None:
         thread = hears.runtime_events._thread
         assert thread is not None
         assert not thread.is_alive()
-        assert hears.runtime_events._doubtful is None or hears.runtime_events._doubtful.cancelled()
+        assert hears.runtime_events._resolve_timer is None or hears.runtime_events._resolve_timer.cancelled()
         hears.runtime_events._put(RuntimeEvent("exit", owner))
         await world.quiet()
         assert hears.phase(owner) is Phase.RUNNING

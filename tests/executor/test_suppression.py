@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.be_usage import UsageGroup, UsageReading, usage_query
-from proxy.engine.suppression import KEY, PATIENCE, SuppressionSettings, suppression_note
+from proxy.engine.suppression import KEY, MISSED_ROUNDS, SuppressionSettings, suppression_note
 from proxy.executor.be.suppression import Suppression
 from proxy.executor.status_data import suppression_page
 from proxy.model.errors import CgroupError
@@ -262,15 +262,15 @@ def test_a_be_pod_stays_within_its_own_limit(run_scenario: Any) -> None:
 
 def test_suppressed_sets_are_not_made_lasting(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
-        bed, settler = Bed(world), world.make_settler()
-        task = asyncio.ensure_future(settler.run())
+        bed, runtime_sync = Bed(world), world.make_runtime_sync()
+        task = asyncio.ensure_future(runtime_sync.run())
         be = await be_pod(world)
         await world.pod("ls", "LS", "burstable")
         try:
             for used in (0.0, 3.0, 5.0, 8.0, 4.0, 1.0):
                 bed.meter.pods = {"ls": used}
                 await bed.rounds(2)
-                await world.until(lambda: not world.executor.state.runtime.unsettled)
+                await world.until(lambda: not world.executor.state.runtime.unsaved)
             assert not [line for line in world.log if line.startswith("runtime")]
             # What the runtime has saved holds CPUs that BE may no longer use: that is worth telling.
             await world.run(await world.pod("lse", "LSE", cpus="0"))
@@ -279,16 +279,16 @@ def test_suppressed_sets_are_not_made_lasting(run_scenario: Any) -> None:
             narrow = CpuSet.parse(world.runtime.specs[be])
             bed.meter.pods = {"ls": 9.0}
             await bed.rounds()
-            await world.until(lambda: not world.executor.state.runtime.unsettled)
+            await world.until(lambda: not world.executor.state.runtime.unsaved)
             assert sum(line.startswith("runtime") for line in world.log) == counted
             assert narrow <= world.executor.state.pools.be
         finally:
             task.cancel()
         # At the end, what was saved narrow is sent too.
         await bed.it.stop()
-        await settler.finish(60)
+        await runtime_sync.finish(60)
         assert world.runtime.specs[be] == world.on(be) == "1-15"
-        settler.close()
+        runtime_sync.close()
 
     run_scenario(scenario, settle_per_second=1000)
 
@@ -330,7 +330,7 @@ def test_without_figures_be_gets_everything_back(run_scenario: Any, mode: str) -
         assert narrow == ((str(bed.be), -1) if mode == "cpuset" else ("0-15", 240_000))
         assert mode != "cpuset" or len(bed.be) == 3
         bed.meter.broken = CgroupError("cannot read the CPU time of cgroup /x: I/O error", 5)
-        await bed.rounds(PATIENCE - 1)
+        await bed.rounds(MISSED_ROUNDS - 1)
         assert (world.on(be), bed.quotas.at[BE_GROUP]) == narrow, "for a while nothing changes"
         assert not world.executor.telemetry.problems()
         await bed.rounds(2)
@@ -353,7 +353,7 @@ def test_a_figure_now_and_then_is_enough(run_scenario: Any) -> None:
         await bed.rounds(2)
         for _ in range(3):
             bed.meter.broken = CgroupError("cannot read: no", 5)
-            await bed.rounds(PATIENCE - 1)
+            await bed.rounds(MISSED_ROUNDS - 1)
             bed.meter.broken = None
             await bed.rounds()
         assert len(bed.be) == 11
@@ -534,7 +534,7 @@ def test_without_counters(run_scenario: Any) -> None:
             {"quota": "broken"},
         )
         await be_pod(world)
-        await bed.rounds(PATIENCE + 1)
+        await bed.rounds(MISSED_ROUNDS + 1)
         (problem,) = world.executor.telemetry.problems()
         assert "nothing counts" in str(problem["what"])
         world.check()

@@ -81,7 +81,9 @@ class Scopes:
         done: bool = self.inner.write(self._id(path), cpus, mems, inner=inner)
         return done
 
-    def write_all(self, paths: Sequence[str], cpus: CpuSet, going_on: Any = None) -> Sequence[bool | None]:
+    def write_all(
+        self, paths: Sequence[str], cpus: CpuSet, should_continue: Any = None
+    ) -> Sequence[bool | None]:
         return [None for _ in paths]
 
     def swap(self, path: str, cpus: CpuSet) -> CpuSet:
@@ -177,7 +179,7 @@ Scenario = Callable[[Any, PlayedSystemd], Awaitable[None]]
 
 
 def on_systemd(
-    run_scenario: Any, scenario: Scenario, *, wrong: bool = True, settles: bool = False, **options: Any
+    run_scenario: Any, scenario: Scenario, *, wrong: bool = True, syncs: bool = False, **options: Any
 ) -> None:
     """Run a scenario in which the cgroups of containers are systemd scopes."""
 
@@ -192,9 +194,9 @@ def on_systemd(
         )
         await join(world)
         tasks = [asyncio.create_task(world.executor.unit_properties.run())]
-        if settles:
-            settler = world.make_settler()
-            tasks.append(asyncio.create_task(settler.run()))
+        if syncs:
+            runtime_sync = world.make_runtime_sync()
+            tasks.append(asyncio.create_task(runtime_sync.run()))
         assert scopes.version == 2
         try:
             await scenario(world, systemd)
@@ -202,8 +204,8 @@ def on_systemd(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if settles:
-                settler.close()
+            if syncs:
+                runtime_sync.close()
 
     run_scenario(whole, reconciled=False, **options)
 
@@ -258,7 +260,7 @@ async def calm(world: Any) -> None:
         lambda: (
             not unit_properties._dirty
             and not any(world.executor.state.inflight.of(i) for i in world.executor.state.containers)
-            and not unit_properties.fencing._standing
+            and not unit_properties.fencing._active
         )
     )
     await world.quiet()
@@ -326,7 +328,7 @@ def test_a_call_is_in_flight_until_all_is_right(run_scenario: Any) -> None:
         world.cgroups.sets[ls] = reversed_mask(REST)
         await world.until(lambda: not world.executor.state.inflight.of(ls))
         assert world.cgroups.sets[ls] == REST, "by a write of ours where systemd cannot be asked"
-        await world.until(lambda: not world.executor.unit_properties.fencing._standing)
+        await world.until(lambda: not world.executor.unit_properties.fencing._active)
         systemd.away = False
         await calm(world)
         await has(world, ls, REST)
@@ -423,7 +425,7 @@ def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(run_scenario:
         await has(world, ls, cpus_of("0-11,14-15"))
         assert not [line for line in world.log if line.startswith("runtime ")]
 
-    on_systemd(run_scenario, scenario, settles=True, settle_per_second=1000)
+    on_systemd(run_scenario, scenario, syncs=True, settle_per_second=1000)
 
 
 def test_an_unknown_runtime_is_called_within_a_fence(run_scenario: Any) -> None:
@@ -437,7 +439,7 @@ def test_an_unknown_runtime_is_called_within_a_fence(run_scenario: Any) -> None:
         assert f"fence {slice_of('ls')} {REST}" in world.log[:at]
         await has(world, ls, REST)
 
-    on_systemd(run_scenario, scenario, settles=True, settle_per_second=1000)
+    on_systemd(run_scenario, scenario, syncs=True, settle_per_second=1000)
 
 
 def test_units_are_read_when_systemd_is_available(run_scenario: Any) -> None:
@@ -653,7 +655,7 @@ def test_an_owner_waits_for_a_call_whose_fence_has_its_cpus(run_scenario: Any) -
         creating = asyncio.create_task(world.create(lse, **SHARES))
         await world.until(lambda: len(world.executor.state.owners) > 1)
         await world.quiet()
-        assert not creating.done(), "the call may put its container on these CPUs until it has landed"
+        assert not creating.done(), "the call may put its container on these CPUs until it has completed"
         world.wire.finished(call, 0)
         await creating
         assert world.cgroups.sets[own] == carried

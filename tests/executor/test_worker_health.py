@@ -34,7 +34,7 @@ class Watch:
         self.logged: list[str] = []
         self.health = Health(telemetry(self.logged), lambda: None, lambda: self.now)
         self.kernel, self.fact_lookup = Played("kernel"), Played("scout")
-        self.health.watch(self.kernel, 10, vital=True)
+        self.health.watch(self.kernel, 10, critical=True)
         self.health.watch(self.fact_lookup, 60)
 
 

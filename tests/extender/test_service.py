@@ -11,7 +11,7 @@ import pytest
 
 from proxy.extender import lease as lease_module
 from proxy.extender import service as service_module
-from proxy.scheduler.promises import GRACE_S
+from proxy.scheduler.assumed_pods import GRACE_S
 from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi, asked
 from tests.scheduler.objects import pod
 from tests.testkit.waiting import until
@@ -109,7 +109,7 @@ def test_cpus_of_lsr_pods_are_written_with_the_binding() -> None:
     on_bed(test)
 
 
-def test_a_bind_that_the_server_refuses_promises_nothing() -> None:
+def test_a_bind_that_the_server_refuses_assumes_nothing() -> None:
     async def test(bed: Bed) -> None:
         raw = asked("a", 7)
         await bed.filter(raw, "n1")
@@ -158,13 +158,13 @@ def test_a_bind_without_an_answer_is_settled_once_it_can_have_no_effect(
 
 def test_a_bind_is_not_sent_after_a_pause_in_which_the_lease_has_ended() -> None:
     async def test(bed: Bed) -> None:
-        promise = bed.table.promise
+        assume = bed.table.assume
 
         def pausing(*given: Any) -> None:
-            promise(*given)
+            assume(*given)
             bed.lease._until = 0.0  # as the clock of a process that was stopped here
 
-        bed.table.promise = pausing  # type: ignore[method-assign]
+        bed.table.assume = pausing  # type: ignore[method-assign]
         await bed.filter(asked("a", 2), "n1")
         named = {"PodName": "a", "PodNamespace": "default", "PodUID": "a", "Node": "n1"}
         status, words = await bed.ask("bind", **named)

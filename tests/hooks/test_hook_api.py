@@ -43,8 +43,8 @@ def test_an_adjustment_distinguishes_none_value_and_removal() -> None:
     assert not api.Adjustment()
     assert not api.Adjustment(envs={}, cpus=api.LEAVE)
     cleared = api.Adjustment(cpus=api.CLEAR, cpu_quota=0, annotations={"a": api.CLEAR})
-    assert dict(cleared.said()) == {"cpus": api.CLEAR, "cpu_quota": 0, "annotations": {"a": api.CLEAR}}
-    assert dict(api.Adjustment(cpus=CpuSet((1,))).said()) == {"cpus": CpuSet((1,))}
+    assert dict(cleared.set_fields()) == {"cpus": api.CLEAR, "cpu_quota": 0, "annotations": {"a": api.CLEAR}}
+    assert dict(api.Adjustment(cpus=CpuSet((1,))).set_fields()) == {"cpus": CpuSet((1,))}
     assert set(FIELDS) >= MAPS
 
 

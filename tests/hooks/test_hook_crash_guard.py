@@ -62,7 +62,7 @@ SCRIPT = """
     async def main():
         engine = HookEngine(say, lambda *_: None)
         library = HookRegistry(config, engine, lambda: None, say, marks=root / "marks")
-        await library.look_once()
+        await library.scan_once()
         print(sorted(engine.points))
         await library.close()
 

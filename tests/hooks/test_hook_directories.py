@@ -42,7 +42,7 @@ def test_absent_directories_are_fine(tmp_path: Path) -> None:
     dirs = HookDirectories(tmp_path)
     assert dirs.look() == Survey()
     (tmp_path / "etc").write_text("not a directory")
-    assert dirs.look() == Survey(strange=[f"cannot look for hooks in {dirs.etc}: Not a directory"])
+    assert dirs.look() == Survey(ignored_files=[f"cannot look for hooks in {dirs.etc}: Not a directory"])
 
 
 def test_a_directory_that_is_a_file_is_reported(dirs: HookDirectories) -> None:
@@ -50,7 +50,7 @@ def test_a_directory_that_is_a_file_is_reported(dirs: HookDirectories) -> None:
     dirs.usr.touch()
     (dirs.etc / "10-a.py").touch()
     found = dirs.look()
-    assert found.strange == [f"cannot look for hooks in {dirs.usr}: Not a directory"]
+    assert found.ignored_files == [f"cannot look for hooks in {dirs.usr}: Not a directory"]
     assert (list(found.candidates), found.unreadable) == (["10-a"], set())
 
 
@@ -62,7 +62,7 @@ def test_hooks_are_in_the_order_of_their_names_whatever_they_are(dirs: HookDirec
     found = dirs.look()
     assert list(found.candidates) == ["05-z", "10-a9-c", "20-m", "50-b", "koordlet"]
     assert [c.server for c in found.candidates.values()] == [False, False, True, False, True]
-    assert (found.masked, found.strange) == ([], [])
+    assert (found.masked, found.ignored_files) == ([], [])
 
 
 def test_a_file_of_the_first_directory_masks_its_namesake(dirs: HookDirectories) -> None:
@@ -121,7 +121,7 @@ def test_files_that_may_be_meant_as_hooks_are_reported(dirs: HookDirectories, na
     found = dirs.look()
     assert not found.candidates
     words = "it is not named NN-name.py (two digits, -, then of a-z, 0-9 and -)"
-    assert found.strange == [f"hook file {dirs.etc}/{name} is not used: {words}"]
+    assert found.ignored_files == [f"hook file {dirs.etc}/{name} is not used: {words}"]
 
 
 def test_a_server_with_the_name_of_another_hook_is_reported(dirs: HookDirectories) -> None:
@@ -130,7 +130,7 @@ def test_a_server_with_the_name_of_another_hook_is_reported(dirs: HookDirectorie
     found = dirs.look()
     assert dirs.taken() == {"10-a": "etc"}
     path = dirs.servers / "10-a.json"
-    assert found.strange == [
+    assert found.ignored_files == [
         f"hook server {path} is not used: there is a hook of that name in {dirs.etc}/10-a.py"
     ]
 
@@ -181,7 +181,7 @@ def test_a_directory_that_cannot_be_read_is_reported_and_remembered(
     found = dirs.look()
     assert list(found.candidates) == ["20-b"]
     assert found.unreadable == {dirs.etc}
-    assert found.strange == [f"cannot look for hooks in {dirs.etc}: Permission denied"]
+    assert found.ignored_files == [f"cannot look for hooks in {dirs.etc}: Permission denied"]
 
 
 def test_nothing_is_looked_for_where_hooks_are_off(dirs: HookDirectories) -> None:

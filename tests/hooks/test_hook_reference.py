@@ -11,7 +11,7 @@ import pytest
 from proxy.hooks import api, reference
 from proxy.hooks.answers import FIELDS, Adjustment, Update
 from proxy.hooks.events import POINTS, PreCreateContainer, Shutdown
-from proxy.hooks.reference import documented, type_words
+from proxy.hooks.reference import documented, type_text
 
 PAGE = Path(__file__).parents[2] / "docs/hook-points.md"
 
@@ -109,7 +109,7 @@ def test_a_docstring_taken_apart() -> None:
 
 def test_types_in_words() -> None:
     def say(text: str) -> str:
-        return type_words(text, str)
+        return type_text(text, str)
 
     assert say("Mapping[str, Mount | _Clear]") == "map of str to Mount or CLEAR"
     assert say("Sequence[PodFacts]") == say("tuple[PodFacts, ...]") == "list of PodFacts"

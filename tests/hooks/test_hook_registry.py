@@ -104,9 +104,9 @@ class Setup:
         return path
 
     async def look(self) -> None:
-        """Look when all has settled."""
+        """Look when all loads are done."""
         await asyncio.sleep(SETTLED_S + 0.05)
-        await self.library.look_once()
+        await self.library.scan_once()
 
     def entry(self, name: str) -> HookFileEntry:
         return next(entry for entry in self.library.entries if entry.name == name)
@@ -160,15 +160,15 @@ def test_files_come_change_and_go_within_a_moment(setup: Setup) -> None:
 def test_a_first_look_waits_for_a_recent_file_but_not_a_slow_writer(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.hooks.registry.PATIENCE_S", 0.5)
+    monkeypatch.setattr("proxy.hooks.registry.REPORT_AFTER_S", 0.5)
 
     async def story() -> None:
         setup.write("10-a.py", hook("one"))
-        await setup.library.look_once(WAIT_S)
+        await setup.library.scan_once(WAIT_S)
         assert setup.engine.answers() == ["one"]
         with setup.write("20-b.py", hook("two")).open("a"):
             setup.write("30-c.py", hook("three"))
-            await setup.library.look_once(WAIT_S)
+            await setup.library.scan_once(WAIT_S)
             assert setup.engine.answers() == ["one", "three"]
             assert setup.states()["20-b"] == "being read"
         await setup.look()
@@ -459,7 +459,7 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
         for _ in range(36):
             setup.now += 1
             before = len(setup.reported)
-            await setup.library.look_once(0)
+            await setup.library.scan_once(0)
             while setup.library._busy:
                 await asyncio.sleep(0.005)
             if len(setup.reported) > before:
@@ -480,7 +480,7 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
 
 def test_a_hook_that_came_into_use_is_checked_at_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have changed meanwhile."""
-    monkeypatch.setattr("proxy.hooks.registry.LOOK_S", 3600.0)
+    monkeypatch.setattr("proxy.hooks.registry.POLL_S", 3600.0)
 
     async def story() -> None:
         gate = setup.engine.gates["configure"] = asyncio.Event()
@@ -498,7 +498,7 @@ def test_a_hook_that_came_into_use_is_checked_at_once(setup: Setup, monkeypatch:
 
 def test_a_hook_that_has_gone_is_checked_at_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be there again."""
-    monkeypatch.setattr("proxy.hooks.registry.LOOK_S", 3600.0)
+    monkeypatch.setattr("proxy.hooks.registry.POLL_S", 3600.0)
 
     async def story() -> None:
         path = setup.write("10-a.py", hook("a", "def shutdown(event): pass\n"))
@@ -676,7 +676,7 @@ def test_closing_waits_for_no_hook_for_long(setup: Setup, monkeypatch: pytest.Mo
         setup.engine.gates["configure"] = asyncio.Event()
         setup.write("10-a.py", hook("a", "def configure(event): pass\n"))
         await asyncio.sleep(SETTLED_S + 0.05)
-        await setup.library.look_once(timeout=0.1)
+        await setup.library.scan_once(timeout=0.1)
         assert setup.engine.story == ["configure 10-a (a)"]
         await setup.library.close()
         assert setup.engine.answers() == []

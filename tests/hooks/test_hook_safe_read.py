@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from proxy.hooks.loader.safe_read import LIMIT, SETTLED_S, Unsettled, UntrustedError, read, read_settled
+from proxy.hooks.loader.safe_read import (
+    LIMIT,
+    SETTLED_S,
+    FileBeingWrittenError,
+    UntrustedError,
+    read,
+    read_stable,
+)
 from proxy.model.errors import HookError
 
 
@@ -27,9 +34,9 @@ def settle() -> None:
 
 def test_a_file_is_read_when_it_has_not_changed_for_a_moment(file: Path) -> None:
     file.write_text("two")
-    with pytest.raises(Unsettled, match="written a moment ago"):
+    with pytest.raises(FileBeingWrittenError, match="written a moment ago"):
         read(file)
-    assert read_settled(file).data == b"two"
+    assert read_stable(file).data == b"two"
     assert read(file).data == b"two"
 
 
@@ -37,19 +44,19 @@ def test_an_old_time_does_not_make_a_fresh_file_settled(file: Path) -> None:
     settle()
     file.write_text("two")
     os.utime(file, ns=(1, 1))
-    with pytest.raises(Unsettled):
+    with pytest.raises(FileBeingWrittenError):
         read(file)
 
 
 def test_a_file_that_another_program_has_open_for_writing_waits_for_it(file: Path) -> None:
     with file.open("a"):
         settle()
-        with pytest.raises(Unsettled, match="another process has it open for writing"):
+        with pytest.raises(FileBeingWrittenError, match="another process has it open for writing"):
             read(file)
         with pytest.raises(
             HookError, match=f"cannot read hook {file}: another process has it open for writing"
         ):
-            read_settled(file, patience=0.1)
+            read_stable(file, timeout_s=0.1)
     assert read(file).data == b"one"
 
 
@@ -77,7 +84,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_later(
         return data
 
     monkeypatch.setattr("proxy.hooks.loader.safe_read.os.read", meanwhile)
-    with pytest.raises(Unsettled, match="while it was read"):
+    with pytest.raises(FileBeingWrittenError, match="while it was read"):
         read(file)
 
 
@@ -103,7 +110,7 @@ def test_a_slow_writer_is_never_read_half(file: Path) -> None:
             try:
                 assert len(read(file).data) == len(whole)
                 good += 1
-            except Unsettled:
+            except FileBeingWrittenError:
                 pass
             time.sleep(0.02)
     finally:
@@ -183,7 +190,7 @@ def test_what_is_swapped_for_a_link_after_the_check_is_not_read(
         return opened(path, flags)
 
     monkeypatch.setattr("proxy.hooks.loader.safe_read.os.open", swap)
-    with pytest.raises(Unsettled, match="being replaced"):
+    with pytest.raises(FileBeingWrittenError, match="being replaced"):
         read(file)
 
 
@@ -201,7 +208,7 @@ def test_a_swap_for_a_file_of_another_program_is_seen_on_the_descriptor(
 
 
 def test_a_file_that_is_gone_may_be_back_and_a_link_to_nothing_is_not(tmp_path: Path) -> None:
-    with pytest.raises(Unsettled, match="being replaced"):
+    with pytest.raises(FileBeingWrittenError, match="being replaced"):
         read(tmp_path / "10-a.py")
     (tmp_path / "20-b.py").symlink_to("nowhere")
     with pytest.raises(HookError, match=r"cannot read hook .*20-b.py: it is a link, and nothing is there"):

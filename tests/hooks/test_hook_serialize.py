@@ -83,7 +83,7 @@ def test_an_event_comes_back_from_json_as_it_was(name: str, data: st.DataObject)
 def test_an_adjustment_comes_back_and_says_only_what_it_says(adjustment: Adjustment) -> None:
     said = adjustment_to(adjustment)
     assert adjustment_from(json.loads(json.dumps(said))) == adjustment
-    assert set(said) == {name for name, _ in adjustment.said()}
+    assert set(said) == {name for name, _ in adjustment.set_fields()}
 
 
 def test_none_and_removal_are_reported_separately() -> None:

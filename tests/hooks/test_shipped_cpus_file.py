@@ -33,7 +33,7 @@ class Node:
         self.root = root
         self.hook = testing.load(HOOK, {"root": str(root), **config})
 
-    def hear(self, point: str, **fields: Any) -> testing.Adjustment:
+    def handle(self, point: str, **fields: Any) -> testing.Adjustment:
         return testing.run(self.hook, testing.event(point, **fields)).adjustment
 
     def create(
@@ -41,8 +41,8 @@ class Node:
     ) -> testing.Adjustment:
         decision = testing.decision(**decided)
         container = testing.container(name=name)
-        answer = self.hear("pre_create_container", pod=pod, container=container, decision=decision)
-        self.hear("post_create_container", pod=pod, container=existing(container, one), decision=decision)
+        answer = self.handle("pre_create_container", pod=pod, container=container, decision=decision)
+        self.handle("post_create_container", pod=pod, container=existing(container, one), decision=decision)
         return answer
 
     def file(self, directory: str = DIRECTORY) -> dict[str, str]:
@@ -66,8 +66,8 @@ def test_an_owner_gets_its_cpus_in_both_ways(node: Callable[..., Node]) -> None:
 
 def test_a_repeated_create_finds_its_directory(node: Callable[..., Node]) -> None:
     one = node()
-    first = one.hear("pre_create_container", pod=POD, decision=testing.decision("own", "2-5"))
-    again = one.hear("pre_create_container", pod=POD, decision=testing.decision("own", "6-7"))
+    first = one.handle("pre_create_container", pod=POD, decision=testing.decision("own", "2-5"))
+    again = one.handle("pre_create_container", pod=POD, decision=testing.decision("own", "6-7"))
     assert first.mounts == again.mounts
     assert one.file()["EXCLUSIVE_CPUS"] == "6-7"
 
@@ -101,7 +101,7 @@ def test_what_the_container_has_itself_stays(node: Callable[..., Node]) -> None:
         envs={"SHARED_CPUS": "mine"}, mounts=(Mount("/run/topoproxy/", "/elsewhere"),)
     )
     one = node()
-    answer = one.hear("pre_create_container", pod=POD, container=container)
+    answer = one.handle("pre_create_container", pod=POD, container=container)
     assert set(answer.envs) == {"EXCLUSIVE_CPUS", "MEMORY_NODES"}
     assert answer.mounts == {}
     assert not one.root.exists()
@@ -121,18 +121,18 @@ def test_names_are_settings(node: Callable[..., Node]) -> None:
 def test_the_file_follows_the_pools(node: Callable[..., Node]) -> None:
     one = node(which="all")
     pools = Pools(shared=cpus("0-7"), be=cpus("4-7"))
-    one.hear("synchronize", containers=(), pods=(), pools=pools)
+    one.handle("synchronize", containers=(), pods=(), pools=pools)
     one.create("whole", one="c1", pool="shared", cpus="0-7")
     one.create("part", one="c2", pool="shared", cpus="0-3")
     one.create("batch", one="c3", pool="be", cpus="4-7")
     one.create("owner", one="c4", pool="own", cpus="2-3")
     after = Pools(shared=cpus("0-1,4-7"), be=cpus("4-6"), owned=cpus("2-3"), owners={"c4": cpus("2,6")})
-    one.hear("pools_changed", before=pools, after=after)
+    one.handle("pools_changed", before=pools, after=after)
     assert one.file("uid-1/whole.0")["SHARED_CPUS"] == "0-1,4-7"
     assert one.file("uid-1/part.0")["SHARED_CPUS"] == "0-1"
     assert one.file("uid-1/batch.0")["SHARED_CPUS"] == "4-6"
     assert one.file("uid-1/owner.0")["EXCLUSIVE_CPUS"] == "2,6"
-    one.hear("pools_changed", before=after, after=pools)
+    one.handle("pools_changed", before=after, after=pools)
     assert one.file("uid-1/part.0")["SHARED_CPUS"] == "0-3"
 
 
@@ -141,13 +141,13 @@ def test_a_reader_never_sees_half_of_it(node: Callable[..., Node]) -> None:
     one.create(pool="own", cpus="2-5")
     directory = one.root / DIRECTORY
     with (directory / "cpus").open() as opened:
-        one.hear(
+        one.handle(
             "post_start_container",
             pod=POD,
             container=existing(container_id="c1"),
             decision=testing.decision("own", "6"),
         )
-        one.hear(
+        one.handle(
             "post_update_container_resources",
             pod=POD,
             container=existing(testing.container(), "c1"),
@@ -167,7 +167,7 @@ def test_a_link_in_the_directory_is_not_followed(node: Callable[..., Node], tmp_
         (one.root / DIRECTORY / name).unlink(missing_ok=True)
         (one.root / DIRECTORY / name).symlink_to(victim)
     changed = {"container": existing(testing.container(), "c1"), "decision": testing.decision("own", "7")}
-    one.hear("post_start_container", pod=POD, **changed)
+    one.handle("post_start_container", pod=POD, **changed)
     assert victim.read_text() == "whole"
     assert one.file()["EXCLUSIVE_CPUS"] == "7"
 
@@ -181,7 +181,7 @@ def test_peers_know_each_other(node: Callable[..., Node]) -> None:
     one.create("else", pod=testing.pod(uid="uid-2"), one="c3", pool="own", cpus="6")
     assert not [name for name in one.file() if name.endswith("ELSE")], "not of other pods"
     gone = existing(testing.container(name="side-car.1"), "c2")
-    one.hear("post_stop_container", pod=POD, container=gone)
+    one.handle("post_stop_container", pod=POD, container=gone)
     assert "PEER_CPUS_SIDE_CAR_1" not in one.file()
     assert "PEER_CPUS_SIDE_CAR_1" not in node().create("x", one="c9", pool="own").envs
 
@@ -190,12 +190,12 @@ def test_it_goes_with_the_container_and_the_pod(node: Callable[..., Node]) -> No
     one = node()
     one.create("main", one="c1", pool="own")
     one.create("other", one="c2", pool="own")
-    one.hear("post_remove_container", pod=POD, container=existing(testing.container(name="main"), "c1"))
+    one.handle("post_remove_container", pod=POD, container=existing(testing.container(name="main"), "c1"))
     assert [path.name for path in (one.root / "uid-1").iterdir()] == ["other.0"]
-    one.hear("post_remove_container", pod=POD, container=existing(testing.container(name="other"), "c2"))
+    one.handle("post_remove_container", pod=POD, container=existing(testing.container(name="other"), "c2"))
     assert list(one.root.iterdir()) == []
-    one.hear("pre_create_container", pod=POD)  # and then the create fails
-    one.hear("post_remove_pod_sandbox", pod=POD)
+    one.handle("pre_create_container", pod=POD)  # and then the create fails
+    one.handle("post_remove_pod_sandbox", pod=POD)
     assert list(one.root.iterdir()) == []
 
 
@@ -209,7 +209,7 @@ def test_at_the_start_leftovers_go_and_files_are_made_true(node: Callable[..., N
     os.utime(one.root / DIRECTORY, (0, 0))
     again = node()
     there = testing.running("c1", pod=POD, container=existing(), decision=testing.decision("own", "4-5"))
-    again.hear("synchronize", containers=(there,))
+    again.handle("synchronize", containers=(there,))
     found = sorted(str(path.relative_to(one.root)) for path in one.root.glob("*/*"))
     assert found == ["gone/fresh.0", DIRECTORY], "what is new may belong to a create on its way"
     assert again.file()["EXCLUSIVE_CPUS"] == "4-5"
@@ -217,8 +217,8 @@ def test_at_the_start_leftovers_go_and_files_are_made_true(node: Callable[..., N
 
 def test_a_container_that_never_had_the_directory_gets_none(node: Callable[..., Node]) -> None:
     one = node()
-    one.hear("synchronize", containers=(testing.running("c1", pod=POD),))
-    one.hear("post_start_container", pod=POD, container=existing(), decision=testing.decision("own", "7"))
+    one.handle("synchronize", containers=(testing.running("c1", pod=POD),))
+    one.handle("post_start_container", pod=POD, container=existing(), decision=testing.decision("own", "7"))
     assert not one.root.exists()
 
 
@@ -232,7 +232,7 @@ def test_names_that_are_not_directories_get_variables_only(
     answer = one.create(name, pod=testing.pod(uid=uid), pool="own", cpus="2")
     assert answer.envs["EXCLUSIVE_CPUS"] == "2"
     assert answer.mounts == {}
-    one.hear("post_remove_pod_sandbox", pod=testing.pod(uid=uid))
+    one.handle("post_remove_pod_sandbox", pod=testing.pod(uid=uid))
     assert one.root.parent.exists()
     assert not one.root.exists()
 

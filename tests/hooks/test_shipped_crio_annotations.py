@@ -43,9 +43,9 @@ class Node:
         places |= {"irq_state": "irqs.json", "power_state": "power.json"}
         paths = {key: str(root / name) for key, name in places.items()}
         self.hook = testing.load(HOOK, {**paths, **config})
-        self.hear("synchronize", containers=(), pods=())
+        self.handle("synchronize", containers=(), pods=())
 
-    def hear(
+    def handle(
         self, point: str, annotations: dict[str, str] | None = None, **fields: Any
     ) -> testing.Adjustment:
         event = testing.event(point, **fields)
@@ -56,10 +56,10 @@ class Node:
 
     def life(self, annotations: dict[str, str]) -> testing.Adjustment:
         """Play a create and a start."""
-        answer = self.hear("pre_create_container", annotations, decision=OWN, container=testing.container())
+        answer = self.handle("pre_create_container", annotations, decision=OWN, container=testing.container())
         there = {"decision": OWN, "container": CONTAINER}
         for point in ("post_create_container", "pre_start_container", "post_start_container"):
-            self.hear(point, annotations, **there)
+            self.handle(point, annotations, **there)
         return answer
 
     def __getitem__(self, path: str) -> str:
@@ -100,9 +100,11 @@ def test_the_quota_of_container_and_pod(node: Node) -> None:
     assert node.life(off) == testing.Adjustment(cpu_quota=-1)
     assert node[f"cgroup/cpu/kubepods/pod{UID}/cpu.cfs_quota_us"] == "-1"
     asked = Resources(cpu_quota=100_000)
-    assert node.hear("pre_update_container_resources", off, decision=OWN, asked=asked).cpu_quota == -1
-    assert not node.hear("pre_update_container_resources", off, decision=OWN, asked=Resources(memory_limit=1))
-    assert not node.hear("pre_update_container_resources", {}, decision=OWN, asked=asked)
+    assert node.handle("pre_update_container_resources", off, decision=OWN, asked=asked).cpu_quota == -1
+    assert not node.handle(
+        "pre_update_container_resources", off, decision=OWN, asked=Resources(memory_limit=1)
+    )
+    assert not node.handle("pre_update_container_resources", {}, decision=OWN, asked=asked)
 
 
 def test_interrupts_off_all_its_cpus_and_nothing_else(node: Node, reported: list[str]) -> None:
@@ -110,10 +112,10 @@ def test_interrupts_off_all_its_cpus_and_nothing_else(node: Node, reported: list
     assert node.life(off) == testing.NOTHING
     assert node.irq == "0-1,6-15"
     asked = Resources(cpu_quota=100_000)
-    assert not node.hear("pre_update_container_resources", off, decision=OWN, asked=asked)
+    assert not node.handle("pre_update_container_resources", off, decision=OWN, asked=asked)
     assert node[f"cgroup/cpuset/kubepods/pod{UID}/c1/cpuset.sched_load_balance"] == "1"
     assert reported == []
-    node.hear("post_stop_container", decision=OWN, container=CONTAINER)
+    node.handle("post_stop_container", decision=OWN, container=CONTAINER)
     assert node.irq == "0-15"
 
 
@@ -123,9 +125,9 @@ def test_interrupts_stay_on_the_first_core_for_housekeeping(node: Node) -> None:
     assert node.irq == "0-3,6-15"
     mine = testing.container(envs={"OPENSHIFT_HOUSEKEEPING_CPUS": "x"})
     keys = {"irq-load-balancing.crio.io": "housekeeping"}
-    assert not node.hear("pre_create_container", keys, decision=OWN, container=mine)
+    assert not node.handle("pre_create_container", keys, decision=OWN, container=mine)
     odd = testing.decision("own", "3-5")
-    envs = node.hear("pre_create_container", keys, decision=odd, container=testing.container()).envs
+    envs = node.handle("pre_create_container", keys, decision=odd, container=testing.container()).envs
     assert envs == {"OPENSHIFT_HOUSEKEEPING_CPUS": "3"}, "its own threads only"
 
 
@@ -134,7 +136,7 @@ def test_sleep_and_frequency(node: Node) -> None:
     assert [node.cpu(n) for n in (1, 2, 5, 6)] == [
         ("0", "powersave"), ("10", "performance"), ("10", "performance"), ("0", "powersave"),
     ]  # fmt: skip
-    node.hear("post_remove_container", container=CONTAINER)
+    node.handle("post_remove_container", container=CONTAINER)
     assert node.cpu(2) == ("0", "powersave")
 
 
@@ -166,8 +168,8 @@ def test_only_owners_and_only_chosen_runtime_classes(tmp_path: Path) -> None:
     node = Node(tmp_path, handlers=["performance"])
     assert not node.life(keys)
     pod = changed_copy(samples.POD, runtime_handler="performance", annotations=keys)
-    assert node.hear("pre_create_container", pod=pod, decision=OWN).cpu_quota == -1
-    assert not node.hear("pre_create_container", pod=pod, decision=testing.decision("shared"))
+    assert node.handle("pre_create_container", pod=pod, decision=OWN).cpu_quota == -1
+    assert not node.handle("pre_create_container", pod=pod, decision=testing.decision("shared"))
 
 
 @pytest.mark.parametrize(("reason", "given_back"), [("stop", True), ("removed", True), ("replaced", False)])
@@ -186,5 +188,5 @@ def test_both_hooks_of_interrupts_live_together(node: Node) -> None:
     node.life({"irq-load-balancing.crio.io": "disable"})
     testing.run(all_owners, Shutdown("removed"))
     assert node.irq == "0-1,6-15"
-    node.hear("post_stop_container", container=CONTAINER)
+    node.handle("post_stop_container", container=CONTAINER)
     assert node.irq == "0-15"

@@ -29,9 +29,9 @@ class Node:
             self.file.write_text(f"{ALL}\n")
             (root / "proc/irq/default_smp_affinity").write_text("ffff\n")
         self.hook = testing.load(HOOK, self.config)
-        self.hear("synchronize", containers=(), pods=())
+        self.handle("synchronize", containers=(), pods=())
 
-    def hear(self, point: str, **fields: Any) -> None:
+    def handle(self, point: str, **fields: Any) -> None:
         testing.run(self.hook, testing.event(point, **fields))
 
     @property
@@ -49,47 +49,47 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_interrupts_stay_off_owned_cpus_as_long_as_they_are_owned(node: Node) -> None:
-    node.hear("post_create_container", **OWNER)
+    node.handle("post_create_container", **OWNER)
     assert (node.irq, node.default) == (FREE, 0xFFC3)
     other = {"container": samples.existing(container_id="c2"), "decision": testing.decision("own", "6")}
-    node.hear("post_create_container", **other)
+    node.handle("post_create_container", **other)
     assert node.irq == "0-1,7-15"
-    node.hear("post_stop_container", **OWNER)
+    node.handle("post_stop_container", **OWNER)
     assert node.irq == "0-5,7-15"
-    node.hear("post_remove_container", container=other["container"])
+    node.handle("post_remove_container", container=other["container"])
     assert (node.irq, node.default) == (ALL, 0xFFFF)
 
 
 def test_a_container_that_shares_keeps_nothing_off(node: Node) -> None:
     shared = testing.decision("shared", "2-5")
-    node.hear("post_create_container", container=OWNER["container"], decision=shared)
+    node.handle("post_create_container", container=OWNER["container"], decision=shared)
     assert node.irq == ALL
     assert not (node.root / "irqs.json").exists()
 
 
 def test_it_follows_owners_that_move(node: Node) -> None:
-    node.hear("post_create_container", **OWNER)
+    node.handle("post_create_container", **OWNER)
     moved = CpuSet((8, 9))
-    node.hear("pools_changed", before=Pools(), after=Pools(owned=moved, owners={"c1": moved}))
+    node.handle("pools_changed", before=Pools(), after=Pools(owned=moved, owners={"c1": moved}))
     assert node.irq == "0-7,10-15"
-    node.hear("machine_changed", before=samples.machine("before"), after=samples.machine("after"))
+    node.handle("machine_changed", before=samples.machine("before"), after=samples.machine("after"))
     assert node.irq == "0-7,10-15"
 
 
 def test_all_that_exists_is_adopted_and_leftovers_are_restored(tmp_path: Path) -> None:
-    Node(tmp_path).hear("post_create_container", **OWNER)
+    Node(tmp_path).handle("post_create_container", **OWNER)
     again = Node(tmp_path)  # the daemon was killed, and meanwhile the container has ended
     assert again.irq == ALL
     one = testing.running("c1", decision=testing.decision("own", "2-5"))
-    again.hear("synchronize", containers=(one,))
+    again.handle("synchronize", containers=(one,))
     assert again.irq == FREE
 
 
 def test_only_pods_with_the_annotation(tmp_path: Path) -> None:
     node = Node(tmp_path, annotation="quiet=yes")
-    node.hear("post_create_container", **OWNER, pod=testing.pod(annotations={"quiet": "no"}))
+    node.handle("post_create_container", **OWNER, pod=testing.pod(annotations={"quiet": "no"}))
     assert node.irq == ALL
-    node.hear("post_create_container", **OWNER, pod=testing.pod(annotations={"quiet": "yes"}))
+    node.handle("post_create_container", **OWNER, pod=testing.pod(annotations={"quiet": "yes"}))
     assert node.irq == FREE
 
 
@@ -104,14 +104,14 @@ def test_only_pods_with_the_annotation(tmp_path: Path) -> None:
 )
 def test_what_is_given_back_at_the_end(tmp_path: Path, reason: str, give_back: bool, then: str) -> None:
     node = Node(tmp_path, give_back=give_back)
-    node.hear("post_create_container", **OWNER)
+    node.handle("post_create_container", **OWNER)
     testing.run(node.hook, Shutdown(reason))
     assert node.irq == then
 
 
 def test_a_new_version_takes_over_and_the_old_ones_end_changes_nothing(tmp_path: Path) -> None:
     old = Node(tmp_path)
-    old.hear("post_create_container", **OWNER)
+    old.handle("post_create_container", **OWNER)
     new = testing.load(HOOK, old.config)
     there = testing.running("c1", decision=testing.decision("own", "2-3"))
     testing.run(new, testing.event("synchronize", containers=(there,)))
@@ -135,5 +135,5 @@ def test_what_cannot_be_written_is_a_failure_that_names_the_drop_in(
     monkeypatch.setattr(irqs, "shared_irqs", lambda proc, _: irqs.Irqs(proc, state, refuse))
     node = Node(tmp_path)
     with pytest.raises(AssertionError, match=r"ProtectKernelTunables.*30-irq-affinity\.conf"):
-        node.hear("post_create_container", **OWNER)
+        node.handle("post_create_container", **OWNER)
     assert node.irq == ALL

@@ -36,5 +36,5 @@ def release(state: MemoryState, uid: str, name: str) -> MemoryState:
     if blocks is None:
         return state
     for block in blocks:
-        state = state.discharged(block)
+        state = state.uncharged(block)
     return state.with_blocks(uid, name, None)

@@ -24,7 +24,7 @@ from proxy.pools.annotations import (
     numa_topology_spec,
     resource_spec,
     resource_status,
-    volcano_wish,
+    volcano_preferences,
 )
 from proxy.pools.facts import RESOURCE_STATUS
 
@@ -41,7 +41,7 @@ def test_nothing_said() -> None:
     assert resource_spec({}) == (ResourceSpec(), "")
     assert resource_status({}) == (ResourceStatus(), "")
     assert numa_topology_spec({}) == (NumaSpec(), "")
-    assert volcano_wish({}) == (VolcanoPreferences(), ())
+    assert volcano_preferences({}) == (VolcanoPreferences(), ())
 
 
 def test_how_cpus_are_to_be_chosen() -> None:
@@ -102,18 +102,22 @@ def test_alignment() -> None:
 
 def test_volcanos_wishes() -> None:
     decision = json.dumps({"numa": {"2": {"cpu": "4"}, "0": {"cpu": "500m"}}})
-    wish, faults = volcano_wish({VOLCANO_POLICY: "restricted", VOLCANO_DECISION: decision})
+    preferences, faults = volcano_preferences({VOLCANO_POLICY: "restricted", VOLCANO_DECISION: decision})
     assert not faults
-    assert wish == VolcanoPreferences(TopologyPolicy.RESTRICTED, Mask([0, 2]), {2: 4000, 0: 500})
+    assert preferences == VolcanoPreferences(TopologyPolicy.RESTRICTED, Mask([0, 2]), {2: 4000, 0: 500})
 
 
 def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
-    wish, (fault,) = volcano_wish({VOLCANO_POLICY: "strict", VOLCANO_DECISION: '{"numa": {"1": {}}}'})
-    assert wish == VolcanoPreferences(None, Mask([1]), {1: 0})
+    preferences, (fault,) = volcano_preferences(
+        {VOLCANO_POLICY: "strict", VOLCANO_DECISION: '{"numa": {"1": {}}}'}
+    )
+    assert preferences == VolcanoPreferences(None, Mask([1]), {1: 0})
     assert fault.startswith(f"annotation {VOLCANO_POLICY}: 'strict' is not one of none, ")
     assert fault.kind is DefectKind.POLICY
-    wish, (fault,) = volcano_wish({VOLCANO_POLICY: "none", VOLCANO_DECISION: '{"numa": {"-1": {}}}'})
-    assert wish == VolcanoPreferences(TopologyPolicy.NONE)
+    preferences, (fault,) = volcano_preferences(
+        {VOLCANO_POLICY: "none", VOLCANO_DECISION: '{"numa": {"-1": {}}}'}
+    )
+    assert preferences == VolcanoPreferences(TopologyPolicy.NONE)
     assert fault == f"annotation {VOLCANO_DECISION}: numa: '-1' is not a NUMA node"
     assert fault.kind is DefectKind.ANNOTATION
 
@@ -149,6 +153,6 @@ def test_faults_are_reported_in_words(key: str, text: str, words: str) -> None:
 @given(st.sampled_from(KEYS), st.text() | st.recursive(st.integers(), st.lists).map(json.dumps))
 def test_no_text_raises(key: str, text: str) -> None:
     readers = (resource_spec, resource_status, numa_topology_spec)
-    for value, problem in (*(reader({key: text}) for reader in readers), volcano_wish({key: text})):
+    for value, problem in (*(reader({key: text}) for reader in readers), volcano_preferences({key: text})):
         assert len("".join(problem)) < 1000
         assert not problem or value == type(value)()

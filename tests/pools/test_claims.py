@@ -110,9 +110,9 @@ def test_cpus_of_an_annotation_that_is_partly_wrong_are_not_taken() -> None:
 def test_a_pod_that_names_missing_cpus_is_not_given_others_silently() -> None:
     """As with an annotation that cannot be read: a Guaranteed pod shares, and its fault is reported."""
     for static in (False, True):
-        wish = claim(pod(cpus="7-8"), WHOLE_TWO, ONLINE, static=static)
-        assert (wish.pool, wish.cpus, wish.count) == (Pool.SHARED, None, 0)
-        assert "8 is not online" in wish.problem
+        preferences = claim(pod(cpus="7-8"), WHOLE_TWO, ONLINE, static=static)
+        assert (preferences.pool, preferences.cpus, preferences.count) == (Pool.SHARED, None, 0)
+        assert "8 is not online" in preferences.problem
 
 
 @pytest.mark.parametrize("cpus", ["", "2-3"])
@@ -234,12 +234,12 @@ def test_what_the_rows_come_to_on_a_node_of_ours(qos: QosClass, kube: KubeQos) -
 
 def test_volcanos_nodes_narrow_the_shared_pool_and_no_other() -> None:
     there = CpuSet.parse("0-7")
-    wish = Mask((1,))
-    shares = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BURSTABLE, wish_nodes=wish)
-    assert claim(shares, Request(), there, static=False).nodes == wish
-    best_effort = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BEST_EFFORT, wish_nodes=wish)
+    preferences = Mask((1,))
+    shares = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BURSTABLE, volcano_nodes=preferences)
+    assert claim(shares, Request(), there, static=False).nodes == preferences
+    best_effort = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BEST_EFFORT, volcano_nodes=preferences)
     assert claim(best_effort, Request(), there, static=False).nodes is None
-    bound = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BURSTABLE, wish_nodes=wish, nodes=Mask((0,)))
+    bound = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BURSTABLE, volcano_nodes=preferences, nodes=Mask((0,)))
     assert claim(bound, Request(), there, static=False).nodes == Mask((0,))
 
 

@@ -165,7 +165,7 @@ def test_what_schedulers_wish_for() -> None:
     }
     pod = pod_facts("s", "u", "ns", "n", 0, {}, annotations, "")
     assert (pod.aligned, pod.numa_exclusive) == (NumaPolicy.RESTRICTED, NumaExclusive.REQUIRED)
-    assert (pod.wish_policy, pod.wish_nodes) == (TopologyPolicy.SINGLE_NUMA_NODE, Mask([1]))
+    assert (pod.volcano_policy, pod.volcano_nodes) == (TopologyPolicy.SINGLE_NUMA_NODE, Mask([1]))
 
 
 def test_pod_facts() -> None:

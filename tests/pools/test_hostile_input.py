@@ -131,7 +131,7 @@ def test_whatever_a_pod_says_little_is_kept_of_it(
     assert time.thread_time() - began < 0.5
     assert pod.cpuset is None or pod.cpuset <= bounds.cpus
     assert pod.nodes is None or pod.nodes <= bounds.nodes
-    assert pod.wish_nodes is None or pod.wish_nodes <= bounds.nodes
+    assert pod.volcano_nodes is None or pod.volcano_nodes <= bounds.nodes
     for words in (pod.problem, *pod.defects, claimed.why, claimed.problem):
         assert len(words) <= 300
         assert words.isprintable()
@@ -198,7 +198,7 @@ def test_a_set_that_is_not_on_the_machine_is_not_kept() -> None:
 )
 def test_a_numa_node_that_is_not_on_the_machine_is_not_kept(key: str, text: str, words: str) -> None:
     pod = facts(text, key)
-    assert (pod.nodes, pod.wish_nodes) == (None, None)
+    assert (pod.nodes, pod.volcano_nodes) == (None, None)
     (fault,) = pod.defects
     assert fault == f"annotation {key}: {words}"
     assert fault.kind is DefectKind.CPU_LIST
@@ -283,7 +283,7 @@ def test_the_largest_machine_fits() -> None:
     assert status.cpus == every_second
     assert status.nodes == tuple(range(1024))
     decision = compact({"numa": {str(i): {"cpu": "127500m"} for i in range(1024)}})
-    assert facts(decision, VOLCANO_DECISION, machine).wish_nodes == machine.nodes
+    assert facts(decision, VOLCANO_DECISION, machine).volcano_nodes == machine.nodes
 
 
 @pytest.mark.parametrize(

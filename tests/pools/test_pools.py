@@ -127,11 +127,11 @@ def test_only_floors_of_nodes_that_lose_cpus_are_broken() -> None:
     breach = floors.broken(left, CpuSet([3]))
     assert breach is not None
     assert breach.rule is AdmissionRule.SHARED_FLOOR
-    assert "NUMA node 0 (admission.sharedFloorPerNUMANode), and 1 would be left" in breach.words
+    assert "NUMA node 0 (admission.sharedFloorPerNUMANode), and 1 would be left" in breach.message
     assert floors.broken(left, CpuSet()) is None
     whole = Floors((Floor(5),)).broken(left, CpuSet([7]))
     assert whole is not None
-    assert "5 CPUs of this node (admission.sharedFloor), and 4 would be left" in whole.words
+    assert "5 CPUs of this node (admission.sharedFloor), and 4 would be left" in whole.message
 
 
 @given(

@@ -96,16 +96,16 @@ def test_skimming_follows_and_remembers_only_harmless_blocks():
     ours = tracker()
     growing = b"\x44\x02/p"
     for count in range(1, 4):
-        ours.skim(growing)
+        ours.skip_block(growing)
         assert len(ours._table) == count
-    ours.skim(b"\x83\x86")
-    ours.skim(b"\x83\x86")
+    ours.skip_block(b"\x83\x86")
+    ours.skip_block(b"\x83\x86")
     assert ours._inert == {b"\x83\x86"}
-    ours.skim(b"\x20")
+    ours.skip_block(b"\x20")
     assert not ours._table
-    ours.skim(b"\x3f\xe1\x1f")
-    ours.skim(growing)
-    ours.skim(b"\x20")
+    ours.skip_block(b"\x3f\xe1\x1f")
+    ours.skip_block(growing)
+    ours.skip_block(b"\x20")
     assert not ours._table
 
 
@@ -116,10 +116,10 @@ def test_a_harmless_block_is_read_once(monkeypatch):
     limit = headers._CACHED_BYTES
     short, long = b"\x83" * limit, b"\x83" * (limit + 1)
     for block in (short, short, long, long):
-        ours.skim(block)
+        ours.skip_block(block)
     assert read == [short, long, long]
     for number in range(headers._CACHE_ENTRIES + 10):
-        ours.skim(b"\x04\x03%03x" % number)
+        ours.skip_block(b"\x04\x03%03x" % number)
     assert len(ours._inert) == headers._CACHE_ENTRIES
 
 

@@ -735,9 +735,9 @@ def test_a_body_counts_against_the_memory_limit_until_it_has_left(monkeypatch):
 
 def test_an_acknowledgement_of_nothing_passes():
     net = started()
-    stray = frame(SETTINGS, 1, 0)
-    net.session.from_server(stray)
-    assert net.session.to_client() == [stray]
+    unexpected = frame(SETTINGS, 1, 0)
+    net.session.from_server(unexpected)
+    assert net.session.to_client() == [unexpected]
 
 
 def test_nothing_of_ours_reaches_the_client_before_the_runtimes_settings():

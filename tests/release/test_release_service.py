@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.call_events import ContainersUnsettled
+from proxy.engine.call_events import ContainersUnsaved
 from proxy.engine.node_events import KubeletCpusRead
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.backoff import Backoff
@@ -146,19 +146,19 @@ def test_queued_jobs_move_no_container_any_more(run_scenario: Callable[..., None
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", kube="burstable"))
         await world.run(await world.pod("lse", "LSE", cpus="2-3"))
-        settler = world.make_settler()
+        runtime_sync = world.make_runtime_sync()
         async with Leaving(world) as release:
-            assert world.executor.state.runtime.unsettled
+            assert world.executor.state.runtime.unsaved
             world.executor.writes.later([ls])
             await release.begin()
             await over(world, release)
-            world.executor.store.handle(ContainersUnsettled((ls,)))
-            await settler.finish(10)
+            world.executor.store.handle(ContainersUnsaved((ls,)))
+            await runtime_sync.finish(10)
             world.executor.writes.later([ls])
             await world.executor.reservations.clear(world.executor.state.node.machine.online)
             await world.quiet()
             assert world.on(ls) == world.runtime.specs[ls] == ALL
-        settler.close()
+        runtime_sync.close()
 
     fast(run_scenario, scenario)
 

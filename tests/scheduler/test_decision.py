@@ -13,7 +13,7 @@ from proxy.engine.owners import CpuHold
 from proxy.engine.pod_dry_run import dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.scheduler.decision import SHOWN, NodeVerdict, _unsure, expect, judge
+from proxy.scheduler.decision import SHOWN, NodeVerdict, _possibly_rejected, evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.node_table import ENOUGH, NOT_JUDGED, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, with_cpus
@@ -22,7 +22,7 @@ from tests.scheduler.objects import cpus, demand, node, resource_topology
 
 
 def decide(found: SchedulableNode, pod: PodDemand, pending: Sequence[PodDemand] = ()) -> NodeVerdict:
-    return judge(pod, expect(found, pending))
+    return evaluate(pod, expect(found, pending))
 
 
 GPU, NIC = "example.com/gpu", "example.com/nic"
@@ -133,8 +133,8 @@ def test_neither_free_nor_held_is_reserved() -> None:
     ],
 )
 def test_volcano_predicate(node_policy: str, static: bool, reason: str) -> None:
-    wish = demand("p", 2, annotations={"volcano.sh/numa-topology-policy": "single-numa-node"})
-    assert decide(node(policy=node_policy, static=static), wish).reason == reason
+    requested = demand("p", 2, annotations={"volcano.sh/numa-topology-policy": "single-numa-node"})
+    assert decide(node(policy=node_policy, static=static), requested).reason == reason
 
 
 def test_lsr_pods_get_cpus_as_a_whole() -> None:
@@ -185,7 +185,7 @@ def test_where_each_pod_finds_room_after_all_others_the_order_does_not_matter() 
         free = ",".join(str(cpu) for cpu in range(1, 16) if chance.random() < 0.85)
         found = node(free=free, pods={})
         pods = [demand(f"p{number}", chance.randint(1, 3)) for number in range(chance.randint(2, 4))]
-        if _unsure(found, pods):
+        if _possibly_rejected(found, pods):
             continue
         spacious += 1
         for order in itertools.permutations(pods):
@@ -221,7 +221,7 @@ def test_a_pod_fits_beside_pending_ones_if_and_only_if_all_are_admitted_in_every
         for count in range(4):
             labels = {"koordinator.sh/qosClass": "LSR"} if chance.random() < 0.4 else {}
             asked = demand(f"p{count}", chance.randint(1, 5), labels=labels)
-            verdict = judge(asked, expect(found, pending, (gone,) if gone else ()))
+            verdict = evaluate(asked, expect(found, pending, (gone,) if gone else ()))
             judged[verdict.fits, verdict.reason] += 1
             if not verdict.cpus and verdict.reason != "PendingPodsConflict":
                 continue

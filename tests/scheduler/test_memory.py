@@ -9,7 +9,7 @@ from proxy.agent.objects.node_resource_topology import nfd_topology
 from proxy.agent.objects.numatopology import numatopology
 from proxy.model.idset import Mask
 from proxy.pools.node_attributes import FIGURES, MEMORY_MANAGER
-from proxy.scheduler.decision import expect, judge
+from proxy.scheduler.decision import evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
@@ -85,7 +85,7 @@ def wanting(memory: str, cpu: object = 2, name: str = "p", **more: str) -> PodDe
 def test_memory_and_huge_pages_are_of_the_numa_node_of_the_cpus(
     memory: str, pages: str, nodes: list[int]
 ) -> None:
-    verdict = judge(wanting(memory, **{"hugepages-1Gi": pages}), expect(published()))
+    verdict = evaluate(wanting(memory, **{"hugepages-1Gi": pages}), expect(published()))
     assert verdict.fits is bool(nodes)
     assert verdict.numa_nodes == Mask(nodes)
 
@@ -93,23 +93,23 @@ def test_memory_and_huge_pages_are_of_the_numa_node_of_the_cpus(
 def test_a_node_without_a_static_memory_manager_refuses_nothing_for_memory() -> None:
     facts = published(memoryManagerPolicy="None")
     assert facts.memory == ()
-    assert judge(wanting("60Gi"), expect(facts)).fits
+    assert evaluate(wanting("60Gi"), expect(facts)).fits
 
 
 def test_what_the_agent_says_of_the_cpu_manager_is_read_back() -> None:
     assert published().rules.options.full_pcpus_only
-    assert judge(wanting("1Gi", 3), expect(published())).reason == "SMTAlignmentError"
-    assert judge(wanting("1Gi", 3), expect(published(cpuManagerPolicyOptions=""))).fits
+    assert evaluate(wanting("1Gi", 3), expect(published())).reason == "SMTAlignmentError"
+    assert evaluate(wanting("1Gi", 3), expect(published(cpuManagerPolicyOptions=""))).fits
     assert not published(cpuManagerPolicy="none").rules.static
 
 
 def test_who_writes_memory_only_where_the_memory_manager_is_static() -> None:
     by_nfd = resource_topology("n1", {numa: {"cpu": (8, 8), "memory": (32 * GI, 4 * GI)} for numa in (0, 1)})
-    assert not judge(wanting("5Gi"), expect(found(by_nfd))).fits
+    assert not evaluate(wanting("5Gi"), expect(found(by_nfd))).fits
     earlier_agent = {**by_nfd, "metadata": {"name": "n1", "annotations": {FIGURES: "mode=enforce"}}}
-    assert judge(wanting("5Gi"), expect(found(earlier_agent))).fits
+    assert evaluate(wanting("5Gi"), expect(found(earlier_agent))).fits
     said = {**by_nfd, "attributes": [*by_nfd["attributes"], {"name": MEMORY_MANAGER, "value": "None"}]}
-    assert judge(wanting("5Gi"), expect(found(said))).fits
+    assert evaluate(wanting("5Gi"), expect(found(said))).fits
 
 
 @pytest.mark.parametrize(("memory", "fits"), [("3Gi", True), ("5Gi", False), ("40Gi", False)])
@@ -121,7 +121,7 @@ def test_restricted_counts_how_many_numa_nodes_would_do_when_they_are_empty(memo
         "restricted",
         "container",
     )
-    assert judge(wanting(memory), expect(found(raw))).fits is fits
+    assert evaluate(wanting(memory), expect(found(raw))).fits is fits
 
 
 def test_memory_that_is_promised_is_not_promised_again() -> None:
@@ -131,11 +131,11 @@ def test_memory_that_is_promised_is_not_promised_again() -> None:
     shared = wanting("12Gi", "500m", "a")
     assert not shared.holds
     assert table.place("n1", wanting("20Gi", name="b")).fits
-    table.promise("n1", shared, 0.0)
+    table.assume("n1", shared, 0.0)
     assert [each.pod for each in table.pending("n1")] == ["a"]
     assert not table.place("n1", wanting("20Gi", name="b")).fits
     assert table.place("n1", wanting("5Gi", name="b")).fits
     without = NodeTable()
     without.put(node("n1", free="1-15"), 0.0)
-    without.promise("n1", shared, 0.0)
+    without.assume("n1", shared, 0.0)
     assert not without.pending("n1")

@@ -1,4 +1,4 @@
-"""The table of nodes: who fits, in what order, and what was promised."""
+"""The table of nodes: which nodes fit, in what order, and which pods are assumed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import NodeMeta
 from proxy.model.options import TopologyPolicy
 from proxy.pools.pod_fingerprint import fingerprint
+from proxy.scheduler.assumed_pods import GRACE_S, LOST_S
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import read_demand, with_cpus
-from proxy.scheduler.promises import GRACE_S, LOST_S
 from proxy.scheduler.resource_topology import read_resource_topology
 from proxy.scheduler.scores import Strategy
 from tests.scheduler.objects import cpus, demand, node, numatopology, pod, resource_topology
@@ -29,9 +29,9 @@ def fits(table: NodeTable, count: int) -> bool:
     return bool(table.filter(demand("asked", count), ["n1"]).fits)
 
 
-def test_a_promise_counts_until_the_node_shows_it(table: NodeTable) -> None:
-    table.promise("n1", demand("a", 7), 0.0)
-    table.promise("n1", demand("b", 8), 0.0)
+def test_an_assumed_pod_counts_until_the_node_shows_it(table: NodeTable) -> None:
+    table.assume("n1", demand("a", 7), 0.0)
+    table.assume("n1", demand("b", 8), 0.0)
     assert not fits(table, 1)
     table.put(node("n1", free="1-15", pods={}), 1.0)  # the object is stale
     assert not fits(table, 1)
@@ -44,7 +44,7 @@ def test_a_promise_counts_until_the_node_shows_it(table: NodeTable) -> None:
 
 
 def test_a_part_of_a_pod_that_is_shown_is_not_the_pod(table: NodeTable) -> None:
-    table.promise("n1", demand("a", 3, 4), 0.0)
+    table.assume("n1", demand("a", 3, 4), 0.0)
     table.put(node("n1", free="4-15", pods={"a": "1-3"}), 1.0)
     assert [each.pod for each in table.pending("n1")] == ["a"]
     table.put(node("n1", free="8-15", pods={"a": "1-7"}), 2.0)
@@ -52,7 +52,7 @@ def test_a_part_of_a_pod_that_is_shown_is_not_the_pod(table: NodeTable) -> None:
 
 
 def test_a_bind_that_is_never_seen_is_lost(table: NodeTable) -> None:
-    table.promise("n1", demand("a", 7), 0.0)
+    table.assume("n1", demand("a", 7), 0.0)
     table.tick(LOST_S)
     assert table.pending("n1")
     table.tick(LOST_S + 1)
@@ -60,7 +60,7 @@ def test_a_bind_that_is_never_seen_is_lost(table: NodeTable) -> None:
     assert fits(table, 7)
 
 
-def test_a_pod_that_does_not_run_yet_keeps_its_promise(table: NodeTable) -> None:
+def test_a_pod_that_does_not_run_yet_stays_assumed(table: NodeTable) -> None:
     table.observe(demand("a", 7, node="n1"), 0.0, running=False)
     table.tick(1e6)
     assert table.pending("n1")
@@ -97,7 +97,7 @@ def test_a_running_pod_that_the_fingerprint_names_is_not_counted_twice() -> None
     assert not table.pending("n1")
 
 
-def test_promises_are_those_of_the_bound_pods_after_a_restart(table: NodeTable) -> None:
+def test_the_assumed_pods_are_those_that_are_bound_after_a_restart(table: NodeTable) -> None:
     after = NodeTable()
     for each in (demand("a", 7, node="n1"), demand("b", 8, node="n1")):
         after.observe(each, 0.0, running=False)
@@ -137,7 +137,7 @@ def test_cpus_of_a_pod_that_has_ended_may_be_free_before_the_object_shows_it(tab
     table.observe(demand("old", 4, node="n1"), 0.0, running=True)
     table.put(node("n1", free="5-15", pods={"old": "1-4"}), 0.0)
     plain, named = demand("plain", 6), demand("named", 3, labels={"koordinator.sh/qosClass": "LSR"})
-    table.promise("n1", plain, 1.0)
+    table.assume("n1", plain, 1.0)
     assert table.place("n1", named).cpus == cpus("5-7")
     table.release("old", 2.0)
     assert table.place("n1", named).reason == "PendingPodsConflict"
@@ -149,15 +149,17 @@ def test_the_cpus_that_an_annotation_names_are_those_that_are_taken(table: NodeT
     lsr = demand("a", 2, labels={"koordinator.sh/qosClass": "LSR"})
     named = with_cpus(lsr, '{"cpuset":"14-15"}')
     assert table.place("n1", named).cpus == cpus("14-15")
-    table.promise("n1", named, 0.0)
+    table.assume("n1", named, 0.0)
     assert table.place("n1", demand("b", 6)).cpus <= CpuSet(range(1, 14))
 
 
 def test_an_authors_own_resource_status_is_not_believed() -> None:
     key = "scheduling.koordinator.sh/resource-status"
-    wish = pod("a", 2, annotations={key: '{"cpuset":"0-1"}'})
-    assert read_demand(wish).pod.cpuset is None
-    assert read_demand({**wish, "spec": {**wish["spec"], "nodeName": "n1"}}).pod.cpuset == cpus("0-1")
+    requested = pod("a", 2, annotations={key: '{"cpuset":"0-1"}'})
+    assert read_demand(requested).pod.cpuset is None
+    assert read_demand({**requested, "spec": {**requested["spec"], "nodeName": "n1"}}).pod.cpuset == cpus(
+        "0-1"
+    )
 
 
 def test_nodes_without_objects_are_no_place_for_aligned_pods(table: NodeTable) -> None:
@@ -187,7 +189,7 @@ def test_replicas_and_nodes_that_are_alike_are_judged_once() -> None:
     for number in range(5):
         assert len(table.filter(demand(f"p{number}", 4), names).fits) == 200
     assert table.judged == 1
-    table.promise("n7", demand("p0", 4), 0.0)
+    table.assume("n7", demand("p0", 4), 0.0)
     assert len(table.filter(demand("p9", 4), names).fits) == 200
     assert table.judged == 2
 
@@ -203,7 +205,7 @@ def test_fewest_numa_nodes_score_highest() -> None:
 def test_allocation_scores_count_what_is_bound(table: NodeTable) -> None:
     for name in ("n1", "n2"):
         table.put_allocatable(name, {"cpu": 16_000, "memory": 16 << 30})
-    table.promise("n1", demand("a", 8), 0.0)
+    table.assume("n1", demand("a", 8), 0.0)
     least = table.scores(demand("b", 4), ["n1", "n2"], Strategy.LEAST_ALLOCATED)
     most = table.scores(demand("b", 4), ["n1", "n2"], Strategy.MOST_ALLOCATED)
     assert least[1] > least[0]

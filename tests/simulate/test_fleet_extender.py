@@ -86,7 +86,7 @@ class Twins:
                 given.append((names, scores))
             return scores
 
-        if self.scheduler._stock.looks_at_all:
+        if self.scheduler._stock.examines_all:
             names = [self.names[at] for at in self.scheduler.fitting(pod)]
             chosen = self.scheduler.choose(pod)
             ranking = self.scheduler._rankings[pod.kind]

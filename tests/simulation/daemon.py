@@ -106,8 +106,8 @@ class Daemon:
         former.expect(relayed)
         entries = dict(self.ledger.entries)
         executor.recovery.recover(entries)
-        for begin in (executor.sync.run, executor.settler.run, executor.unit_properties.run):
-            executor.tend(begin)
+        for begin in (executor.sync.run, executor.runtime_sync.run, executor.unit_properties.run):
+            executor.run_always(begin)
         self.release = Release(executor)
         record = entries.get(KEY)
         if record is not None:
@@ -248,7 +248,7 @@ class Daemon:
         )
         await self.release.stop()
         await executor.close(handing_over=True)
-        for part in (self.release, executor.sync, executor.settler, executor.start_update):
+        for part in (self.release, executor.sync, executor.runtime_sync, executor.start_update):
             part.close()
         await wait_quiet(lambda: self.busy, CLOSE_S)
         self.ledger.close()

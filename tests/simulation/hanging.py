@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
     from tests.simulation.runtime import Made
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 class HangingStarts:
@@ -85,7 +85,7 @@ class HangingStarts:
             return
         daemon = node.daemon
         if daemon is None or not daemon.has_followed(node.kernel.groups[one.path], since):
-            node.schedule.after(LOOK_S, self._execute, trip, since)
+            node.schedule.after(POLL_S, self._execute, trip, since)
             return
         node.runtime.execute(one)
         self._end(trip, GrpcStatus.OK)

@@ -300,12 +300,12 @@ class SimulatedFiles(OsFiles):
         name: str,
         line: bytes,
         known: bytes | None = None,
-        going_on: Callable[[], bool] = lambda: True,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
         held: list[bytes | None] = [None] * len(paths)
         text = line.decode()
         for at, path in enumerate(paths):
-            if not going_on():
+            if not should_continue():
                 break
             try:
                 before = known or self.read(path, name).encode()

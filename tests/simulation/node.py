@@ -22,7 +22,7 @@ from tests.simulation.faults import LATE_S, Delays, Faults, Rates
 from tests.simulation.hanging import HangingStarts
 from tests.simulation.kernel import Kernel
 from tests.simulation.kubelet import Kubelet
-from tests.simulation.promises import Promises, ViolationError
+from tests.simulation.promises import AssumedPods, ViolationError
 from tests.simulation.runtime import RefusedError, SimulatedRuntime
 from tests.simulation.workers import SimulatedThreads, Threading
 
@@ -127,7 +127,7 @@ class Node:
         self.faults = Faults(str(seed), rates or rate)
         self.delays = Delays(str(seed), self.faults)
         self.kernel = Kernel(self, described(*self.options.machine), self.options.version)
-        self.promises = Promises(self)
+        self.promises = AssumedPods(self)
         self.kernel.written = self.promises.written
         self.runtime = SimulatedRuntime(self)
         self.disk = SimulatedDisk(self)
@@ -363,7 +363,7 @@ def patched() -> Iterator[None]:
     with (
         mock.patch.object(background, "Threads", SimulatedThreads),
         mock.patch.object(runtime_events, "threading", Threading),
-        mock.patch.object(replacement, "LOOK_S", 0.05),
+        mock.patch.object(replacement, "POLL_S", 0.05),
         mock.patch.object(TimeSlices, "turn", _turn),
         mock.patch.object(TimeSlices, "now", _now),
     ):

@@ -26,7 +26,7 @@ from proxy.executor.machine.hotplug import Hotplug
 from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.reservations import Reservations
-from proxy.executor.runtime_sync import Settler
+from proxy.executor.runtime_sync import RuntimeSync
 from proxy.executor.start_update import StartUpdate
 from proxy.frontends.cri.call import InterceptedCall
 from proxy.model.mode import NodeMode
@@ -52,8 +52,10 @@ def read_back_skipped() -> Patches:
     """A cpuset counts as written although the kernel holds another value."""
     write = SimulatedFiles.swap
 
-    def swap(files: Any, paths: Any, name: str, line: bytes, known: Any = None, going_on: Any = None) -> Any:
-        held = write(files, paths, name, line, known, going_on or (lambda: True))
+    def swap(
+        files: Any, paths: Any, name: str, line: bytes, known: Any = None, should_continue: Any = None
+    ) -> Any:
+        held = write(files, paths, name, line, known, should_continue or (lambda: True))
         both = zip(paths, held, strict=True)
         return [b"\n" if before is None and files.is_group(path) else before for path, before in both]
 
@@ -73,7 +75,7 @@ def abort_forgotten() -> Patches:
 
 def late_answer_ignored() -> Patches:
     """A call without an answer counts as over at once, although the runtime may carry it out."""
-    yield StartUpdate, "stray", lambda start_update, call: start_update._context.calls.land(call)
+    yield StartUpdate, "mark_orphaned", lambda start_update, call: start_update._context.calls.complete(call)
 
 
 def calls_in_flight_ignored() -> Patches:
@@ -139,13 +141,13 @@ def exception_escapes() -> Patches:
     yield Lifecycle, "removed", removed
 
 
-def settling_skipped() -> Patches:
+def sync_skipped() -> Patches:
     """The runtime is not sent the cpusets of containers that have moved."""
 
-    async def settle(*_args: Any) -> bool:
+    async def sync(*_args: Any) -> bool:
         return False
 
-    yield Settler, "_settle", settle
+    yield RuntimeSync, "_sync", sync
 
 
 def move_forgotten() -> Patches:
@@ -237,7 +239,7 @@ PLANTED: dict[str, Callable[[], Patches]] = {
     for fault in (
         read_back_skipped, shrink_skipped, abort_forgotten, late_answer_ignored, calls_in_flight_ignored,
         ledger_after_forward, record_lost, hotplug_dropped, repair_skipped, call_forgotten, exception_escapes,
-        settling_skipped, move_forgotten, grown_before_commit, reload_undone, nothing_given_back,
+        sync_skipped, move_forgotten, grown_before_commit, reload_undone, nothing_given_back,
         held_calls_kept, relayed_calls_forgotten, relayed_sandboxes_forgotten, written_while_released,
     )
 }  # fmt: skip

@@ -76,7 +76,7 @@ def _role(container: Container) -> Role:
     )
 
 
-class Promises:
+class AssumedPods:
     """Watches a node.
 
     Attributes:

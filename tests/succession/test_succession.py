@@ -19,7 +19,7 @@ from proxy.admin.client import ask
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import DemoPod
 from proxy.early_socket import EarlySocket
-from proxy.engine.call_ends import STRAY_GRACE_S
+from proxy.engine.call_ends import ORPHAN_GRACE_S
 from proxy.executor.former_calls import RelayedCall
 from proxy.model.errors import (
     CannotCreateError,
@@ -142,7 +142,7 @@ def test_an_update_that_the_replaced_daemon_still_relays_delays_owners(node: Nod
         node.wait(lambda: any(call.method == "UpdateContainerResources" for call in node.runtime.calls))
         replace_daemon(node.admin, LIMIT_S)
         node.wait(lambda: node.answers("ready"))
-        time.sleep(STRAY_GRACE_S + 1.0)  # so a call would be over that a killed daemon may have sent
+        time.sleep(ORPHAN_GRACE_S + 1.0)  # so a call would be over that a killed daemon may have sent
         with node.client() as another:
             with pytest.raises(RuntimeCallError, match="still busy with calls"):
                 another.launch(DemoPod("own", "LSE", cpuset="2-3"))
@@ -150,7 +150,7 @@ def test_an_update_that_the_replaced_daemon_still_relays_delays_owners(node: Nod
             slow.set()
             updating.join(LIMIT_S)
             assert node.popen.wait(LIMIT_S) == 0, node.log
-            time.sleep(STRAY_GRACE_S + 1.0)
+            time.sleep(ORPHAN_GRACE_S + 1.0)
             owner = another.launch(DemoPod("own2", "LSE", cpuset="2-3")).container_id
     node.wait(lambda: node.cpus(shares) == "0-1,4-15")
     assert node.cpus(owner) == "2-3"
@@ -286,7 +286,7 @@ def test_the_socket_and_its_lock_go_to_the_successor(
     assert not os.get_inheritable(got.socket.fileno())
     listener.hand_over()
     assert connects(tmp_path / "cri.sock")
-    assert got.standing
+    assert got.is_in_place
     with pytest.raises(LockedError):
         open_listener(tmp_path / "cri.sock", tmp_path / "runtime.sock", {})
     got.close()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from proxy.model.idset import CpuSet
-from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage, completed, dump, load, settled
+from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage, completed, dump, load, resolved
 from tests.testkit.changed_copy import changed_copy
 
 OLD = {"a": {"x": CpuSet([2]), "y": CpuSet([3])}, "b": {"z": CpuSet([4])}}
@@ -53,7 +53,7 @@ def test_what_counts_of_kubelets_account() -> None:
 
 
 def test_a_write_that_came_to_its_end_is_completed() -> None:
-    record, said = settled(FINISH, "after", 9.0)
+    record, said = resolved(FINISH, "after", 9.0)
     assert (record.stage, record.since, record.target, record.written, record.pending) == (
         TakeoverStage.FINISHED,
         9.0,
@@ -62,7 +62,7 @@ def test_a_write_that_came_to_its_end_is_completed() -> None:
         None,
     )
     assert "finish was completed" in said
-    assert settled(REVERT, "after", 9.0)[0] == TakeoverRecord()
+    assert resolved(REVERT, "after", 9.0)[0] == TakeoverRecord()
     assert completed(FINISH, 9.0) == record
 
 
@@ -76,10 +76,10 @@ def test_a_write_that_came_to_its_end_is_completed() -> None:
     ],
 )
 def test_a_write_that_did_not_is_undone(record: TakeoverRecord, text: str | None, words: str) -> None:
-    after, said = settled(record, text, 9.0)
+    after, said = resolved(record, text, 9.0)
     assert after == STARTED
     assert words in said
 
 
 def test_nothing_under_way_is_nothing_to_settle() -> None:
-    assert settled(STARTED, "whatever", 9.0) == (STARTED, "")
+    assert resolved(STARTED, "whatever", 9.0) == (STARTED, "")

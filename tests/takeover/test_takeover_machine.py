@@ -127,7 +127,7 @@ class Takeovers(RuleBasedStateMachine):
                 patch.object(module, "write_text", mortal(write_text)),
                 patch.object(self.ledger, "write", mortal(self.ledger.write)),
             ):
-                self.writer.settle()
+                self.writer.resolve_pending()
                 self.writer.take(decide(self.writer.record, self.inputs()))
         except StepRefusedError:
             return False

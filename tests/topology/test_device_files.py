@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.topology.device_files import below, device_file, worth_a_look
+from proxy.topology.device_files import below, device_file, device_path
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_below(path: str, name: str | None) -> None:
     ],
 )
 def test_what_may_have_a_place(path: str) -> None:
-    assert worth_a_look(path) == path
+    assert device_path(path) == path
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_may_have_a_place(path: str) -> None:
     ],
 )
 def test_what_has_none_by_its_name(path: str) -> None:
-    assert worth_a_look(path) is None
+    assert device_path(path) is None
 
 
 @pytest.mark.parametrize(

@@ -148,14 +148,14 @@ def notice_event(message: str, keys: Mapping[str, str], page: NodePage) -> PodEv
     for known, reason in (_DRIFT, _CONFLICT):
         if message == known:
             by = f" (probably {keys['probably']})" if keys.get("probably", "None") != "None" else ""
-            said = (
+            text = (
                 f"Another program{by} wrote the cpuset of container {container}: {keys.get('cpus', '')} is "
                 "restored"
             )
-            return _event(pod, container, reason, said, warning=True)
+            return _event(pod, container, reason, text, warning=True)
     if message == "a hook failed":
-        said = f"Hook {keys.get('hook', '')} failed: {keys.get('reason', '')}"
-        return _event(pod, container, "HookFailed", said, warning=True)
+        text = f"Hook {keys.get('hook', '')} failed: {keys.get('reason', '')}"
+        return _event(pod, container, "HookFailed", text, warning=True)
     return None
 
 

@@ -182,10 +182,12 @@ class RejectedPodEnding:
         self._pods = {uid: known for uid, known in self._pods.items() if uid in rejected}
         wanted = due(page.rejections, self._settings) if page.published else []
         wanted = [
-            each for each in wanted if each.uid not in self._left and each.uid not in self._history.done.said
+            each
+            for each in wanted
+            if each.uid not in self._left and each.uid not in self._history.done.reported
         ]
         later = [] if await self._read(wanted) else [PAUSES.first]
-        if page.published and rejected - self._left.keys() - self._history.done.said:
+        if page.published and rejected - self._left.keys() - self._history.done.reported:
             later.append(RECHECK_S)
         pods = {uid: pod for uid, (pod, _) in self._pods.items() if pod is not None}
         decided = decide(wanted, pods, self._settings, self._history.done, self._clock())

@@ -3,7 +3,7 @@
 Theory (kubernetes#84869). A pod that the node rejects stays bound to the node, and kubelet tries it again and
 again. Its controller would make another pod, and the scheduler could place that elsewhere, only if this one
 ended. But the scheduler does not see why the pod did not fit, so it may choose the same node again, and a
-controller without patience makes thousands of pods. So:
+controller that retries at once makes thousands of pods. So:
 
 - Nothing is done before a pod was rejected ``after`` times.
 - At most ``per_minute`` pods of the node end in a minute. After each pod of one controller, the next one of
@@ -150,12 +150,12 @@ class EndedPods(Struct, frozen=True):
 
     Attributes:
         times: When pods ended in the last minute.
-        said: Uids of pods of which was said what would be done.
+        reported: Uids of pods for which was reported what would be done.
         controllers: Uid of a controller to how many of its pods ended, and when the last one did.
     """
 
     times: tuple[float, ...] = ()
-    said: frozenset[str] = frozenset()
+    reported: frozenset[str] = frozenset()
     controllers: Mapping[str, tuple[int, float]] = {}
 
 
@@ -214,8 +214,8 @@ def decide(
             left.append(LeftAlone(each, why))
             continue
         if not each.applied:
-            if each.uid not in done.said:
-                done = structs.replace(done, said=done.said | {each.uid})
+            if each.uid not in done.reported:
+                done = structs.replace(done, reported=done.reported | {each.uid})
                 ends.append(EndPod(each, settings.policy, pod.cpus, would=True))
             continue
         wait = max(_node_wait(done, settings, now), _controller_wait(done, pod, now))

@@ -101,13 +101,13 @@ class _Taking:
     taken: set[str] = field(default_factory=set)
     reasons: list[str] = field(default_factory=list)
 
-    def take(self, ids: Iterable[str], words: str) -> bool:
+    def take(self, ids: Iterable[str], text: str) -> bool:
         """Take as many of these as are needed, in their order; return whether there are enough now."""
         part = [i for i in dict.fromkeys(ids) if i not in self.taken][: self.needed]
         self.taken.update(part)
         self.needed -= len(part)
         if part:
-            self.reasons.append(f"{', '.join(part)}: {words}")
+            self.reasons.append(f"{', '.join(part)}: {text}")
         return self.needed == 0
 
 

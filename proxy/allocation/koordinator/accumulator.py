@@ -81,11 +81,13 @@ def avoided_cpus(topo: CpuTopology, request: BindRequest, taken: Allocated) -> t
     """Return the CPUs to avoid, as bits: cores, and under ``NUMANodeLevel`` NUMA nodes, of other pods."""
     if request.exclusive not in (ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL):
         return 0, 0
-    theirs = taken.under(request.exclusive).bits
+    others_cpus = taken.under(request.exclusive).bits
     nodes = (
-        _widened(topo.nodes.values(), theirs) if request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL else 0
+        _widened(topo.nodes.values(), others_cpus)
+        if request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
+        else 0
     )
-    return _widened(topo.cores.values(), theirs), nodes
+    return _widened(topo.cores.values(), others_cpus), nodes
 
 
 class _Work:
@@ -195,12 +197,12 @@ class _Work:
         kind = "one thread of each core" if one_each else "threads, of different cores first,"
         self.take_from(CpuGroup(group.unit, self.groups.spread(group.cpus)), kind, where)
 
-    def take(self, chosen: Sequence[int], words: str) -> None:
+    def take(self, chosen: Sequence[int], text: str) -> None:
         if not chosen:
             return
         bits = CpuSet(chosen)
         if self.steps is not None:
-            self.steps.append(f"{counted(len(bits), 'CPU')}: {words}: {cpus(bits)}")
+            self.steps.append(f"{counted(len(bits), 'CPU')}: {text}: {cpus(bits)}")
         self.taken |= bits.bits
         self.free &= ~bits.bits
         self.needed -= len(bits)

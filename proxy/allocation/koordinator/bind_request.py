@@ -27,7 +27,7 @@ _OF_NODE = {
 
 
 class BindError(AllocationRefusedError):
-    """CPUs cannot be bound as wished; ``str()`` begins with the reason in Koordinator's words."""
+    """CPUs cannot be bound as requested; ``str()`` begins with the reason in Koordinator's words."""
 
     reason = "CPUBindPolicyError"
 

@@ -99,11 +99,13 @@ def scored_hints(
     for nodes in search.sets(lambda: all(found.values())):
         if not fits(nodes):
             continue
-        worth = score(nodes)
+        score_of_nodes = score(nodes)
         for resource, hints in found.items():
             if all(available[node].get(resource, 0) > 0 for node in nodes):
                 smallest = least.setdefault(resource, len(nodes)) == len(nodes)
-                hints.append(ScoredHint(nodes, smallest or policy is TopologyPolicy.RESTRICTED, score=worth))
+                hints.append(
+                    ScoredHint(nodes, smallest or policy is TopologyPolicy.RESTRICTED, score=score_of_nodes)
+                )
     return found
 
 
@@ -183,7 +185,7 @@ class _NodeSetSearch:
 
     def _needed(self, resource: str, amount: int) -> int:
         """Return how many of the richest nodes have enough of a resource; all where they have not."""
-        for count, node in enumerate(self._by_riches(resource), 1):
+        for count, node in enumerate(self._by_amount(resource), 1):
             amount -= self._has(resource, node)
             if amount <= 0:
                 return count
@@ -195,7 +197,7 @@ class _NodeSetSearch:
         neighbours = (Mask(nodes[first : first + size]) for first in range(len(nodes) - size + 1))
         found = dict.fromkeys(neighbours)
         for resource in self._asked:
-            order = self._by_riches(resource)
+            order = self._by_amount(resource)
             chosen = order[:size]
             found[Mask(chosen)] = None
             for at, poorer in zip(reversed(range(size)), reversed(order[size:]), strict=False):
@@ -205,7 +207,7 @@ class _NodeSetSearch:
                     found[Mask(chosen)] = None
         yield from found
 
-    def _by_riches(self, resource: str) -> list[int]:
+    def _by_amount(self, resource: str) -> list[int]:
         return sorted(self._nodes, key=lambda node: -self._has(resource, node))
 
     def _has(self, resource: str, node: int) -> int:

@@ -90,13 +90,13 @@ def align(
     """
     if policy is TopologyPolicy.NONE:
         return Aligned(ScoredHint(None), admitted=True)
-    said = gather(answers)
-    if said.reasons and policy is not TopologyPolicy.BEST_EFFORT:
+    gathered = gather(answers)
+    if gathered.reasons and policy is not TopologyPolicy.BEST_EFFORT:
         return Aligned(
-            ScoredHint(None if policy is TopologyPolicy.SINGLE_NUMA_NODE else nodes), False, said.reasons
+            ScoredHint(None if policy is TopologyPolicy.SINGLE_NUMA_NODE else nodes), False, gathered.reasons
         )
     single = policy is TopologyPolicy.SINGLE_NUMA_NODE
-    hint = merge(single_numa(said.lists) if single else said.lists, nodes, tenancy)
+    hint = merge(single_numa(gathered.lists) if single else gathered.lists, nodes, tenancy)
     if policy is TopologyPolicy.BEST_EFFORT:
         return Aligned(ScoredHint(nodes, hint.preferred) if hint.unsatisfied else hint, admitted=True)
     if single and hint.affinity == nodes:
@@ -104,7 +104,7 @@ def align(
     if admits(policy, hint):
         return Aligned(hint, admitted=True)
     between = "," if single else " & "
-    return Aligned(hint, False, (f"Unaligned NUMA Hint cause {between.join(said.summary)}",))
+    return Aligned(hint, False, (f"Unaligned NUMA Hint cause {between.join(gathered.summary)}",))
 
 
 def admits(policy: TopologyPolicy, hint: ScoredHint) -> bool:
@@ -130,7 +130,7 @@ def merge(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy |
     """Find the best hint for all lists.
 
     Args:
-        lists: Hints by resource; a list may be empty, then nothing suits all.
+        lists: Hints by resource; a list may be empty, then nothing meets_all all.
         nodes: All NUMA nodes of the machine.
         tenancy: Which pods may share NUMA nodes.
     """

@@ -72,9 +72,9 @@ def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> 
     Raises:
         PolicyConflictError: Pod and node require different policies.
     """
-    said = pod.bind_required or pod.bind_preferred or pod.exclusive or pod.aligned
+    is_specified = pod.bind_required or pod.bind_preferred or pod.exclusive or pod.aligned
     prescribed = node.policy is not NodeBindPolicy.NONE or node.strategy is not NumaStrategy.NONE
-    if not said and not prescribed:
+    if not is_specified and not prescribed:
         return None
     policy, required = effective_policy(
         pod.bind_required, pod.bind_preferred, node.policy, BindPolicy.FULL_PCPUS

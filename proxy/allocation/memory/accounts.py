@@ -63,7 +63,7 @@ def charged(
             continue
         for block in before:
             plain = plain and _is_plain(memory, block, gone=True)
-            memory = memory.discharged(block)
+            memory = memory.uncharged(block)
         for block in after:
             plain = plain and _is_plain(memory, block, gone=False)
             memory = _with(memory, block)

@@ -113,7 +113,7 @@ class MemoryState(Struct, frozen=True):
             )
         return replace(self, nodes=nodes)
 
-    def discharged(self, block: Block) -> MemoryState:
+    def uncharged(self, block: Block) -> MemoryState:
         """Return the state with one block less; nodes that no longer exist are skipped."""
         nodes, left = dict(self.nodes), block.size
         for i in block.affinity:

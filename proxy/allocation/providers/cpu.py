@@ -138,45 +138,45 @@ class CpuProvider(Provider):
         """Return what the CPU manager may choose from, and what the pod's containers have."""
         pod, asks, name, wanted = request.pod, request.asks, request.name, request.cpus
         key, avoid, every = pod.key, request.avoid, self.policy.topo.cpus
-        mine, taken_by_others = view.exclusive_cpus(key)
+        own_cpus, taken_by_others = view.exclusive_cpus(key)
         others = taken_by_others.bits
         if [ask.name for ask in asks.containers] == [""]:
-            mine = _as_one(view, request, mine)
+            own_cpus = _as_one(view, request, own_cpus)
         reusable = CpuSet()
         if pod.asks is not None:
-            reusable = _ended(view, request, mine) & every
+            reusable = _ended(view, request, own_cpus) & every
         reusable = CpuSet.from_bits(reusable.bits & ~others & ~avoid.bits)
         part = pod.reserved_for_pod.part(name) if pod.reserved_for_pod is not None else None
-        had = mine.pop(name, None) or (part.cpus if part else view.had(f"{key}/{name}"))
+        had = own_cpus.pop(name, None) or (part.cpus if part else view.had(f"{key}/{name}"))
         taken = others
-        for cpus in mine.values():
+        for cpus in own_cpus.values():
             reusable -= cpus
             taken |= cpus.bits
         free = every.bits & ~taken & ~avoid.bits
         if len(had) == wanted and not had.bits & ~free:
             default = CpuSet.from_bits(free & ~had.bits & ~reusable.bits)
-            return CpuState(default, {key: {**mine, name: had}}, reusing=key, reusable=reusable - had)
+            return CpuState(default, {key: {**own_cpus, name: had}}, reusing=key, reusable=reusable - had)
         default = CpuSet.from_bits(free & ~reusable.bits)
         spare = default - view.promised(f"{key}/{name}")
         if pod.reserved_for_pod is not None and len(default & pod.reserved_for_pod.cpus) >= wanted:
             default &= pod.reserved_for_pod.cpus
         elif len(spare - self.policy.reserved) + len(reusable) >= wanted:
             default = spare
-        return CpuState(default, {key: mine}, reusing=key, reusable=reusable)
+        return CpuState(default, {key: own_cpus}, reusing=key, reusable=reusable)
 
 
-def _as_one(view: NodeView, request: ProviderRequest, mine: dict[str, CpuSet]) -> dict[str, CpuSet]:
+def _as_one(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet]) -> dict[str, CpuSet]:
     """Return a pod's CPUs where it is decided as one: what only kubelet holds for it belongs to all of it."""
     uid = request.pod.uid
     here = {c.name for c in view.containers.values() if c.pod.uid == uid and c.phase is not Phase.EXITED}
-    coming = (view.kubelet.get(uid, {}).keys() & mine.keys()) - here
+    coming = (view.kubelet.get(uid, {}).keys() & own_cpus.keys()) - here
     if not coming:
-        return mine
-    whole = CpuSet.from_bits(union(mine[name].bits for name in coming))
-    return {name: cpus for name, cpus in mine.items() if name not in coming} | {"": whole}
+        return own_cpus
+    whole = CpuSet.from_bits(union(own_cpus[name].bits for name in coming))
+    return {name: cpus for name, cpus in own_cpus.items() if name not in coming} | {"": whole}
 
 
-def _ended(view: NodeView, request: ProviderRequest, mine: dict[str, CpuSet]) -> CpuSet:
+def _ended(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet]) -> CpuSet:
     """Return the CPUs of init containers that have ended; those of other ended containers stay theirs."""
     kinds = {ask.name: ask.kind for ask in request.asks.containers}
     free = CpuSet()
@@ -186,5 +186,5 @@ def _ended(view: NodeView, request: ProviderRequest, mine: dict[str, CpuSet]) ->
         if kinds.get(container.name) is ContainerKind.INIT:
             free |= container.placement.exclusive
         else:
-            mine.setdefault(container.name, container.placement.exclusive)
+            own_cpus.setdefault(container.name, container.placement.exclusive)
     return free

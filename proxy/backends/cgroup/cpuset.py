@@ -162,7 +162,7 @@ class KernelCgroups:
         paths: Sequence[str],
         cpus: CpuSet,
         known: CpuSet | None = None,
-        going_on: Callable[[], bool] = lambda: True,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bool | None]:
         """Set the CPUs of many groups; see ``proxy.executor.kernel_ports.Cgroups.write_all``."""
         if not cpus or not all(paths):
@@ -172,7 +172,7 @@ class KernelCgroups:
             for path in {_above(path): path for path in paths}.values():
                 with contextlib.suppress(CgroupError):  # the write reports what is wrong
                     self._make_room(path, kind, cpus)
-        held = self._swap_all(paths, kind, cpus, line_of(known) if known else None, going_on)
+        held = self._swap_all(paths, kind, cpus, line_of(known) if known else None, should_continue)
         done = [None if before is None else before != line for before in held]
         if self._version == 1:
             self._follow_all(paths, held, kind, cpus)
@@ -214,13 +214,13 @@ class KernelCgroups:
         kind: CpusetList,
         value: IdSet,
         known: bytes | None = None,
-        going_on: Callable[[], bool] = lambda: True,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
         """Write many in the quick way; see ``OsFiles.swap``. None for all where there is no such way."""
         line = line_of(value)
         if not isinstance(self._files, OsFiles) or len(line) >= QUICK_BYTES:
             return [None] * len(paths)
-        return self._files.swap(paths, kind.file, line, known, going_on)
+        return self._files.swap(paths, kind.file, line, known, should_continue)
 
     def _put_whole(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> bool:
         held = self._get(path, kind, kind.file)

@@ -23,7 +23,7 @@ _READ_BYTES = (
 )
 QUICK_BYTES = 256
 """Lists that are as long, line end included, are not for ``OsFiles.swap``; 512 is where malloc begins."""
-_CHILDLESS = 2
+_LINKS_OF_LEAF = 2
 _HOW = os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -78,7 +78,7 @@ class OsFiles:
         name: str,
         line: bytes,
         known: bytes | None = None,
-        going_on: Callable[[], bool] = lambda: True,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
         """Read one file of each of some groups, write it where it holds something else, and read it again.
 
@@ -90,7 +90,7 @@ class OsFiles:
             name: The file.
             line: The content to write, in the kernel's form, with its line end; below ``QUICK_BYTES``.
             known: What all of them hold: they are not read first.
-            going_on: Called before each; once it returns False, the rest is left.
+            should_continue: Called before each; once it returns False, the rest is left.
 
         Returns:
             For each group what it held before (``line``: it was not written); None where it was left, was
@@ -100,7 +100,7 @@ class OsFiles:
         start, end, how, size = f"{self._root}/", f"/{name}", os.O_RDWR | _HOW, len(line) + 1
         os_open, pread, pwrite, close = os.open, os.pread, os.pwrite, os.close
         for at, path in enumerate(paths):
-            if not going_on():
+            if not should_continue():
                 break
             try:
                 fd = os_open(start + path + end, how)
@@ -135,7 +135,7 @@ class OsFiles:
         have none.
         """
         try:
-            if os.stat(self._full(path)).st_nlink == _CHILDLESS:  # noqa: PTH116
+            if os.stat(self._full(path)).st_nlink == _LINKS_OF_LEAF:  # noqa: PTH116
                 return []
             with os.scandir(self._full(path)) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))

@@ -113,12 +113,16 @@ class KernelPartitions:
 
     # Writing
 
-    def make(self, path: str, cpus: CpuSet, kind: str, lent: Mapping[str, CpuSet]) -> PartitionState:
+    def make(
+        self, path: str, cpus: CpuSet, kind: str, exclusive_added: Mapping[str, CpuSet]
+    ) -> PartitionState:
         """Make a group a partition; see ``Partitions.make``."""
         is_new = self._held(path, EXCLUSIVE) is not None
         try:
-            for above in sorted(lent, key=len):
-                self._put(above, EXCLUSIVE, (self._held(above, EXCLUSIVE) or CpuSet()) | lent[above])
+            for above in sorted(exclusive_added, key=len):
+                self._put(
+                    above, EXCLUSIVE, (self._held(above, EXCLUSIVE) or CpuSet()) | exclusive_added[above]
+                )
             if is_new:
                 self._put(path, EXCLUSIVE, cpus)
             self._put(path, PARTITION, kind)
@@ -131,22 +135,22 @@ class KernelPartitions:
             state = PartitionState(kind, valid=False, reason=str(error))
         if state.valid and state.kind == kind:
             return state
-        self.end(path, cpus, lent)
+        self.end(path, cpus, exclusive_added)
         why = state.reason or NO_WORD
         return PartitionState(kind, valid=False, reason=why if is_new else f"{why}; {OLD}")
 
-    def end(self, path: str, cpus: CpuSet, lent: Mapping[str, CpuSet]) -> None:
+    def end(self, path: str, cpus: CpuSet, exclusive_added: Mapping[str, CpuSet]) -> None:
         """Make a group a member; see ``Partitions.end``."""
         with self._unless_gone():
             if self.read(path).kind != MEMBER:
                 self._put(path, PARTITION, MEMBER)
             if self._held(path, EXCLUSIVE):
                 self._put(path, EXCLUSIVE, CpuSet())
-        for above in sorted(lent, key=len, reverse=True):
+        for above in sorted(exclusive_added, key=len, reverse=True):
             with self._unless_gone():
                 has = self._held(above, EXCLUSIVE) or CpuSet()
-                if has & lent[above] & cpus:
-                    self._put(above, EXCLUSIVE, has - (lent[above] & cpus))
+                if has & exclusive_added[above] & cpus:
+                    self._put(above, EXCLUSIVE, has - (exclusive_added[above] & cpus))
 
     @staticmethod
     @contextlib.contextmanager

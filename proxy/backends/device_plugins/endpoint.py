@@ -11,8 +11,8 @@ growing pauses, until it registers again or its grace is over. States:
 - ``ISOLATED``: it lists its devices, but several calls in a row have had no usable answer. It is queried
   for its options, with growing pauses, until it answers.
 
-An error that a plug-in answers with is its decision, and counts as an answer. A preference is a wish: where a
-plug-in does not give it in time, it is not queried for a while, and nothing else follows.
+An error that a plug-in answers with is its decision, and counts as an answer. A preference is not binding:
+where a plug-in does not give it in time, it is not queried for a while, and nothing else follows.
 """
 
 from __future__ import annotations
@@ -310,9 +310,9 @@ class ListFeed:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._awake.set)
 
-    def end(self, words: str) -> None:
+    def end(self, text: str) -> None:
         """The stream has ended: what has not been taken is dropped."""
-        self.ended = words
+        self.ended = text
         self._over.set()
         self._awake.set()
 

@@ -68,7 +68,7 @@ class PluginChannel:
             call = begin.future(request, timeout=timeout_s)
         except ValueError:  # how grpc says that the channel is closed
             raise PluginCallError("the connection is closed", answered=False) from None
-        call.add_done_callback(lambda done: self._soon(_settle, answer, done, timeout_s))
+        call.add_done_callback(lambda done: self._soon(_pass_result, answer, done, timeout_s))
         try:
             async with asyncio.timeout(timeout_s + MARGIN_S):
                 return await answer
@@ -111,7 +111,7 @@ class PluginChannel:
             self._loop.call_soon_threadsafe(job, *args)
 
 
-def _settle(answer: asyncio.Future[bytes], call: Any, timeout_s: float) -> None:
+def _pass_result(answer: asyncio.Future[bytes], call: Any, timeout_s: float) -> None:
     """Pass the end of a call on to the coroutine that waits for it, if it still does."""
     if answer.done():
         return

@@ -312,13 +312,13 @@ def read_configz(settings: KubeletSettings) -> ManagerSettings:
     try:
         answer = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _strange(settings, f"the answer is not JSON: {error}") from None
+        raise _unexpected(settings, f"the answer is not JSON: {error}") from None
     config = answer.get("kubeletconfig") if isinstance(answer, dict) else None
     if not isinstance(config, dict):
-        raise _strange(settings, "the answer holds no kubeletconfig")
+        raise _unexpected(settings, "the answer holds no kubeletconfig")
     return manager_settings(config)
 
 
-def _strange(settings: KubeletSettings, cause: str) -> KubeletError:
+def _unexpected(settings: KubeletSettings, cause: str) -> KubeletError:
     where = settings.configz.rpartition("@")[2]  # never a password
     return KubeletError(f"cannot use the configuration of kubelet at {where}: {cause}")

@@ -162,17 +162,17 @@ def _below(root: Path, path: str) -> Path:
     return root / path.lstrip("/") if root != Path("/") and not path.startswith(f"{root}/") else Path(path)
 
 
-def other_endpoints(directory: Path, ours: Path) -> list[tuple[Path, str]]:
+def other_endpoints(directory: Path, own_socket: Path) -> list[tuple[Path, str]]:
     """Return the files that name another endpoint than ours, the one that wins first; blocks on the disk.
 
     Args:
         directory: kubelet's directory, usually ``/var/lib/kubelet``.
-        ours: The socket that kubelet should use.
+        own_socket: The socket that kubelet should use.
     """
     return [
         (path, endpoint)
         for path, endpoint in named_endpoints(directory)
-        if endpoint.removeprefix("unix://") != str(ours)
+        if endpoint.removeprefix("unix://") != str(own_socket)
     ]
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SOURCE = "kubelet's pod-resources API"
 NO_GET_S = 60.0
 FRESH_S = 10.0
-PATIENCE = 10
+PAUSE_FACTOR = 10
 _SERVICE = "/v1.PodResourcesLister"
 _TRIES, _WAIT_S = 4, 0.02
 _HIGHEST_NODE = 63
@@ -90,7 +90,7 @@ class PodResources:
             except KubeletError:
                 # What was true last serves for a while, the longer the more this attempt cost.
                 ended = self._clock()
-                self._fresh_until = ended + min(PATIENCE * (ended - now), FRESH_S)
+                self._fresh_until = ended + min(PAUSE_FACTOR * (ended - now), FRESH_S)
                 raise
             self._allocatable, self._fresh_until = _devices(answer.devices), now + FRESH_S
             return self._allocatable

@@ -32,7 +32,7 @@ from proxy.backends.kubelet.settings import KubeletError
 
 FRESH_S = 5.0
 GAP_S = 1.0
-PATIENCE = 10
+PAUSE_FACTOR = 10
 LONGEST_PAUSE_S = 30.0
 
 _NEVER = float("-inf")
@@ -177,7 +177,7 @@ class PodList:
         except KubeletError as error:
             self._failure = str(error)
             ended = self._clock()
-            self._rest_until = ended + min(PATIENCE * (ended - now), LONGEST_PAUSE_S)
+            self._rest_until = ended + min(PAUSE_FACTOR * (ended - now), LONGEST_PAUSE_S)
 
 
 def _index(content: bytes) -> PodIndex:

@@ -90,18 +90,18 @@ class StateFile:
             except ValueError as error:
                 self._failed(str(error))
                 return
-            settled = found if self._wall_ns() - found.modified_ns > RECENT_NS else None
+            stamp = found if self._wall_ns() - found.modified_ns > RECENT_NS else None
             if self._seen.checkpoint is not None and not self._seen.problem and content == self._content:
-                self._stamp = settled
+                self._stamp = stamp
                 return
             checkpoint, cause = _whole(content)
             if checkpoint is not None:
-                self._keep(StateFileContents(checkpoint), settled, content)
+                self._keep(StateFileContents(checkpoint), stamp, content)
                 return
             if pause is not None:
                 self._pause(pause)
         self._failed(cause)
-        self._stamp = settled
+        self._stamp = stamp
 
     def _keep(self, seen: StateFileContents, found: Stamp | None, content: bytes) -> None:
         if seen != self._seen:

@@ -68,10 +68,10 @@ class UnitCommand(Struct, frozen=True):
         """Return the flags by their names, without dashes."""
         text = _VARIABLE.sub(lambda m: self._value(m[1]), self.exec_start.text.replace("\\\n", " "))
         try:
-            words = shlex.split(text)
+            arguments = shlex.split(text)
         except ValueError:
-            words = text.split()
-        return dict(flags_of(words[1:]))
+            arguments = text.split()
+        return dict(flags_of(arguments[1:]))
 
     def _value(self, name: str) -> str:
         return self.variables[name].text if name in self.variables else ""
@@ -97,9 +97,9 @@ def last_flag(span: Span) -> Span | None:
     return found
 
 
-def flags_of(words: list[str]) -> Iterator[tuple[str, str]]:
+def flags_of(arguments: list[str]) -> Iterator[tuple[str, str]]:
     """Yield ``--name=value`` and ``--name value``; of a flag that is given twice, the last one counts."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
         name, has_value, value = word.partition("=")
         if name.startswith("--"):
             yield name[2:].replace("_", "-"), value if has_value else after

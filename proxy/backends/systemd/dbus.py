@@ -92,13 +92,13 @@ class Connection:
 
     def _introduce(self) -> None:
         self._socket.sendall(b"\0")
-        talk = Authenticator(inc_null_byte=False)
-        for line in talk:
+        authenticator = Authenticator(inc_null_byte=False)
+        for line in authenticator:
             self._socket.sendall(line)
             got = self._socket.recv(1024)
             if not got:
                 raise ConnectionResetError(errno.ECONNRESET, "it has closed the connection")
-            talk.feed(got)
+            authenticator.feed(got)
         self._socket.sendall(BEGIN)
 
     def call(self, message: Message) -> tuple[Any, ...]:
@@ -180,7 +180,7 @@ class Connection:
             waiter.over.set()
 
 
-def _body(asked: Message, answer: Message) -> tuple[Any, ...]:
+def _body(request: Message, answer: Message) -> tuple[Any, ...]:
     """Return what an answer says.
 
     Raises:
@@ -190,7 +190,7 @@ def _body(asked: Message, answer: Message) -> tuple[Any, ...]:
         return tuple(answer.body)
     name = str(answer.header.fields.get(HeaderFields.error_name, ""))
     text = str(answer.body[0]) if answer.body else "no reason given"
-    message = f"cannot {asked.header.fields[HeaderFields.member]} at systemd: {text} ({name})"
+    message = f"cannot {request.header.fields[HeaderFields.member]} at systemd: {text} ({name})"
     if name in _SILENT:
         raise UnavailableError(message)
     number = errno.ENOENT if name in _NO_SUCH_UNIT else errno.EACCES if name in _DENIED else 0

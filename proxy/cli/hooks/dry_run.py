@@ -54,7 +54,7 @@ def load_hooks(files: Sequence[Path], pairs: Sequence[str], config: HooksConfig)
     """Load all files, whatever their owner.
 
     Raises:
-        InputError: One is not good.
+        InputError: One is invalid.
         UsageError: A setting is invalid.
     """
     for path in files:
@@ -291,7 +291,7 @@ def handled(hooks: Sequence[Loaded], event: Point) -> bool:
 
 def fields_of(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
     """Iterate over what an adjustment says: the field as it is owned, and the value in words."""
-    for name, value in adjustment.said():
+    for name, value in adjustment.set_fields():
         if name == "updates":
             for container_id, update in value.items():  # type: ignore[attr-defined]
                 for field, text in _of_update(update):

@@ -91,29 +91,29 @@ def enable(name: str, file: Path | None) -> None:
     name = full_name(
         name, {**_files(hooks.directory), **_files(hooks.vendor_directory), **shipped()}, "enable"
     )
-    ours, theirs = hooks.directory / f"{name}.py", hooks.vendor_directory / f"{name}.py"
-    brought = _is_there(theirs) and not _is_mask(theirs)
-    masked = _is_mask(ours) or _leads_nowhere(ours)
-    if not masked and _is_there(ours):
-        if not os.path.isfile(ours):  # noqa: PTH113 - Path.is_file raises without permission
-            raise TopoproxyError(f"cannot enable {name}: {ours} is not a file; remove it, or rename it")
-        click.echo(f"{name} is enabled already: {_shown(ours)}")
+    own, vendor = hooks.directory / f"{name}.py", hooks.vendor_directory / f"{name}.py"
+    brought = _is_there(vendor) and not _is_mask(vendor)
+    masked = _is_mask(own) or _leads_nowhere(own)
+    if not masked and _is_there(own):
+        if not os.path.isfile(own):  # noqa: PTH113 - Path.is_file raises without permission
+            raise TopoproxyError(f"cannot enable {name}: {own} is not a file; remove it, or rename it")
+        click.echo(f"{name} is enabled already: {_shown(own)}")
     elif not masked and brought:
-        click.echo(f"{name} is enabled already: {_shown(theirs)}")
+        click.echo(f"{name} is enabled already: {_shown(vendor)}")
     elif brought:
-        _change(ours, None)
-        click.echo(f"enabled {name}: {_shown(theirs)} is no longer masked\n{_next(hooks)}")
+        _change(own, None)
+        click.echo(f"enabled {name}: {_shown(vendor)} is no longer masked\n{_next(hooks)}")
     elif name in shipped():
-        _change(ours, shipped()[name])
-        click.echo(f"enabled {name}: {_shown(ours)}\n{_next(hooks)}")
-        _warn(ours)
-    elif _is_there(ours) and not _leads_nowhere(ours):
-        raise UsageError(f"cannot enable {name}: {ours} masks a file that does not exist; remove it")
-    elif not _is_there(ours):
-        raise UsageError(f"cannot enable {name}: {theirs} is empty, and so disables it")
+        _change(own, shipped()[name])
+        click.echo(f"enabled {name}: {_shown(own)}\n{_next(hooks)}")
+        _warn(own)
+    elif _is_there(own) and not _leads_nowhere(own):
+        raise UsageError(f"cannot enable {name}: {own} masks a file that does not exist; remove it")
+    elif not _is_there(own):
+        raise UsageError(f"cannot enable {name}: {vendor} is empty, and so disables it")
     else:
         raise UsageError(
-            f"cannot enable {name}: {_shown(ours)} points to nothing; remove it, or correct the link"
+            f"cannot enable {name}: {_shown(own)} points to nothing; remove it, or correct the link"
         )
 
 
@@ -133,17 +133,17 @@ def disable(name: str, file: Path | None) -> None:
     known = {**_files(hooks.directory), **_files(hooks.vendor_directory)}
     servers = {path.stem: path for path in _entries(hooks.server_directory, "*json")}
     name = full_name(name, {**shipped(), **known, **servers}, "disable")
-    ours, theirs = hooks.directory / f"{name}.py", hooks.vendor_directory / f"{name}.py"
+    own, vendor = hooks.directory / f"{name}.py", hooks.vendor_directory / f"{name}.py"
     if name in servers and name not in known:
         raise TopoproxyError(f"cannot disable {name}: {servers[name]} names a server; remove that file")
-    if _is_mask(ours) or name not in known:
+    if _is_mask(own) or name not in known:
         click.echo(f"{name} is not enabled")
         return
-    if ours.exists() and not ours.is_symlink():
-        advice = f"rename it, for example to {ours.name}.off"
-        raise TopoproxyError(f"cannot disable {name}: {ours} is a file of your own; {advice}")
-    _change(ours, MASK if _is_there(theirs) else None)
-    effect = f"{_shown(ours)} masks {theirs}" if _is_there(theirs) else f"the link {ours} is removed"
+    if own.exists() and not own.is_symlink():
+        advice = f"rename it, for example to {own.name}.off"
+        raise TopoproxyError(f"cannot disable {name}: {own} is a file of your own; {advice}")
+    _change(own, MASK if _is_there(vendor) else None)
+    effect = f"{_shown(own)} masks {vendor}" if _is_there(vendor) else f"the link {own} is removed"
     click.echo(f"disabled {name}: {effect}\n{_next(hooks)}")
 
 

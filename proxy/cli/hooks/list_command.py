@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxy.cli.admin_query import ask_daemon, asking_options, config_for
+from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.cli.hooks.file_commands import shipped
 from proxy.cli.settings import PATH, config_option, read_config
 from proxy.model import schema_ids
@@ -45,14 +45,14 @@ _POINTS = 44
 )
 @click.option("--wide", is_flag=True, help="Show all points, times, and where each hook comes from.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@asking_options()
+@query_options()
 def list_hooks(
     file: Path | None, admin: str | None, timeout: float, everything: bool, wide: bool, as_json: bool
 ) -> None:
     """List hooks in the order in which they are called, with their errors.
 
-    STATE: running; old version running (the new one is not good); broken and untrusted (nothing of it runs,
-    the line below says why); masked (a file of the same name goes first); disabled (empty, or a link to
+    STATE: running; old version running (the new one is rejected); broken and untrusted (nothing of it runs,
+    the line below says why); masked (a file of the same name takes precedence); disabled (empty, or a link to
     /dev/null); being read; not enabled (comes with topoproxy).
 
     Where no daemon runs, the files are read as it would read them, which runs them: then STATE is loads.
@@ -67,8 +67,8 @@ def list_hooks(
 
         if admin is not None:  # what it took the place of says where the directories are
             config = read_config(file, {})
-        found, strange = from_directories(config.hooks)
-        for words in (str(error), *strange):
+        found, ignored_files = from_directories(config.hooks)
+        for words in (str(error), *ignored_files):
             click.echo(f"note: {one_line(words)}", err=True)
         answer = {"schema": schema_ids.HOOKS_LIST, "daemon": False, "hooks": found}
     entries = [as_map(entry) for entry in as_list(answer.get("hooks"))]
@@ -89,7 +89,7 @@ def _reported(config: Config, timeout: float) -> Mapping[str, object]:
         UnavailableError: The daemon does not answer, or has no hooks.
     """
     hint = "so this is the state of the directories"
-    answer = as_map(ask_daemon(config, "/hooks", timeout, hint=hint))
+    answer = as_map(query_daemon(config, "/hooks", timeout, hint=hint))
     if not isinstance(answer.get("hooks"), list):
         what = "the process that answers there is no daemon with hooks"
         raise UnavailableError(f"cannot query the daemon at {config.admin_path}: {what} ({hint})")

@@ -8,7 +8,7 @@ from typing import Any
 from proxy.config.schema import HooksConfig
 from proxy.hooks.loader.directories import Candidate, HookFileEntry, State, survey
 from proxy.hooks.loader.loading import Loaded, load
-from proxy.hooks.loader.safe_read import UntrustedError, read_settled
+from proxy.hooks.loader.safe_read import UntrustedError, read_stable
 from proxy.hooks.loader.schema import keys_of
 from proxy.hooks.status_data import hooks_page
 from proxy.model.errors import HookError
@@ -41,7 +41,7 @@ def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[st
     page = hooks_page(entries, ())
     for entry in page:
         entry["state"] = LOADS if entry["state"] == State.RUNNING else entry["state"]
-    return page, list(found.strange)
+    return page, list(found.ignored_files)
 
 
 def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True) -> Examined:
@@ -82,7 +82,7 @@ def _loaded(candidate: Candidate, config: HooksConfig, *, trusted: bool) -> Load
         return None
     if candidate.cause:
         raise HookError(f"cannot read {what} {path}: {candidate.cause}")
-    data = read_settled(path, what, trusted=trusted).data
+    data = read_stable(path, what, trusted=trusted).data
     if candidate.server:
         from proxy.hooks.remote.servers import OwnServerError, server_of, socket_distrust
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from proxy.hooks.answers import FIELDS
 from proxy.hooks.events import POINTS, VALIDATES, Point
-from proxy.hooks.reference import ANSWERS, FACTS, answers_at, documented, short_answer, type_words, types_of
+from proxy.hooks.reference import ANSWERS, FACTS, answers_at, documented, short_answer, type_text, types_of
 from proxy.model import schema_ids
 from proxy.model.errors import UsageError
 from proxy.observe.json_access import cut, table
@@ -84,7 +84,7 @@ def points_data(names: Sequence[str]) -> dict[str, object]:
 def _class_data(cls: type) -> dict[str, object]:
     reported = documented(cls)
     fields = [
-        {"name": name, "type": type_words(text, str) if text else "", "help": row.words}
+        {"name": name, "type": type_text(text, str) if text else "", "help": row.words}
         for row in reported.rows
         for name, text in zip(row.names, row.types, strict=True)
     ]

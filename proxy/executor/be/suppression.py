@@ -26,7 +26,13 @@ from proxy.engine import suppression as engine
 from proxy.engine.be_usage import ABOVE, UsageGroup, UsageQuery, UsageReading, usage_query
 from proxy.engine.node_effects import Change
 from proxy.engine.node_events import NodeEvent
-from proxy.engine.suppression import PATIENCE, BeSuppression, LimitQuota, SuppressionSettings, WriteBeQuota
+from proxy.engine.suppression import (
+    MISSED_ROUNDS,
+    BeSuppression,
+    LimitQuota,
+    SuppressionSettings,
+    WriteBeQuota,
+)
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_ports import GroupQuotas, UsageSource
@@ -111,7 +117,7 @@ class Suppression:
         waited = 0
         while self.settings is settings:
             try:
-                if settings.mode is not SuppressMode.QUOTA or waited >= PATIENCE:
+                if settings.mode is not SuppressMode.QUOTA or waited >= MISSED_ROUNDS:
                     await self._remove_quotas(sorted(self.known.written))
                 if why := engine.must_not(self._context.state, settings):
                     await self._give_back(why)

@@ -108,7 +108,7 @@ class Attribution:
             is_known = context.state.runtime.saved.get(container_id) == cpus
             if context.state.runtime.changes.is_unchanged(container_id, began) and not is_known:
                 context.store.handle(SavedCpusLearned(container_id, cpus))
-                context.settle_later(container_id)
+                context.sync_later(container_id)
         return saved
 
     async def _ask_later(self) -> None:

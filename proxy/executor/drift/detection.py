@@ -3,11 +3,11 @@
 Theory of operation.
 
 * Detected: as soon as the kernel reports a write (``watch``) or a part suspects one (``suspect``: a reload of
-  systemd); right after each start and update that was forwarded, as part of landing it (updates that left
+  systemd); right after each start and update that was forwarded, when it completes (updates that left
   nothing else to do are gathered, ``GATHER_S``); and on timers: in each comparison with the runtime, and
   twice as often where writes are not reported.
 * It is drift if the kernel has another cpuset than the one last written for the same wanted set. What a call
-  in flight brings is not drift; the cpuset is compared when the call has landed.
+  in flight brings is not drift; the cpuset is compared when the call has completed.
 * Repaired at once, unless the same program writes again and again (``engine.write_conflicts``).
 
 Suspicions come in bursts (a reload writes every unit). The first is compared at once. What is suspected
@@ -91,7 +91,7 @@ class Drift:
     def start(self) -> None:
         """Start listening, and comparing on a timer."""
         self.watch.start()
-        self._context.tend(self._tick)
+        self._context.run_always(self._tick)
 
     def suspect(self, author: str, ids: Iterable[str] | None = None) -> None:
         """Compare some containers with what they should have, at once; callable from the event loop only.

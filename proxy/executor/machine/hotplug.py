@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 MOMENT_S = 0.05
 """Seconds between a report and reading the machine: many CPUs go at once where SMT is switched off."""
 
-LOOKS = 3
+CHECKS = 3
 """How many times to look for tasks that the kernel has moved away: it moves them after its report.
 
 Also after a start, where the cgroups of containers are not known yet the first time."""
@@ -103,7 +103,7 @@ class Hotplug:
         self.shortage = Shortage(context)
         self._looking = asyncio.Lock()
         self._mending = asyncio.Lock()
-        self._looks = LOOKS if displaced is not None else 0  # CPUs may have gone while no daemon ran
+        self._looks = CHECKS if displaced is not None else 0  # CPUs may have gone while no daemon ran
         self._awaited: set[int] = set()
         self._soon: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -154,12 +154,12 @@ class Hotplug:
         context.store.handle(HardwareChanged(machine))
         context.enforcer.forget()  # what the kernel removed from cgroups, no program wrote
         context.telemetry.count(metrics.MACHINE_CHANGES)
-        self._looks = LOOKS
+        self._looks = CHECKS
         if was.memory_nodes != machine.memory_nodes:
             self._memory_changed(before, after)
         for container in after.containers.values():
             if before.wanted(container) != after.wanted(container):
-                context.settle_later(container.id)  # v1 itself removes CPUs: nothing is written
+                context.sync_later(container.id)  # v1 itself removes CPUs: nothing is written
         context.attention.set()  # compares sandboxes, memory nodes and promised memory
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
@@ -167,7 +167,7 @@ class Hotplug:
         context = self._context
         for container_id in with_other_memory(before, after):
             context.store.handle(SavedCpusLearned(container_id, None))
-            context.settle_later(container_id)
+            context.sync_later(container_id)
 
     # -- mending ------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Hotplug:
                 for short in owners_missing_cpus(context.state):
                     await self._take_back(short)
                 for short in owners_missing_cpus(context.state):
-                    await self._stand_in(short)
+                    await self._assign_replacements(short)
             self.shortage.report()
 
     def _bring_back(self, displaced: Displaced) -> None:
@@ -214,14 +214,14 @@ class Hotplug:
         done = await self._writes.run(context.enforcer.enforce, ids)
         flights = [flight for container_id in ids for flight in context.state.inflight.of(container_id)]
         for flight in flights:
-            self._mend_after(flight)
+            self._update_replacements_after(flight)
         if done.refused or flights:
             return
         changed = with_replacement(self._existing(ids), used)
         context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
         self._given_again(ids)
 
-    def _mend_after(self, flight: InflightCall) -> None:
+    def _update_replacements_after(self, flight: InflightCall) -> None:
         """Mend again once a call is over: it may bring an owner back to its replacements."""
         if flight.number not in self._awaited:
             self._awaited.add(flight.number)
@@ -231,7 +231,7 @@ class Hotplug:
         self._awaited.discard(number)
         self._context.spawn(self.update_replacements())
 
-    async def _stand_in(self, short: MissingCpus) -> None:
+    async def _assign_replacements(self, short: MissingCpus) -> None:
         """Give an owner CPUs in place of offline ones."""
         context = self._context
         cpus = choose_replacements(context.state, short)

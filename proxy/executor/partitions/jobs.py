@@ -59,7 +59,7 @@ class PartitionJobs:
 
     def _end(self, container_id: str, record: PartitionRecord) -> None:
         self._watcher.drop(container_id)
-        self._kernel.end(record.path, record.cpus, record.lent)
+        self._kernel.end(record.path, record.cpus, record.exclusive_added)
         self.ended.add(container_id)
 
     def compare(self) -> dict[str, PartitionState]:
@@ -88,7 +88,7 @@ class PartitionJobs:
         """Reclaim the CPUs of a partition whose group is gone; the groups above still list them."""
         self.ended.add(container_id)
         try:
-            self._kernel.end(record.path, record.cpus, record.lent)
+            self._kernel.end(record.path, record.cpus, record.exclusive_added)
         except CgroupError as error:
             self._context.telemetry.problem("cannot end a partition", path=record.path, err=error)
 
@@ -119,7 +119,7 @@ class PartitionJobs:
             self.ended.add(container_id)
             return None
         try:
-            made = self._kernel.make(record.path, record.cpus, record.kind, record.lent)
+            made = self._kernel.make(record.path, record.cpus, record.kind, record.exclusive_added)
         except CgroupError as error:
             if error.errno == errno.ENOENT:
                 self._end_above(container_id, record)

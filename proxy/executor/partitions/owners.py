@@ -57,7 +57,7 @@ class PartitionSync(Observer):
         self._retries = PassRetries()
         self._is_due = False
         self._isolated: CpuSet | None = None
-        self._watcher = PartitionWatcher(self.look_soon)
+        self._watcher = PartitionWatcher(self.check_soon)
         self.jobs = PartitionJobs(context, kernel, asked, self._watcher)
         context.enforcer.do_first(self.jobs.clear)
         if asked and kernel.lack:
@@ -75,13 +75,13 @@ class PartitionSync(Observer):
     def entered(self, container: Container, phase: Phase) -> None:
         """See ``Observer``."""
         if phase is Phase.RUNNING and container.placement.pool is Pool.OWN:
-            self.look_soon()
+            self.check_soon()
 
     def given(self, container: Container) -> None:
         """See ``Observer``."""
-        self.look_soon()
+        self.check_soon()
 
-    def look_soon(self) -> None:
+    def check_soon(self) -> None:
         """Schedule a pass soon, because something has changed."""
         if not self._is_due:
             self._is_due = True

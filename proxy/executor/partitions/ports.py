@@ -36,14 +36,16 @@ class Partitions(Protocol):
     def isolated(self) -> CpuSet | None:
         """Return all CPUs of isolated partitions; None where the kernel does not report them."""
 
-    def make(self, path: str, cpus: CpuSet, kind: str, lent: Mapping[str, CpuSet]) -> PartitionState:
+    def make(
+        self, path: str, cpus: CpuSet, kind: str, exclusive_added: Mapping[str, CpuSet]
+    ) -> PartitionState:
         """Make a group a partition, and read back the result.
 
         Args:
             path: The group; its CPU list is ``cpus`` already.
             cpus: The CPUs.
             kind: ``root`` or ``isolated``.
-            lent: The result of ``lent``.
+            exclusive_added: The result of ``exclusive_added``.
 
         Returns:
             Its state now. Where that is not valid, the group was made a member again, and all is as before.
@@ -52,7 +54,7 @@ class Partitions(Protocol):
             CgroupError: The group is gone (errno ENOENT), or it could not be made a member again.
         """
 
-    def end(self, path: str, cpus: CpuSet, lent: Mapping[str, CpuSet]) -> None:
+    def end(self, path: str, cpus: CpuSet, exclusive_added: Mapping[str, CpuSet]) -> None:
         """Make a group a member, and remove its CPUs from the exclusive sets; a no-op where that is so.
 
         Raises:

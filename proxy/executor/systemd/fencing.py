@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from proxy.engine.inflight import InflightCall
 from proxy.engine.pod_fence import (
+    ActiveFence,
+    ActiveFences,
     Fence,
-    StandingFence,
-    StandingFences,
     fence_around,
     fence_cpus,
     has_group,
@@ -60,8 +60,8 @@ class UnitRepairs(Protocol):
     def sent(self, container_id: str, carried: CpuSet) -> None:
         """Note that the runtime has sent a cpuset to systemd, outside of a fence."""
 
-    def landed(self, container_id: str) -> None:
-        """Note that a call for a container has landed, with or without success."""
+    def completed(self, container_id: str) -> None:
+        """Note that a call for a container has completed, with or without success."""
 
     def changed(self, ids: Iterable[str]) -> None:
         """Request a comparison of the units of some containers soon."""
@@ -98,7 +98,7 @@ class Fencing:
         self._unit_properties = unit_properties
         self._fenced: dict[InflightCall, Fence] = {}
         self.fences = fences
-        self._standing: StandingFences = {}
+        self._active: ActiveFences = {}
         """Changed in the kernel worker only."""
         self._left: dict[str, CpuSet] = {}
         """Groups that are still narrow, and the list that each had before. For the kernel worker."""
@@ -111,15 +111,15 @@ class Fencing:
         """Return whether a container's pod has a group of its own that can be narrowed."""
         return self.fences is not None and has_group(container.pod)
 
-    async def confine(self, flight: InflightCall, container: Container, mine: CpuSet) -> bool:
+    async def confine(self, flight: InflightCall, container: Container, owned: CpuSet) -> bool:
         """Put a fence around the pod of a container while a call for the container is in flight.
 
-        An existing fence of the call is replaced. The fence is taken away when the call has landed.
+        An existing fence of the call is replaced. The fence is taken away when the call has completed.
 
         Args:
             flight: The call.
             container: Its container.
-            mine: CPUs that the call must not give to the container.
+            owned: CPUs that the call must not give to the container.
 
         Returns:
             Whether the fence keeps the container off these CPUs, whatever the runtime writes.
@@ -132,7 +132,7 @@ class Fencing:
         calls = self._context.calls
         is_outdated = fence.cpus != fence_cpus(self._context.state, container)
         # Where the fence has the CPUs, another container of the pod owns them.
-        if is_outdated or fence.cpus & mine or calls.has_landed(flight):
+        if is_outdated or fence.cpus & owned or calls.has_completed(flight):
             await self.take(fence)
             return False
         before = self._fenced.get(flight)
@@ -144,14 +144,14 @@ class Fencing:
         return True
 
     def _left_behind(self, flight: InflightCall) -> None:
-        """Remove the fence of a call that is over without a call of ``landed``."""
+        """Remove the fence of a call that is over without a call of ``completed``."""
         fence = self._fenced.pop(flight, None)
         if fence is not None:
             self._context.spawn(self.take(fence))
 
     def carried_beside(self, container: Container) -> CpuSet:
         """Return the CPUs that any call in flight for a container may give to it, within a fence."""
-        return fence_around(self._standing, container)
+        return fence_around(self._active, container)
 
     def is_fenced(self, flight: InflightCall) -> bool:
         """Return whether a call has a fence."""
@@ -199,7 +199,7 @@ class Fencing:
 
     # -- around the runtime's calls -----------------------------------------------------------------------
 
-    def is_wary(self, container: Container) -> bool:
+    def needs_fence(self, container: Container) -> bool:
         """Return whether a call that carries a container's cpuset to the runtime is to wait for a fence."""
         if not self._unit_properties.is_unit(container):
             return False
@@ -218,7 +218,7 @@ class Fencing:
         container = self._context.state.containers.get(container_id)
         if fence is not None and container is not None and self.fits(container, fence):
             return fence
-        new = await self.put(container) if container and self.is_wary(container) else None
+        new = await self.put(container) if container and self.needs_fence(container) else None
         if fence is not None:
             await self.take(fence)
         return new
@@ -236,7 +236,7 @@ class Fencing:
     def fits(self, container: Container, fence: Fence | None) -> bool:
         """Return whether a call for a container may be sent with the fence put up for it, or without one."""
         if fence is None:
-            return not self.is_wary(container)
+            return not self.needs_fence(container)
         return fence.cpus == fence_cpus(self._context.state, container)
 
     async def drop(self, fence: Fence | None) -> None:
@@ -249,7 +249,7 @@ class Fencing:
         if fence is not None:
             self._fenced[flight] = fence
 
-    def landed(self, flight: InflightCall, carried: CpuSet | None, then: Callable[[], object]) -> None:
+    def completed(self, flight: InflightCall, carried: CpuSet | None, then: Callable[[], object]) -> None:
         """Note that a call has been answered, or is lost.
 
         Args:
@@ -264,7 +264,7 @@ class Fencing:
         then()
         if carried is not None:
             self._unit_properties.sent(flight.container_id, carried)
-        self._unit_properties.landed(flight.container_id)
+        self._unit_properties.completed(flight.container_id)
 
     async def _correct(
         self, flight: InflightCall, carried: CpuSet | None, fence: Fence, then: Callable[[], object]
@@ -293,7 +293,7 @@ class Fencing:
         finally:
             then()
             self._unit_properties.changed(again)
-            self._unit_properties.landed(container_id)
+            self._unit_properties.completed(container_id)
 
     # -- in the kernel worker -----------------------------------------------------------------------------
 
@@ -302,24 +302,24 @@ class Fencing:
         if path is None or self.fences is None:
             return None
         before = self.fences.swap(path, cpus)
-        fence = StandingFence(parent, cpus, self._left.pop(path, before))
-        self._standing = raised(self._standing, path, fence)
+        fence = ActiveFence(parent, cpus, self._left.pop(path, before))
+        self._active = raised(self._active, path, fence)
         return path
 
     def _restore(self, limits: Mapping[str, CpuSet]) -> None:
-        for path, fence in self._standing.items():
+        for path, fence in self._active.items():
             cpus = limits.get(fence.parent)
             try:
                 if cpus and self.fences is not None:
                     self.fences.swap(path, cpus)
-                    self._standing = {**self._standing, path: replace(fence, cpus=cpus)}
+                    self._active = {**self._active, path: replace(fence, cpus=cpus)}
             except CgroupError as error:
                 if error.errno != errno.ENOENT:  # else the pod has ended
                     self._context.telemetry.problem("cannot narrow the cgroup of a pod", path=path, err=error)
 
     def _take(self, path: str) -> Enforced:
-        fence, self._standing = self._standing.get(path), lowered(self._standing, path)
-        if fence is None or path in self._standing:
+        fence, self._active = self._active.get(path), lowered(self._active, path)
+        if fence is None or path in self._active:
             return Enforced()
         there = self._context.state.containers.values()
         within = [container.id for container in there if container.pod.cgroup_parent == fence.parent]
@@ -352,8 +352,8 @@ class Fencing:
         return before | CpuSet.from_bits(union(wanted))
 
     def _take_all(self) -> None:
-        while self._standing:
-            path = next(iter(self._standing))
+        while self._active:
+            path = next(iter(self._active))
             try:
                 self._take(path)
             except CgroupError as error:

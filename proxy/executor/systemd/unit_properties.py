@@ -33,7 +33,7 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
 from proxy.engine.likely_writer import Author
 from proxy.engine.node_effects import CompareUnits
-from proxy.engine.settling import is_passing
+from proxy.engine.runtime_sync_step import is_passing
 from proxy.engine.systemd_masks import MaskOrder, ReportReversedMask, UnitCpusRead
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
@@ -47,7 +47,7 @@ from proxy.telemetry import metrics
 
 PER_SECOND = 50.0
 """How many units are set a second in the background; each costs systemd a small file."""
-LOOK = 0.2
+READ_WEIGHT = 0.2
 """The cost of comparing a unit that is right, as a fraction of the cost of setting one."""
 AWAY_S = 1.0
 
@@ -112,17 +112,17 @@ class UnitProperties:
             self._watches = True
             self.units.watch(self._unit_event)
 
-    def _unit_event(self, news: UnitEvents) -> None:
+    def _unit_event(self, event: UnitEvents) -> None:
         """Pass news on to the event loop; called in a thread of ``units``."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._take, news)
+            self._loop.call_soon_threadsafe(self._take, event)
 
-    def _take(self, news: UnitEvents) -> None:
+    def _take(self, event: UnitEvents) -> None:
         context = self._context
-        if news is UnitEvents.LOST:
+        if event is UnitEvents.LOST:
             self.connected = False
             return
-        if news is UnitEvents.CONNECTED:
+        if event is UnitEvents.CONNECTED:
             context.telemetry.count(metrics.SYSTEMD_CONNECTIONS)
             self.connected = True
             self.changed(context.state.containers)
@@ -148,15 +148,15 @@ class UnitProperties:
         if not self.is_trusted(carried) or self._known.get(container_id) != carried:
             self.changed([container_id])
 
-    def landed(self, container_id: str) -> None:
-        """Note that a call has landed, with any result: a unit not compared because of it is compared now."""
+    def completed(self, container_id: str) -> None:
+        """Note that a call has completed, with any result: compare the units that waited for it."""
         if container_id in self._put_off:
             self._put_off.discard(container_id)
             self.changed([container_id])
 
     def _report_reversed(self, effect: ReportReversedMask) -> None:
         self._context.telemetry.count(metrics.SYSTEMD_UNITS_REPAIRED)
-        if effect.is_news:
+        if effect.is_new:
             self._context.telemetry.problem(
                 "the runtime sends wrong CPUs to systemd, as runc before 1.1.6 does: they are corrected after"
                 " each start and update",
@@ -202,7 +202,7 @@ class UnitProperties:
                 del self._dirty[container_id]
                 try:
                     was_set = await self._compare(container_id)
-                    await asyncio.sleep((1 if was_set else LOOK) / PER_SECOND)
+                    await asyncio.sleep((1 if was_set else READ_WEIGHT) / PER_SECOND)
                 except CgroupError as error:
                     self.failed(container_id, error)
                 except UnavailableError as error:
@@ -227,7 +227,7 @@ class UnitProperties:
         if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
             return False
         if any(flight not in self._late for flight in context.state.inflight.of(container_id)):
-            self._put_off.add(container_id)  # until the call has landed
+            self._put_off.add(container_id)  # until the call has completed
             return False
         path = await context.kernel.run(context.enforcer.path_of, container)
         if path is None or not path.endswith(".scope"):
@@ -275,21 +275,19 @@ class UnitProperties:
             return False
         # A create that needs CPUs which this gives to the container waits for it.
         own = (
-            None
-            if flight is not None and want <= flight.carries
-            else context.calls.depart(container_id, want)
+            None if flight is not None and want <= flight.carries else context.calls.track(container_id, want)
         )
         try:
             await self._worker.run(self._set, path, cpus, mems or None)
             self._known[container_id] = want if cpus else has.cpus
             context.telemetry.count(metrics.SYSTEMD_UNITS_SET)
         except UnavailableError:  # it may still be done: a reload can take longer than the deadline
-            self._late.append(own or context.calls.depart(container_id, want))
+            self._late.append(own or context.calls.track(container_id, want))
             own = None
             raise
         finally:
             if own is not None:
-                context.calls.land(own)
+                context.calls.complete(own)
                 self._writes.later([container_id])
         return True
 
@@ -297,7 +295,7 @@ class UnitProperties:
         """Land the unanswered changes: systemd works in order, so its answer shows that they are done."""
         late, self._late = self._late, []
         for flight in late:
-            self._context.calls.land(flight)
+            self._context.calls.complete(flight)
             self._writes.later([flight.container_id])
 
     # -- in the worker ------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Acceptor:
             self._links.discard,
             report,
             fault,
-            self._swollen,
+            self._end_largest,
             self.budget,
             self.times,
         )
@@ -115,7 +115,7 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         start = loop.time()
         while self._links or self._opening:
-            self._ask_to_leave()
+            self._send_goaway()
             past = loop.time() - start
             if past >= limit_s:
                 break
@@ -138,7 +138,7 @@ class Acceptor:
         self._stop_accepting()
         end = asyncio.get_running_loop().time() + limit_s
         while self._opening or any(not link.left for link in self._links):
-            self._ask_to_leave()
+            self._send_goaway()
             if asyncio.get_running_loop().time() >= end:
                 return
             await asyncio.sleep(_QUIET_STEP_S)
@@ -152,7 +152,7 @@ class Acceptor:
         """Return the intercepted calls that are open on all connections."""
         return [call for link in self._links for call in link.calls()]
 
-    def _ask_to_leave(self) -> None:
+    def _send_goaway(self) -> None:
         for link in list(self._links):
             link.goaway()
 
@@ -164,7 +164,7 @@ class Acceptor:
         for link in list(self._links):
             link.lost()
 
-    def _swollen(self) -> None:
+    def _end_largest(self) -> None:
         """End the connection with the most unread bytes if all connections together exceed the limit."""
         if sum(link.unread for link in self._links) > UNREAD_BYTES:
             worst = max(self._links, key=_unread)

@@ -76,7 +76,7 @@ class RelayContext(Struct, frozen=True):
     gone: Callable[[Link], None] = _nothing
     report: Report = _nothing
     fault: Callable[[Exception], None] = _nothing
-    swollen: Callable[[], None] = _nothing
+    over_limit: Callable[[], None] = _nothing
     budget: BodyBudget = field(default_factory=BodyBudget)
     times: CallTimes = field(default_factory=CallTimes)
 
@@ -113,7 +113,7 @@ class Link:
         self.closed = False
         self.last: float | None = None
         from_client, from_server = self._session.from_client, self._session.from_server
-        faults = PipeCallbacks(self.failed, context.budget.refuse_largest, context.swollen)
+        faults = PipeCallbacks(self.failed, context.budget.refuse_largest, context.over_limit)
         self.client = Pipe(partial(self.received, from_client), self._client_ended, self.lost, faults)
         self.server = Pipe(
             partial(self.received, from_server), self.lost, self.lost, faults, own_water=SERVER_OWN_WATER
@@ -142,11 +142,11 @@ class Link:
                 self._newest = newest
                 self._context.times.last = self.last = time.monotonic()
         except RelayError as error:
-            self._misled(error, client=feed == self._session.from_client)
+            self._protocol_violated(error, client=feed == self._session.from_client)
         except Exception as error:  # noqa: BLE001  whatever it is, no other link may suffer from it
             self.failed(error)
 
-    def _misled(self, error: RelayError, *, client: bool) -> None:
+    def _protocol_violated(self, error: RelayError, *, client: bool) -> None:
         """End a link whose peer broke the protocol."""
         self._busy = False
         try:

@@ -27,7 +27,7 @@ from proxy.model.idset import CpuSet, Mask, plausible
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.workload import Pod, Request
 from proxy.pools.facts import POD_KEYS, pod_facts
-from proxy.topology.device_files import device_file, worth_a_look
+from proxy.topology.device_files import device_file, device_path
 from proxy.wire.protobuf import Keys, field, identity, text, varint
 
 _LIMIT = b"\x10"  # the key of HugepageLimit.limit; a limit of 0 is not on the wire
@@ -159,7 +159,7 @@ def given_of(config: pb.ContainerFacts) -> DeviceFacts:
     return DeviceFacts(
         _once(device_file(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, devices)),
         _once(cdi),
-        _once(worth_a_look(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, mounts)),
+        _once(device_path(identity(entry.host_path)) for entry in _decoded(pb.PathFacts, mounts)),
     )
 
 

@@ -57,7 +57,7 @@ class PipeCallbacks(Struct, frozen=True):
 
     failed: Callable[[Exception], None]
     short: Callable[[], object] = _nothing
-    swollen: Callable[[], None] = _nothing
+    over_limit: Callable[[], None] = _nothing
 
 
 _NONE: Final = PipeCallbacks(_nothing)
@@ -205,7 +205,7 @@ class Pipe:
             self.other.pause()
             if self._waiting > self._own_water:
                 self.pause(_OWN)
-            self._faults.swollen()
+            self._faults.over_limit()
 
     def _append(self, data: bytes | memoryview) -> None:
         """Add to what waits; small pieces share a buffer."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.device_registration.server import ForwardTarget
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """Seconds between two looks at whether kubelet has started."""
 RETRY: Final = Backoff(1.0, 15.0)
 """Seconds before the socket is tried again: its current user may be stopping."""
@@ -97,7 +97,7 @@ class DevicePluginService:
         assert self._shim is not None
         seen = await asyncio.to_thread(self._kubelet.identity)
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             found = await asyncio.to_thread(self._kubelet.identity)
             if found is not None and found != seen:
                 seen = found

@@ -87,9 +87,9 @@ class HookBridge:
                 now = _renewed(pod, call.sandbox(bounds)) if is_changed else pod
                 go(call, now, is_changed=is_changed)
 
-        def refused(words: str) -> None:
-            self._executor.overrides.refused_pod(pod, words)
-            self._executor.rejections.rejected(pod, "", _refused_by_hook(words))
+        def refused(message: str) -> None:
+            self._executor.overrides.refused_pod(pod, message)
+            self._executor.rejections.rejected(pod, "", _refused_by_hook(message))
 
         self._dispatcher.ask(call, event, decided)
 
@@ -174,8 +174,8 @@ class HookBridge:
         """
         executor, token = self._executor, placed.id
 
-        def refused(words: str) -> None:
-            verdict = _refused_by_hook(words)
+        def refused(message: str) -> None:
+            verdict = _refused_by_hook(message)
             executor.history.refused(token, verdict)
             executor.rejections.rejected(placed.pod, placed.name, verdict)
             executor.lifecycle.failed(token)
@@ -271,8 +271,8 @@ class HookBridge:
         return PreStopContainer(*following.facts(container), following.decision(container), grace)
 
 
-def _refused_by_hook(words: str) -> Verdict:
-    return Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", words)
+def _refused_by_hook(message: str) -> Verdict:
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
 
 
 def _conflict(fields: Mapping[str, str], outcome: Outcome) -> str:

@@ -189,7 +189,7 @@ class HookDispatcher:
         cpus, mems = want.cpus, want.mems
         if cpus is LEAVE and (mems is LEAVE or mems is CLEAR):
             return
-        wish = Narrowing(
+        narrowing = Narrowing(
             None if cpus is LEAVE or cpus is CLEAR else cpus,
             None if mems is LEAVE or mems is CLEAR else mems,
             cpus is CLEAR,
@@ -197,7 +197,7 @@ class HookDispatcher:
             owners.get("mems", ""),
             self._owned_cpus,
         )
-        if problem := self.executor.overrides.narrow(container_id, wish, offered):
+        if problem := self.executor.overrides.narrow(container_id, narrowing, offered):
             self.executor.telemetry.problem("cannot narrow a container as hooks request", reason=problem)
 
 

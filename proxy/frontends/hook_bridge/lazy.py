@@ -56,8 +56,8 @@ class _Lazy(Generic[_Values]):
         return item in self._all()
 
     def __eq__(self, other: object) -> bool:
-        mine = self._all()
-        return mine == (other._all() if isinstance(other, type(self)) else other)
+        entries = self._all()
+        return entries == (other._all() if isinstance(other, type(self)) else other)
 
     def __repr__(self) -> str:
         return repr(self._all())

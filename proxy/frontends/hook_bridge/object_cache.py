@@ -97,15 +97,15 @@ class ObjectCache:
         Args:
             container_id: The runtime's id.
             made: What is kept of its request with what hooks have set, without the engine's decision, which
-                is not the client's wish; or a function that reads it.
+                is not the client's request; or a function that reads it.
         """
         self._containers[container_id] = made
 
-    def updated(self, container_id: str, said: Resources) -> None:
+    def updated(self, container_id: str, update: Resources) -> None:
         """An update of a container has succeeded."""
         known = self.container(container_id)
         if known is not None:
-            self._containers[container_id] = replace(known, asked=merged(known.asked, said))
+            self._containers[container_id] = replace(known, asked=merged(known.asked, update))
 
     def listed(self, pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]) -> None:
         """Add from the runtime's lists what was created earlier."""

@@ -55,10 +55,13 @@ def recorded(request: Request) -> Resources:
     )
 
 
-def merged(before: Resources, said: Resources) -> Resources:
-    """Return what is requested after an update: what it says, and what it does not say as before."""
-    pages, unified = {**before.hugepage_limits, **said.hugepage_limits}, {**before.unified, **said.unified}
-    scalars = {name: getattr(said, name) or getattr(before, name) for name in _SCALARS}
+def merged(before: Resources, update: Resources) -> Resources:
+    """Return what is requested after an update: what the update sets, and the previous values of the rest."""
+    pages, unified = (
+        {**before.hugepage_limits, **update.hugepage_limits},
+        {**before.unified, **update.unified},
+    )
+    scalars = {name: getattr(update, name) or getattr(before, name) for name in _SCALARS}
     return Resources(**scalars, hugepage_limits=pages, unified=unified)
 
 

@@ -50,8 +50,8 @@ class UpdateQueue:
         self, call: HeldCall, container_id: str, go: Handle, answers: _Waiting | None
     ) -> Coroutine[object, object, None]:
         """Enter the queue now; returns what is to be awaited."""
-        before, mine = self._last.get(container_id), asyncio.get_running_loop().create_future()
-        self._last[container_id] = mine
+        before, finished = self._last.get(container_id), asyncio.get_running_loop().create_future()
+        self._last[container_id] = finished
 
         async def waiting() -> None:
             try:
@@ -66,8 +66,8 @@ class UpdateQueue:
                     if not call.done:
                         late.go(outcome)
             finally:
-                mine.set_result(None)
-                if self._last.get(container_id) is mine:
+                finished.set_result(None)
+                if self._last.get(container_id) is finished:
                     del self._last[container_id]
 
         return waiting()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MOST: Final = 256
 """This many containers may have updates that wait."""
 PER_SECOND: Final = 50
-PATIENCE_S: Final = 10.0
+UPDATE_TIMEOUT_S: Final = 10.0
 """So long an update waits for calls that are at the runtime, and for a runtime that does not answer."""
 _LIMITS: Final = Limits.__struct_fields__[:-1]
 """All but ``unified``."""
@@ -149,7 +149,7 @@ class Updates:
             self._narrow(container, cpus, wanted.by["cpus"])
         if not wanted.fields and not wanted.unified:
             return False
-        late = executor.clock() - wanted.since > PATIENCE_S
+        late = executor.clock() - wanted.since > UPDATE_TIMEOUT_S
         if executor.state.inflight.of(container_id):
             if late:
                 self._report_not_applied(container_id, wanted.by, "the runtime is still busy with it")
@@ -177,8 +177,10 @@ class Updates:
                     container.id, {"cpus": by}, f"CPUs {outside} are not among those it has"
                 )
                 return
-        wish = Narrowing(None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus)
-        if problem := executor.overrides.narrow(container.id, wish):
+        narrowing = Narrowing(
+            None if cpus is CLEAR else cpus, None, cpus is CLEAR, by, owned=self._owned_cpus
+        )
+        if problem := executor.overrides.narrow(container.id, narrowing):
             executor.telemetry.problem("cannot narrow a container as hooks request", reason=problem)
 
     async def _send(self, container_id: str, wanted: _Wanted) -> None:
@@ -196,7 +198,7 @@ class Updates:
             raise UnavailableError("it is being changed, or has ended")
         want, limits = executor.state.wanted(container), self._limits(container, wanted)
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
-        flight = executor.calls.depart(container_id, want)
+        flight = executor.calls.track(container_id, want)
         fencing.bind(flight, fence)
         async with self._start_update.under_way(flight):
             mems = executor.mems.renewed(container)

@@ -251,9 +251,9 @@ def _set(into: MutableMapping[str, str], wanted: Mapping[str, Any]) -> None:
 
 def _adjust(resources: pb.LinuxContainerResources, adjustment: Adjustment) -> None:
     """Set what hooks want; of CPUs and memory nodes only that those of the client do not count."""
-    for ours, theirs in NUMBERS.items():
-        if (value := getattr(adjustment, ours)) is not LEAVE:
-            setattr(resources, theirs, 0 if value is CLEAR else value)
+    for field, name in NUMBERS.items():
+        if (value := getattr(adjustment, field)) is not LEAVE:
+            setattr(resources, name, 0 if value is CLEAR else value)
     if adjustment.cpus is CLEAR:
         resources.cpuset_cpus = ""
     if adjustment.mems is CLEAR:

@@ -30,9 +30,9 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.workload import Phase
 
-POD_PATIENCE_S, CREATE_PATIENCE_S, START_PATIENCE_S = 120.0, 30.0, 10.0
+POD_TIMEOUT_S, CREATE_TIMEOUT_S, START_TIMEOUT_S = 120.0, 30.0, 10.0
 """How long a call may be pending: a network plugin may take a minute, a busy disk some seconds."""
-LOOKS = Backoff(0.3, 2.0)
+POLLS = Backoff(0.3, 2.0)
 """Seconds between two looks at the runtime's list."""
 BEGUN = {"RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 LIMIT = 512
@@ -58,8 +58,8 @@ class _Entry:
 class Calls(Generic[K]):
     """Calls of one kind."""
 
-    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
-        self._patience = patience
+    def __init__(self, timeout_s: float, clock: Callable[[], float]) -> None:
+        self._timeout_s = timeout_s
         self._clock = clock
         self._open: dict[K, _Entry] = {}
 
@@ -74,7 +74,7 @@ class Calls(Generic[K]):
         before = self._open.pop(key, None)
         if before is None and len(self._open) >= LIMIT:
             before = self._open.pop(next(iter(self._open)))
-        self._open[key] = _Entry(call, self._clock() + self._patience)
+        self._open[key] = _Entry(call, self._clock() + self._timeout_s)
         if before is not None:
             before.call.lost()
 
@@ -107,9 +107,9 @@ class PendingCalls:
     def __init__(self, executor: NodeExecutor, start_update: StartUpdate) -> None:
         self._executor = executor
         self._start_update = start_update
-        self.pods = Calls[str](POD_PATIENCE_S, executor.clock)
-        self.creates = Calls[Creation](CREATE_PATIENCE_S, executor.clock)
-        self.starts = Calls[str](START_PATIENCE_S, executor.clock)
+        self.pods = Calls[str](POD_TIMEOUT_S, executor.clock)
+        self.creates = Calls[Creation](CREATE_TIMEOUT_S, executor.clock)
+        self.starts = Calls[str](START_TIMEOUT_S, executor.clock)
         self._older: dict[str, frozenset[str]] = {}
         self._woken = asyncio.Event()
 
@@ -127,7 +127,7 @@ class PendingCalls:
 
     async def run(self) -> None:
         """Look for the outcome of what is pending, without end."""
-        looks = RetryDelays(LOOKS)
+        looks = RetryDelays(POLLS)
         while True:
             if not (self.pods or self.creates or self.starts):
                 await self._woken.wait()
@@ -141,19 +141,19 @@ class PendingCalls:
         """Query the runtime for the outcome of pending calls; those past their timeout are lost."""
         executor, ask = self._executor, self._start_update.lookups.run
         try:
-            await self.settle_creates()
+            await self.check_creates()
             if self.pods:
                 for pod in await ask(executor.runtime.list_pods):
-                    self.see_pod(pod)
+                    self.handle_listed_pod(pod)
             if self.starts:
                 for container in await ask(executor.runtime.list_containers):
-                    self.see_container(container)
+                    self.handle_listed_container(container)
         except (UnavailableError, RuntimeCallError) as error:
             executor.telemetry.problem("cannot list what the runtime has", err=error)
         for calls in (self.pods, self.creates, self.starts):
             calls.expire()
 
-    async def settle_creates(self) -> None:
+    async def check_creates(self) -> None:
         """Read the outcome of creates.
 
         Raises:
@@ -161,9 +161,9 @@ class PendingCalls:
         """
         if self.creates:
             for container in await self._start_update.lookups.run(self._executor.runtime.list_containers):
-                self.see_container(container)
+                self.handle_listed_container(container)
 
-    def see_pod(self, pod: RuntimePod) -> None:
+    def handle_listed_pod(self, pod: RuntimePod) -> None:
         """The runtime lists a sandbox."""
         if not pod.ready or pod.id in self._older.get(pod.uid, ()):
             return
@@ -173,7 +173,7 @@ class PendingCalls:
         elif call is not None:
             call.answered(pod.id)
 
-    def see_container(self, container: RuntimeContainer) -> None:
+    def handle_listed_container(self, container: RuntimeContainer) -> None:
         """The runtime lists a container."""
         call = self.creates.take(Creation(container.sandbox_id, container.name, container.attempt))
         if call is not None and container.id in self._executor.state.containers:

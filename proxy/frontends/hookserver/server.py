@@ -88,8 +88,8 @@ class HookServerRunner:
         self._server.socket.wanted = True
         await asyncio.to_thread(self._server.socket.open)
         self.listening = True
-        looking = run_with_restarts(self.servicer.pending.run, self._executor.restarted)
-        self._task = asyncio.get_running_loop().create_task(looking)
+        polling = run_with_restarts(self.servicer.pending.run, self._executor.restarted)
+        self._task = asyncio.get_running_loop().create_task(polling)
         self._executor.telemetry.event("listening as a hook server", path=self.path)
 
     async def stop(self) -> None:
@@ -168,10 +168,12 @@ class Server:
     def _thread(self, name: str, answer: Answer) -> Callable[[Any, grpc.ServicerContext], Any]:
         """Return what a thread of the server does with a request."""
 
-        def ask(asked: Any, context: grpc.ServicerContext) -> Any:
+        def ask(request: Any, context: grpc.ServicerContext) -> Any:
             limit = min(context.time_remaining() or self._limit, self._limit)
             try:
-                job = asyncio.run_coroutine_threadsafe(self._answered(name, answer, asked, limit), self._loop)
+                job = asyncio.run_coroutine_threadsafe(
+                    self._answered(name, answer, request, limit), self._loop
+                )
             except RuntimeError:  # the loop is closed
                 refuse_call(context, GrpcStatus.UNAVAILABLE, "cannot answer: the daemon stops")
             # Also called when the client goes away; not registered where the client has left already.
@@ -189,13 +191,13 @@ class Server:
 
         return ask
 
-    async def _answered(self, name: str, answer: Answer, asked: Any, limit: float) -> Any:
+    async def _answered(self, name: str, answer: Answer, request: Any, limit: float) -> Any:
         """Answer a request in time; runs on the loop."""
         executor = self._executor
         executor.telemetry.count(metrics.HOOK_SERVER_REQUESTS)
         try:
             async with asyncio.timeout(limit):
-                return await answer(asked)
+                return await answer(request)
         except HookCallRefusedError:
             executor.telemetry.count(metrics.HOOK_SERVER_REQUESTS_REFUSED)
             raise
@@ -209,18 +211,18 @@ class Server:
         except Exception as error:  # noqa: BLE001  the node must not suffer from an internal error
             executor.broken(error)
             executor.attention.set()
-            return self._answer_after_error(name, asked, error)
+            return self._answer_after_error(name, request, error)
 
-    def _answer_after_error(self, name: str, asked: Any, error: Exception) -> Any:
+    def _answer_after_error(self, name: str, request: Any, error: Exception) -> Any:
         """Answer after an internal error: as it is, unless the container would rather not run."""
-        if isinstance(asked, pb.PodSandboxHookRequest):
-            return pod_echo(asked)
-        if name == "PreCreateContainerHook" and self._servicer.must_be_placed(asked):
+        if isinstance(request, pb.PodSandboxHookRequest):
+            return pod_echo(request)
+        if name == "PreCreateContainerHook" and self._servicer.must_be_placed(request):
             what = f"{type(error).__name__}: {error}"
             raise HookCallRefusedError(
                 GrpcStatus.INTERNAL, f"cannot place the container: internal error: {what}"
             )
-        return container_echo(asked)
+        return container_echo(request)
 
 
 def _give_up(job: concurrent.futures.Future[Any]) -> None:

@@ -77,7 +77,7 @@ class RuntimeLookup:
             existing = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
             if existing:
                 newest = max(existing, key=lambda pod: pod.attempt)
-                self._pending.see_pod(newest)
+                self._pending.handle_listed_pod(newest)
                 return newest.id, newest.attempt
             if last:
                 await asyncio.sleep(pauses.next())
@@ -91,7 +91,7 @@ class RuntimeLookup:
         executor = self._executor
         if container_id not in executor.state.containers and self._pending.creates:
             for one in await self.seen(container_id) or ():
-                self._pending.see_container(one)
+                self._pending.handle_listed_container(one)
         container = executor.state.containers.get(container_id)
         if container is None or container.phase is not Phase.CREATED:
             return
@@ -112,10 +112,10 @@ class RuntimeLookup:
         try:
             return list(await self._start_update.lookups.run(executor.runtime.list_containers, container_id))
         except (UnavailableError, RuntimeCallError) as error:
-            self.look_later(error)
+            self.reconcile_later(error)
             return None
 
-    def look_later(self, error: Exception) -> None:
+    def reconcile_later(self, error: Exception) -> None:
         """The runtime does not answer: report it, and reconcile with it soon."""
         self._executor.telemetry.problem("cannot list what the runtime has", err=error)
         self._executor.attention.set()
@@ -140,25 +140,25 @@ class Servicer:
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
-    async def pre_run_pod_sandbox(self, asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
+    async def pre_run_pod_sandbox(self, request: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
         """A sandbox is about to be created.
 
         Raises:
             HookCallRefusedError: It is not to be.
         """
-        call = SandboxCall(self._flow, "RunPodSandbox", SandboxReply(asked, pod_echo(asked)))
+        call = SandboxCall(self._flow, "RunPodSandbox", SandboxReply(request, pod_echo(request)))
         reply: SandboxReply = await call.decide()
         with call.or_lost():
-            if asked.pod_meta.uid and call.state is not None:
-                self.pending.add_pod(asked.pod_meta.uid, call)
+            if request.pod_meta.uid and call.state is not None:
+                self.pending.add_pod(request.pod_meta.uid, call)
             else:
                 call.lost()
         return reply.answer
 
-    async def post_stop_pod_sandbox(self, asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
+    async def post_stop_pod_sandbox(self, request: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
         """A sandbox was stopped, or was not: the runtime knows."""
         executor = self._executor
-        ours = self._find.sandboxes(asked.pod_meta.uid)
+        ours = self._find.sandboxes(request.pod_meta.uid)
         if ours:
             try:
                 listed = await self._start_update.lookups.run(executor.runtime.list_pods)
@@ -167,35 +167,35 @@ class Servicer:
                     if sandbox_id not in ready:
                         executor.sandboxes.stopped(sandbox_id)
             except (UnavailableError, RuntimeCallError) as error:
-                self._find.look_later(error)
-        return pod_echo(asked)
+                self._find.reconcile_later(error)
+        return pod_echo(request)
 
     # -- containers ---------------------------------------------------------------------------------------
 
-    async def pre_create_container(self, asked: Container) -> ContainerAnswer:
+    async def pre_create_container(self, request: Container) -> ContainerAnswer:
         """A container is about to be created: it gets its CPUs, which are free when this returns.
 
         Raises:
             HookCallRefusedError: It is not to be.
         """
         if self._executor.store.mode.is_leaving:
-            return container_echo(asked)  # the node is released
+            return container_echo(request)  # the node is released
         try:
-            await self.pending.settle_creates()  # the container may run already: others leave its CPUs
-            found = await self._find.sandbox(asked.pod_meta)
+            await self.pending.check_creates()  # the container may run already: others leave its CPUs
+            found = await self._find.sandbox(request.pod_meta)
         except (UnavailableError, RuntimeCallError) as error:
-            return self._undecided(asked, str(error))
+            return self._undecided(request, str(error))
         if found is None:
-            return self._undecided(asked, "the runtime does not know its sandbox")
-        call = ContainerCall(self._flow, "CreateContainer", container_reply(asked), found)
+            return self._undecided(request, "the runtime does not know its sandbox")
+        call = ContainerCall(self._flow, "CreateContainer", container_reply(request), found)
         reply: ContainerReply = await call.decide()
         with call.or_lost():
             self._delegate(call, reply.answer)
         if reply.lost:
             self._executor.telemetry.problem(
                 "cannot change a container: Koordinator's hook protocol has no fields for it",
-                pod=f"{asked.pod_meta.namespace}/{asked.pod_meta.name}",
-                container=asked.container_meta.name,
+                pod=f"{request.pod_meta.namespace}/{request.pod_meta.name}",
+                container=request.container_meta.name,
                 fields=", ".join(reply.lost),
             )
         return reply.answer
@@ -212,27 +212,27 @@ class Servicer:
         else:
             call.lost()
 
-    async def pre_start_container(self, asked: Container) -> ContainerAnswer:
+    async def pre_start_container(self, request: Container) -> ContainerAnswer:
         """A container is about to be started: the runtime has today's set for it when this returns.
 
         Raises:
             HookCallRefusedError: It is not to be.
         """
-        container_id = asked.container_meta.id
+        container_id = request.container_meta.id
         if container_id:
             await self._find.name(container_id)
-            call = ContainerCall(self._flow, "StartContainer", container_reply(asked))
+            call = ContainerCall(self._flow, "StartContainer", container_reply(request))
             await call.decide()
             if call.state is not None:
                 self.pending.starts.add(container_id, call)
                 self.pending.wake()
             else:
                 call.lost()
-        return container_echo(asked)
+        return container_echo(request)
 
-    async def post_start_container(self, asked: Container) -> ContainerAnswer:
+    async def post_start_container(self, request: Container) -> ContainerAnswer:
         """A container was started, or was not: the runtime knows."""
-        container_id = asked.container_meta.id
+        container_id = request.container_meta.id
         if container_id in self.pending.starts or container_id in self._executor.state.containers:
             seen = await self._find.seen(container_id)
             call = self.pending.starts.take(container_id)
@@ -242,58 +242,58 @@ class Servicer:
                 call.lost()
             else:
                 call.over(0 if any(one.state != "CREATED" for one in seen) else GrpcStatus.UNKNOWN)
-        return container_echo(asked)
+        return container_echo(request)
 
-    async def pre_update_container_resources(self, asked: Container) -> ContainerAnswer:
+    async def pre_update_container_resources(self, request: Container) -> ContainerAnswer:
         """A container's resources are about to be changed; its CPUs are decided here.
 
         Raises:
             HookCallRefusedError: They are not to be.
         """
-        container_id = asked.container_meta.id
+        container_id = request.container_meta.id
         if not container_id:
-            return container_echo(asked)
+            return container_echo(request)
         await self._find.name(container_id)
         quotas, container = self._executor.quotas, self._executor.state.containers.get(container_id)
         recorded = CONTAINER + container_id in quotas.known.records
         ours = recorded or (container is not None and quotas.off(container))
-        call = ContainerCall(self._flow, "UpdateContainerResources", update_reply(asked, quota=not ours))
+        call = ContainerCall(self._flow, "UpdateContainerResources", update_reply(request, quota=not ours))
         reply: ContainerReply = await call.decide()
         call.lost()  # its end is never seen; afterwards the runtime gets the current set again
         return reply.answer
 
-    async def post_stop_container(self, asked: Container) -> ContainerAnswer:
+    async def post_stop_container(self, request: Container) -> ContainerAnswer:
         """A container was stopped, or was not: the runtime knows."""
-        container_id = asked.container_meta.id
+        container_id = request.container_meta.id
         if container_id in self._executor.state.containers:
             seen = await self._find.seen(container_id)
             if seen is not None and all(one.state == "EXITED" for one in seen):
                 self._executor.lifecycle.phase(container_id, Phase.EXITED)
             else:
                 self._executor.attention.set()
-        return container_echo(asked)
+        return container_echo(request)
 
     # -- where nothing can be decided ---------------------------------------------------------------------
 
-    def _undecided(self, asked: Container, why: str) -> ContainerAnswer:
+    def _undecided(self, request: Container, why: str) -> ContainerAnswer:
         """Forward a create unchanged, unless its pod must not run unplaced."""
         executor = self._executor
-        meta = asked.pod_meta
-        message = f"cannot place {meta.namespace}/{meta.name}/{asked.container_meta.name}: {why}"
+        meta = request.pod_meta
+        message = f"cannot place {meta.namespace}/{meta.name}/{request.container_meta.name}: {why}"
         executor.telemetry.problem(
             "cannot place a container",
             pod=f"{meta.namespace}/{meta.name}",
-            container=asked.container_meta.name,
+            container=request.container_meta.name,
             err=why,
         )
         executor.attention.set()
-        if self.must_be_placed(asked):
+        if self.must_be_placed(request):
             raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, message)
-        return container_echo(asked)
+        return container_echo(request)
 
-    def must_be_placed(self, asked: Container) -> bool:
+    def must_be_placed(self, request: Container) -> bool:
         """Return whether a container's pod must not run unplaced."""
         state = self._executor.state
-        pod = pod_of(asked, "", 0, state.node.machine.bounds)
+        pod = pod_of(request, "", 0, state.node.machine.bounds)
         is_strict = self._executor.options.refuse_on_error or state.node.refuses_unplaced(pod)
         return is_strict and applies_to(state, pod)

@@ -80,12 +80,12 @@ def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -
     for entry in answer.pod_resources:
         known = placed.get((entry.namespace, entry.name), {})
         for container in entry.containers:
-            ours = known.get(container.name)
-            if ours is None:
+            existing = known.get(container.name)
+            if existing is None:
                 continue
-            if _is_applied(state, ours):
-                _fill(container, state, ours.placement)
-            if held := state.devices.held.get(ours.pod.key, {}).get(container.name):
+            if _is_applied(state, existing):
+                _fill(container, state, existing.placement)
+            if held := state.devices.held.get(existing.pod.key, {}).get(container.name):
                 for resource, ids in sorted(held.items()):
                     container.devices.extend(_devices(state, resource, ids))
     return answer
@@ -299,13 +299,13 @@ class PodResourcesServer:
             latest = self._listed = (state, kubelet, pods_answer(state, kubelet))
         return latest[2]
 
-    def _get(self, asked: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
+    def _get(self, request: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
 
         for pod in self._list(pb.ListPodResourcesRequest()).pod_resources:
-            if (pod.namespace, pod.name) == (asked.pod_namespace, asked.pod_name):
+            if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
                 return pb.GetPodResourcesResponse(pod_resources=pod)
         # kubelet's words, and its code: an error of Go without a status is UNKNOWN.
-        message = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
+        message = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         raise ListerRefusedError(GrpcStatus.UNKNOWN, message)
 
     def _allocatable(self, _: pb.AllocatableResourcesRequest) -> pb.AllocatableResourcesResponse:

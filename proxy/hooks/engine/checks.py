@@ -17,7 +17,7 @@ from proxy.hooks.answers import CLEAR, FIELDS, LEAVE, MAPS, Adjustment, Update, 
 from proxy.hooks.engine import values
 from proxy.hooks.engine.claims import UPDATES, AnswerFields
 from proxy.hooks.engine.errors import shown, subject
-from proxy.hooks.engine.values import WrongError
+from proxy.hooks.engine.values import InvalidFieldError
 from proxy.hooks.events import POINTS, Point
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
@@ -91,7 +91,7 @@ def _veto(answer: Veto, event: Point) -> Veto:
         raise HookError(f"cannot refuse at {event.NAME}: it is too late there, or it cannot be refused")
     try:
         reason = values.text(answer.reason)
-    except WrongError as wrong:
+    except InvalidFieldError as wrong:
         raise HookError(f"cannot take the reason of its veto: {wrong}") from None
     return Veto(" ".join(reason.split())[:LONGEST_REASON] or "no reason given")
 
@@ -114,7 +114,7 @@ def _field(field: str, value: Any, event: Point) -> Any:
         if field == "mems":
             return values.ids(Mask, value, decision.allowed_mems if decision is not None else None)
         return values.parent(value) if field == "cgroup_parent" else values.number(field, value)
-    except WrongError as wrong:
+    except InvalidFieldError as wrong:
         raise HookError(_rejection(field, value, event, str(wrong))) from None
 
 
@@ -136,7 +136,7 @@ def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
                 _add_update(plain, word, entry, event)
             else:
                 plain[word] = _entry(field, word, entry)
-        except WrongError as wrong:
+        except InvalidFieldError as wrong:
             raise HookError(_rejection(f"{field}[{shown(key)}]", None, event, str(wrong))) from None
     return plain
 
@@ -144,7 +144,7 @@ def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
 def _key(field: str, key: object, others: Mapping[str, object]) -> str:
     word = _KEYS[field](key)
     if word in others:
-        raise WrongError("it is there twice, spelled in two ways")
+        raise InvalidFieldError("it is there twice, spelled in two ways")
     return word
 
 
@@ -157,7 +157,7 @@ def _refuse_kubelet_keys(field: str, key: str, entry: object, event: Point) -> N
     if field == "annotations" and hasattr(about, "asked_annotations"):
         places.append(about.asked_annotations)
     if not any(place.get(key) == entry for place in places):
-        raise WrongError("kubelet has set it, and recognizes its pods and containers by it")
+        raise InvalidFieldError("kubelet has set it, and recognizes its pods and containers by it")
 
 
 def _entry(field: str, key: str, entry: object) -> object:
@@ -170,10 +170,10 @@ def _entry(field: str, key: str, entry: object) -> object:
 
 def _add_update(plain: dict[str, Any], key: str, entry: object, event: Point) -> None:
     if not isinstance(entry, Update):
-        raise WrongError(f"it must be an Update, not {type(entry).__name__}")
+        raise InvalidFieldError(f"it must be an Update, not {type(entry).__name__}")
     container: Any = getattr(event, "container", None)
     if "cpus" in event.TAKES and container is not None and container.id == key:
-        raise WrongError("the call is about this container itself: set it in the adjustment")
+        raise InvalidFieldError("the call is about this container itself: set it in the adjustment")
     given: dict[str, Any] = {}
     for field, value in zip(UPDATES, _OF_UPDATE(entry), strict=True):
         if value is LEAVE:
@@ -188,18 +188,18 @@ def _add_update(plain: dict[str, Any], key: str, entry: object, event: Point) ->
                 given[field] = (
                     values.ids(CpuSet, value, None) if field == "cpus" else values.number(field, value)
                 )
-        except WrongError as wrong:
-            raise WrongError(f"{field}: {wrong}") from None
+        except InvalidFieldError as wrong:
+            raise InvalidFieldError(f"{field}: {wrong}") from None
     if given:
         plain[key] = Update(**given)
 
 
 def _files(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise WrongError(f"it must be a mapping, not {type(value).__name__}")
+        raise InvalidFieldError(f"it must be a mapping, not {type(value).__name__}")
     items = list(islice(value.items(), MOST_ENTRIES + 1))
     if len(items) > MOST_ENTRIES:
-        raise WrongError(f"at most {MOST_ENTRIES} entries are taken")
+        raise InvalidFieldError(f"at most {MOST_ENTRIES} entries are taken")
     return {values.cgroup_file(key): values.text(entry) for key, entry in items}
 
 

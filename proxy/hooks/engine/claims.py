@@ -24,7 +24,7 @@ UPDATES = tuple(name for name in Update.__slots__)
 
 def fields_set_by(adjustment: Adjustment) -> dict[str, Any]:
     """Return the fields that an adjustment sets."""
-    return dict(adjustment.said())
+    return dict(adjustment.set_fields())
 
 
 def named(given: AnswerFields) -> Iterator[str]:

@@ -11,7 +11,7 @@ When all hooks have answered, the validating hooks receive the merged answers. T
 once.
 
 The event loop waits briefly for hooks that were quick recently, then watches the dispatch with a timer, and
-is notified of the outcome through ``settle``. Each section below names the thread that runs it.
+is notified of the outcome through ``notify_outcome``. Each section below names the thread that runs it.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Dispatch:
                     self._waiters.remove(waiter)
         return self.outcome
 
-    def settle(self) -> None:
+    def notify_outcome(self) -> None:
         """Notify the loop that there is an outcome, unless it is looking itself; from any thread."""
         done, self._done = self._done, None
         if done is not None:
@@ -295,7 +295,7 @@ class Dispatch:
             step = self._select_next()
             if step is DispatchStep.DONE:
                 self._conclude()
-                self.settle()
+                self.notify_outcome()
             elif step is DispatchStep.READY and not self._start_call():
                 continue
             return
@@ -326,7 +326,7 @@ class Dispatch:
                 self._record_skipped(slots, failure)
                 continue
             self._slots = slots
-            permit = slots.enter(self, now, self._always > 0, self._context.runners.crowded)
+            permit = slots.enter(self, now, self._always > 0, self._context.runners.is_overloaded)
             if permit is None:
                 return DispatchStep.WAITS
             if isinstance(permit, int):
@@ -335,11 +335,11 @@ class Dispatch:
             self._record_skipped(slots, permit)
         return DispatchStep.DONE
 
-    def _ask_permission(self, slots: HookSlots) -> bool:
+    def _may_call(self, slots: HookSlots) -> bool:
         """Return whether the hook may be called, now that a slot is free."""
         self._queued = False
         now = self._context.clock()
-        permit = slots.permit(now, self._always > 0, self._context.runners.crowded)
+        permit = slots.permit(now, self._always > 0, self._context.runners.is_overloaded)
         if isinstance(permit, int):
             self._token = permit
             return True
@@ -359,7 +359,7 @@ class Dispatch:
 
     def run(self, runner: Runner) -> JobResult:
         """Call hooks in a runner, as long as they are plain functions."""
-        ready = self._ask_permission(self._slots) if self._queued else True
+        ready = self._may_call(self._slots) if self._queued else True
         while True:
             if ready:
                 if self.event.NAME in self._slots.coroutines:
@@ -437,7 +437,7 @@ class Dispatch:
             self.start_next()
         except Exception as error:  # noqa: BLE001 - an internal error must not leave the call hanging
             self.on_internal_error(error, None)
-            self.settle()
+            self.notify_outcome()
 
     def _hand_to(self, held: CallHolder) -> None:
         """Record the hook that is called; let the loop check again if its timer would come too late."""

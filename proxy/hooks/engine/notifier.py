@@ -22,7 +22,7 @@ from proxy.hooks.events import Point
 
 MOST_WAITING = 1000
 """Events that may wait for one hook."""
-_LOOK_S, _WAIT_S = 0.02, 5.0
+_POLL_S, _WAIT_S = 0.02, 5.0
 
 Updated = Callable[[Mapping[str, Update], Mapping[str, str]], None]
 """Takes the updates by runtime's container id, and field to the hook that set it."""
@@ -85,7 +85,7 @@ class HookNotifier:
 
         def look() -> None:
             if self.slots.busy and loop.time() < until:
-                loop.call_later(_LOOK_S, look)
+                loop.call_later(_POLL_S, look)
             else:
                 self._put(_Item(event, FieldClaims(), done, always))
 

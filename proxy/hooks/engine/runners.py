@@ -40,7 +40,7 @@ class Job(Protocol):
     def on_internal_error(self, error: BaseException, runner: Runner | None) -> JobResult:
         """``run`` failed with an internal error, or the exception for an overdue hook arrived late."""
 
-    def settle(self) -> None:
+    def notify_outcome(self) -> None:
         """Notify that the job is done; the runner may have its next job before this returns."""
 
     def on_returned(self, runner: Runner) -> None:
@@ -90,9 +90,9 @@ class Runner:
                 return job
             pool.switch_interval.restore(self)
             self.job = None
-            pool.idle.append(self)  # before ``settle``: a call made at once finds this runner
+            pool.idle.append(self)  # before ``notify_outcome``: a call made at once finds this runner
             if result is JobResult.DONE:
-                job.settle()
+                job.notify_outcome()
             del job
             while not self._wake.acquire(timeout=0.0 if pool.closed else IDLE_S):
                 try:
@@ -126,7 +126,7 @@ class Runners:
         return len(self._stuck)
 
     @property
-    def crowded(self) -> bool:
+    def is_overloaded(self) -> bool:
         """Whether too many abandoned runners have not returned."""
         return len(self._stuck) >= MOST_STUCK
 

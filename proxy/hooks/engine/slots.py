@@ -91,7 +91,7 @@ class HookSlots:
         """Whether it is called on the loop itself."""
         return self.hook.pure and self.interrupted < MOST_INTERRUPTED
 
-    def enter(self, waiter: Waiter, now: float, always: bool, crowded: bool) -> int | HookFailure | None:
+    def enter(self, waiter: Waiter, now: float, always: bool, overloaded: bool) -> int | HookFailure | None:
         """Take a slot and return whether to call the hook now, or queue the waiter for a slot.
 
         Returns:
@@ -103,28 +103,28 @@ class HookSlots:
                 waiter.on_queued()
                 self._queue.append(waiter)
                 return None
-            permit = self._permit(now, always, crowded)
+            permit = self._permit(now, always, overloaded)
             if isinstance(permit, int):
                 self._inside += 1
             return permit
 
-    def permit(self, now: float, always: bool, crowded: bool) -> int | HookFailure:
+    def permit(self, now: float, always: bool, overloaded: bool) -> int | HookFailure:
         """Return whether to call the hook now; the caller has a slot, and releases it if not.
 
         Args:
             now: Seconds of the engine's clock.
             always: Ignore the breaker.
-            crowded: Too many calls of all hooks hang.
+            overloaded: Too many calls of all hooks hang.
 
         Returns:
             The breaker's token (0 if it is ignored), or why the hook is not called.
         """
         with self._lock:
-            return self._permit(now, always, crowded)
+            return self._permit(now, always, overloaded)
 
-    def _permit(self, now: float, always: bool, crowded: bool) -> int | HookFailure:
-        if crowded or len(self._overdue_calls) >= MOST_OVERDUE:
-            which = "of all hooks" if crowded else f"of it ({len(self._overdue_calls)})"
+    def _permit(self, now: float, always: bool, overloaded: bool) -> int | HookFailure:
+        if overloaded or len(self._overdue_calls) >= MOST_OVERDUE:
+            which = "of all hooks" if overloaded else f"of it ({len(self._overdue_calls)})"
             return HookFailure("hangs", f"it is not called: too many calls {which} have not returned")
         if always:
             return 0
@@ -161,7 +161,7 @@ class HookSlots:
             if failure is not None:
                 self._note(failure)
             if token:
-                self._judge(token, took, failure, now)
+                self._record_outcome(token, took, failure, now)
             if overdue is not None and not overdue.has_returned:
                 self._overdue_calls.add(overdue)
             if not self._queue:
@@ -176,7 +176,9 @@ class HookSlots:
         if following is not None:
             following.resume()
 
-    def _judge(self, token: int, took: float | None, failure: HookFailure | None, now: float) -> None:
+    def _record_outcome(
+        self, token: int, took: float | None, failure: HookFailure | None, now: float
+    ) -> None:
         if took is None:
             self.breaker.unused(token)
         elif failure is None or failure.kind in _BLAMELESS:

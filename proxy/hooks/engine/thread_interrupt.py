@@ -33,7 +33,7 @@ from typing import Protocol
 _USUAL_S = sys.getswitchinterval()
 _HURRIED_S = 0.0001
 _OURS = str(PurePath(__file__).parent)
-_DELICATE = frozenset(
+_UNSAFE_TO_INTERRUPT = frozenset(
     ("asyncio", "concurrent", "grpc", "importlib", "logging", "loguru", "queue", "threading")
 )
 _FROZEN = "<frozen importlib"
@@ -102,7 +102,7 @@ def _is_safe_to_interrupt(innermost: FrameType) -> bool:
     frame: FrameType | None = innermost
     while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
         name = str(frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] in _DELICATE or frame.f_code.co_filename.startswith(_FROZEN):
+        if name.partition(".")[0] in _UNSAFE_TO_INTERRUPT or frame.f_code.co_filename.startswith(_FROZEN):
             return False
         frame = frame.f_back
     return True

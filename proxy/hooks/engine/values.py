@@ -45,7 +45,7 @@ _FILE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _PROPAGATIONS: Final = ("private", "host_to_container", "bidirectional")
 
 
-class WrongError(ValueError):
+class InvalidFieldError(ValueError):
     """A value that is invalid; the message says why."""
 
 
@@ -53,30 +53,30 @@ def number(field: str, value: object) -> int:
     """Check a number.
 
     Raises:
-        WrongError: It is not a number, or out of bounds.
+        InvalidFieldError: It is not a number, or out of bounds.
     """
     if not isinstance(value, int) or isinstance(value, bool):
-        raise WrongError(f"it must be a whole number, not {type(value).__name__}")
+        raise InvalidFieldError(f"it must be a whole number, not {type(value).__name__}")
     plain = int.__add__(value, 0)
     low, high = NUMBERS[field]
     if low <= plain <= high or (plain == -1 and field in UNLIMITED):
         return plain
     bounds = f"{low} to {high}" if high < _MOST else f"at least {low}"
-    raise WrongError(f"it must be {bounds}" + (" or -1 for no limit" if field in UNLIMITED else ""))
+    raise InvalidFieldError(f"it must be {bounds}" + (" or -1 for no limit" if field in UNLIMITED else ""))
 
 
 def ids(kind: type[CpuSet] | type[Mask], value: Any, allowed: CpuSet | Mask | None) -> CpuSet | Mask:
     """Check CPUs or NUMA nodes: not empty, and a subset of the allowed ones (None: not known here).
 
     Raises:
-        WrongError: The value is not such a set, or not a subset.
+        InvalidFieldError: The value is not such a set, or not a subset.
     """
     if type(value) is not kind or type(value.bits) is not int:
-        raise WrongError(f"it must be a {kind.__name__}, not {type(value).__name__}")
+        raise InvalidFieldError(f"it must be a {kind.__name__}, not {type(value).__name__}")
     if not value:
-        raise WrongError("it must not be empty")
+        raise InvalidFieldError("it must not be empty")
     if allowed is not None and value.bits & ~allowed.bits:
-        raise WrongError(f"a hook may choose from {str(allowed) or 'none'} there")
+        raise InvalidFieldError(f"a hook may choose from {str(allowed) or 'none'} there")
     plain: CpuSet | Mask = kind.from_bits(value.bits)
     return plain
 
@@ -90,21 +90,21 @@ def text(value: object, most: int = LONGEST_VALUE, loose: bool = False) -> str:
         loose: It may contain bytes that are not UTF-8, as lone surrogates (``surrogateescape``).
 
     Raises:
-        WrongError: It is not a text, or cannot be sent.
+        InvalidFieldError: It is not a text, or cannot be sent.
     """
     if type(value) is not str:
         if not isinstance(value, str):
-            raise WrongError(f"it must be a text, not {type(value).__name__}")
+            raise InvalidFieldError(f"it must be a text, not {type(value).__name__}")
         value = str.__str__(value)
     if len(value) > most:
-        raise WrongError(f"it has {len(value)} characters, {most} are allowed")
+        raise InvalidFieldError(f"it has {len(value)} characters, {most} are allowed")
     if "\0" in value:
-        raise WrongError("it has a NUL character")
+        raise InvalidFieldError("it has a NUL character")
     if not value.isascii():
         try:
             value.encode("utf-8", "surrogateescape" if loose else "strict")
         except UnicodeError:
-            raise WrongError("it cannot be written as UTF-8") from None
+            raise InvalidFieldError("it cannot be written as UTF-8") from None
     return value
 
 
@@ -112,11 +112,11 @@ def key(value: object) -> str:
     """Check a key of a map: a text that is not empty.
 
     Raises:
-        WrongError: It is not a valid key.
+        InvalidFieldError: It is not a valid key.
     """
     name = text(value, LONGEST_KEY)
     if not name:
-        raise WrongError("the key must not be empty")
+        raise InvalidFieldError("the key must not be empty")
     return name
 
 
@@ -124,11 +124,11 @@ def variable(value: object) -> str:
     """Check the name of an environment variable.
 
     Raises:
-        WrongError: It contains ``=``, or is not a valid key.
+        InvalidFieldError: It contains ``=``, or is not a valid key.
     """
     name = key(value)
     if "=" in name:
-        raise WrongError("the name of a variable cannot have a '='")
+        raise InvalidFieldError("the name of a variable cannot have a '='")
     return name
 
 
@@ -136,13 +136,15 @@ def cgroup_file(value: object) -> str:
     """Check the name of a file of cgroup v2.
 
     Raises:
-        WrongError: It is not a file name, or names a file that only the engine writes.
+        InvalidFieldError: It is not a file name, or names a file that only the engine writes.
     """
     name = key(value)
     if not _FILE.fullmatch(name):
-        raise WrongError("it must be the name of a file of cgroup v2 such as memory.high")
+        raise InvalidFieldError("it must be the name of a file of cgroup v2 such as memory.high")
     if name.startswith(("cpuset.", "cgroup.")):
-        raise WrongError("files cpuset.* and cgroup.* are the engine's; CPUs and nodes are cpus and mems")
+        raise InvalidFieldError(
+            "files cpuset.* and cgroup.* are the engine's; CPUs and nodes are cpus and mems"
+        )
     return name
 
 
@@ -152,14 +154,14 @@ def path(value: object) -> str:
     ``/a/`` and ``/a`` are the same path, so two hooks that set them must conflict.
 
     Raises:
-        WrongError: It is relative, the root itself, or goes up.
+        InvalidFieldError: It is relative, the root itself, or goes up.
     """
     name = text(value, LONGEST_KEY)
     if ".." in name.split("/"):
-        raise WrongError("the path must not have '..' in it")
+        raise InvalidFieldError("the path must not have '..' in it")
     clean = "/" + posixpath.normpath(name).lstrip("/")
     if not name.startswith("/") or clean == "/":
-        raise WrongError("the path must be absolute and not the root")
+        raise InvalidFieldError("the path must be absolute and not the root")
     return clean
 
 
@@ -167,11 +169,11 @@ def parent(value: object) -> str:
     """Check a cgroup's name, of either driver.
 
     Raises:
-        WrongError: It is empty or goes up.
+        InvalidFieldError: It is empty or goes up.
     """
     name = text(value, LONGEST_KEY)
     if not name.strip("/") or ".." in name.split("/"):
-        raise WrongError("it must name a cgroup, without '..'")
+        raise InvalidFieldError("it must name a cgroup, without '..'")
     return name
 
 
@@ -179,13 +181,13 @@ def device(where: str, value: object) -> Device:
     """Check a device at its path in the container.
 
     Raises:
-        WrongError: It is not valid.
+        InvalidFieldError: It is not valid.
     """
     if not isinstance(value, Device):
-        raise WrongError(f"it must be a Device, not {type(value).__name__}")
+        raise InvalidFieldError(f"it must be a Device, not {type(value).__name__}")
     rights = text(value.permissions, 3)
     if not rights or set(rights) - set("rwm"):
-        raise WrongError("permissions must be of r, w and m")
+        raise InvalidFieldError("permissions must be of r, w and m")
     return Device(_same(where, value.container_path), path(value.host_path), rights)
 
 
@@ -193,14 +195,14 @@ def mount(where: str, value: object) -> Mount:
     """Check a mount at its path in the container.
 
     Raises:
-        WrongError: It is not valid.
+        InvalidFieldError: It is not valid.
     """
     if not isinstance(value, Mount):
-        raise WrongError(f"it must be a Mount, not {type(value).__name__}")
+        raise InvalidFieldError(f"it must be a Mount, not {type(value).__name__}")
     if not isinstance(value.readonly, bool):
-        raise WrongError("readonly must be True or False")
+        raise InvalidFieldError("readonly must be True or False")
     if value.propagation not in _PROPAGATIONS:
-        raise WrongError(f"propagation must be one of {', '.join(_PROPAGATIONS)}")
+        raise InvalidFieldError(f"propagation must be one of {', '.join(_PROPAGATIONS)}")
     where = _same(where, value.container_path)
     return Mount(where, path(value.host_path), value.readonly, text(value.propagation))
 
@@ -208,5 +210,5 @@ def mount(where: str, value: object) -> Mount:
 def _same(where: str, value: object) -> str:
     name = path(value)
     if name != where:
-        raise WrongError(f"its container_path is {name[:100]!r}, the key must be the same")
+        raise InvalidFieldError(f"its container_path is {name[:100]!r}, the key must be the same")
     return name

@@ -21,7 +21,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.hooks.kit.kernel_settings import KernelSettings, Put, SettingsHold, put
+from proxy.hooks.kit.kernel_settings import AppliedSettings, KernelSettings, Put, put
 from proxy.model.errnos import UNMOVABLE_IRQ, UNWRITABLE
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet
@@ -82,7 +82,7 @@ class Irqs:
             for claimed in self._claims.values():
                 banned |= claimed
             try:
-                held = self._knobs.hold(self._wanted_values(banned, online))
+                held = self._knobs.apply(self._wanted_values(banned, online))
             except OSError as error:
                 raise HookError(f"cannot remember the affinity of interrupts: {error}") from error
             return _result_of(held)
@@ -106,7 +106,7 @@ class Irqs:
         if self._seen is not None and own != now:
             for file in files - self._seen:
                 if _parsed(file, _text(file)) == now:
-                    self._knobs.born(file, str(own))
+                    self._knobs.adopt(file, str(own))
         self._seen = files
 
     def _files(self) -> frozenset[Path]:
@@ -158,7 +158,7 @@ def _parsed(file: Path, text: str | None) -> CpuSet:
     return CpuSet()
 
 
-def _result_of(held: SettingsHold) -> MovedIrqs:
+def _result_of(held: AppliedSettings) -> MovedIrqs:
     """Count written and refused files; single refusals are normal, a refusal of all is an error.
 
     Raises:

@@ -28,7 +28,7 @@ Put: TypeAlias = Callable[[Path, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsHold:
+class AppliedSettings:
     """The result of one ``KernelSettings.hold``.
 
     Attributes:
@@ -74,14 +74,14 @@ class KernelSettings:
         with self._lock:
             return self._own(path)[0]
 
-    def born(self, path: Path, own: str) -> None:
+    def adopt(self, path: Path, own: str) -> None:
         """Adopt a file that the kernel created with one of our values: record its original value."""
         with self._lock:
             _, now = self._own(path)
             if now is not None and str(path) not in self._known and own != now:
                 self._known[str(path)] = (own, now)
 
-    def hold(self, wanted_values: Mapping[Path, str]) -> SettingsHold:
+    def apply(self, wanted_values: Mapping[Path, str]) -> AppliedSettings:
         """Write these values, and restore the own values of all other files that were set before.
 
         Raises:
@@ -100,7 +100,7 @@ class KernelSettings:
                     refused[path] = error
             self._learn(plan, refused)
             self._save()
-            return SettingsHold(tuple(written), refused)
+            return AppliedSettings(tuple(written), refused)
 
     def _own(self, path: Path) -> tuple[str | None, str | None]:
         """Return a file's own value, and what it holds."""

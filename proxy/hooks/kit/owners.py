@@ -26,7 +26,7 @@ from proxy.model.idset import CpuSet
 PodSettings = TypeVar("PodSettings")
 
 
-class Owners(Generic[PodSettings]):
+class OwnerTracker(Generic[PodSettings]):
     """Containers that own CPUs and whose pods request something of the hook.
 
     Args:
@@ -39,7 +39,7 @@ class Owners(Generic[PodSettings]):
         self._online = CpuSet()
         self._lock = threading.Lock()
 
-    def hear(self, event: Point) -> None:
+    def handle(self, event: Point) -> None:
         """Process an event."""
         with self._lock:
             match event:
@@ -57,6 +57,8 @@ class Owners(Generic[PodSettings]):
                     self._owners.pop(event.container.id, None)
                 case PoolsChanged():
                     self._follow(event)
+
+    hear = handle  # the former name, for one release
 
     def _enter(self, container_id: str, own: CpuSet, pod: PodFacts) -> None:
         settings = self._settings(pod) if own else None
@@ -88,3 +90,7 @@ class Owners(Generic[PodSettings]):
         """Return the CPUs of each owner, and what its pod requests."""
         with self._lock:
             return tuple(self._owners.values())
+
+
+Owners = OwnerTracker
+"""The former name, for one release: copies of a shipped hook on nodes import it."""

@@ -31,7 +31,7 @@ class Power:
         self._cpus = sysfs / "devices/system/cpu"
         self._knobs = KernelSettings(state, put)
 
-    def hold(self, owners: Iterable[tuple[CpuSet, CrioSettings]]) -> None:
+    def apply(self, owners: Iterable[tuple[CpuSet, CrioSettings]]) -> None:
         """Apply the settings of owners to their CPUs, and restore those of all other CPUs.
 
         Raises:
@@ -43,7 +43,7 @@ class Power:
             for cpu in cpus:
                 self._of_cpu(self._cpus / f"cpu{cpu}", settings, wanted_values, failures)
         try:
-            held = self._knobs.hold(wanted_values)
+            held = self._knobs.apply(wanted_values)
         except OSError as error:
             raise HookError(f"cannot remember how CPUs sleep: {error}") from error
         for file, refusal in held.refused.items():
@@ -51,6 +51,8 @@ class Power:
             failures.append(f"cannot write {file}: {refusal.strerror}{more}")
         if failures:
             raise HookError(failures[0])
+
+    hold = apply  # the former name, for one release
 
     @staticmethod
     def _of_cpu(

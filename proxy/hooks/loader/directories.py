@@ -97,7 +97,7 @@ class Survey:
 
     candidates: dict[str, Candidate] = field(default_factory=dict)
     masked: list[tuple[Candidate, Path]] = field(default_factory=list)
-    strange: list[str] = field(default_factory=list)
+    ignored_files: list[str] = field(default_factory=list)
     unreadable: set[Path] = field(default_factory=set)
 
 
@@ -150,13 +150,13 @@ def _put(found: Survey, candidate: Candidate) -> None:
         found.candidates[taken.name] = taken
     found.masked.append((candidate, taken.path))
     if candidate.server:
-        found.strange.append(
+        found.ignored_files.append(
             f"hook server {candidate.path} is not used: there is a hook of that name in {taken.path}"
         )
 
 
 def _python(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
-    for name in _names(directory, found.unreadable, found.strange):
+    for name in _names(directory, found.unreadable, found.ignored_files):
         good = _HOOK.fullmatch(name)
         if not good and (not name.endswith(".py") or name.startswith(".")):
             continue
@@ -166,14 +166,14 @@ def _python(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]
         if good:
             yield candidate
         else:
-            found.strange.append(
+            found.ignored_files.append(
                 f"hook file {directory / name} is not used: it is not named NN-name.py "
                 "(two digits, -, then of a-z, 0-9 and -)"
             )
 
 
 def _servers(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]:
-    for name in _names(directory, found.unreadable, found.strange):
+    for name in _names(directory, found.unreadable, found.ignored_files):
         if not name.endswith("json"):
             continue
         candidate = _examine(
@@ -183,17 +183,17 @@ def _servers(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate
             yield candidate
 
 
-def _names(directory: Path, unreadable: set[Path], strange: list[str]) -> list[str]:
+def _names(directory: Path, unreadable: set[Path], ignored_files: list[str]) -> list[str]:
     try:
         return sorted(os.listdir(directory))  # noqa: PTH208 - names are enough
     except FileNotFoundError:
         return []
     except NotADirectoryError as error:
-        strange.append(f"cannot look for hooks in {directory}: {error.strerror}")
+        ignored_files.append(f"cannot look for hooks in {directory}: {error.strerror}")
         return []
     except OSError as error:
         unreadable.add(directory)
-        strange.append(f"cannot look for hooks in {directory}: {error.strerror}")
+        ignored_files.append(f"cannot look for hooks in {directory}: {error.strerror}")
         return []
 
 

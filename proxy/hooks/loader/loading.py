@@ -29,7 +29,7 @@ from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks import forks
 from proxy.hooks.hook import Hook, HookFailurePolicy
 from proxy.hooks.loader.contract import Contract, check_purity, contract_of
-from proxy.hooks.loader.safe_read import read_settled
+from proxy.hooks.loader.safe_read import read_stable
 from proxy.model.errors import HookError
 
 LOAD_S: Final = 5.0
@@ -98,7 +98,7 @@ def load_file(path: Path, config: HooksConfig | None = None, *, trusted: bool = 
     Raises:
         HookError: It cannot be read, cannot be trusted, or is no hook.
     """
-    data = read_settled(path, trusted=trusted).data
+    data = read_stable(path, trusted=trusted).data
     return load(path.name.removesuffix(".py"), path, data, config or HooksConfig())
 
 
@@ -163,21 +163,23 @@ def _loaded(name: str, path: Path, data: bytes, config: HooksConfig) -> Loaded:
         # Annotations and such are the file's own business, not of this module.
         code = compile(data, str(path), "exec", dont_inherit=True)
         exec(code, vars(module))  # noqa: S102 - this is what hooks are
-        mine = config.settings.get(name, _NONE)
-        contract = contract_of(module, mine.config, f"hooks.settings.{name}.config")
+        hook_settings = config.settings.get(name, _NONE)
+        contract = contract_of(module, hook_settings.config, f"hooks.settings.{name}.config")
         if contract.pure:
             check_purity(data)
-        hook = _hook(name, path, contract, mine, config)
+        hook = _hook(name, path, contract, hook_settings, config)
         return Loaded(hook, contract.settings, module, data)
     except BaseException:
         sys.modules.pop(module.__name__, None)
         raise
 
 
-def _hook(name: str, path: Path, contract: Contract, mine: HookSettings, config: HooksConfig) -> Hook:
+def _hook(
+    name: str, path: Path, contract: Contract, hook_settings: HookSettings, config: HooksConfig
+) -> Hook:
     handlers: Mapping[str, Callable[..., Any]] = contract.handlers
-    timeout = next(t for t in (mine.timeout, contract.timeout, config.timeout) if t is not None)
-    policy = next(p for p in (mine.policy, contract.policy, config.policy) if p is not None)
+    timeout = next(t for t in (hook_settings.timeout, contract.timeout, config.timeout) if t is not None)
+    policy = next(p for p in (hook_settings.policy, contract.policy, config.policy) if p is not None)
     return Hook(name, str(path), handlers, HookFailurePolicy(policy), timeout, pure=contract.pure)
 
 

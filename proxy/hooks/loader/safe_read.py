@@ -31,7 +31,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _AHEAD_S = 0.05
 
 
-class Unsettled(Exception):  # noqa: N818 - reads as what it is
+class FileBeingWrittenError(Exception):
     """The file is being written, or was a moment ago."""
 
 
@@ -57,7 +57,7 @@ def read(path: Path, what: str = "hook", *, trusted: bool = True) -> Content:
         trusted: Only root may have written it.
 
     Raises:
-        Unsettled: It is being written; try again shortly.
+        FileBeingWrittenError: It is being written; try again shortly.
         UntrustedError: A user other than root could have written it.
         HookError: It cannot be read, or is too large.
     """
@@ -74,17 +74,17 @@ def read(path: Path, what: str = "hook", *, trusted: bool = True) -> Content:
         os.close(descriptor)
 
 
-def read_settled(path: Path, what: str = "hook", *, trusted: bool = True, patience: float = 2.0) -> Content:
+def read_stable(path: Path, what: str = "hook", *, trusted: bool = True, timeout_s: float = 2.0) -> Content:
     """As ``read``, and wait a while for a file that is being written.
 
     Raises:
         HookError: Also: it is still being written.
     """
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout_s
     while True:
         try:
             return read(path, what, trusted=trusted)
-        except Unsettled as error:
+        except FileBeingWrittenError as error:
             if time.monotonic() > until:
                 cause = error if os.path.lexists(path) else "there is no such file"
                 raise HookError(f"cannot read {what} {path}: {cause}") from error
@@ -100,7 +100,7 @@ def _checked(path: Path, what: str) -> Path:
 
 def _unreadable(path: Path, what: str, error: OSError) -> Exception:
     if error.errno == errno.ELOOP or (isinstance(error, FileNotFoundError) and not path.is_symlink()):
-        return Unsettled("it is being replaced")
+        return FileBeingWrittenError("it is being replaced")
     cause = "it is a link, and nothing is there" if isinstance(error, FileNotFoundError) else error.strerror
     return HookError(f"cannot read {what} {path}: {cause or error}")
 
@@ -115,14 +115,14 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
         raise HookError(f"cannot read {what} {path}: it is larger than {LIMIT} bytes")
     age = time.time() - before.st_ctime
     if -_AHEAD_S < age < SETTLED_S:
-        raise Unsettled("it was written a moment ago")
+        raise FileBeingWrittenError("it was written a moment ago")
     if age <= -_AHEAD_S:  # the clock was set back: watch it instead
         time.sleep(SETTLED_S)
     with _only_root_writes(descriptor):
         data = _all(descriptor, before.st_size)
         after = os.fstat(descriptor)
     if _seen(before) != _seen(after) or len(data) != after.st_size:
-        raise Unsettled("it was written while it was read")
+        raise FileBeingWrittenError("it was written while it was read")
     version = (after.st_dev, after.st_ino, after.st_mtime_ns, hashlib.sha256(data).digest())
     return Content(data, version)
 
@@ -144,7 +144,7 @@ def _only_root_writes(descriptor: int) -> Iterator[None]:
     """Block writers for a short time.
 
     Raises:
-        Unsettled: Another process has it open for writing.
+        FileBeingWrittenError: Another process has it open for writing.
     """
     leased = False
     try:
@@ -154,7 +154,7 @@ def _only_root_writes(descriptor: int) -> Iterator[None]:
         leased = True
     except OSError as error:
         if error.errno == errno.EAGAIN:
-            raise Unsettled("another process has it open for writing") from error
+            raise FileBeingWrittenError("another process has it open for writing") from error
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from proxy.hooks.loader.safe_read import UntrustedError, read
 from proxy.model.errors import HookError
 from proxy.telemetry.port import Report
 
-DEATHS: Final = 2
+CRASH_LIMIT: Final = 2
 """A content that the daemon has not survived so often is not tried any more."""
 
 
@@ -65,17 +65,17 @@ class CrashMarks:
         mark, content = self._directory / name, hashlib.sha256(data).hexdigest()
         try:
             seen, _, count = mark.read_text(encoding="ascii").partition(" ")
-            deaths = int(count) if seen == content else 0
+            crashes = int(count) if seen == content else 0
         except (OSError, ValueError):
-            deaths = 0
-        if deaths >= DEATHS:
+            crashes = 0
+        if crashes >= CRASH_LIMIT:
             raise CrashingHookError(
-                f"cannot load hook {path}: the daemon has ended {deaths} times while it was brought into "
+                f"cannot load hook {path}: the daemon has ended {crashes} times while it was brought into "
                 f"use: change the file, or remove {mark} to try it again"
             )
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            mark.write_text(f"{content} {deaths + 1}", encoding="ascii")
+            mark.write_text(f"{content} {crashes + 1}", encoding="ascii")
         except OSError:
             return
 
@@ -130,7 +130,7 @@ class VersionBuilder:
             ``old`` if that is what is in it; None if it is disabled, or a server that is us.
 
         Raises:
-            Unsettled: It is being written.
+            FileBeingWrittenError: It is being written.
             HookError: It cannot be used.
         """
         path, what = candidate.path, "hook server" if candidate.server else "hook"

@@ -97,8 +97,8 @@ def container_request(event: ContainerEvent, so_far: Adjustment = NOTHING) -> pb
 def resources_message(resources: Resources) -> pb.LinuxContainerResources:
     """Return resources as the message of the protocol."""
     message = pb.LinuxContainerResources(cpuset_cpus=resources.cpuset_cpus, cpuset_mems=resources.cpuset_mems)
-    for ours, theirs in NUMBERS.items():
-        setattr(message, theirs, getattr(resources, ours))
+    for field, name in NUMBERS.items():
+        setattr(message, name, getattr(resources, field))
     for size, limit in resources.hugepage_limits.items():
         message.hugepage_limits.add(page_size=size, limit=limit)
     put_texts(message.unified, resources.unified)
@@ -148,9 +148,9 @@ def _decided(resources: pb.LinuxContainerResources, decision: Decision) -> None:
 
 def _adjusted(resources: pb.LinuxContainerResources, so_far: Adjustment) -> None:
     """Apply what previous hooks have set; a cleared field is as if it had never been set."""
-    for ours, theirs in NUMBERS.items():
-        if (value := getattr(so_far, ours)) is not LEAVE:
-            setattr(resources, theirs, 0 if value is CLEAR else value)
+    for field, name in NUMBERS.items():
+        if (value := getattr(so_far, field)) is not LEAVE:
+            setattr(resources, name, 0 if value is CLEAR else value)
     if so_far.cpus is not LEAVE:
         resources.cpuset_cpus = "" if so_far.cpus is CLEAR else str(so_far.cpus)
     if so_far.mems is not LEAVE:

@@ -144,8 +144,8 @@ def _changed(sent: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any
 
 
 def _numbers(had: pb.LinuxContainerResources, has: pb.LinuxContainerResources) -> dict[str, int]:
-    pairs = ((ours, getattr(had, name), getattr(has, name)) for ours, name in NUMBERS.items())
-    wanted = {ours: value for ours, before, value in pairs if value != before}
+    pairs = ((field, getattr(had, name), getattr(has, name)) for field, name in NUMBERS.items())
+    wanted = {field: value for field, before, value in pairs if value != before}
     if not has.oom_score_adj:
         wanted.pop("oom_score_adj", None)
     return wanted

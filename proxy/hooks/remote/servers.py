@@ -67,9 +67,9 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
         wanted = _hooks(entries)
     except _FlawError as error:
         raise HookError(f"cannot use the hook server of {path}: {error}") from None
-    strange = [hook for hook in wanted if hook not in POINTS and hook not in NEVER_ASKED]
-    if strange:
-        unknown = ", ".join(map(repr, strange))[:300]
+    unknown_points = [hook for hook in wanted if hook not in POINTS and hook not in NEVER_ASKED]
+    if unknown_points:
+        unknown = ", ".join(map(repr, unknown_points))[:300]
         report("a hook server registers for unknown hook points", hook=name, path=path, points=unknown)
     if policy not in ("", *HookFailurePolicy):
         report(

@@ -51,16 +51,16 @@ class FleetPod:
 
 def fleet_pods(simulated_pods: Iterable[SimulatedPod]) -> list[FleetPod]:
     """Work out what pods request; once for those that are alike."""
-    of_mould: dict[int, PodKind] = {}
+    kind_of: dict[int, PodKind] = {}
     alike: dict[Hashable, PodKind] = {}
     made = []
     for simulated_pod in simulated_pods:
-        kind = of_mould.get(id(simulated_pod.pod_template))
+        kind = kind_of.get(id(simulated_pod.pod_template))
         if kind is None:
             kind = _kind(simulated_pod.pod_template)
             stock, demand = kind.stock, kind.demand
             asks = demand.signature, tuple(sorted(stock.needs.items())), stock.scored
-            kind = of_mould[id(simulated_pod.pod_template)] = alike.setdefault(asks, kind)
+            kind = kind_of[id(simulated_pod.pod_template)] = alike.setdefault(asks, kind)
         made.append(FleetPod(simulated_pod, kind))
     return made
 

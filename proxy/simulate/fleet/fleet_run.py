@@ -3,7 +3,7 @@
 Theory. Pods come at their times. The scheduler chooses a node by what it knows; the node's engine, the code
 that ``serve`` runs, then admits or rejects the pod. A rejected pod has failed, as under kubelet: it holds
 nothing. A pod that no node has room for waits, and is tried again when a pod leaves; of pods that request the
-same, the first that fails stands for the rest. In the end all that wait are tried until none finds a node:
+same, the first that fails decides for the rest. In the end all that wait are tried until none finds a node:
 the scheduler may have looked at some of the nodes only. Time passes between events: a decision takes none.
 """
 
@@ -175,7 +175,7 @@ class FleetRun:
         """Count the free CPUs of the nodes."""
         self._free = FreeCpus(self.hosts)
 
-    def settle(self, pods: Iterable[FleetPod], shown: Mapping[str, Container[str]]) -> list[str]:
+    def place_running(self, pods: Iterable[FleetPod], shown: Mapping[str, Container[str]]) -> list[str]:
         """Place the pods that run already; return the names of those that their nodes reject.
 
         Args:
@@ -220,7 +220,7 @@ class FleetRun:
         while leaving and self._waiting:
             last = leaving[0][0]
             self._depart(leaving, times)
-        while self._retry(last, leaving, times, stand_in=False):
+        while self._retry(last, leaving, times, by_kind=False):
             pass
         self._sample(last)
 
@@ -232,10 +232,10 @@ class FleetRun:
         host.take(gone.pod.simulated_pod.needs, -1)
         self._free.update(at, host)
         self.scheduler.removed(at, gone.pod, host)
-        self._retry(now, leaving, times, stand_in=True)
+        self._retry(now, leaving, times, by_kind=True)
 
     def _retry(
-        self, now: float, leaving: _Leaving, times: Sequence[tuple[float, float]], *, stand_in: bool
+        self, now: float, leaving: _Leaving, times: Sequence[tuple[float, float]], *, by_kind: bool
     ) -> bool:
         """Try the pods that wait again; return whether some node was found for any of them.
 
@@ -243,17 +243,17 @@ class FleetRun:
             now: The time of the simulation.
             leaving: Where pods that are placed are added.
             times: How long they run.
-            stand_in: Whether the first pod that fails stands for all that request the same.
+            by_kind: Whether the first pod that fails decides for all that request the same.
         """
-        hopeless: set[PodKind] = set()
+        unplaceable: set[PodKind] = set()
         before = len(self._waiting)
         for number, record in list(self._waiting.items()):
-            if record.pod.kind in hopeless:
+            if record.pod.kind in unplaceable:
                 continue
             if self._attempt(record, now, leaving, times[number][1]):
                 del self._waiting[number]
-            elif stand_in:
-                hopeless.add(record.pod.kind)
+            elif by_kind:
+                unplaceable.add(record.pod.kind)
         return len(self._waiting) < before
 
     def _attempt(self, record: FleetPodResult, now: float, leaving: _Leaving, stays: float) -> bool:

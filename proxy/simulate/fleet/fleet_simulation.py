@@ -228,7 +228,7 @@ def simulate_fleet(
         scheduler = scheduler_of(hosts, settings)
         every = max(1, len(fleet.coming) // SAMPLES)
         run = FleetRun(scheduler.name, hosts, scheduler, sorted(requested)[-SIZES:], every)
-        rejected = run.settle(fleet.running, fleet.shown)
+        rejected = run.place_running(fleet.running, fleet.shown)
         run.play(fleet.coming, times, step)
         runs.append(run)
     notes = [*fleet.notes]

@@ -1,8 +1,9 @@
 """The two schedulers of a fleet simulation: the stock one, and the stock one with the scheduler extender.
 
 The extender's decisions are made by ``proxy.scheduler``, the code of ``topoproxy scheduler-extender``: it
-filters the nodes that kube-scheduler has found feasible, scores them, and promises the node that is chosen.
-A node has published what it gave a pod before the next pod comes; the clock of the promises continues as far.
+filters the nodes that kube-scheduler has found feasible, scores them, and assumes the pod on the node that is
+chosen. A node has published what it gave a pod before the next pod comes; the clock of the assumed pods
+continues as far.
 
 Theory. With ``percentageOfNodesToScore`` 100 kube-scheduler asks the extender about every node that has room,
 and adds its scores to its own: thousands of nodes for each pod, of which one has changed since the last pod.
@@ -23,15 +24,15 @@ from msgspec.structs import replace
 from proxy.engine.pod_dry_run import ArrivingPod, DryRunOutcome
 from proxy.model.idset import CpuSet, union
 from proxy.pools.claims import STRICT
+from proxy.scheduler.assumed_pods import GRACE_S
 from proxy.scheduler.decision import NodeVerdict, resource_status
 from proxy.scheduler.node_facts import DeviceCounts, SchedulableNode
 from proxy.scheduler.node_table import ENOUGH, NEW_CLASSES, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, with_cpus
-from proxy.scheduler.promises import GRACE_S
 from proxy.scheduler.resource_topology import MemoryRows
 from proxy.scheduler.scores import Strategy, volcano_scores
 from proxy.simulate.fleet.fleet_pods import FleetPod, PodKind
-from proxy.simulate.fleet.stock_scheduler import BEST, MOST_KINDS, UNFIT, StockScheduler, StockView
+from proxy.simulate.fleet.stock_scheduler import BEST, INFEASIBLE, MOST_KINDS, StockScheduler, StockView
 from proxy.simulate.hosts import Host
 
 STOCK = "stock"
@@ -41,7 +42,7 @@ EXTENDER_SCALE = 10
 
 _Rank = tuple[int, int]
 """What the extender's score follows from, and the stock score."""
-_NEW = (-1, UNFIT)
+_NEW = (-1, INFEASIBLE)
 """The rank of nodes of a class that was not judged."""
 
 
@@ -132,7 +133,7 @@ class Ranking:
         self, at: int, demand: PodDemand, known: Mapping[int, NodeVerdict], score: int
     ) -> _Rank | None:
         """Return the rank of a node as it is now."""
-        if score == UNFIT:
+        if score == INFEASIBLE:
             return None
         name = self._names[at]
         verdict = self._table.known_verdict(name, demand, known)
@@ -218,7 +219,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
 
     def choose(self, pod: FleetPod) -> int:
         """Return the position of the node for a pod; -1 where none will do."""
-        if self._stock.looks_at_all:
+        if self._stock.examines_all:
             best = self.ranking(pod).best(self._added)
             return self._stock.pick(best) if best else -1
         demand = pod.demand
@@ -255,7 +256,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         if demand.pod.qos in STRICT and verdict.cpus and facts:
             demand = with_cpus(demand, resource_status(facts, verdict))
             arrival = demand.arrival()
-        self._table.promise(name, demand, self._now)
+        self._table.assume(name, demand, self._now)
         return arrival
 
     def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:

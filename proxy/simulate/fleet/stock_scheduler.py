@@ -44,7 +44,7 @@ LEAST_PERCENTAGE = 5
 UNREQUESTED = {CPU: 100, MEMORY: 200 << 20}
 """What a container that requests none counts with in LeastAllocated, in thousandths of a CPU and bytes."""
 _SCORED = (CPU, MEMORY)
-UNFIT = -1
+INFEASIBLE = -1
 """What stands in place of a score for a node that lacks room."""
 MOST_KINDS = 256
 """Kinds of pods for which what was worked out is kept."""
@@ -89,7 +89,7 @@ class StockView:
     """The nodes as the stock scheduler sees them for one kind of pod.
 
     Attributes:
-        scores: Of all nodes; ``UNFIT`` where a node lacks room.
+        scores: Of all nodes; ``INFEASIBLE`` where a node lacks room.
         fitting: Those that do not lack it, in ascending order.
         seen: How many changes of nodes are counted.
     """
@@ -122,7 +122,7 @@ class StockScheduler:
         self.changes: list[int] = []
 
     @property
-    def looks_at_all(self) -> bool:
+    def examines_all(self) -> bool:
         """Whether no node that fits is left out."""
         return self._enough >= len(self._nodes)
 
@@ -140,7 +140,7 @@ class StockScheduler:
         known = self._views.get(demand)
         if known is None:
             scores = [self._score(at, demand) for at in range(len(self._nodes))]
-            fitting = [at for at, score in enumerate(scores) if score != UNFIT]
+            fitting = [at for at, score in enumerate(scores) if score != INFEASIBLE]
             known = self._views[demand] = StockView(scores, fitting, len(self.changes))
             if len(self._views) > MOST_KINDS:
                 self._views.popitem(last=False)
@@ -148,9 +148,9 @@ class StockScheduler:
         for at in set(self.changes[known.seen :]):
             score, before = self._score(at, demand), known.scores[at]
             known.scores[at] = score
-            if before == UNFIT != score:
+            if before == INFEASIBLE != score:
                 bisect.insort(known.fitting, at)
-            elif before != UNFIT == score:
+            elif before != INFEASIBLE == score:
                 del known.fitting[bisect.bisect_left(known.fitting, at)]
         known.seen = len(self.changes)
         return known
@@ -181,7 +181,7 @@ class StockScheduler:
 
     def _score(self, at: int, demand: StockDemand) -> int:
         node = self._nodes[at]
-        return node.score(demand) if node.fits(demand) else UNFIT
+        return node.score(demand) if node.fits(demand) else INFEASIBLE
 
     def _feasible(self, known: StockView) -> list[int]:
         """Return the nodes that the scheduler continues with, in the order in which it finds them."""
@@ -189,8 +189,8 @@ class StockScheduler:
         first = bisect.bisect_left(fitting, start)
         found = fitting[first : first + self._enough]
         found += fitting[: min(first, self._enough - len(found))]
-        looked = (found[-1] - start) % count + 1 if len(found) == self._enough else count
-        self._start = (start + looked) % count
+        examined = (found[-1] - start) % count + 1 if len(found) == self._enough else count
+        self._start = (start + examined) % count
         return found
 
 

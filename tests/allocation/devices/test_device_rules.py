@@ -157,8 +157,8 @@ def test_reasons_of_each_step() -> None:
 def test_a_preference_counts_in_its_place() -> None:
     state = DeviceState().register(R, devices(a=0, b=0, c=0, d=1, e=1))
 
-    def take(count: int, *wish: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        got = allocate(state, pod(count), "c0", near(0), {R: lambda *_: wish, S: lambda *_: "bc"})
+    def take(count: int, *preference: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        got = allocate(state, pod(count), "c0", near(0), {R: lambda *_: preference, S: lambda *_: "bc"})
         return got.devices[R], tuple(reason.partition(": ")[2] for reason in got.reasons)
 
     words = "the plugin prefers them among those near to the nodes decided on"

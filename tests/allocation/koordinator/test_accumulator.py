@@ -36,10 +36,12 @@ def held(text: str, policy: ExclusivePolicy) -> Allocated:
     return Allocated().add(CpuSet.parse(text), policy)
 
 
-def take(topo: CpuTopology, n: int, wish: BindRequest, taken: Allocated | None = None, **more: bool) -> str:
+def take(
+    topo: CpuTopology, n: int, bind_request: BindRequest, taken: Allocated | None = None, **more: bool
+) -> str:
     taken = taken or Allocated()
-    free = free_cpus(taken, topo.cpus, wish.max_ref_count)
-    return str(accumulate(topo, free, n, wish, taken, **more))
+    free = free_cpus(taken, topo.cpus, bind_request.max_ref_count)
+    return str(accumulate(topo, free, n, bind_request, taken, **more))
 
 
 def test_takes_no_more_than_was_asked_for() -> None:
@@ -56,18 +58,18 @@ def test_the_last_core_fits_exactly() -> None:
 def test_cores_are_avoided_in_a_socket_and_everywhere() -> None:
     topo, free = machine(1, 2, 2), CpuSet.parse("1-2,4,6")
     for level in (CORE, NODE):
-        wish, others = replace(SPREAD, exclusive=level), held("0", level)
-        assert str(accumulate(topo, free, 3, wish, others)) == "2,4,6"
-        literal = accumulate(topo, free, 3, wish, others, degrade=False)
+        bind_request, others = replace(SPREAD, exclusive=level), held("0", level)
+        assert str(accumulate(topo, free, 3, bind_request, others)) == "2,4,6"
+        literal = accumulate(topo, free, 3, bind_request, others, degrade=False)
         assert str(literal) == {CORE: "2,4,6", NODE: "1-2,4"}[level], "only PCPULevel, as Koordinator's code"
-    wish, others = replace(FULL, exclusive=CORE), held("0", CORE)
-    assert take(machine(2, 1, 2), 6, wish, others) == "2-7"
-    assert take(machine(2, 1, 2), 7, wish, others) == "1-7", "what is avoided is taken at last"
+    bind_request, others = replace(FULL, exclusive=CORE), held("0", CORE)
+    assert take(machine(2, 1, 2), 6, bind_request, others) == "2-7"
+    assert take(machine(2, 1, 2), 7, bind_request, others) == "1-7", "what is avoided is taken at last"
 
 
 def test_threads_that_fewer_pods_have() -> None:
-    wish = replace(SPREAD, max_ref_count=2)
-    assert take(machine(1, 1, 2), 2, wish, Allocated({0: 1, 2: 1})) == "1,3"
+    bind_request = replace(SPREAD, max_ref_count=2)
+    assert take(machine(1, 1, 2), 2, bind_request, Allocated({0: 1, 2: 1})) == "1,3"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +83,8 @@ def test_single_threads_come_from_where_the_strategy_says(
     topo: CpuTopology, free: str, n: int, policy: BindPolicy, most: str, least: str
 ) -> None:
     for strategy, expected in ((NumaStrategy.MOST_ALLOCATED, most), (NumaStrategy.LEAST_ALLOCATED, least)):
-        wish = BindRequest(policy, strategy=strategy)
-        assert str(accumulate(topo, CpuSet.parse(free), n, wish, Allocated())) == expected
+        bind_request = BindRequest(policy, strategy=strategy)
+        assert str(accumulate(topo, CpuSet.parse(free), n, bind_request, Allocated())) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,26 +102,28 @@ def test_units_have_their_true_sizes(offline: str, n: int, expected: str, why: s
 
 def test_without_a_free_node_cores_are_avoided() -> None:
     topo, others = machine(1, 2, 4), held("0,8", NODE)
-    wish = replace(SPREAD, exclusive=NODE)
-    assert take(topo, 3, wish, others) == "2,4,6"
-    assert take(topo, 3, wish, others, degrade=False) == "1-2,4", "as Koordinator's code"
-    assert take(topo, 12, wish, others) == "1-7,9-12,14", "if need be anything"
+    bind_request = replace(SPREAD, exclusive=NODE)
+    assert take(topo, 3, bind_request, others) == "2,4,6"
+    assert take(topo, 3, bind_request, others, degrade=False) == "1-2,4", "as Koordinator's code"
+    assert take(topo, 12, bind_request, others) == "1-7,9-12,14", "if need be anything"
 
 
 def test_cores_of_the_same_policy_are_avoided_by_whole_cores_too() -> None:
     topo, others = machine(1, 1, 3), held("0-1", CORE)
-    wish = replace(FULL, exclusive=CORE, max_ref_count=2)
-    assert take(topo, 2, replace(wish, exclusive=ExclusivePolicy.NONE), others) == "2-3", "fewer pods have it"
+    bind_request = replace(FULL, exclusive=CORE, max_ref_count=2)
+    assert take(topo, 2, replace(bind_request, exclusive=ExclusivePolicy.NONE), others) == "2-3", (
+        "fewer pods have it"
+    )
     both = others.add(CpuSet.parse("2-5")).add(CpuSet())
-    assert take(topo, 4, wish, both) == "2-5"
-    assert take(topo, 4, wish, both, degrade=False) == "0-3"
-    assert take(topo, 6, wish, both) == "0-5", "only preferred"
+    assert take(topo, 4, bind_request, both) == "2-5"
+    assert take(topo, 4, bind_request, both, degrade=False) == "0-3"
+    assert take(topo, 6, bind_request, both) == "0-5", "only preferred"
 
 
 def test_the_second_half_of_a_request_does_not_shun_the_first() -> None:
     topo = machine(2, 1, 2)
-    wish = replace(FULL, exclusive=NODE)
-    assert take(topo, 3, wish, held("0,4", ExclusivePolicy.NONE)) == "1-3"
+    bind_request = replace(FULL, exclusive=NODE)
+    assert take(topo, 3, bind_request, held("0,4", ExclusivePolicy.NONE)) == "1-3"
 
 
 def test_says_what_it_did() -> None:
@@ -132,8 +136,8 @@ def test_says_what_it_did() -> None:
         "1 CPU: single CPUs, one of each core in turn: CPU 10",
     ]
     steps.clear()
-    wish = replace(SPREAD, strategy=NumaStrategy.LEAST_ALLOCATED)
-    accumulate(topo, topo.cpus, 3, wish, Allocated(), steps=steps)
+    bind_request = replace(SPREAD, strategy=NumaStrategy.LEAST_ALLOCATED)
+    accumulate(topo, topo.cpus, 3, bind_request, Allocated(), steps=steps)
     assert steps == [
         "3 CPUs: one thread of each core of NUMA node 0, which has the most free (4): CPUs 0,2,4"
     ]
@@ -156,7 +160,7 @@ def requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, int, BindRequest, Al
     most = draw(st.integers(1, 2))
     counts = draw(st.dictionaries(ids, st.integers(1, most)))
     policies = {cpu: draw(st.sampled_from(ExclusivePolicy)) for cpu in counts}
-    wish = BindRequest(
+    bind_request = BindRequest(
         draw(st.sampled_from((BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS))),
         exclusive=draw(st.sampled_from(ExclusivePolicy)),
         strategy=draw(st.sampled_from(NumaStrategy)),
@@ -164,19 +168,19 @@ def requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, int, BindRequest, Al
     )
     taken = Allocated(counts, policies)
     free = free_cpus(taken, topo.cpus, most)
-    return topo, free, draw(st.integers(0, len(free))), wish, taken
+    return topo, free, draw(st.integers(0, len(free))), bind_request, taken
 
 
 @given(requests(), st.booleans())
 def test_exactly_n_of_what_is_free_and_always_the_same(
     request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated], degrade: bool
 ) -> None:
-    topo, free, n, wish, taken = request
+    topo, free, n, bind_request, taken = request
     steps: list[str] = []
-    found = accumulate(topo, free, n, wish, taken, degrade=degrade, steps=steps)
+    found = accumulate(topo, free, n, bind_request, taken, degrade=degrade, steps=steps)
     assert len(found) == n
     assert found <= free
-    assert found == accumulate(topo, free, n, wish, taken, degrade=degrade)
+    assert found == accumulate(topo, free, n, bind_request, taken, degrade=degrade)
     assert bool(steps) == (n > 0)
 
 
@@ -184,30 +188,30 @@ def test_exactly_n_of_what_is_free_and_always_the_same(
 def test_no_pod_is_met_where_a_node_has_room_for_all(
     request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
 ) -> None:
-    topo, free, n, wish, taken = request
-    if wish.exclusive not in (CORE, NODE):
+    topo, free, n, bind_request, taken = request
+    if bind_request.exclusive not in (CORE, NODE):
         return
-    theirs = taken.under(wish.exclusive)
-    units = topo.cores if wish.exclusive is CORE else topo.nodes
+    theirs = taken.under(bind_request.exclusive)
+    units = topo.cores if bind_request.exclusive is CORE else topo.nodes
     shunned = CpuSet()
     for bits in units.values():
         if bits & theirs.bits:
             shunned |= CpuSet.from_bits(bits)
     clean = free - shunned
     whole = [c for c in topo.cores.values() if not c & ~clean.bits]
-    spread = wish.policy is BindPolicy.SPREAD_BY_PCPUS and topo.cpus_per_core > 1
+    spread = bind_request.policy is BindPolicy.SPREAD_BY_PCPUS and topo.cpus_per_core > 1
     pieces = [c & clean.bits & -(c & clean.bits) for c in topo.cores.values()] if spread else whole
     if any(sum((piece & node).bit_count() for piece in pieces) >= n for node in topo.nodes.values()):
-        assert accumulate(topo, free, n, wish, taken).isdisjoint(shunned)
+        assert accumulate(topo, free, n, bind_request, taken).isdisjoint(shunned)
 
 
 @given(requests())
 def test_the_policy_holds_where_a_node_has_room_for_it(
     request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
 ) -> None:
-    topo, free, n, wish, taken = request
-    wish = replace(wish, exclusive=ExclusivePolicy.NONE)
-    if wish.policy is BindPolicy.FULL_PCPUS:
+    topo, free, n, bind_request, taken = request
+    bind_request = replace(bind_request, exclusive=ExclusivePolicy.NONE)
+    if bind_request.policy is BindPolicy.FULL_PCPUS:
         sizes = {c.bit_count() for c in topo.cores.values()}
         pieces = [c for c in topo.cores.values() if not c & ~free.bits]
         possible = len(sizes) == 1 and n % topo.cpus_per_core == 0
@@ -215,4 +219,4 @@ def test_the_policy_holds_where_a_node_has_room_for_it(
         pieces = [c & free.bits & -(c & free.bits) for c in topo.cores.values()]
         possible = topo.cpus_per_core > 1
     if possible and any(sum((p & node).bit_count() for p in pieces) >= n for node in topo.nodes.values()):
-        assert holds(topo, accumulate(topo, free, n, wish, taken), wish.policy)
+        assert holds(topo, accumulate(topo, free, n, bind_request, taken), bind_request.policy)

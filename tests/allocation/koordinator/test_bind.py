@@ -37,8 +37,10 @@ def machine(nodes: int, cores: int, threads: int = 2, offline: str = "") -> CpuT
     return CpuTopology.of_rows(rows)
 
 
-def take(topo: CpuTopology, free: str, n: int, wish: BindRequest, taken: Allocated | None = None) -> str:
-    return str(bind(topo, CpuSet.parse(free), n, wish, taken))
+def take(
+    topo: CpuTopology, free: str, n: int, bind_request: BindRequest, taken: Allocated | None = None
+) -> str:
+    return str(bind(topo, CpuSet.parse(free), n, bind_request, taken))
 
 
 TWO = machine(2, 4)  # 0-7, 8-15
@@ -92,15 +94,15 @@ def test_whole_cores_of_different_sizes_add_up() -> None:
 
 
 def test_preferred_cpus_come_first() -> None:
-    wish = BindRequest(preferred=CpuSet.parse("9-13"))
-    assert take(TWO, "0-15", 4, wish) == "10-13"
-    assert take(TWO, "0-10,12-15", 6, wish) == "9-10,12-15", "the rest by itself"
-    assert take(TWO, "0-15", 2, replace(wish, preferred=CpuSet([99]))) == "0-1"
-    required = replace(wish, required=True, preferred=CpuSet.parse("9-11"))
+    bind_request = BindRequest(preferred=CpuSet.parse("9-13"))
+    assert take(TWO, "0-15", 4, bind_request) == "10-13"
+    assert take(TWO, "0-10,12-15", 6, bind_request) == "9-10,12-15", "the rest by itself"
+    assert take(TWO, "0-15", 2, replace(bind_request, preferred=CpuSet([99]))) == "0-1"
+    required = replace(bind_request, required=True, preferred=CpuSet.parse("9-11"))
     assert take(TWO, "0-15", 4, required) == "8-11"
     assert take(TWO, "0-7,9-15", 4, required) == "10-13", "half a core is not preferred"
     steps: list[str] = []
-    bind(TWO, CpuSet.parse("0-10"), 2, wish, steps=steps)
+    bind(TWO, CpuSet.parse("0-10"), 2, bind_request, steps=steps)
     assert steps[0] == "first of the preferred CPUs that are free, 9-10"
     evenly = replace(EVENLY, preferred=CpuSet.parse("0-3"))
     assert take(TWO, "0-15", 8, evenly) == "0-3,8-11"
@@ -129,16 +131,18 @@ def test_even_parts_of_the_nodes_that_are_needed(
 def test_even_parts_avoid_what_others_would_not_share() -> None:
     four = machine(4, 2)  # 0-3, 4-7, 8-11, 12-15
     others = Allocated().add(CpuSet([0]), ExclusivePolicy.NUMA_NODE_LEVEL)
-    wish = replace(EVENLY, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
-    assert take(four, "1-15", 6, wish, others) == "4-9"
-    assert take(four, "1-5,8-9", 3, wish, others) == "4-5,8"
-    assert take(four, "1-5,8-9", 3, replace(wish, exclusive=ExclusivePolicy.PCPU_LEVEL), others) == "1-3"
-    assert take(four, "1-15", 14, wish, others) == "2-15"
+    bind_request = replace(EVENLY, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
+    assert take(four, "1-15", 6, bind_request, others) == "4-9"
+    assert take(four, "1-5,8-9", 3, bind_request, others) == "4-5,8"
+    assert (
+        take(four, "1-5,8-9", 3, replace(bind_request, exclusive=ExclusivePolicy.PCPU_LEVEL), others) == "1-3"
+    )
+    assert take(four, "1-15", 14, bind_request, others) == "2-15"
     cores = BindRequest(SPREAD, exclusive=ExclusivePolicy.PCPU_LEVEL, strategy=NumaStrategy.DISTRIBUTE_EVENLY)
     core = Allocated().add(CpuSet([0]), ExclusivePolicy.PCPU_LEVEL)
     assert take(TWO, "1-11", 4, cores, core) == "2-4,6"
     steps: list[str] = []
-    bind(four, CpuSet.parse("1-15"), 8, wish, others, steps)
+    bind(four, CpuSet.parse("1-15"), 8, bind_request, others, steps)
     assert steps[0] == "in even parts over NUMA nodes 1-2: 4 + 4"
 
 
@@ -192,7 +196,7 @@ def test_shares_are_what_was_asked_for_on_as_few_nodes_as_even_parts_need(
 
 
 @given(st.data())
-def test_any_wish_gives_n_free_cpus_or_says_why(data: st.DataObject) -> None:
+def test_any_request_gives_n_free_cpus_or_a_reason(data: st.DataObject) -> None:
     topo = (
         machine(
             data.draw(st.integers(1, 3)),
@@ -206,7 +210,7 @@ def test_any_wish_gives_n_free_cpus_or_says_why(data: st.DataObject) -> None:
     ids = st.sets(st.integers(0, max(topo.cpus, default=0)))
     free = CpuSet(data.draw(ids)) & topo.cpus
     others = Allocated().add(CpuSet(data.draw(ids)), data.draw(st.sampled_from(ExclusivePolicy)))
-    wish = BindRequest(
+    bind_request = BindRequest(
         data.draw(st.sampled_from((FULL, SPREAD))),
         data.draw(st.booleans()),
         data.draw(st.sampled_from(ExclusivePolicy)),
@@ -215,11 +219,11 @@ def test_any_wish_gives_n_free_cpus_or_says_why(data: st.DataObject) -> None:
     )
     n = data.draw(st.integers(0, len(free) + 1))
     try:
-        found = bind(topo, free, n, wish, others)
+        found = bind(topo, free, n, bind_request, others)
     except (NotEnoughCpus, BindError):
-        assert n > len(free) or wish.required
+        assert n > len(free) or bind_request.required
         return
     assert len(found) == n
     assert found <= free
-    assert not wish.required or holds(topo, found, wish.policy)
-    assert found == bind(topo, free, n, wish, others, [])
+    assert not bind_request.required or holds(topo, found, bind_request.policy)
+    assert found == bind(topo, free, n, bind_request, others, [])

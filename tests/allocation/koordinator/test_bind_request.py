@@ -58,13 +58,13 @@ def machine(threads: int) -> CpuTopology:
 
 
 def test_arm_offers_whole_cores_and_whole_nodes_only() -> None:
-    wish = BindRequest(SPREAD, required=True, exclusive=ExclusivePolicy.PCPU_LEVEL)
-    assert supported_request(wish, "x86_64", machine(2)) == (wish, ())
-    fit, notes = supported_request(wish, "aarch64", machine(1))
+    bind_request = BindRequest(SPREAD, required=True, exclusive=ExclusivePolicy.PCPU_LEVEL)
+    assert supported_request(bind_request, "x86_64", machine(2)) == (bind_request, ())
+    fit, notes = supported_request(bind_request, "aarch64", machine(1))
     assert fit == BindRequest(FULL, required=True)
     assert [note.split(" ")[0] for note in notes] == ["FullPCPUs", "PCPULevel"]
     with pytest.raises(UnsupportedPolicyError, match="SpreadByPCPUs is required, which arm64 does not offer"):
-        supported_request(wish, "arm64", machine(2))
+        supported_request(bind_request, "arm64", machine(2))
     node_level = BindRequest(FULL, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     assert supported_request(node_level, "aarch64", machine(2)) == (node_level, ())
     assert supported_request(BindRequest(SPREAD), "aarch64", machine(2))[0] == BindRequest(FULL), (

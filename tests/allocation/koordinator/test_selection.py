@@ -23,23 +23,23 @@ def whole(count: int, **more: object) -> Request:
     return Request(count * 1024, count * 100_000, 100_000, **more)  # type: ignore[arg-type]
 
 
-def pod(uid: str, **wishes: object) -> Pod:
-    return Pod(f"s-{uid}", uid, "ns", uid, **wishes)  # type: ignore[arg-type]
+def pod(uid: str, **fields: object) -> Pod:
+    return Pod(f"s-{uid}", uid, "ns", uid, **fields)  # type: ignore[arg-type]
 
 
 def on(state: NodeState, pod: Pod, count: int, **more: object) -> Plan:
     return place(state, pod, "c", 0, whole(count, **more), f"t-{pod.uid}")
 
 
-def cpus(node: Node, count: int, **wishes: object) -> str:
-    plan = on(NodeState.empty(node), pod("a", **wishes), count)
+def cpus(node: Node, count: int, **fields: object) -> str:
+    plan = on(NodeState.empty(node), pod("a", **fields), count)
     assert plan.container is not None, plan.verdict
     assert plan.container.placement.pool is Pool.OWN
     return str(plan.container.placement.exclusive)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "prescribed", "expected"),
+    ("fields", "prescribed", "expected"),
     [
         ({}, NodeBindPolicy.NONE, "0-1,8-9"),
         ({"bind_preferred": SPREAD}, NodeBindPolicy.NONE, "0-3"),
@@ -50,8 +50,8 @@ def cpus(node: Node, count: int, **wishes: object) -> str:
         ({"bind_preferred": BindPolicy.CONSTRAINED_BURST}, NodeBindPolicy.NONE, "0-1,8-9"),
     ],
 )
-def test_the_policy_that_holds(wishes: dict[str, object], prescribed: NodeBindPolicy, expected: str) -> None:
-    assert cpus(changed_copy(NODE, bind=prescribed), 4, **wishes) == expected
+def test_the_policy_that_holds(fields: dict[str, object], prescribed: NodeBindPolicy, expected: str) -> None:
+    assert cpus(changed_copy(NODE, bind=prescribed), 4, **fields) == expected
 
 
 def test_a_pod_without_alignment_fills_one_node_before_the_next() -> None:
@@ -100,7 +100,7 @@ def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
         state = plan.state.changed(put=[plan.container.in_phase(Phase.RUNNING)])
     bold = on(state, pod("c", bind_preferred=SPREAD), 2).container
     assert bold is not None
-    assert str(bold.placement.exclusive) == "8-9", "only those of the same wish are shunned"
+    assert str(bold.placement.exclusive) == "8-9", "only those of the same bind policy are shunned"
     gone = state.changed(put=[c.in_phase(Phase.EXITED) for c in state.containers.values()])
     again = on(gone, pod("d", **shy), 8).container
     assert again is not None

@@ -138,7 +138,7 @@ def test_one_of_two_blocks_on_a_group_goes() -> None:
     first, second = Block(group, "memory", 6 * GI), Block(group, "memory", GI)
     both = initial(nodes(4, 4, 4), KEPT).charged(first, first.size).charged(second, second.size)
     assert [both.nodes[i].tables["memory"].reserved // GI for i in range(3)] == [3, 4, 0]
-    left = both.discharged(first)
+    left = both.uncharged(first)
     assert [left.nodes[i].tables["memory"].reserved // GI for i in range(3)] == [0, 1, 0]
     assert (left.nodes[0].cells, left.nodes[0].assignments) == (group, 1)
 

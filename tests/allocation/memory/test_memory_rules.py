@@ -90,17 +90,17 @@ def test_a_group_has_pages_on_one_node_only() -> None:
     charged = state.charged(block, GI)
     assert PAGES not in charged.nodes[0].tables
     assert charged.nodes[1].tables[PAGES].free == 0
-    assert charged.discharged(block) == state
+    assert charged.uncharged(block) == state
     held = Block(Mask([0, 1]), "memory", 2 * GI)
-    assert charged.charged(held, 2 * GI).discharged(held) == charged
+    assert charged.charged(held, 2 * GI).uncharged(held) == charged
 
 
 def test_what_is_gone_is_passed_over() -> None:
     state = initial(nodes(4, 4), KEPT)
     block = Block(Mask([1, 5]), "memory", GI)
     held = state.charged(Block(Mask([1]), "memory", GI), GI)
-    assert held.discharged(block) == state, "node 5 is not there"
-    assert state.discharged(block) == state, "nothing was charged"
+    assert held.uncharged(block) == state, "node 5 is not there"
+    assert state.uncharged(block) == state, "nothing was charged"
 
 
 def test_a_mask_needs_what_its_nodes_may_give() -> None:

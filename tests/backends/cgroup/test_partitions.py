@@ -64,12 +64,12 @@ def test_all_others_stay_off(node: Node, kind: str) -> None:
 
 
 def test_ending_leaves_nothing(node: Node) -> None:
-    lent = node.partitions.exclusive_added(ONE, OWN)
-    assert lent == {"kubepods": OWN, POD: OWN}
+    exclusive_added = node.partitions.exclusive_added(ONE, OWN)
+    assert exclusive_added == {"kubepods": OWN, POD: OWN}
     node.make()
-    node.partitions.end(ONE, OWN, lent)
+    node.partitions.end(ONE, OWN, exclusive_added)
     assert node.untouched()
-    node.partitions.end(ONE, OWN, lent)
+    node.partitions.end(ONE, OWN, exclusive_added)
     assert node.untouched()
 
 
@@ -79,10 +79,10 @@ def test_two_owners_share_the_groups_above(node: Node) -> None:
         node.groups.write(path, CpuSet.parse("0-3"), None)
     node.make()
     node.groups.write(OTHER, more, None)
-    lent = node.partitions.exclusive_added(OTHER, more)
+    exclusive_added = node.partitions.exclusive_added(OTHER, more)
     assert node.make(OTHER, more, "root").valid
     assert node.file("kubepods", "cpuset.cpus.exclusive") == "4-7"
-    node.partitions.end(OTHER, more, lent)
+    node.partitions.end(OTHER, more, exclusive_added)
     assert node.partitions.read(ONE).valid
     assert node.file("kubepods", "cpuset.cpus.exclusive") == "4-5"
     assert node.file("kubepods/pody", "cpuset.cpus.exclusive") == ""
@@ -90,10 +90,10 @@ def test_two_owners_share_the_groups_above(node: Node) -> None:
 
 def test_what_others_have_lent_stays(node: Node) -> None:
     node.groups.files.write("kubepods", "cpuset.cpus.exclusive", "3-5")
-    lent = node.partitions.exclusive_added(ONE, OWN)
-    assert lent == {POD: OWN}
+    exclusive_added = node.partitions.exclusive_added(ONE, OWN)
+    assert exclusive_added == {POD: OWN}
     node.make()
-    node.partitions.end(ONE, OWN, lent)
+    node.partitions.end(ONE, OWN, exclusive_added)
     assert node.file("kubepods", "cpuset.cpus.exclusive") == "3-5"
 
 
@@ -122,12 +122,12 @@ def test_another_pod_within_it_is_reported(node: Node) -> None:
 
 
 def test_one_that_turned_invalid_is_seen_and_can_be_made_again(node: Node) -> None:
-    lent = node.partitions.exclusive_added(ONE, OWN)
+    exclusive_added = node.partitions.exclusive_added(ONE, OWN)
     node.make()
     node.groups.files.write(TWO, "cpuset.cpus", "0-7")
     assert node.partitions.read(ONE) == PartitionState("isolated", valid=False)
     node.groups.files.write(TWO, "cpuset.cpus", "0-3")
-    node.partitions.end(ONE, OWN, lent)
+    node.partitions.end(ONE, OWN, exclusive_added)
     assert node.untouched()
     assert node.effective(ONE) == OWN
     assert node.make().valid
@@ -141,13 +141,13 @@ def test_a_foreign_write_does_not_move_it(node: Node) -> None:
 
 
 def test_the_group_goes(node: Node) -> None:
-    lent = node.partitions.exclusive_added(ONE, OWN)
+    exclusive_added = node.partitions.exclusive_added(ONE, OWN)
     node.make()
     node.groups.rmdir(ONE)
     assert node.effective(POD) == CpuSet.parse("0-7")
     with pytest.raises(CgroupError, match="gone"):
         node.partitions.read(ONE)
-    node.partitions.end(ONE, OWN, lent)
+    node.partitions.end(ONE, OWN, exclusive_added)
     assert node.file("kubepods", "cpuset.cpus.exclusive") == ""
 
 

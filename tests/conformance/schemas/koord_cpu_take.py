@@ -16,7 +16,9 @@ def check(case: Case, _: Topologies) -> Outcome:
     wanted = "error" if case.optional("error", bool, default=False) else str(case.cpus("expected"))
     n = case.value("num_cpus", int)
     try:
-        got = str(accumulate(topo, topo.cpus - held, n, binding.wish(case.fields), taken, degrade=False))
+        got = str(
+            accumulate(topo, topo.cpus - held, n, binding.bind_request(case.fields), taken, degrade=False)
+        )
     except (NotEnoughCpus, BindError):
         got = "error"
     return Outcome(wanted, got)

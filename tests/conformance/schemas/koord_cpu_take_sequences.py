@@ -21,7 +21,7 @@ def check(case: Case, _: Topologies) -> Outcome:
 
 def _order(case: Case) -> Outcome:
     topo = binding.topology(case)
-    return Outcome(case.expected(), spread_order(topo, topo.cpus, binding.wish(case.fields).strategy))
+    return Outcome(case.expected(), spread_order(topo, topo.cpus, binding.bind_request(case.fields).strategy))
 
 
 def _sequence(case: Case) -> Outcome:
@@ -31,8 +31,8 @@ def _sequence(case: Case) -> Outcome:
     for step in _steps(case):
         most = step.optional("max_ref_count", int, 1)
         free = free_cpus(taken, topo.cpus, most)
-        n, wish = step.value("num_cpus", int), binding.wish(step.fields)
-        got.append(str(accumulate(topo, free, n, wish, taken, degrade=False)))
+        n, bind_request = step.value("num_cpus", int), binding.bind_request(step.fields)
+        got.append(str(accumulate(topo, free, n, bind_request, taken, degrade=False)))
         expected.append(str(step.cpus("expected")))
         policy = binding.exclusive(step.optional("record_exclusive_policy", str))
         taken = taken.add(step.cpus("expected"), policy)
@@ -50,9 +50,9 @@ def _preferred(case: Case) -> Outcome:
         preferred = CpuSet()
         if step.value("call", str) == "take_preferred":
             preferred = step.cpus("preferred")
-        wish = replace(binding.wish(step.fields), preferred=preferred)
+        bind_request = replace(binding.bind_request(step.fields), preferred=preferred)
         n, free = step.value("num_cpus", int), step.cpus("available")
-        got.append(str(take_preferred(topo, free, n, wish, Allocated(), degrade=False)))
+        got.append(str(take_preferred(topo, free, n, bind_request, Allocated(), degrade=False)))
         expected.append(str(step.cpus("expected")))
     return Outcome(expected, got)
 

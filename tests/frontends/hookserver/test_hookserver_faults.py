@@ -72,7 +72,7 @@ def test_a_create_that_fails_and_comes_again_is_one_container(
 def test_a_create_that_is_not_repeated_is_given_up(
     run_scenario: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_calls, "CREATE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(pending_calls, "CREATE_TIMEOUT_S", 0.0)
 
     async def scenario(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))
@@ -89,7 +89,7 @@ def test_a_create_that_is_not_repeated_is_given_up(
 def test_a_sandbox_that_fails_gives_back_what_was_set_aside(
     run_scenario: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_calls, "POD_PATIENCE_S", 0.0)
+    monkeypatch.setattr(pending_calls, "POD_TIMEOUT_S", 0.0)
 
     async def scenario(node: Any) -> None:
         await beside(node.peer.hooks.ask, "PreRunPodSandbox", pod_request(**TWO))
@@ -504,7 +504,7 @@ def test_a_create_that_passes_through_us_too_is_one_placement(
 def test_a_start_that_passes_through_us_after_an_answer_of_ours(
     run_scenario: Callable[..., None], beside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_calls, "CREATE_PATIENCE_S", 1e6)
+    monkeypatch.setattr(pending_calls, "CREATE_TIMEOUT_S", 1e6)
 
     async def scenario(node: Any) -> None:
         ls = await beside(node.peer.launch, DemoPod("ls", "LS"))

@@ -115,7 +115,7 @@ def expected(specs: list[Any]) -> tuple[str, Adjustment]:
 
 def names(answer: Any) -> set[str]:
     said: set[str] = set()
-    for field, value in answer.said() if answer is not None else ():
+    for field, value in answer.set_fields() if answer is not None else ():
         if field == "updates":
             for name in ("cpus", "cpu_shares"):
                 said |= {f"{key}.{name}" for key, new in value.items() if getattr(new, name) is not LEAVE}
@@ -125,7 +125,7 @@ def names(answer: Any) -> set[str]:
 
 
 def add(values: dict[str, Any], answer: Adjustment) -> None:
-    for field, value in answer.said():
+    for field, value in answer.set_fields():
         if field == "updates":
             known = values.get(field, {}).get("x", Update())
             new: Any = answer.updates["x"]

@@ -1,4 +1,4 @@
-"""Owners of fields, and what comes together."""
+"""OwnerTracker of fields, and what comes together."""
 
 from __future__ import annotations
 

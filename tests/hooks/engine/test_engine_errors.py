@@ -182,15 +182,15 @@ def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -
 
 
 def test_how_long_it_usually_takes_says_whether_it_is_waited_for() -> None:
-    standing, known = HookStats(), []
+    stats, known = HookStats(), []
     for seconds in [0.00001, 0.001] + [0.00001] * AGAIN + [0.0002] * 100:
-        known.append(standing.quick)
-        standing.took(seconds)
+        known.append(stats.quick)
+        stats.took(seconds)
     assert known[: AGAIN + 2] == [False, True] + [False] * AGAIN
     assert known[AGAIN + 2]
     assert not known[-1]
-    standing.usual = 0.0
-    standing.took(0.0008)
-    assert standing.usual == 0.0001, "one that is slow counts an eighth"
-    assert standing.longest == 0.001
-    assert standing.median() == 0.0002
+    stats.usual = 0.0
+    stats.took(0.0008)
+    assert stats.usual == 0.0001, "one that is slow counts an eighth"
+    assert stats.longest == 0.001
+    assert stats.median() == 0.0002

@@ -25,7 +25,7 @@ class Work:
         self.does = does
         self.way = way
         self.runner: Runner | None = None
-        self.settled = threading.Event()
+        self.notified = threading.Event()
         self.has_returned = threading.Event()
         self.errors: list[BaseException] = []
 
@@ -38,8 +38,8 @@ class Work:
         self.errors.append(error)
         return self.way
 
-    def settle(self) -> None:
-        self.settled.set()
+    def notify_outcome(self) -> None:
+        self.notified.set()
 
     def on_returned(self, runner: Runner) -> None:
         self.has_returned.set()
@@ -57,14 +57,14 @@ def test_an_idle_runner_is_used_again_and_a_second_one_only_if_busy(house: Runne
     for _ in range(20):
         work = Work(lambda: None)
         house.start(work)
-        assert work.settled.wait(LIMIT_S)
+        assert work.notified.wait(LIMIT_S)
     assert house.alive == 1
     held = [Work(lambda: gate.wait(LIMIT_S)) for _ in range(3)]
     for work in held:
         house.start(work)
     assert house.alive == 3
     gate.set()
-    assert all(work.settled.wait(LIMIT_S) for work in held)
+    assert all(work.notified.wait(LIMIT_S) for work in held)
 
 
 def test_idle_runners_end_after_a_while_and_at_closing(
@@ -93,7 +93,7 @@ def test_many_jobs_at_once_are_all_done_while_runners_come_and_go(
         house.start(works[-1])
         if number % 10 == 0:
             time.sleep(0.002)
-    assert all(work.settled.wait(LIMIT_S) for work in works)
+    assert all(work.notified.wait(LIMIT_S) for work in works)
     wait_until(lambda: house.alive == 0)
 
 
@@ -103,7 +103,7 @@ def test_a_job_that_breaks_does_not_end_its_runner(house: Runners) -> None:
 
     work = Work(bad)
     house.start(work)
-    assert work.settled.wait(LIMIT_S)
+    assert work.notified.wait(LIMIT_S)
     assert isinstance(work.errors[0], SystemExit)
     assert house.alive == 1
 
@@ -128,7 +128,7 @@ def test_an_abandoned_call_is_interrupted_and_ends(house: Runners) -> None:
     assert time.monotonic() - begun < LIMIT_S / 2
     assert isinstance(work.errors[0], OverdueError)
     wait_until(lambda: house.stuck == 0)
-    assert not work.settled.is_set()
+    assert not work.notified.is_set()
     assert work.runner not in house.idle
 
 

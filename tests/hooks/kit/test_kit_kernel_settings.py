@@ -30,40 +30,40 @@ def held(files: dict[str, Path]) -> str:
 
 def test_a_value_that_is_no_longer_wanted_is_restored(files: dict[str, Path], state: Path) -> None:
     knobs = KernelSettings(state)
-    assert knobs.hold({files["a"]: "1", files["b"]: "2"}).written == (files["a"], files["b"])
+    assert knobs.apply({files["a"]: "1", files["b"]: "2"}).written == (files["a"], files["b"])
     assert held(files) == "12c"
     assert knobs.own(files["a"]) == "a"
-    assert knobs.hold({files["b"]: "3"}).written == (files["a"], files["b"])
+    assert knobs.apply({files["b"]: "3"}).written == (files["a"], files["b"])
     assert held(files) == "a3c"
-    assert knobs.hold({files["b"]: "3"}).written == ()
-    knobs.hold({})
+    assert knobs.apply({files["b"]: "3"}).written == ()
+    knobs.apply({})
     assert held(files) == "abc"
     assert json.loads(state.read_text()) == {}
 
 
 def test_nothing_is_kept_where_nothing_is_wished(files: dict[str, Path], state: Path) -> None:
-    KernelSettings(state).hold({files["a"]: "a"})
+    KernelSettings(state).apply({files["a"]: "a"})
     assert not state.exists()
 
 
 def test_another_process_gives_back(files: dict[str, Path], state: Path) -> None:
-    KernelSettings(state).hold({files["a"]: "1"})
+    KernelSettings(state).apply({files["a"]: "1"})
     later = KernelSettings(state)
     assert later.own(files["a"]) == "a"
-    later.hold({})
+    later.apply({})
     assert held(files) == "abc"
 
 
 def test_a_foreign_value_stays(files: dict[str, Path], state: Path) -> None:
     knobs = KernelSettings(state)
-    knobs.hold({files["a"]: "1", files["b"]: "2"})
+    knobs.apply({files["a"]: "1", files["b"]: "2"})
     files["a"].write_text("x")
     files["b"].write_text("y")
     assert knobs.own(files["a"]) == "x"
-    knobs.hold({files["b"]: "2"})
+    knobs.apply({files["b"]: "2"})
     assert list(json.loads(state.read_text())) == [str(files["b"])]
     assert held(files) == "x2c"
-    knobs.hold({})
+    knobs.apply({})
     assert held(files) == "xyc"
 
 
@@ -74,9 +74,9 @@ def test_a_crash_anywhere_loses_nothing(files: dict[str, Path], state: Path) -> 
     def crash(path: Path, value: str) -> None:
         raise CrashError
 
-    KernelSettings(state).hold({files["a"]: "1"})
+    KernelSettings(state).apply({files["a"]: "1"})
     with pytest.raises(CrashError):  # remembered, and not written
-        KernelSettings(state, crash).hold({files["a"]: "2", files["b"]: "2"})
+        KernelSettings(state, crash).apply({files["a"]: "2", files["b"]: "2"})
     assert held(files) == "1bc"
     assert KernelSettings(state).own(files["a"]) == "a"
 
@@ -85,9 +85,9 @@ def test_a_crash_anywhere_loses_nothing(files: dict[str, Path], state: Path) -> 
         raise CrashError
 
     with pytest.raises(CrashError):
-        KernelSettings(state, write_and_crash).hold({files["a"]: "2", files["b"]: "2"})
+        KernelSettings(state, write_and_crash).apply({files["a"]: "2", files["b"]: "2"})
     assert held(files) == "2bc"
-    KernelSettings(state).hold({})
+    KernelSettings(state).apply({})
     assert held(files) == "abc"
 
 
@@ -95,12 +95,12 @@ def test_a_value_is_ours_in_the_spelling_of_the_kernel(files: dict[str, Path], s
     def shorten(path: Path, value: str) -> None:
         put(path, value.lstrip("0"))
 
-    KernelSettings(state, shorten).hold({files["a"]: "007"})
+    KernelSettings(state, shorten).apply({files["a"]: "007"})
     assert files["a"].read_text() == "7\n"
     knobs = KernelSettings(state, shorten)
     assert knobs.own(files["a"]) == "a"
-    knobs.hold({files["a"]: "008"})
-    knobs.hold({})
+    knobs.apply({files["a"]: "008"})
+    knobs.apply({})
     assert held(files) == "abc"
 
 
@@ -111,8 +111,8 @@ def test_a_refused_value_is_reported_and_not_ours(files: dict[str, Path], state:
         put(path, value)
 
     knobs = KernelSettings(state, refuse)
-    knobs.hold({files["b"]: "2"})
-    came = knobs.hold({files["a"]: "no", files["b"]: "no"})
+    knobs.apply({files["b"]: "2"})
+    came = knobs.apply({files["a"]: "no", files["b"]: "no"})
     assert {path: error.errno for path, error in came.refused.items()} == {
         files["a"]: errno.EIO,
         files["b"]: errno.EIO,
@@ -120,29 +120,29 @@ def test_a_refused_value_is_reported_and_not_ours(files: dict[str, Path], state:
     assert knobs.own(files["a"]) == "a"
     assert knobs.own(files["b"]) == "b", "it holds what we wrote before"
     assert list(json.loads(state.read_text())) == [str(files["b"])]
-    knobs.hold({})
+    knobs.apply({})
     assert held(files) == "abc"
 
 
 def test_giving_back_is_tried_again(files: dict[str, Path], state: Path) -> None:
-    KernelSettings(state).hold({files["a"]: "1"})
+    KernelSettings(state).apply({files["a"]: "1"})
 
     def refuse(path: Path, value: str) -> None:
         raise OSError(errno.EBUSY, "busy")
 
-    assert KernelSettings(state, refuse).hold({}).refused
-    KernelSettings(state).hold({})
+    assert KernelSettings(state, refuse).apply({}).refused
+    KernelSettings(state).apply({})
     assert held(files) == "abc"
 
 
 def test_a_file_that_goes_is_forgotten(files: dict[str, Path], state: Path) -> None:
     knobs = KernelSettings(state)
-    knobs.hold({files["a"]: "1"})
+    knobs.apply({files["a"]: "1"})
     files["a"].unlink()
-    assert knobs.hold({}).written == ()
+    assert knobs.apply({}).written == ()
     assert json.loads(state.read_text()) == {}
     assert knobs.own(files["a"]) is None
-    came = knobs.hold({files["a"]: "1"})
+    came = knobs.apply({files["a"]: "1"})
     assert (came.written, came.refused) == ((), {})
     assert not files["a"].exists(), "only files that are there are written"
 
@@ -150,7 +150,7 @@ def test_a_file_that_goes_is_forgotten(files: dict[str, Path], state: Path) -> N
 def test_what_cannot_be_remembered_is_not_written(files: dict[str, Path], state: Path) -> None:
     state.parent.write_text("in the way")
     with pytest.raises(OSError):
-        KernelSettings(state).hold({files["a"]: "1"})
+        KernelSettings(state).apply({files["a"]: "1"})
     assert held(files) == "abc"
 
 
@@ -162,8 +162,8 @@ def test_a_damaged_state_is_none(files: dict[str, Path], state: Path, text: str)
     state.write_text(text.replace("FILE", str(files["a"])))
     knobs = KernelSettings(state)
     assert knobs.own(files["a"]) == "a"
-    knobs.hold({files["a"]: "1"})
-    knobs.hold({})
+    knobs.apply({files["a"]: "1"})
+    knobs.apply({})
     assert held(files) == "abc"
 
 
@@ -171,7 +171,7 @@ def test_a_file_that_was_born_with_our_value_gets_what_it_would_have_had(
     files: dict[str, Path], state: Path
 ) -> None:
     knobs = KernelSettings(state)
-    knobs.born(files["a"], "0-3")
+    knobs.adopt(files["a"], "0-3")
     assert knobs.own(files["a"]) == "0-3"
-    knobs.hold({})
+    knobs.apply({})
     assert held(files) == "0-3bc"

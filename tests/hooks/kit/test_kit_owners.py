@@ -1,4 +1,4 @@
-"""Owners of CPUs, as events describe them."""
+"""OwnerTracker of CPUs, as events describe them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.hooks.events import (
     Synchronize,
 )
 from proxy.hooks.facts import Decision, PodFacts, Pools, Running
-from proxy.hooks.kit.owners import Owners
+from proxy.hooks.kit.owners import OwnerTracker
 from proxy.model.idset import CpuSet
 from tests.testkit.changed_copy import changed_copy
 
@@ -31,9 +31,9 @@ OWN = Decision(pool="own", cpus=cpus("2-3"), own=cpus("2-3"))
 ONE = changed_copy(samples.existing(), id="one")
 
 
-def owners() -> Owners[str]:
-    made: Owners[str] = Owners(settings)
-    made.hear(PostCreateContainer(POD, ONE, OWN))
+def owners() -> OwnerTracker[str]:
+    made: OwnerTracker[str] = OwnerTracker(settings)
+    made.handle(PostCreateContainer(POD, ONE, OWN))
     return made
 
 
@@ -47,24 +47,24 @@ def test_an_owner_comes_and_goes() -> None:
     for end in (PostStopContainer(POD, ONE, OWN), PostRemoveContainer(POD, ONE)):
         known = owners()
         assert known.all() == ((cpus("2-3"), "quiet"),)
-        known.hear(end)
+        known.handle(end)
         assert known.all() == ()
 
 
 def test_a_container_without_cpus_or_wishes_is_not_kept() -> None:
     known = owners()
-    known.hear(PostCreateContainer(PodFacts(), changed_copy(ONE, id="two"), OWN))
-    known.hear(PostStartContainer(POD, ONE, samples.SHARED))
+    known.handle(PostCreateContainer(PodFacts(), changed_copy(ONE, id="two"), OWN))
+    known.handle(PostStartContainer(POD, ONE, samples.SHARED))
     assert known.all() == ()
 
 
 def test_cpus_follow_the_pools() -> None:
     known = owners()
-    known.hear(pools(one="2-5"))
+    known.handle(pools(one="2-5"))
     assert known.cpus() == cpus("2-5")
-    known.hear(pools(other="5-6"))
+    known.handle(pools(other="5-6"))
     assert known.cpus() == cpus("5"), "not named: no more than what is owned at all"
-    known.hear(pools(one="2-3"))
+    known.handle(pools(one="2-3"))
     assert known.cpus() == cpus("2-3")
     assert known.cpus(lambda settings, own: own - cpus("2") if settings == "quiet" else own) == cpus("3")
 
@@ -73,12 +73,12 @@ def test_all_that_exists_takes_the_place_of_all_before() -> None:
     known = owners()
     two = changed_copy(ONE, id="two")
     ended = changed_copy(ONE, id="three", phase="exited")
-    known.hear(
+    known.handle(
         Synchronize(samples.machine(), Pools(), (), tuple(Running(POD, one, OWN) for one in (two, ended)))
     )
     assert known.online == CpuSet(range(16))
     assert known.all() == ((cpus("2-3"), "quiet"),)
-    known.hear(PostRemoveContainer(POD, two))
+    known.handle(PostRemoveContainer(POD, two))
     assert known.all() == ()
-    known.hear(MachineChanged(samples.machine("before"), samples.machine("after")))
+    known.handle(MachineChanged(samples.machine("before"), samples.machine("after")))
     assert known.online == CpuSet(range(12))

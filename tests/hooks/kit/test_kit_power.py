@@ -40,11 +40,11 @@ SLOW, FAST = ("0", "powersave"), ("n/a", "performance")
 
 def test_owners_set_the_latency_and_their_end_restores_it(sysfs: Path, tmp_path: Path) -> None:
     power = Power(sysfs, tmp_path / "state")
-    power.hold([(CpuSet((1, 2)), QUICK), (CpuSet((3,)), CrioSettings(latency="7"))])
+    power.apply([(CpuSet((1, 2)), QUICK), (CpuSet((3,)), CrioSettings(latency="7"))])
     assert held(sysfs) == [SLOW, FAST, FAST, ("7", "powersave")]
-    power.hold([(CpuSet((1,)), QUICK)])
+    power.apply([(CpuSet((1,)), QUICK)])
     assert held(sysfs) == [SLOW, FAST, SLOW, SLOW]
-    Power(sysfs, tmp_path / "state").hold(())
+    Power(sysfs, tmp_path / "state").apply(())
     assert held(sysfs) == [SLOW] * 4
 
 
@@ -53,12 +53,12 @@ def test_an_unable_machine_is_reported_and_the_rest_is_done(sysfs: Path, tmp_pat
     (sysfs / "devices/system/cpu/cpu2/cpufreq/scaling_available_governors").unlink()
     power = Power(sysfs, tmp_path / "state")
     with pytest.raises(HookError, match=r"there is no .*cpu1"):
-        power.hold([(CpuSet((1,)), CrioSettings(latency="5")), (CpuSet((0,)), QUICK)])
+        power.apply([(CpuSet((1,)), CrioSettings(latency="5")), (CpuSet((0,)), QUICK)])
     assert held_first(sysfs) == FAST
     with pytest.raises(HookError, match="governor performance: cpu2 has none"):
-        power.hold([(CpuSet((2,)), QUICK)])
+        power.apply([(CpuSet((2,)), QUICK)])
     with pytest.raises(HookError, match="governor fast: cpu3 has performance powersave"):
-        power.hold([(CpuSet((3,)), CrioSettings(governor="fast"))])
+        power.apply([(CpuSet((3,)), CrioSettings(governor="fast"))])
 
 
 def held_first(sysfs: Path) -> tuple[str, str]:
@@ -74,11 +74,11 @@ def test_a_read_only_tree_names_the_drop_in(sysfs: Path, tmp_path: Path) -> None
         raise OSError(errno.EROFS, "Read-only file system")
 
     with pytest.raises(HookError, match=r"30-irq-affinity\.conf"):
-        Power(sysfs, tmp_path / "state", refuse).hold([(CpuSet((1,)), QUICK)])
+        Power(sysfs, tmp_path / "state", refuse).apply([(CpuSet((1,)), QUICK)])
 
 
 def test_what_cannot_be_remembered_is_not_done(sysfs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HookError, match="cannot remember"):
-        Power(sysfs, tmp_path / "file/state").hold([(CpuSet((1,)), QUICK)])
+        Power(sysfs, tmp_path / "file/state").apply([(CpuSet((1,)), QUICK)])
     assert held(sysfs) == [SLOW] * 4

@@ -190,10 +190,10 @@ def test_a_sandbox() -> None:
 
     assert not of()
     assert not of(labels={"app": "db"}, annotations={"note": "x"}, cgroup_parent="/kubepods/pod1")
-    wish = of(
+    requested = of(
         labels={"b": "1"}, annotations={"note": "y"}, cgroup_parent="/else", resources={"cpu_period": 5}
     )
-    assert wish == Adjustment(labels={"b": "1"}, annotations={"note": "y"}, cgroup_parent="/else")
+    assert requested == Adjustment(labels={"b": "1"}, annotations={"note": "y"}, cgroup_parent="/else")
 
 
 def test_answers_elsewhere_want_nothing() -> None:
@@ -212,7 +212,7 @@ def test_no_answer_gives_what_may_not_be_given(
     so_far = NOTHING if chosen is None else Adjustment(cpus=CpuSet(chosen))
     said = {name: numbers.draw(_NUMBER) for name in ("cpu_shares", "cpu_quota", "oom_score_adj")}
     adjustment = answered(pinned(CREATE, asked), so_far, cpuset_cpus=cpus, **said).adjustment
-    for name, value in adjustment.said():
+    for name, value in adjustment.set_fields():
         if isinstance(value, CpuSet):
             assert value
             assert value <= DECISION.allowed

@@ -202,14 +202,14 @@ class ServerDirectory:
         """Look until the entries are in these states, and no others are there."""
         async with asyncio.timeout(20):
             while {entry.name: entry.state for entry in self.library.entries} != states:
-                await self.library.look_once()
+                await self.library.scan_once()
                 await asyncio.sleep(0.02)
 
     async def hears(self, words: str) -> None:
         """Look until a problem is reported in these words."""
         async with asyncio.timeout(20):
             while not any(words in complaint for complaint in self.complaints):
-                await self.library.look_once()
+                await self.library.scan_once()
                 await asyncio.sleep(0.02)
 
     async def close(self) -> None:

@@ -10,8 +10,8 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pool
 
 
-class SettleStep(Enum):
-    """What is done about a container that is unsettled."""
+class SyncStep(Enum):
+    """What is done about a container whose CPUs the runtime may not have saved."""
 
     NOTHING = "it does not run, or has what the runtime has saved"
     AWAIT = "a call without an answer is in flight for it: it is sent its CPUs when that is over"
@@ -19,24 +19,24 @@ class SettleStep(Enum):
     SEND = "the runtime is to be sent its CPUs"
 
 
-def settle_step(state: NodeState, container_id: str) -> SettleStep:
-    """Return what is to be done about a container that is unsettled."""
+def sync_step(state: NodeState, container_id: str) -> SyncStep:
+    """Return what is to be done about a container that is unsaved."""
     container = state.containers.get(container_id)
     if container is None or container.phase is not Phase.RUNNING:
-        return SettleStep.NOTHING
+        return SyncStep.NOTHING
     if not applies_to(state, container.pod):
-        return SettleStep.NOTHING
+        return SyncStep.NOTHING
     if state.node.erases(container.placement):
-        return SettleStep.NOTHING  # what its cgroups have is all that it is to have
+        return SyncStep.NOTHING  # what its cgroups have is all that it is to have
     is_unsent = container_id in state.facts.quotas.unsent
-    strays = [call for call in state.inflight.of(container_id) if call.stray_since is not None]
-    if any(call.resend for call in strays) or (strays and not is_unsent):
-        return SettleStep.AWAIT
+    orphans = [call for call in state.inflight.of(container_id) if call.orphaned_since is not None]
+    if any(call.resend for call in orphans) or (orphans and not is_unsent):
+        return SyncStep.AWAIT
     saved = state.runtime.saved.get(container_id)
     if saved is None:
-        return SettleStep.LEARN
+        return SyncStep.LEARN
     is_right = saved == state.wanted(container) or is_passing(state, container, saved)
-    return SettleStep.SEND if is_unsent or not is_right else SettleStep.NOTHING
+    return SyncStep.SEND if is_unsent or not is_right else SyncStep.NOTHING
 
 
 def is_passing(state: NodeState, container: Container, has: CpuSet) -> bool:

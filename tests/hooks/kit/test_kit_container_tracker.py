@@ -7,7 +7,7 @@ import pytest
 from proxy.hooks import samples, testing
 from proxy.hooks.events import PoolsChanged
 from proxy.hooks.facts import Decision, Pools
-from proxy.hooks.kit.known import Known
+from proxy.hooks.kit.container_tracker import ContainerTracker
 from proxy.model.idset import CpuSet
 
 POD = testing.pod(uid="u")
@@ -18,20 +18,22 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def known(**pools: Pools) -> Known:
-    made = Known()
-    made.hear(testing.event("synchronize", containers=(), pods=(), pools=pools.get("pools", POOLS)))
+def known(**pools: Pools) -> ContainerTracker:
+    made = ContainerTracker()
+    made.handle(testing.event("synchronize", containers=(), pods=(), pools=pools.get("pools", POOLS)))
     return made
 
 
-def enter(there: Known, decision: Decision, one: str = "c1", point: str = "post_create_container") -> int:
+def enter(
+    there: ContainerTracker, decision: Decision, one: str = "c1", point: str = "post_create_container"
+) -> int:
     container = samples.existing(testing.container(name=one), one)
-    return len(there.hear(testing.event(point, pod=POD, container=container, decision=decision)))
+    return len(there.handle(testing.event(point, pod=POD, container=container, decision=decision)))
 
 
-def after(there: Known, **pools: object) -> dict[str, tuple[str, str]]:
+def after(there: ContainerTracker, **pools: object) -> dict[str, tuple[str, str]]:
     before = {one.name: one for one in there.of_pod("u")}
-    changed = there.hear(PoolsChanged(POOLS, Pools(**pools)))  # type: ignore[arg-type]
+    changed = there.handle(PoolsChanged(POOLS, Pools(**pools)))  # type: ignore[arg-type]
     assert changed == [one for one in there.of_pod("u") if before[one.name] != one]
     return {one.name: (str(one.cpus), str(one.own)) for one in there.of_pod("u")}
 
@@ -77,7 +79,7 @@ def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
 
 
 def test_before_the_pools_are_known_every_container_has_all() -> None:
-    there = Known()
+    there = ContainerTracker()
     enter(there, testing.decision("shared", "0-3"))
     assert after(there, shared=cpus("0-1,6-7"))["c1"] == ("0-1,6-7", "")
 
@@ -87,8 +89,8 @@ def test_each_end_is_reported_once(end: str) -> None:
     there = known()
     enter(there, testing.decision())
     gone = testing.event(end, pod=POD, container=samples.existing(container_id="c1"))
-    assert [one.name for one in there.hear(gone)] == ["c1"]
-    assert there.hear(gone) == []
+    assert [one.name for one in there.handle(gone)] == ["c1"]
+    assert there.handle(gone) == []
     assert there.of_pod("u") == []
 
 
@@ -97,6 +99,6 @@ def test_all_that_exists_takes_the_place_of_all_before() -> None:
     enter(there, testing.decision())
     ended = testing.running("c3", container=testing.container(id="c3", phase="exited"))
     two = testing.running("c2", pod=testing.pod(uid=""))
-    assert len(there.hear(testing.event("synchronize", containers=(ended, two)))) == 1
+    assert len(there.handle(testing.event("synchronize", containers=(ended, two)))) == 1
     assert there.of_pod("u") == []
     assert there.of_pod("") == [], "no uid is no pod"

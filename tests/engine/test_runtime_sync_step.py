@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from proxy.engine.call_events import CallDeparted, SavedCpusLearned
+from proxy.engine.call_events import CallSent, SavedCpusLearned
 from proxy.engine.container_events import PhaseChanged
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node_events import ModeChanged
 from proxy.engine.quotas import RemovedQuotas
-from proxy.engine.settling import SettleStep, is_passing, settle_step
+from proxy.engine.runtime_sync_step import SyncStep, is_passing, sync_step
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
@@ -20,37 +20,35 @@ from tests.engine.test_handle import ALL, LS, NODE, OWNED, REST, SHARER
 from tests.testkit.changed_copy import changed_copy
 
 AWAITED = InflightCall(1, "ls", ALL)
-STRAY = structs.replace(AWAITED, stray_since=1.0)
+STRAY = structs.replace(AWAITED, orphaned_since=1.0)
 SUSPECTED = structs.replace(STRAY, resend=False, suspected=True)
 
 
 @pytest.mark.parametrize(
     ("saved", "call", "unsent", "step"),
     [
-        (REST, None, False, SettleStep.NOTHING),
-        (ALL, None, False, SettleStep.SEND),
-        (REST, None, True, SettleStep.SEND),
-        (None, None, False, SettleStep.LEARN),
-        (ALL, AWAITED, False, SettleStep.SEND),
-        (ALL, STRAY, False, SettleStep.AWAIT),
-        (ALL, STRAY, True, SettleStep.AWAIT),
-        (ALL, SUSPECTED, False, SettleStep.AWAIT),
-        (ALL, SUSPECTED, True, SettleStep.SEND),
+        (REST, None, False, SyncStep.NOTHING),
+        (ALL, None, False, SyncStep.SEND),
+        (REST, None, True, SyncStep.SEND),
+        (None, None, False, SyncStep.LEARN),
+        (ALL, AWAITED, False, SyncStep.SEND),
+        (ALL, STRAY, False, SyncStep.AWAIT),
+        (ALL, STRAY, True, SyncStep.AWAIT),
+        (ALL, SUSPECTED, False, SyncStep.AWAIT),
+        (ALL, SUSPECTED, True, SyncStep.SEND),
     ],
 )
-def test_the_next_step(
-    saved: CpuSet | None, call: InflightCall | None, unsent: bool, step: SettleStep
-) -> None:
+def test_the_next_step(saved: CpuSet | None, call: InflightCall | None, unsent: bool, step: SyncStep) -> None:
     state, _ = handle(OWNED, SavedCpusLearned("ls", saved))
     if call is not None:
-        state, _ = handle(state, CallDeparted(call))
+        state, _ = handle(state, CallSent(call))
     if unsent:
         quotas = RemovedQuotas(unsent=frozenset(("ls",)))
         state = state.with_facts(quotas=quotas)
-    assert settle_step(state, "ls") is step
+    assert sync_step(state, "ls") is step
     ended, _ = handle(state, PhaseChanged("ls", Phase.EXITED))
     released, _ = handle(state, ModeChanged(NodeMode.RELEASED))
-    assert [settle_step(other, "ls") for other in (ended, released)] == [SettleStep.NOTHING] * 2
+    assert [sync_step(other, "ls") for other in (ended, released)] == [SyncStep.NOTHING] * 2
 
 
 def test_a_cpuset_that_is_narrow_while_be_is_suppressed_is_not_made_lasting() -> None:
@@ -59,7 +57,7 @@ def test_a_cpuset_that_is_narrow_while_be_is_suppressed_is_not_made_lasting() ->
     assert not is_passing(state, be, ALL)
     suppressed = state.suppressing(CpuSet.parse("0-1"))
     assert is_passing(suppressed, be, ALL)
-    assert settle_step(suppressed, "ls") is SettleStep.NOTHING
+    assert sync_step(suppressed, "ls") is SyncStep.NOTHING
     assert not is_passing(suppressed, SHARER, ALL), "only BE is suppressed"
     assert not is_passing(suppressed, be, CpuSet()), "nothing is known of it"
     assert not is_passing(suppressed, be, ALL | CpuSet((99,))), "an update would bring CPUs that are not BE's"

@@ -1,22 +1,23 @@
-"""Track binds whose pods the objects of their nodes do not show yet.
+"""Assumed pods: pods that are bound, or being bound, to a node whose object may not show them yet.
 
 Theory. Between the bind of a pod and the moment at which the object of its node counts the pod's CPUs, the
-object is stale, and a second pod could be given the same CPUs. So each bind is a promise, and each pod that
-is bound is one, whichever program bound it. A promise is *pending*, and counts beside what the object shows,
-until
+object is stale, and a second pod could be given the same CPUs. kube-scheduler knows the same problem, and
+*assumes* a pod on its node before the bind has taken effect (AssumePod in
+pkg/scheduler/backend/cache/cache.go). Here each pod is assumed that is being bound or is bound, whichever
+program bound it. An assumed pod is *pending*, and counts beside what the object shows, until
 
 - the object of the node shows the pod, with as many CPUs as its containers that stay hold;
 - the fingerprint of the node's object names exactly the pods that are bound to the node, and the pod runs: an
   object that lists no pods says in this way which it counts;
 - the pod has ended or is gone;
 - the pod has run for ``GRACE_S`` and the object still does not show it: the object does not show such pods;
-- the bind was never seen: ``LOST_S`` after the promise.
+- the bind was never seen: ``LOST_S`` after it began.
 
 A pod that is bound and does not run yet stays pending however long it takes: kubelet takes the CPUs when it
 admits the pod, and an image may take hours.
 
-Nothing here is stored. After a restart the promises are those of the pods that are bound, which the API
-server has, with the CPUs that were promised where an annotation names them.
+Nothing here is stored. After a restart the assumed pods are those that are bound, which the API server has,
+with the CPUs that an annotation names, if any.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ GRACE_S = 20.0
 LOST_S = 60.0
 
 
-class Promise(Struct, frozen=True):
-    """A promise of a node to a pod.
+class AssumedPod(Struct, frozen=True):
+    """A pod that is assumed on a node.
 
     Attributes:
         node: The node.
         demand: The pod; with the CPUs that its annotation names, if any.
-        sequence: Promises of a node are ordered by it, as the pods were bound.
-        since: Clock when it was made.
+        sequence: The assumed pods of a node are ordered by it, as they were bound.
+        since: Clock when it was assumed.
         bound: Whether the API server has shown the pod as bound.
         running_since: Clock when the pod was first seen running; None before.
         counted: Whether a fingerprint said that the object of the node counts the pod.
@@ -62,7 +63,7 @@ class Promise(Struct, frozen=True):
         return not self.bound and now - self.since > LOST_S
 
     def is_pending(self, node: SchedulableNode, now: float) -> bool:
-        """Return whether the promise counts beside what the object of the node shows."""
+        """Return whether the pod counts beside what the object of the node shows."""
         if self.counted or is_shown(node, self.demand):
             return False
         if self.running_since is None or (self.demand.pod.cpuset and not node.counts_named):
@@ -71,19 +72,19 @@ class Promise(Struct, frozen=True):
         return now - self.running_since <= GRACE_S
 
 
-class Promises:
-    """The promises, by node and by pod."""
+class AssumedPods:
+    """The assumed pods, by node and by key of the pod."""
 
     def __init__(self) -> None:
-        self._by_node: dict[str, dict[str, Promise]] = {}
+        self._by_node: dict[str, dict[str, AssumedPod]] = {}
         self._node_of: dict[str, str] = {}
         self._sequence = 0
 
     def __len__(self) -> int:
         return len(self._node_of)
 
-    def promise(self, node: str, demand: PodDemand, now: float) -> Promise:
-        """Promise a node to a pod; a promise that the pod had is replaced.
+    def assume(self, node: str, demand: PodDemand, now: float) -> AssumedPod:
+        """Assume a pod on a node; on another node it is assumed no more.
 
         Args:
             node: The node.
@@ -92,7 +93,7 @@ class Promises:
         """
         self.drop(demand.key)
         self._sequence += 1
-        made = Promise(node, demand, self._sequence, now)
+        made = AssumedPod(node, demand, self._sequence, now)
         self._put(made)
         return made
 
@@ -105,22 +106,22 @@ class Promises:
             running: Whether its containers run.
 
         Returns:
-            The node whose promises changed; empty where none did.
+            The node whose assumed pods changed.
         """
         found = self.of_pod(demand.key)
         if found is None or found.node != demand.node:
-            found = self.promise(demand.node, demand, now)
+            found = self.assume(demand.node, demand, now)
         since = (now if found.running_since is None else found.running_since) if running else None
         after = replace(found, bound=True, running_since=since)
         self._put(after)
         return demand.node
 
-    def confirm(self, promise: Promise) -> None:
-        """Note that the object of the node counts the pod of a promise."""
-        self._put(replace(promise, counted=True))
+    def confirm(self, assumed: AssumedPod) -> None:
+        """Note that the object of the node counts an assumed pod."""
+        self._put(replace(assumed, counted=True))
 
     def drop(self, pod: str) -> str:
-        """End the promise of a pod; returns its node, empty where it had none."""
+        """Forget a pod; returns its node, empty where the pod was not assumed."""
         node = self._node_of.pop(pod, "")
         if node:
             del self._by_node[node][pod]
@@ -128,18 +129,18 @@ class Promises:
                 del self._by_node[node]
         return node
 
-    def of(self, node: str) -> tuple[Promise, ...]:
-        """Return the promises of a node in their order."""
+    def of(self, node: str) -> tuple[AssumedPod, ...]:
+        """Return the assumed pods of a node in their order."""
         return tuple(sorted(self._by_node.get(node, {}).values(), key=lambda each: each.sequence))
 
-    def of_pod(self, pod: str) -> Promise | None:
-        """Return the promise of a pod."""
+    def of_pod(self, pod: str) -> AssumedPod | None:
+        """Return a pod as it is assumed; None where it is not."""
         node = self._node_of.get(pod)
         return None if node is None else self._by_node[node][pod]
 
-    def _put(self, promise: Promise) -> None:
-        self._by_node.setdefault(promise.node, {})[promise.pod] = promise
-        self._node_of[promise.pod] = promise.node
+    def _put(self, assumed: AssumedPod) -> None:
+        self._by_node.setdefault(assumed.node, {})[assumed.pod] = assumed
+        self._node_of[assumed.pod] = assumed.node
 
 
 def is_shown(node: SchedulableNode, demand: PodDemand) -> bool:
