@@ -435,8 +435,8 @@ def main() -> int:
         return 1
     table = rows(bench.figures, bench.names)
     print(render(["", *bench.names, "x go", "bar", ""], table, markdown=chosen.markdown))
-    for name, said in bench.verdicts.items():
-        for text in said:
+    for name, reported in bench.verdicts.items():
+        for text in reported:
             print(f"{name}: {text}")
     if chosen.json:
         with contextlib.suppress(FileNotFoundError):

@@ -51,7 +51,7 @@ def lay(
     return directory / ".ci/run"
 
 
-def said(
+def reported(
     directory: Path,
     *,
     lint: int = 0,
@@ -75,7 +75,7 @@ def said(
 
 
 def test_all_is_well(tmp_path: Path) -> None:
-    status, lines = said(tmp_path, takes=0.3)
+    status, lines = reported(tmp_path, takes=0.3)
     assert status == 0
     coverage = ["package lines"]
     assert lines == ["clean", "of the tests", *coverage, "of the stories", "= stories =", "= tests ="]
@@ -85,20 +85,20 @@ def test_all_is_well(tmp_path: Path) -> None:
     ("test", "stories", "last"), [(1, 0, "= tests ="), (0, 1, "= stories ="), (1, 1, "= tests =")]
 )
 def test_a_failure_is_reported_last(tmp_path: Path, test: int, stories: int, last: str) -> None:
-    status, lines = said(tmp_path, test=test, stories=stories)
+    status, lines = reported(tmp_path, test=test, stories=stories)
     assert status != 0
     assert lines[-1] == last
     assert {"of the tests", "of the stories", "= tests =", "= stories =", "package lines"} <= set(lines)
 
 
 def test_stories_that_take_too_long_are_ended(tmp_path: Path) -> None:
-    status, lines = said(tmp_path, takes=40, limit="1")
+    status, lines = reported(tmp_path, takes=40, limit="1")
     assert status != 0
     assert "the scenarios in virtual machines took too long, and were ended" in lines
 
 
 def test_coverage_does_not_make_the_check_longer(tmp_path: Path) -> None:
-    status, lines = said(tmp_path, measures=300)
+    status, lines = reported(tmp_path, measures=300)
     assert status == 0
     assert "the coverage was not measured: it took longer than the tests" in lines
     assert "package lines" not in lines
@@ -112,9 +112,11 @@ def test_what_could_not_be_installed_is_not_tried_again(tmp_path: Path) -> None:
     text = makefile.read_text().replace("@echo of the tests", "@echo install: $$TOPOPROXY_INSTALL")
     makefile.write_text(text.replace("vm-tools: ; @:", "vm-tools: ; @echo first: $$TOPOPROXY_INSTALL"))
     command = [tmp_path / ".ci/run"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment())
-    assert "first:\n" in said.stdout
-    assert "install: no\n" in said.stdout
+    reported = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env=environment()
+    )
+    assert "first:\n" in reported.stdout
+    assert "install: no\n" in reported.stdout
     script = RUN.parents[1] / "tests/e2e/install.sh"
     done = subprocess.run(
         ["sh", script, "topoproxy-has-no-such-package"],
@@ -128,7 +130,7 @@ def test_what_could_not_be_installed_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_nothing_is_run_on_what_is_not_clean(tmp_path: Path) -> None:
-    status, lines = said(tmp_path, lint=1)
+    status, lines = reported(tmp_path, lint=1)
     assert status != 0
     assert "of the tests" not in lines
 

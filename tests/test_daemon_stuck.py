@@ -109,8 +109,8 @@ class Node:
         assert self.process is not None
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, time.monotonic() - began, said
+        _, reported = self.process.communicate(timeout=60)
+        return self.process.returncode, time.monotonic() - began, reported
 
 
 @pytest.fixture
@@ -156,8 +156,8 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
         with node.stuck_kernel():
             with pytest.raises(TopoproxyError, match="in time"):
                 client.create(other)
-            code, seconds, said = node.end()
-    assert (code, seconds < DRAIN_S + 5 + SLACK_S) == (0, True), said
+            code, seconds, reported = node.end()
+    assert (code, seconds < DRAIN_S + 5 + SLACK_S) == (0, True), reported
     assert not (node.directory / "cri.sock").exists()
     assert not (node.directory / "admin.sock").exists()
 
@@ -169,18 +169,18 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
 )
 def test_sigterm_ends_the_process_in_time_whatever_hangs(node: Node, more: str, code: int) -> None:
     node.start(more)
-    found, seconds, said = node.end()
-    assert (found, seconds < DRAIN_S + 5 + SLACK_S) == (code, True), said
-    assert ("the process ends without waiting any longer seconds=5.6" in said) == bool(code)
+    found, seconds, reported = node.end()
+    assert (found, seconds < DRAIN_S + 5 + SLACK_S) == (code, True), reported
+    assert ("the process ends without waiting any longer seconds=5.6" in reported) == bool(code)
     assert not (node.directory / "cri.sock").exists()
 
 
 def test_a_daemon_that_nothing_holds_up_ends_at_once(node: Node) -> None:
     node.start()
-    code, seconds, said = node.end()
+    code, seconds, reported = node.end()
     assert code == 0
-    assert seconds < DRAIN_S + 3, said
-    assert "in time" not in said
+    assert seconds < DRAIN_S + 3, reported
+    assert "in time" not in reported
 
 
 def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -> None:
@@ -198,9 +198,9 @@ def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -
             with node.stuck_kernel():
                 with pytest.raises(TopoproxyError, match="in time"):
                     client.create(pod)
-                heard = _heard(ear)
-                assert "WATCHDOG=1" in heard, "first it is only reported"
-                assert any(line.startswith("STATUS=the kernel worker has been stuck") for line in heard)
+                received = _heard(ear)
+                assert "WATCHDOG=1" in received, "first it is only reported"
+                assert any(line.startswith("STATUS=the kernel worker has been stuck") for line in received)
                 wait_until(lambda: "WATCHDOG=1" not in _heard(ear, 1.0))
             wait_until(lambda: "WATCHDOG=1" in _heard(ear, 1.0))
         assert node.end()[0] == 0
@@ -208,7 +208,7 @@ def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -
 
 def _heard(ear: socket.socket, seconds: float = 0.7) -> list[str]:
     """Return what the daemon says for some seconds, from now on."""
-    end, heard = time.monotonic() + seconds, list[str]()
+    end, received = time.monotonic() + seconds, list[str]()
     ear.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -216,5 +216,5 @@ def _heard(ear: socket.socket, seconds: float = 0.7) -> list[str]:
     ear.settimeout(0.1)
     while time.monotonic() < end:
         with contextlib.suppress(TimeoutError):
-            heard += ear.recv(4096).decode().split("\n")
-    return heard
+            received += ear.recv(4096).decode().split("\n")
+    return received

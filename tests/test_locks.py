@@ -98,8 +98,8 @@ def test_versions_and_hashes_are_those_of_the_development_lock(name: str) -> Non
 
 
 def test_the_readme_installs_nothing_without_a_hash() -> None:
-    said = (ROOT / "README.md").read_text()
-    lines = [line.strip() for line in said.splitlines() if "pip install" in line]
+    reported = (ROOT / "README.md").read_text()
+    lines = [line.strip() for line in reported.splitlines() if "pip install" in line]
     assert any(f"-r {RUNTIME}" in line for line in lines)
     assert any(f"-r {BUILD}" in line for line in lines)
     for line in lines:
@@ -112,9 +112,9 @@ def test_the_readme_installs_nothing_without_a_hash() -> None:
 )
 @pytest.mark.timeout(600)
 def test_what_the_readme_says_installs_the_locked_versions_and_no_more(tmp_path: Path) -> None:
-    said = (ROOT / "README.md").read_text()
+    reported = (ROOT / "README.md").read_text()
     commands = [
-        line.strip() for line in said.splitlines() if "/opt/topoproxy" in line and "ln -s" not in line
+        line.strip() for line in reported.splitlines() if "/opt/topoproxy" in line and "ln -s" not in line
     ]
     assert len(commands) == 4
     place, clone = tmp_path / "opt", tmp_path / "clone"

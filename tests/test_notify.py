@@ -1,4 +1,4 @@
-"""What systemd gets to hear."""
+"""What the daemon sends to systemd."""
 
 from __future__ import annotations
 

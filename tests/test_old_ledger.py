@@ -147,8 +147,8 @@ def lost(node: OldNode, daemon: Daemon) -> dict[str, object]:
 def complaints(daemon: Daemon) -> list[str]:
     """Return the problems with the ledger that the daemon reports."""
     assert daemon.executor is not None
-    said = [str(problem["what"]) for problem in daemon.executor.telemetry.problems()]
-    return [what for what in said if "ledger" in what or "record" in what]
+    reported = [str(problem["what"]) for problem in daemon.executor.telemetry.problems()]
+    return [what for what in reported if "ledger" in what or "record" in what]
 
 
 def violations(daemon: Daemon) -> object:

@@ -58,7 +58,7 @@ def test_writers_and_those_that_write_repeatedly() -> None:
     assert drift_lines(lack)[2:] == ["  Some writes are noticed late: too many inotify watches"]
 
 
-def test_nothing_is_said_of_nothing() -> None:
+def test_nothing_is_reported_of_nothing() -> None:
     assert drift_lines({}) == []
     assert drift_lines(DATA | {"by": {"kubelet": 0}, "writeConflicts": []}) == []
 
@@ -100,7 +100,7 @@ def shown(
     return list(hooks({"hooks": hooks_page(entries, reports), **more}, width))
 
 
-def test_nothing_is_said_where_there_are_no_hooks() -> None:
+def test_nothing_is_reported_where_there_are_no_hooks() -> None:
     assert list(hooks({}, 80)) == []
     assert list(hooks({"hooks": []}, 80)) == []
     assert "Hooks" not in render({"hooks": {}})
@@ -144,7 +144,7 @@ def test_long_lines_are_cut_and_strange_answers_left_out() -> None:
     assert list(hooks({"hooks": [{"name": "\x1b", "state": "odd"}, 3]}, 80))[2:] == ["   : odd"]
 
 
-def test_where_none_can_be_asked_that_is_said_too() -> None:
+def test_where_none_can_be_asked_that_is_reported_too() -> None:
     bad = HookFileEntry("30-bad", "/h/30-bad.py", State.BROKEN, "why")
     assert shown([bad], []) == ["", "Hooks (0)", "  30-bad: broken: why"]
 

@@ -241,7 +241,7 @@ def test_limits_of_owners_are_among_the_rules() -> None:
         ({"problems": [{"what": "w"}]}, "w"),
     ],
 )
-def test_no_problems_is_not_said_while_anything_is_wrong(more: dict[str, object], line: str) -> None:
+def test_no_problems_is_not_reported_while_anything_is_wrong(more: dict[str, object], line: str) -> None:
     page = render(more)
     assert page.endswith(f"Problems (1)\n  {line}\n")
     assert "No problems." not in page

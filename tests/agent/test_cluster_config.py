@@ -88,7 +88,7 @@ class World:
         return json.loads(self.path.read_text()) if self.path.exists() else None
 
     @property
-    def said(self) -> Any:
+    def reported(self) -> Any:
         text = self.api.collections[NODES]["n1"]["metadata"].get("annotations", {}).get(ANNOTATION)
         return json.loads(text) if text else None
 
@@ -127,9 +127,9 @@ def run_scenario(world: World, scenario: Callable[[], Coroutine[Any, Any, None]]
 def test_the_daemon_gets_what_applies_and_the_node_says_so(world: World) -> None:
     async def scenario() -> None:
         world.put("base")
-        await until(lambda: world.said)
+        await until(lambda: world.reported)
         assert world.content == {"log": {"level": "debug"}}
-        assert world.said == {"name": "base", "generation": 1, "accepted": True}
+        assert world.reported == {"name": "base", "generation": 1, "accepted": True}
         await until(lambda: world.status("base"))
         assert world.status("base") == [{"name": "n1", "generation": 1, "accepted": True}]
         assert world.daemon.reloads == 1
@@ -140,12 +140,12 @@ def test_the_daemon_gets_what_applies_and_the_node_says_so(world: World) -> None
             priority=1,
             nodeSelector={"matchLabels": {"tier": "gold"}},
         )
-        await until(lambda: world.said["name"] == "gold")
+        await until(lambda: world.reported["name"] == "gold")
         assert world.content == {"admission": {"maxCPUsPerPod": 2}}
         world.api.put(NODES, "n1", metadata={"labels": {}})
-        await until(lambda: world.said and world.said["name"] == "base")
+        await until(lambda: world.reported and world.reported["name"] == "base")
         world.api.remove(COLLECTION, "base")
-        await until(lambda: world.said is None)
+        await until(lambda: world.reported is None)
         assert world.content is None
         assert world.daemon.reloads == 4
 
@@ -164,11 +164,11 @@ def test_the_daemon_gets_what_applies_and_the_node_says_so(world: World) -> None
 def test_what_the_node_does_not_permit_changes_nothing(world: World, config: Any, why: str) -> None:
     async def scenario() -> None:
         world.put("good")
-        await until(lambda: world.said)
+        await until(lambda: world.reported)
         world.put("good", 2, config)
-        await until(lambda: world.said["generation"] == 2)
-        assert not world.said["accepted"]
-        assert why in world.said["reason"]
+        await until(lambda: world.reported["generation"] == 2)
+        assert not world.reported["accepted"]
+        assert why in world.reported["reason"]
         assert world.content == {"log": {"level": "debug"}}, "what was in effect stays"
         assert world.daemon.reloads == 1, "the daemon is not asked for what is known to be wrong"
         await until(lambda: world.status("good")[0]["accepted"] is False)
@@ -180,14 +180,14 @@ def test_what_the_node_does_not_permit_changes_nothing(world: World, config: Any
 def test_what_the_daemon_refuses_is_not_there_at_its_next_start(world: World, noted: bool) -> None:
     async def scenario() -> None:
         world.put("good")
-        await until(lambda: world.said)
+        await until(lambda: world.reported)
         if noted:
             world.daemon.notes = [f"{IGNORED}: there is no CPU 9"]
         else:
             world.daemon.refusal = "there is no CPU 9"
         world.put("good", 2, {"log": {"level": "error"}})
-        await until(lambda: world.said["generation"] == 2)
-        assert "there is no CPU 9" in world.said["reason"]
+        await until(lambda: world.reported["generation"] == 2)
+        assert "there is no CPU 9" in world.reported["reason"]
         assert world.content == {"log": {"level": "debug"}}
 
     run_scenario(world, scenario)
@@ -200,10 +200,10 @@ def test_a_daemon_that_is_down_gets_it_later(world: World) -> None:
         world.put("base")
         await until(lambda: world.content)
         await until(lambda: any("cannot apply the settings of the cluster" in line for line in world.lines))
-        assert world.said is None, "nothing is said before it is known"
+        assert world.reported is None, "nothing is said before it is known"
         world.daemon.down = False
-        await until(lambda: world.said)
-        assert world.said["accepted"]
+        await until(lambda: world.reported)
+        assert world.reported["accepted"]
 
     run_scenario(world, scenario)
 
@@ -211,7 +211,7 @@ def test_a_daemon_that_is_down_gets_it_later(world: World) -> None:
 def test_an_api_server_without_the_crd_or_out_of_reach_leaves_what_is_there(world: World) -> None:
     async def scenario() -> None:
         world.put("base")
-        await until(lambda: world.said)
+        await until(lambda: world.reported)
         world.api.answers[COLLECTION] += [404] * 20
         world.api.end_watches()
         await asyncio.sleep(0.5)
@@ -231,7 +231,7 @@ def test_a_node_leaves_the_status_of_an_object_that_it_no_longer_uses(world: Wor
             return [r for r in world.api.seen if r.url.path == f"{COLLECTION}/gold/status"]
 
         await until(lambda: len(applied()) == 2)
-        assert world.said is None
+        assert world.reported is None
         assert json.loads(applied()[1].content)["status"] == {}, "an apply without what its owner had before"
         assert {r.url.params["fieldManager"] for r in applied()} == {"topoproxy-n1"}, "only its own entry"
 
@@ -247,9 +247,9 @@ def test_nodes_take_settings_at_once_and_report_them_at_different_times(
         world.put("base")
         await until(lambda: world.daemon.reloads)
         await asyncio.sleep(0.2)
-        assert world.said is None
+        assert world.reported is None
         assert not world.status("base")
-        await until(lambda: world.said)
+        await until(lambda: world.reported)
         await until(lambda: world.status("base"))
 
     run_scenario(world, scenario)
@@ -268,7 +268,7 @@ def test_a_list_that_other_nodes_have_filled_meanwhile_is_no_fault(world: World,
 
     async def scenario() -> None:
         world.put("base")
-        await until(lambda: world.said)
+        await until(lambda: world.reported)
         asked = f"{COLLECTION}/base/status"
         await until(lambda: world.api.count("PATCH", asked))
         await asyncio.sleep(0.5)
@@ -279,23 +279,23 @@ def test_a_list_that_other_nodes_have_filled_meanwhile_is_no_fault(world: World,
     run_scenario(world, scenario)
 
 
-def test_a_key_that_the_operator_permits_no_more_is_said(
+def test_a_key_that_the_operator_permits_no_more_is_reported(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_config, "RECHECK_S", 0.05)
 
     async def scenario() -> None:
         world.put("base")
-        await until(lambda: world.said)
-        assert world.said["accepted"]
+        await until(lambda: world.reported)
+        assert world.reported["accepted"]
         file = world.path.parent.with_name("config.yaml")
         text = file.read_text()
         file.write_text(text.replace("[log, admission]", "[admission]"))
-        await until(lambda: not world.said["accepted"])
-        assert "log.level: this node does not permit it" in world.said["reason"]
+        await until(lambda: not world.reported["accepted"])
+        assert "log.level: this node does not permit it" in world.reported["reason"]
         await until(lambda: world.status("base")[0]["accepted"] is False)
         file.write_text(text)
-        await until(lambda: world.said["accepted"])
+        await until(lambda: world.reported["accepted"])
         reloads = world.daemon.reloads
         await asyncio.sleep(0.3)
         assert world.daemon.reloads == reloads, "the daemon is not asked without a change"
@@ -306,14 +306,14 @@ def test_a_key_that_the_operator_permits_no_more_is_said(
 def test_settings_that_are_refused_after_an_outage_of_the_daemon_are_put_back(world: World) -> None:
     async def scenario() -> None:
         world.put("good")
-        await until(lambda: world.said)
+        await until(lambda: world.reported)
         world.daemon.down = True
         world.put("good", 2, {"log": {"level": "error"}})
         await until(lambda: world.content == {"log": {"level": "error"}})
         world.daemon.refusal = "there is no CPU 9"
         world.daemon.down = False
-        await until(lambda: world.said["generation"] == 2)
-        assert not world.said["accepted"]
+        await until(lambda: world.reported["generation"] == 2)
+        assert not world.reported["accepted"]
         assert world.content == {"log": {"level": "debug"}}
 
     run_scenario(world, scenario)
@@ -323,8 +323,8 @@ def test_an_odd_object_is_ignored_with_a_reason(world: World) -> None:
     async def scenario() -> None:
         world.api.put(COLLECTION, "odd", spec={"config": 5, "priority": 100})
         world.put("base")
-        await until(lambda: world.said)
-        assert world.said["name"] == "base"
+        await until(lambda: world.reported)
+        assert world.reported["name"] == "base"
         assert any("spec.config is missing" in line for line in world.lines)
 
     run_scenario(world, scenario)

@@ -311,9 +311,9 @@ def test_a_fault_below_a_request_is_reported_and_tried_again(fault: Exception, m
 
     async def test(it: Followed) -> None:
         await it.until(lambda: bool(it.telemetry.problems()))
-        said = str(it.telemetry.problems())
-        assert type(fault).__name__ in said or "bad certificate" in said
-        assert "secret" not in said
+        reported = str(it.telemetry.problems())
+        assert type(fault).__name__ in reported or "bad certificate" in reported
+        assert "secret" not in reported
         await it.until(lambda: it.values == {"ns/a": 1} and api.watches == 1)
         assert it.telemetry.problems() == []
 

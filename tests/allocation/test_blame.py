@@ -89,8 +89,8 @@ def test_the_fewest_nodes_that_are_left() -> None:
 
 def test_a_full_sample_has_preferred_hints_only() -> None:
     others = tuple(TopologyHint(Mask([n]), preferred=False) for n in range(8))
-    (said,) = record_answer("cpu", {"cpu": (*others, *PAIRS, *preference([2, 3]))})
-    assert len(said.hints) == SAMPLE == 6
-    assert all(hint.preferred for hint in said.hints)
-    (said,) = record_answer("cpu", {"cpu": (*others, *PAIRS)})
-    assert [hint.preferred for hint in said.hints] == [True] * 5 + [False]
+    (reported,) = record_answer("cpu", {"cpu": (*others, *PAIRS, *preference([2, 3]))})
+    assert len(reported.hints) == SAMPLE == 6
+    assert all(hint.preferred for hint in reported.hints)
+    (reported,) = record_answer("cpu", {"cpu": (*others, *PAIRS)})
+    assert [hint.preferred for hint in reported.hints] == [True] * 5 + [False]

@@ -41,10 +41,10 @@ def test_the_three_forms_of_nothing() -> None:
 
 
 def test_what_is_kept_of_a_list() -> None:
-    (said,) = record_answer("cpu", {"cpu": every(4, 2)})
-    assert (said.provider, said.resource, said.nothing) == ("cpu", "cpu", "")
-    assert (said.count, said.preferred) == (15, 6)
-    assert [str(h.affinity) for h in said.hints] == ["0-1", "0,2", "1-2", "0,3", "1,3", "2-3"]
+    (reported,) = record_answer("cpu", {"cpu": every(4, 2)})
+    assert (reported.provider, reported.resource, reported.nothing) == ("cpu", "cpu", "")
+    assert (reported.count, reported.preferred) == (15, 6)
+    assert [str(h.affinity) for h in reported.hints] == ["0-1", "0,2", "1-2", "0,3", "1,3", "2-3"]
     (few,) = record_answer("cpu", {"cpu": every(3, 3)})
     assert [str(h.affinity) for h in few.hints] == ["0-2", "0", "1", "2", "0-1", "0,2"]
     assert (few.count, few.preferred) == (7, 1)
@@ -56,30 +56,30 @@ def test_what_is_kept_of_a_list() -> None:
 def test_the_best_hints_are_kept(picked: set[TopologyHint], size: int) -> None:
     ordered = sorted(picked, key=lambda h: (len(h.affinity or ()), list(h.affinity or ())))
     hints = tuple(TopologyHint(h.affinity, len(h.affinity or ()) == size) for h in ordered)
-    (said,) = record_answer("cpu", {"cpu": hints})
+    (reported,) = record_answer("cpu", {"cpu": hints})
     if not hints:
-        assert said.nothing == "impossible"
+        assert reported.nothing == "impossible"
         return
     best = sorted(
         hints, key=lambda h: (not h.preferred, len(h.affinity or ()), h.affinity and h.affinity.bits)
     )
-    assert list(said.hints) == best[:SAMPLE]
-    assert said.preferred == sum(h.preferred for h in hints)
+    assert list(reported.hints) == best[:SAMPLE]
+    assert reported.preferred == sum(h.preferred for h in hints)
 
 
 def test_a_family_is_sampled_and_not_counted() -> None:
     family = Family((1 << 39,), tuple(range(60)), 2, (Demand(3, tuple((1 << i, 1) for i in range(60))),), 3)
-    (said,) = record_answer("memory", {"memory": family})
-    assert (said.count, said.preferred) == (None, None)
-    assert said.hints == (hint(1 << 39, preferred=False),), "the only one of the least size"
+    (reported,) = record_answer("memory", {"memory": family})
+    assert (reported.count, reported.preferred) == (None, None)
+    assert reported.hints == (hint(1 << 39, preferred=False),), "the only one of the least size"
     wide = Family((), tuple(range(60)), 2, (Demand(30, tuple((1 << i, 1) for i in range(60))),), 30)
-    (said,) = record_answer("memory", {"memory": wide})
-    assert len(said.hints) == SAMPLE
-    assert [h.affinity.bits for h in said.hints if h.affinity][:2] == [
+    (reported,) = record_answer("memory", {"memory": wide})
+    assert len(reported.hints) == SAMPLE
+    assert [h.affinity.bits for h in reported.hints if h.affinity][:2] == [
         (1 << 30) - 1,
         (1 << 31) - 1 - (1 << 29),
     ]
-    assert all(h.preferred for h in said.hints)
+    assert all(h.preferred for h in reported.hints)
 
 
 LOTS = st.lists(

@@ -101,7 +101,7 @@ def test_steps_name_every_cpu_once(free: int, n: int, options: dict[str, bool]) 
 
 
 def test_leaving_the_nodes_of_the_hint_is_reported() -> None:
-    def said(free: str, n: int, nodes: list[int] | None, *, by_socket: bool = False) -> list[str]:
+    def reported(free: str, n: int, nodes: list[int] | None, *, by_socket: bool = False) -> list[str]:
         steps: list[str] = []
         policy = CpuPolicy.of(TOPO, CpuOptions(align_by_socket=by_socket))
         affinity = None if nodes is None else Mask(nodes)
@@ -109,16 +109,16 @@ def test_leaving_the_nodes_of_the_hint_is_reported() -> None:
         return steps
 
     whole = "2 whole cores of NUMA node 0: CPUs 0-1,16-17"
-    assert said("0-1,16-17,12-15,28-31", 4, [0, 1]) == [whole]
-    assert said("0-1,16-17,12-13,28-29", 6, [0, 1]) == [
+    assert reported("0-1,16-17,12-15,28-31", 4, [0, 1]) == [whole]
+    assert reported("0-1,16-17,12-13,28-29", 6, [0, 1]) == [
         whole,
         "NUMA nodes 0-1 had only 4 free CPUs, 2 more from NUMA node 3",
         "1 whole core of NUMA node 3: CPUs 12,28",
     ]
-    assert said("0-1,16-17", 4, [2])[0] == "NUMA node 2 had no free CPUs, 4 more from NUMA node 0"
-    assert said("0-1,16-17", 4, None) == [whole]
+    assert reported("0-1,16-17", 4, [2])[0] == "NUMA node 2 had no free CPUs, 4 more from NUMA node 0"
+    assert reported("0-1,16-17", 4, None) == [whole]
     away = "the sockets of NUMA node 1 had only 1 free CPU, 1 more from NUMA node 2"
-    assert said("0,8", 2, [1], by_socket=True)[1] == away
+    assert reported("0,8", 2, [1], by_socket=True)[1] == away
 
 
 def test_allocations_pass_it_on() -> None:

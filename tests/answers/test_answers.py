@@ -49,8 +49,8 @@ def test_a_key_has_one_type(name: str) -> None:
         kinds = part["type"] if isinstance(part["type"], list) else [part["type"]]
         assert len([kind for kind in kinds if kind != "null"]) == 1, where
         assert ("items" in part) == ("array" in kinds), where
-        said = part.keys() & {"properties", "additionalProperties", "oneOf"}
-        assert ("object" in kinds) == bool(said), where
+        reported = part.keys() & {"properties", "additionalProperties", "oneOf"}
+        assert ("object" in kinds) == bool(reported), where
         assert set(part.get("required", ())) <= part.get("properties", {}).keys(), where
 
 

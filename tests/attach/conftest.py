@@ -196,7 +196,7 @@ class FakeNode:
     released: bool = False
     die_at: str = ""
     steps: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
 
     @property
     def log(self) -> list[str]:
@@ -212,7 +212,7 @@ class FakeNode:
             proc,
             Path("/run/topoproxy/cri.sock"),
             self.ask,
-            self.said.append,
+            self.reported.append,
             self.reach,
         )
 

@@ -22,8 +22,8 @@ Fake = Callable[[str], FakeNode]
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_reset_is_reported_until_attach_mends_it(fake: Fake, layout: str) -> None:
-    node, said = fake(layout), list[str]()
-    talk = telemetry(said)
+    node, reported = fake(layout), list[str]()
+    talk = telemetry(reported)
     watch = EndpointWatch(
         talk, lambda: attached_kubelet(node.state, node.root / "var/lib/kubelet", node.root)
     )
@@ -44,7 +44,7 @@ def test_a_reset_is_reported_until_attach_mends_it(fake: Fake, layout: str) -> N
     assert problem.startswith(RESET)
     assert f"{file} names {RUNTIME}" in problem
     problems()
-    assert len(said) == 1, "it is logged once"
+    assert len(reported) == 1, "it is logged once"
     status = {"attach": watch.page()}
     assert f"ENDPOINT RESET: {file} names {RUNTIME}" in render(status)
     assert f"topoproxy_{named.KUBELET_ENDPOINT_RESET.name} 1" in metrics(status)

@@ -196,16 +196,16 @@ def test_what_a_body_beyond_its_windows_costs_the_receiver() -> None:
 
     inflow = frames.Inflow(frames.Outbox(), 1_000, 2_000)
 
-    def said() -> bytes:
+    def reported() -> bytes:
         inflow.grant()
         return inflow.outbox.take()
 
     inflow.on_data(1, 499, ended=False)
-    assert said() == b""
+    assert reported() == b""
     inflow.on_data(1, 1, ended=False)
-    assert said() == frames.window_frame(1, 500)
+    assert reported() == frames.window_frame(1, 500)
     inflow.on_data(1, 500, ended=True)
-    assert said() == frames.window_frame(0, 1_000)
+    assert reported() == frames.window_frame(0, 1_000)
     inflow.on_data(3, 600, ended=False)
     with pytest.raises(frames.PeerError):
         inflow.on_data(3, 401, ended=False)

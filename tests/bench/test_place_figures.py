@@ -34,7 +34,7 @@ def test_the_decisions_are_whole() -> None:
     assert len(plan.container.placement.exclusive) == 16
     assert [len(ids) for _, ids in plan.container.placement.devices] == [4]
     assert plan.explanation is not None
-    assert [said.resource for said in plan.explanation.answers] == ["nvidia.com/gpu", "cpu", "memory"]
+    assert [reported.resource for reported in plan.explanation.answers] == ["nvidia.com/gpu", "cpu", "memory"]
     assert plan.explanation.steps
     refused = figures.many_nodes(TopologyPolicy.SINGLE_NUMA_NODE, far=True)[1]()
     assert refused.explanation is not None

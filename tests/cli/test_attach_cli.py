@@ -62,7 +62,7 @@ def test_the_help_imports_little(name: str) -> None:
     code = "import sys\nfrom proxy.cli.main import main\n"
     code += "try: main(sys.argv[1:])\nfinally: print(sorted(sys.modules))"
     words = [sys.executable, "-c", code, name, "--help"]
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    reported = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     for module in ("asyncio", "grpc", "proxy.attach", "subprocess"):
-        assert f"'{module}'" not in said
+        assert f"'{module}'" not in reported
     assert command_line([name, "--timeout", "0"]) == 2

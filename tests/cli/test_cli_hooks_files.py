@@ -42,13 +42,13 @@ class Node:
         more = ["--config", str(self.config)] if config else []
         code = command_line(["hooks", *map(str, words), *more])
         assert isinstance(code, int)
-        said = self.capsys.readouterr()
-        return code, said.out + said.err
+        reported = self.capsys.readouterr()
+        return code, reported.out + reported.err
 
     def did(self, *words: object) -> str:
-        code, said = self.run(*words)
-        assert code == 0, said
-        return said
+        code, reported = self.run(*words)
+        assert code == 0, reported
+        return reported
 
 
 @pytest.fixture
@@ -61,15 +61,15 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_a_new_hook_is_the_template_for_its_owner_alone_to_write(node: Node) -> None:
     before = os.umask(0o077)
     try:
-        said = node.did("new", "50-mine")
+        reported = node.did("new", "50-mine")
     finally:
         os.umask(before)
     made = node.directory / "50-mine.py"
     assert made.read_text() == TEMPLATE
     assert made.stat().st_mode & 0o777 == 0o644
     assert node.directory.stat().st_mode & 0o022 == 0
-    assert said.startswith(f"made {made}; next:\n")
-    assert f"topoproxy hooks validate {made}\n" in said
+    assert reported.startswith(f"made {made}; next:\n")
+    assert f"topoproxy hooks validate {made}\n" in reported
     assert [entry.name for entry in node.directory.iterdir()] == ["50-mine.py"], "no draft is left"
 
 
@@ -88,7 +88,7 @@ def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "reported"),
     [
         (["mine"], 2, "a name is NN-name (two digits, -, then of a-z, 0-9 and -), such as 50-mine"),
         (["50-Mine"], 2, "such as 50-mine"),
@@ -101,10 +101,10 @@ def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path:
         (["50-mine", "--folder", "/proc/nothing"], 73, "cannot make /proc/nothing/50-mine.py: "),
     ],
 )
-def test_a_hook_that_cannot_be_made(node: Node, words: list[str], code: int, said: str) -> None:
+def test_a_hook_that_cannot_be_made(node: Node, words: list[str], code: int, reported: str) -> None:
     ended = node.run("new", *words)
     assert ended[0] == code
-    assert said in ended[1]
+    assert reported in ended[1]
 
 
 def test_a_file_that_is_there_is_left_alone(node: Node) -> None:
@@ -119,9 +119,9 @@ def test_a_file_that_is_there_is_left_alone(node: Node) -> None:
 
 def test_a_shipped_hook_is_enabled_by_a_link_and_disabled_by_removing_it(node: Node) -> None:
     link = node.directory / "30-cpus-file.py"
-    said = node.did("enable", "cpus-file")
+    reported = node.did("enable", "cpus-file")
     assert link.readlink() == node.shipped / "30-cpus-file.py"
-    assert said.startswith(f"enabled 30-cpus-file: {link} -> {link.readlink()}\n")
+    assert reported.startswith(f"enabled 30-cpus-file: {link} -> {link.readlink()}\n")
     assert "is enabled already" in node.did("enable", "30-cpus-file.py")
     assert node.did("disable", "cpus-file").startswith(f"disabled 30-cpus-file: the link {link} is removed\n")
     assert not os.path.lexists(link)
@@ -131,19 +131,19 @@ def test_a_shipped_hook_is_enabled_by_a_link_and_disabled_by_removing_it(node: N
 
 def test_what_others_could_write_is_enabled_with_a_note(node: Node) -> None:
     (node.shipped / "10-quota.py").chmod(0o666)
-    said = node.did("enable", "10-quota")
-    assert said.startswith("enabled 10-quota: ")
-    assert said.endswith(f"chmod go-w {node.shipped}/10-quota.py\n")
-    assert "note: the daemon will not run it: " in said
+    reported = node.did("enable", "10-quota")
+    assert reported.startswith("enabled 10-quota: ")
+    assert reported.endswith(f"chmod go-w {node.shipped}/10-quota.py\n")
+    assert "note: the daemon will not run it: " in reported
 
 
 def test_a_vendors_hook_is_masked_and_unmasked(node: Node) -> None:
     (node.vendor / "20-theirs.py").write_text("# theirs\n")
     mask = node.directory / "20-theirs.py"
     assert "20-theirs is enabled already" in node.did("enable", "20-theirs")
-    said = node.did("disable", "theirs")
+    reported = node.did("disable", "theirs")
     assert mask.readlink() == Path("/dev/null")
-    assert f"{mask} -> /dev/null masks {node.vendor}/20-theirs.py" in said
+    assert f"{mask} -> /dev/null masks {node.vendor}/20-theirs.py" in reported
     assert node.did("disable", "theirs") == "20-theirs is not enabled\n"
     assert "is no longer masked" in node.did("enable", "theirs")
     assert not os.path.lexists(mask)
@@ -193,30 +193,30 @@ def test_a_link_that_leads_nowhere_is_replaced(node: Node) -> None:
     node.did("enable", "60-quota")
     assert (node.directory / "10-quota.py").readlink() == node.shipped / "10-quota.py"
     assert (node.directory / "60-quota.py").readlink() == node.shipped / "60-quota.py"
-    code, said = node.run("enable", "70-gone")
+    code, reported = node.run("enable", "70-gone")
     assert code == 2
-    assert said.endswith(
+    assert reported.endswith(
         "70-gone.py -> /nonexistent/old.py points to nothing; remove it, or correct the link\n"
     )
 
 
 def test_a_directory_of_its_name_is_not_a_hook(node: Node) -> None:
     (node.directory / "10-quota.py").mkdir(parents=True)
-    code, said = node.run("enable", "10-quota")
+    code, reported = node.run("enable", "10-quota")
     assert code == 1
-    assert said.endswith("10-quota.py is not a file; remove it, or rename it\n")
+    assert reported.endswith("10-quota.py is not a file; remove it, or rename it\n")
 
 
 def test_what_is_ones_own_is_not_touched(node: Node) -> None:
     node.directory.mkdir(parents=True)
     (node.directory / "50-mine.py").write_text("# mine\n")
     (node.servers / "koordlet.json").write_text("{}")
-    code, said = node.run("disable", "mine")
+    code, reported = node.run("disable", "mine")
     assert code == 1
-    assert said.endswith("is a file of your own; rename it, for example to 50-mine.py.off\n")
-    code, said = node.run("disable", "koordlet")
+    assert reported.endswith("is a file of your own; rename it, for example to 50-mine.py.off\n")
+    code, reported = node.run("disable", "koordlet")
     assert code == 1
-    assert said.endswith(f"koordlet: {node.servers}/koordlet.json names a server; remove that file\n")
+    assert reported.endswith(f"koordlet: {node.servers}/koordlet.json names a server; remove that file\n")
     assert node.run("enable", "nothing")[0] == node.run("disable", "nothing")[0] == 2
 
 
@@ -245,16 +245,16 @@ def test_the_output_says_that_no_hook_runs(node: Node) -> None:
 def test_a_directory_that_cannot_be_written(node: Node) -> None:
     node.directory.parent.mkdir()
     node.directory.write_text("no directory")
-    code, said = node.run("enable", "cpus-file")
+    code, reported = node.run("enable", "cpus-file")
     assert code == 73
-    assert said.startswith(f"topoproxy: cannot make the link {node.directory}/30-cpus-file.py: ")
+    assert reported.startswith(f"topoproxy: cannot make the link {node.directory}/30-cpus-file.py: ")
 
 
 def test_a_directory_that_is_a_link_to_itself(node: Node) -> None:
     node.directory.parent.mkdir()
     node.directory.symlink_to(node.directory)
-    said = f"topoproxy: cannot make {node.directory}/50-mine.py: {node.directory} is not a directory\n"
-    assert node.run("new", "50-mine") == (73, said)
+    reported = f"topoproxy: cannot make {node.directory}/50-mine.py: {node.directory} is not a directory\n"
+    assert node.run("new", "50-mine") == (73, reported)
 
 
 def test_a_directory_without_permission_to_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,17 +277,17 @@ def test_the_reference_in_the_terminal(node: Node) -> None:
     assert lines[0].split() == ["POINT", "MAY", "ANSWER", "WHEN"]
     assert len(lines) == 25
     assert max(map(len, lines)) == 120
-    code, said = points("pre_create_container", "Veto")
+    code, reported = points("pre_create_container", "Veto")
     assert code == 0
-    assert said.startswith(
+    assert reported.startswith(
         "pre_create_container(event: PreCreateContainer)\n  A container is about to be created"
     )
-    assert "\n  decision: Decision\n      The placement that it will get.\n" in said
-    assert "may be vetoed. What all hooks want together is shown to" in " ".join(said.split())
-    assert "](#" not in said
-    assert "\n\nVeto\n" in said
+    assert "\n  decision: Decision\n      The placement that it will get.\n" in reported
+    assert "may be vetoed. What all hooks want together is shown to" in " ".join(reported.split())
+    assert "](#" not in reported
+    assert "\n\nVeto\n" in reported
     assert points("PreCreateContainer")[1] == points("pre_create_container")[1]
-    code, said = points("pre_create")
-    assert (code, said.splitlines()[-1][-32:]) == (2, "did you mean pre_create_container?"[-32:])
+    code, reported = points("pre_create")
+    assert (code, reported.splitlines()[-1][-32:]) == (2, "did you mean pre_create_container?"[-32:])
     assert points("--markdown")[1].startswith("# Hook points\n")
     assert points("--markdown", "Veto")[0] == 2

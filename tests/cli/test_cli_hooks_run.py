@@ -53,9 +53,9 @@ BROKEN = "API_VERSION = 1\ndef pre_create_container(event):\n    return 1 / 0\n"
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def started(*words: object) -> tuple[int, str, str]:
         code = command_line(["hooks", *map(str, words)])
-        said = capsys.readouterr()
+        reported = capsys.readouterr()
         assert isinstance(code, int)
-        return code, said.out, said.err
+        return code, reported.out, reported.err
 
     return started
 
@@ -69,9 +69,9 @@ def files(tmp_path: Path) -> Path:
 
 
 def test_a_good_file_is_described(files: Path, run: Run) -> None:
-    code, said, errors = run("validate", files / "50-pinned.py", "--config", files / "c.yaml")
+    code, reported, errors = run("validate", files / "50-pinned.py", "--config", files / "c.yaml")
     assert (code, errors) == (0, "")
-    assert said == (
+    assert reported == (
         f"{files}/50-pinned.py: good\n"
         "  handles   configure, pre_create_container\n"
         "  timeout   2 s\n"
@@ -84,7 +84,7 @@ def test_a_good_file_is_described(files: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "reported"),
     [
         ("50-x.py", "API_VERSION = 1\ndef (", "SyntaxError"),
         ("50-x.py", "API_VERSION = 9\n", "its API_VERSION is 9"),
@@ -98,21 +98,21 @@ def test_a_good_file_is_described(files: Path, run: Run) -> None:
         ("koordlet.json", "{", "it is not JSON"),
     ],
 )
-def test_faults_are_named(files: Path, run: Run, name: str, text: str, said: str) -> None:
+def test_faults_are_named(files: Path, run: Run, name: str, text: str, reported: str) -> None:
     (files / name).write_text(text)
     (files / "c.yaml").write_text("hooks: {settings: {50-pinned: {config: {nmae: CPUS}}}}\n")
     code, out, errors = run("validate", files / name, "--config", files / "c.yaml")
     assert code == 65
     assert out.startswith(f"{files}/{name}: broken\n  cannot ")
-    assert said in out
+    assert reported in out
     assert errors == "topoproxy: cannot use the hook file: see above\n"
 
 
 def test_the_owner_of_a_file_counts_unless_checked_for_the_node(files: Path, run: Run) -> None:
     (files / "60-second.py").chmod(0o666)
-    code, said, errors = run("validate", files / "60-second.py", files / "50-pinned.py", "--json")
+    code, reported, errors = run("validate", files / "60-second.py", files / "50-pinned.py", "--json")
     assert (code, errors) == (65, "topoproxy: cannot use 1 of 2 hook files: see above\n")
-    second, pinned = json.loads(said)["files"]
+    second, pinned = json.loads(reported)["files"]
     assert second["state"] == "untrusted"
     assert second["error"].endswith(f"chmod go-w {files}/60-second.py")
     assert (pinned["state"], pinned["points"], pinned["policy"]) == (
@@ -131,25 +131,25 @@ def test_a_server_and_a_mask_are_files_too(files: Path, run: Run) -> None:
     }
     (files / "koordlet.json").write_text(json.dumps(server))
     (files / "10-none.py").symlink_to("/dev/null")
-    code, said, _ = run("validate", files / "koordlet.json", files / "10-none.py")
+    code, reported, _ = run("validate", files / "koordlet.json", files / "10-none.py")
     assert code == 0
-    assert "koordlet.json: good\n  handles   pre_run_pod_sandbox, shutdown\n" in said
-    assert "  policy    Fail\n" in said
-    assert "10-none.py: disabled\n  it disables a hook 10-none of hooks.vendorFolder\n" in said
+    assert "koordlet.json: good\n  handles   pre_run_pod_sandbox, shutdown\n" in reported
+    assert "  policy    Fail\n" in reported
+    assert "10-none.py: disabled\n  it disables a hook 10-none of hooks.vendorFolder\n" in reported
 
 
 def test_a_file_that_is_not_there(files: Path, run: Run) -> None:
-    code, said, _ = run("validate", files / "11-gone.py")
-    assert (code, said.splitlines()[1]) == (
+    code, reported, _ = run("validate", files / "11-gone.py")
+    assert (code, reported.splitlines()[1]) == (
         65,
         f"  cannot read hook {files}/11-gone.py: there is no such file",
     )
 
 
 def example(files: Path, run: Run, **pod: Any) -> Path:
-    code, said, _ = run("run", "--print-example", "pre_create_container")
+    code, reported, _ = run("run", "--print-example", "pre_create_container")
     assert code == 0
-    event = json.loads(said)
+    event = json.loads(reported)
     event["pod"] |= pod
     (files / "event.json").write_text(json.dumps(event))
     return files / "event.json"
@@ -157,9 +157,9 @@ def example(files: Path, run: Run, **pod: Any) -> Path:
 
 def test_what_a_hook_wants_is_shown(files: Path, run: Run) -> None:
     pinned, event = files / "50-pinned.py", example(files, run)
-    code, said, errors = run("run", pinned, "--event", event)
+    code, reported, errors = run("run", pinned, "--event", event)
     assert (code, errors) == (0, "")
-    assert said == (
+    assert reported == (
         "pre_create_container, shop/db-0/main:\n"
         "  FIELD                             VALUE    HOOK\n"
         "  cpu_quota                         cleared  50-pinned\n"
@@ -167,7 +167,7 @@ def test_what_a_hook_wants_is_shown(files: Path, run: Run) -> None:
         "  updates[c1].cpu_shares            2        50-pinned\n"
         "  updates[c1].unified[memory.high]  max      50-pinned\n"
     )
-    assert run("run", pinned, "--example", "pre_create_container")[1] == said
+    assert run("run", pinned, "--example", "pre_create_container")[1] == reported
 
 
 def empty(files: Path) -> Path:
@@ -202,8 +202,8 @@ def test_mounts_devices_and_several_kinds_of_keys_are_shown(files: Path, run: Ru
         "    return Adjustment(cpus=CpuSet([2]), mounts={'/m': Mount('/m', '/h', readonly=True),\n"
         "        '/w': Mount('/w', '/h')}, devices={'/dev/a': Device('/dev/a', '/dev/b', 'r')})\n"
     )
-    _, said, _ = run("run", files / "50-mounts.py", "--example", "pre_create_container")
-    assert [line.rsplit(maxsplit=1)[0].split(maxsplit=1) for line in said.splitlines()[2:]] == [
+    _, reported, _ = run("run", files / "50-mounts.py", "--example", "pre_create_container")
+    assert [line.rsplit(maxsplit=1)[0].split(maxsplit=1) for line in reported.splitlines()[2:]] == [
         ["cpus", "2"],
         ["devices[/dev/a]", "/dev/b (r)"],
         ["mounts[/m]", "/h (read-only)"],
@@ -212,9 +212,9 @@ def test_mounts_devices_and_several_kinds_of_keys_are_shown(files: Path, run: Ru
 
 
 def test_a_refusal_is_an_answer(files: Path, run: Run) -> None:
-    code, said, _ = run("run", files / "50-pinned.py", "--event", example(files, run, labels={"no": "1"}))
+    code, reported, _ = run("run", files / "50-pinned.py", "--event", example(files, run, labels={"no": "1"}))
     assert code == 0
-    assert said == (
+    assert reported == (
         "pre_create_container, shop/db-0/main: refused\n"
         "  cannot create container shop/db-0/main: hook 50-pinned: not here\n"
     )
@@ -222,24 +222,24 @@ def test_a_refusal_is_an_answer(files: Path, run: Run) -> None:
 
 def test_a_conflict_names_both_and_the_policy_decides(files: Path, run: Run) -> None:
     words = ["--example", "pre_create_container"]
-    code, said, _ = run("run", files / "60-second.py", files / "50-pinned.py", *words)
+    code, reported, _ = run("run", files / "60-second.py", files / "50-pinned.py", *words)
     assert code == 1
-    assert said.startswith("pre_create_container, shop/db-0/main: refused\n")
-    assert "FAILED 60-second (policy Fail): cannot set envs[PINNED]: hook 50-pinned has set it" in said
+    assert reported.startswith("pre_create_container, shop/db-0/main: refused\n")
+    assert "FAILED 60-second (policy Fail): cannot set envs[PINNED]: hook 50-pinned has set it" in reported
 
 
 def test_a_failure_shows_the_hooks_own_lines(files: Path, run: Run) -> None:
-    code, said, _ = run("run", files / "70-broken.py", "--example", "pre_create_container")
+    code, reported, _ = run("run", files / "70-broken.py", "--example", "pre_create_container")
     assert code == 1
-    assert said.startswith(
+    assert reported.startswith(
         "pre_create_container, shop/db-0/main: nothing to change\nFAILED 70-broken (policy "
     )
-    assert f'  File "{files}/70-broken.py", line 3, in pre_create_container\n' in said
+    assert f'  File "{files}/70-broken.py", line 3, in pre_create_container\n' in reported
 
 
 def test_all_of_it_as_data(files: Path, run: Run) -> None:
-    _, said, _ = run("run", files / "60-second.py", "--example", "pre_create_container", "--json")
-    data = json.loads(said)
+    _, reported, _ = run("run", files / "60-second.py", "--example", "pre_create_container", "--json")
+    data = json.loads(reported)
     (asked,) = data["asked"]
     assert asked["outcome"]["adjustment"] == {"envs": {"PINNED": "all"}}
     assert asked["outcome"]["owners"] == {"envs[PINNED]": "60-second"}
@@ -249,7 +249,7 @@ def test_all_of_it_as_data(files: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "reported"),
     [
         ([], 2, "name a file"),
         (
@@ -282,11 +282,11 @@ def test_all_of_it_as_data(files: Path, run: Run) -> None:
     ],
 )
 def test_what_cannot_be_run(
-    files: Path, run: Run, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, said: str
+    files: Path, run: Run, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, reported: str
 ) -> None:
     monkeypatch.chdir(files)
     ended = run("run", *words)
-    assert (ended[0], said in ended[2]) == (code, True), ended
+    assert (ended[0], reported in ended[2]) == (code, True), ended
 
 
 COUNTS = """
@@ -314,9 +314,9 @@ def test_what_happens_one_after_the_other(files: Path, run: Run) -> None:
     (files / "a.json").write_text(json.dumps([started, bad, {"point": "pre_stop_container"}]))
     (files / "b.json").write_text("\ufeff" + json.dumps({"point": "pools_changed"}))
     words = ("run", files / "40-counts.py", "--event", files / "a.json", "--event", files / "b.json")
-    code, said, _ = run(*words)
+    code, reported, _ = run(*words)
     assert code == 1
-    lines = said.splitlines()
+    lines = reported.splitlines()
     assert lines[0] == "post_start_container, //main: nothing to change"
     assert lines[1] == "post_start_container: nothing to change"
     assert lines[2].startswith("FAILED 40-counts (policy Ignore): ValueError: no")
@@ -337,33 +337,36 @@ def test_what_happens_one_after_the_other(files: Path, run: Run) -> None:
 
 def test_which_of_several_events_is_none(files: Path, run: Run) -> None:
     (files / "a.json").write_text('[{"point": "pre_create_container"}, {"point": "pre_create"}]')
-    _, _, said = run("run", files / "60-second.py", "--event", files / "a.json")
-    assert "cannot use point: there is no hook point 'pre_create'; did you mean pre_create_container?" in said
-    assert f"(in event 2 of {files / 'a.json'})" in said
+    _, _, reported = run("run", files / "60-second.py", "--event", files / "a.json")
+    assert (
+        "cannot use point: there is no hook point 'pre_create'; did you mean pre_create_container?"
+        in reported
+    )
+    assert f"(in event 2 of {files / 'a.json'})" in reported
 
 
 def test_control_characters_and_invalid_text_are_removed(files: Path, run: Run) -> None:
     event = {"point": "pre_create_container", "pod": {"name": "a\x1b[31m\nb\ud800"}}
     (files / "a.json").write_text(json.dumps(event))
     words = ("run", files / "60-second.py", "--event", files / "a.json")
-    code, said, _ = run(*words)
+    code, reported, _ = run(*words)
     assert code == 0
-    assert said.startswith("pre_create_container, /a [31m b /:\n")
-    code, said, _ = run(*words, "--json")
-    assert json.loads(said)["asked"][0]["event"]["pod"]["name"] == event["pod"]["name"]  # type: ignore[index]
-    assert (code, said.isascii()) == (0, True)
+    assert reported.startswith("pre_create_container, /a [31m b /:\n")
+    code, reported, _ = run(*words, "--json")
+    assert json.loads(reported)["asked"][0]["event"]["pod"]["name"] == event["pod"]["name"]  # type: ignore[index]
+    assert (code, reported.isascii()) == (0, True)
 
 
 def test_settings_of_several_values(files: Path, run: Run) -> None:
     words = ("run", files / "50-pinned.py", "--example", "pre_create_container")
-    code, said, errors = run(*words, "--set", "words=[a, b]", "--set", "name=C")
-    assert (code, "envs[C]" in said) == (0, True), errors
+    code, reported, errors = run(*words, "--set", "words=[a, b]", "--set", "name=C")
+    assert (code, "envs[C]" in reported) == (0, True), errors
 
 
 def test_a_hook_that_cannot_be_configured_is_not_asked(files: Path, run: Run) -> None:
     (files / "50-no.py").write_text(f"{BROKEN}def configure(event):\n    raise ValueError('no disk')\n")
-    code, said, errors = run("run", files / "50-no.py", "--example", "pre_create_container")
-    assert (code, said) == (1, "")
+    code, reported, errors = run("run", files / "50-no.py", "--example", "pre_create_container")
+    assert (code, reported) == (1, "")
     assert errors.startswith(f"topoproxy: cannot configure hook {files}/50-no.py: ValueError: no disk")
 
 

@@ -295,7 +295,7 @@ def test_the_page_shows_what_the_command_says(node: DaemonNode, kubelet: Kubelet
 
     def then() -> None:
         for line, wanted in shown.items():
-            said = typed(node, *line.split()[2:]).stdout
-            assert re.sub(r"\d{4}-\d\d-\d\d [\d:]{8}", "2026-11-20 10:00:00", said) == wanted
+            reported = typed(node, *line.split()[2:]).stdout
+            assert re.sub(r"\d{4}-\d\d-\d\d [\d:]{8}", "2026-11-20 10:00:00", reported) == wanted
 
     lived(node.daemon(), node, then)

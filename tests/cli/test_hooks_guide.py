@@ -142,12 +142,12 @@ def test_every_command(place: Place) -> None:
     for block in blocks:
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             command, _, shown = part.partition("\n")
-            said, end = place.typed(command), time.monotonic() + LIMIT_S
-            while not _pattern(shown).fullmatch(said) and command.startswith(PATIENT):
-                assert time.monotonic() < end, f"{command}\n{said}\ninstead of\n{shown}"
+            reported, end = place.typed(command), time.monotonic() + LIMIT_S
+            while not _pattern(shown).fullmatch(reported) and command.startswith(PATIENT):
+                assert time.monotonic() < end, f"{command}\n{reported}\ninstead of\n{shown}"
                 time.sleep(0.1)
-                said = place.typed(command)
-            assert _pattern(shown).fullmatch(said), f"{command}\n{said}\ninstead of\n{shown}"
+                reported = place.typed(command)
+            assert _pattern(shown).fullmatch(reported), f"{command}\n{reported}\ninstead of\n{shown}"
 
 
 def test_every_piece_of_python_runs() -> None:
@@ -178,15 +178,15 @@ def test_every_explained_message_exists_in_the_code() -> None:
         for path in [*ROOT.glob("proxy/**/*.py")]
         if "/api/" not in str(path)
     ]
-    said = "\n".join(sources)
-    said += said.replace("{what}", "hook")
+    reported = "\n".join(sources)
+    reported += reported.replace("{what}", "hook")
     start = TEXT.index("## When something is wrong")
     cells = re.findall(r"^\| (`.*?) \| ", TEXT[start:], re.M)
     assert len(cells) > 25
     for sentence in (s for cell in cells for s in re.findall(r"`([^`]+)`", cell)):
         pieces = [p.strip(" :;?") for p in re.split(r"\.\.\.|NN?AME|SyntaxError|hooks\.settings\.", sentence)]
         for piece in (p for p in pieces if len(p) > 4):
-            assert piece in said, f"nothing says {piece!r} ({sentence})"
+            assert piece in reported, f"nothing says {piece!r} ({sentence})"
 
 
 def test_metrics_that_are_named_are_there() -> None:

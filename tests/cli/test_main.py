@@ -58,15 +58,15 @@ def test_help_teaches_and_imports_no_command() -> None:
     assert done.returncode == 0
     for word in (*module.COMMANDS, "containerRuntimeEndpoint", "crictl", "/etc/topoproxy/config.yaml"):
         assert word in done.stdout
-    said = modules_after("--help")
-    assert "'proxy.cli.main'" in said
-    assert "'proxy.cli.serve'" not in said
+    reported = modules_after("--help")
+    assert "'proxy.cli.main'" in reported
+    assert "'proxy.cli.serve'" not in reported
 
 
 def test_version_imports_little() -> None:
-    said = modules_after("version")
+    reported = modules_after("version")
     for name in ("asyncio", "yaml", "grpc", "loguru", "proxy.config", "proxy.topology"):
-        assert f"'{name}'" not in said
+        assert f"'{name}'" not in reported
 
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture) -> None:
@@ -75,7 +75,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reported"),
     [
         (["statsu"], "There is no command 'statsu'. Did you mean status?"),
         (["zzz"], "There is no command 'zzz'."),
@@ -84,13 +84,13 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture) -> N
         (["version", "more"], "unexpected extra argument"),
     ],
 )
-def test_wrong_usage(words: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
+def test_wrong_usage(words: list[str], reported: str, capsys: pytest.CaptureFixture) -> None:
     assert run(*words) == 2
-    assert said in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "reported"),
     [
         (ConfigError("cannot use x: y"), 78, "topoproxy: cannot use x: y\n"),
         (LockedError("cannot listen on x: pid 1"), 75, "topoproxy: cannot listen on x: pid 1\n"),
@@ -104,9 +104,9 @@ def test_wrong_usage(words: list[str], said: str, capsys: pytest.CaptureFixture)
         (SystemExit(7), 7, ""),
     ],
 )
-def test_ends(ends, error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture) -> None:
+def test_ends(ends, error: BaseException, code: int, reported: str, capsys: pytest.CaptureFixture) -> None:
     assert ends(error) == code
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == reported
 
 
 def test_developers_see_where(ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +144,9 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture) -> None:
         if not (Path(module.__file__).parent / f"{name.replace('-', '_')}.py").exists():
             continue
         assert run(name, "--help") == 0
-        said = capsys.readouterr().out
-        assert f"Usage: topoproxy {name}" in said
-        assert "\b" not in said
+        reported = capsys.readouterr().out
+        assert f"Usage: topoproxy {name}" in reported
+        assert "\b" not in reported
 
 
 def test_a_closed_output_is_not_an_error() -> None:

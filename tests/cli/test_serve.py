@@ -62,7 +62,7 @@ def test_a_daemon_that_cannot_start_says_why(
 
 
 def test_a_fault_of_ours_is_logged_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = []
-    monkeypatch.setattr("proxy.logs.log.exception", said.append)
+    reported = []
+    monkeypatch.setattr("proxy.logs.log.exception", reported.append)
     assert ending(monkeypatch, ValueError("odd")) == 1
-    assert said == ["cannot continue: internal error"]
+    assert reported == ["cannot continue: internal error"]

@@ -245,9 +245,9 @@ fill: 1.2
 
 def test_a_cluster_is_simulated_with_both_schedulers(place: Path) -> None:
     (place / "fleet.yaml").write_text(FLEET)
-    said = run("--cluster fleet.yaml")
-    assert said.startswith("3 nodes, 6 NUMA nodes, 45 CPUs that can be owned\n")
-    assert re.search(r"^ +stock  with extender$", said, re.M)
+    reported = run("--cluster fleet.yaml")
+    assert reported.startswith("3 nodes, 6 NUMA nodes, 45 CPUs that can be owned\n")
+    assert re.search(r"^ +stock  with extender$", reported, re.M)
     data = json.loads(run("--cluster fleet.yaml --json --verbose --seed 7 --svg fleet.svg"))
     assert data["schema"] == "topoproxy-simulate-cluster/1"
     assert data["settings"]["seed"] == 7

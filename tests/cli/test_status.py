@@ -74,7 +74,7 @@ def test_no_daemon_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reported"),
     [
         ("--metrics --json", "cannot show --json with --metrics"),
         ("--metrics --cgroups", "cannot show --cgroups with --metrics"),
@@ -82,8 +82,8 @@ def test_no_daemon_answers(tmp_path: Path) -> None:
         ("--memory --cgroups", "cannot show cpusets and memory together"),
     ],
 )
-def test_no_option_is_ignored(daemon: Path, words: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_no_option_is_ignored(daemon: Path, words: str, reported: str) -> None:
+    with pytest.raises(UsageError, match=reported):
         run(*words.split(), "--config", daemon)
 
 

@@ -160,8 +160,8 @@ def test_a_clock_that_is_wrong_and_steps(cluster: ControlPlane, tmp_path: Path, 
     clock = WrongClock(tmp_path)
     clock.set(ahead)
 
-    def of_clock(said: str, offset: int) -> None:
-        at = datetime.datetime.fromisoformat(said).timestamp()
+    def of_clock(reported: str, offset: int) -> None:
+        at = datetime.datetime.fromisoformat(reported).timestamp()
         assert abs(at - time.time() - offset) < 60, "the clock is not wrong: the test shows nothing"
 
     def test(bed: Bed) -> None:

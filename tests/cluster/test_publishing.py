@@ -80,9 +80,9 @@ def test_objects_follow_a_create_and_an_end(cluster: ControlPlane) -> None:
         attributes = {each["name"]: each["value"] for each in (cluster.get(TOPOLOGY) or {})["attributes"]}
         assert attributes["nodeTopologyPodsFingerprint"].startswith("pfp0v001")
         wait_until(lambda: [e for e in events(cluster) if e["reason"] == "PlacedExclusively"])
-        (said,) = events(cluster)
-        assert said["involvedObject"]["name"] == "owner"
-        assert f"has CPUs {taken} exclusively" in said["message"]
+        (reported,) = events(cluster)
+        assert reported["involvedObject"]["name"] == "owner"
+        assert f"has CPUs {taken} exclusively" in reported["message"]
         with bed.node.client() as client:
             client.stop(container)
             client.remove(container)
@@ -102,9 +102,9 @@ def test_a_rejection_is_an_event_and_a_condition_says_what_holds(
             with pytest.raises(RuntimeCallError):
                 bed.launch(owner("wide", 40))
         wait_until(lambda: [e for e in events(cluster) if e["reason"] == "PlacementRejected"])
-        said = events(cluster)[0]
-        assert said["type"] == "Warning"
-        assert "not enough cpus available" in said["message"]
+        reported = events(cluster)[0]
+        assert reported["type"] == "Warning"
+        assert "not enough cpus available" in reported["message"]
 
     on_bed(cluster, test)
 

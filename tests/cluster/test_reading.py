@@ -218,7 +218,7 @@ def config(name: str = "gold", **values: Any) -> Json:
 
 
 def test_settings_from_the_cluster_take_effect_as_far_as_the_node_permits(cluster: ControlPlane) -> None:
-    def said() -> Any:
+    def reported() -> Any:
         return json.loads(cluster.get(NODE)["metadata"].get("annotations", {}).get(ANNOTATION, "null"))
 
     def limit(bed: Bed) -> Any:
@@ -228,17 +228,17 @@ def test_settings_from_the_cluster_take_effect_as_far_as_the_node_permits(cluste
         cluster.create(COLLECTION, config(admission={"maxCPUsPerPod": 3}))
         seconds = wait_until(lambda: limit(bed) == 3, 30)
         print(f"settings of the cluster took effect after {seconds:.2f} s")
-        wait_until(lambda: said() == {"name": "gold", "generation": 1, "accepted": True})
+        wait_until(lambda: reported() == {"name": "gold", "generation": 1, "accepted": True})
         wait_until(lambda: "status" in cluster.get(f"{COLLECTION}/gold"))
         status = cluster.get(f"{COLLECTION}/gold")["status"]
         assert status["nodes"] == [{"name": "n1", "generation": 1, "accepted": True}]
         cluster.merge(f"{COLLECTION}/gold", {"spec": {"config": {"log": {"level": "debug"}}}})
-        wait_until(lambda: said()["generation"] == 2, 30)
-        assert "log.level: this node does not permit it" in said()["reason"]
+        wait_until(lambda: reported()["generation"] == 2, 30)
+        assert "log.level: this node does not permit it" in reported()["reason"]
         assert limit(bed) == 3
         cluster.delete(f"{COLLECTION}/gold")
         wait_until(lambda: limit(bed) is None, 30)
-        wait_until(lambda: said() is None)
+        wait_until(lambda: reported() is None)
 
     on_bed(cluster, test, "clusterConfig: {allowed: [admission]}\n")
 

@@ -101,8 +101,8 @@ def test_nodes_that_vanish_between_filter_and_bind(bed: SchedulingBed) -> None:
         until(lambda: not fits())
         metadata = raw["metadata"]
         named = {"PodName": "between", "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"]}
-        said = bed.extender.get("/bind", trusted=True, body={**named, "Node": before[0]})
-        assert f"cannot bind {metadata['namespace']}/between to {before[0]}" in said
+        reported = bed.extender.get("/bind", trusted=True, body={**named, "Node": before[0]})
+        assert f"cannot bind {metadata['namespace']}/between to {before[0]}" in reported
 
     try:
         bed.until_all_run(burst(bed, fault, 0.5))

@@ -57,7 +57,7 @@ def test_defaults() -> None:
     assert not hooks.settings
 
 
-def test_all_that_can_be_said_arrives() -> None:
+def test_all_that_can_be_reported_arrives() -> None:
     hooks = parse(FULL, "f").hooks
     assert (hooks.directory, hooks.server_directory) == (Path("/a/hooks.d"), None)
     assert (hooks.timeout, hooks.policy, hooks.owned_cpus) == (1.5, "Fail", True)

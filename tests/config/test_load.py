@@ -161,9 +161,9 @@ def test_refused(text: str, words: str) -> None:
 
 
 def test_all_problems_are_reported_together() -> None:
-    said = refused("mode: x\nlog: {level: loud}\nfoo: 1\n").splitlines()
-    assert said[0] == "3 problems:"
-    assert [line.split(": ")[:2] for line in said[1:]] == [
+    reported = refused("mode: x\nlog: {level: loud}\nfoo: 1\n").splitlines()
+    assert reported[0] == "3 problems:"
+    assert [line.split(": ")[:2] for line in reported[1:]] == [
         ["  line 1", "mode"],
         ["  line 2", "log.level"],
         ["  line 3", "foo"],

@@ -55,12 +55,12 @@ def test_whatever_ends_it_nothing_is_left(end):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert running.stdout is not None
-    said = ""
-    while "Read back from 2 cgroups" not in said:  # the proxy runs
-        said += running.stdout.readline()
+    reported = ""
+    while "Read back from 2 cgroups" not in reported:  # the proxy runs
+        reported += running.stdout.readline()
     running.send_signal(end)
     rest, _ = running.communicate(timeout=60)
-    directory = Path((said + rest).split("files are left in ")[1].split()[0])
+    directory = Path((reported + rest).split("files are left in ")[1].split()[0])
     try:
         assert running.returncode in (128 + end, 130)
         assert not (directory / "cri.sock").exists()  # it was ended as systemd would, not left

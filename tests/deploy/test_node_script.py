@@ -146,8 +146,8 @@ BACK = "dpkg --force-downgrade --install /root/var/lib/topoproxy-installer/curre
 
 
 def test_a_node_is_installed_and_attached_and_the_turn_given_on(node: Node, leases: Leases) -> None:
-    code, said = node.run("attached")
-    assert code == 0, said
+    code, reported = node.run("attached")
+    assert code == 0, reported
     assert node.calls == [
         INSTALL,
         "topoproxy check-config",
@@ -184,9 +184,9 @@ def test_a_first_installation_that_fails_leaves_nothing_and_keeps_the_turn(
     node: Node, leases: Leases, step: str
 ) -> None:
     node.fault(step)
-    code, said = node.run("attached")
+    code, reported = node.run("attached")
     assert code == 1
-    assert "the node is reverted" in said
+    assert "the node is reverted" in reported
     assert (node.installed, node.attached, node.drop_in) == ("", False, "")
     assert leases.holder == "node-a"
     assert not (node.directory / "ready").exists()
@@ -249,10 +249,10 @@ def test_absent_that_cannot_detach_purges_nothing(node: Node) -> None:
 def test_a_node_waits_for_its_turn(node: Node, leases: Leases) -> None:
     leases.hold("node-b", 10)
     leases.free_after = 3
-    code, said = node.run("installed")
+    code, reported = node.run("installed")
     assert code == 0
-    assert "waits: node node-b is being changed" in said
-    assert said.count("waits") == 1
+    assert "waits: node node-b is being changed" in reported
+    assert reported.count("waits") == 1
 
 
 def test_a_holder_that_does_not_renew_loses_its_turn_and_a_conflict_is_repeated(

@@ -214,9 +214,9 @@ def test_two_devices_of_one_id_are_a_fault_of_the_list() -> None:
             yield PluginDevice("same")
             yield PluginDevice("same")
 
-    said = telemetry()
-    PluginService(Twins(), said).refresh()
-    (problem,) = said.problems()
+    reported = telemetry()
+    PluginService(Twins(), reported).refresh()
+    (problem,) = reported.problems()
     assert problem["message"] == "cannot list devices"
     assert "an id of its own" in str(problem)
 

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
 
 from bed import Bed, why_not
-from crio import FOLDER as CRIO
+from crio import DIRECTORY as CRIO
 from crio import CrioBed, why_not_crio
 from daemon import Daemon, Node
 

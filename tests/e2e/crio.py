@@ -22,7 +22,7 @@ import images
 from bed import PATH, Bed, write_toml
 from cri import cgroup_of
 
-FOLDER = os.environ.get("TOPOPROXY_CRIO") or ""
+DIRECTORY = os.environ.get("TOPOPROXY_CRIO") or ""
 """A directory with crio, pinns and perhaps a runtime; tests run on containerd where it is not named."""
 PROGRAMS = ("crio", "pinns")
 HOSTS = ("localhost", "docker.io", "gcr.io", "registry.k8s.io")
@@ -40,9 +40,11 @@ exec {runc} "$@"
 
 def why_not_crio() -> str:
     """Return the reason why there is no CRI-O, or an empty string."""
-    missing = [name for name in PROGRAMS if not Path(FOLDER, name).is_file()]
+    missing = [name for name in PROGRAMS if not Path(DIRECTORY, name).is_file()]
     if missing:
-        return f"no {' and '.join(missing)} in {FOLDER} (TOPOPROXY_CRIO; tests/e2e/build_crio.sh makes them)"
+        return (
+            f"no {' and '.join(missing)} in {DIRECTORY} (TOPOPROXY_CRIO; tests/e2e/build_crio.sh makes them)"
+        )
     return "" if shutil.which("conmon") else "not installed: conmon"
 
 
@@ -98,7 +100,7 @@ class CrioBed(Bed):
         for name in ("policies", "exits", "empty"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
         wrapper = self.directory / "runc-here"
-        wrapper.write_text(RUNC.format(runc=shutil.which("runc", path=os.pathsep.join([FOLDER, PATH]))))
+        wrapper.write_text(RUNC.format(runc=shutil.which("runc", path=os.pathsep.join([DIRECTORY, PATH]))))
         wrapper.chmod(0o755)
         own = str(self.directory)
         # CRI-O connects to DIRECTORY/ID/attach (internal/oci/runtime_oci.go): 71 bytes of the 107 of a path.
@@ -122,7 +124,7 @@ class CrioBed(Bed):
                 "container_exits_dir": f"{own}/exits",
                 "container_attach_socket_dir": self._attach[-1],
                 "namespaces_dir": f"{own}/ns",
-                "pinns_path": f"{FOLDER}/pinns",
+                "pinns_path": f"{DIRECTORY}/pinns",
                 "enable_criu_support": False,
                 # Without nft, a host port ends CRI-O 1.34 (internal/hostport/meta_hostport_manager.go, Add).
                 "disable_hostport_mapping": shutil.which("nft") is None,
@@ -154,4 +156,11 @@ class CrioBed(Bed):
     def _command(self) -> list[str]:
         own = str(self.directory)
         registries = [f"--registries-conf={own}/registries.conf", f"--registries-conf-dir={own}/empty"]
-        return [f"{FOLDER}/crio", "--config", f"{own}/crio.conf", "--config-dir", f"{own}/empty", *registries]
+        return [
+            f"{DIRECTORY}/crio",
+            "--config",
+            f"{own}/crio.conf",
+            "--config-dir",
+            f"{own}/empty",
+            *registries,
+        ]

@@ -296,16 +296,16 @@ class Node:
         for container, member in self.members.items():
             if member.running:
                 found, wanted = cpuset_of(container), self.expected(member)
-                said = (
+                reported = (
                     f"{member.kind.label or member.kind.parent} {container[:12]}: {found}, expected {wanted}"
                 )
-                assert wanted, f"nothing is left: {said}"
-                assert found.cpus == wanted, said
-                assert found.effective == wanted, said
-                assert found.tasks <= {wanted}, said
-                assert found.mems, f"no memory nodes: {said}"
+                assert wanted, f"nothing is left: {reported}"
+                assert found.cpus == wanted, reported
+                assert found.effective == wanted, reported
+                assert found.tasks <= {wanted}, reported
+                assert found.mems, f"no memory nodes: {reported}"
                 if member.kind.pool == "picked":
-                    assert len(found.cpus) == 1, said
+                    assert len(found.cpus) == 1, reported
 
     def settle(self, limit: float = 5) -> None:
         """Wait until every running container is where it belongs."""

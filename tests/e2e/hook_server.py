@@ -20,14 +20,14 @@ SEEN = "example.com/seen-by"
 def create(content: bytes, _context: object) -> Any:
     """Answer before a create."""
     asked = pb.ContainerResourceHookRequest.FromString(content)
-    said = pb.ContainerResourceHookResponse(
+    reported = pb.ContainerResourceHookResponse(
         container_annotations=asked.container_annotations,
         container_resources=asked.container_resources,
         pod_cgroup_parent=asked.pod_cgroup_parent,
         container_envs=asked.container_envs,
     )
-    said.container_annotations[SEEN] = "server"
-    return said
+    reported.container_annotations[SEEN] = "server"
+    return reported
 
 
 def main() -> None:

@@ -45,8 +45,8 @@ class HookedNode:
 
     def name_server(self, name: str, socket: Path, policy: str, *points: str) -> None:
         """Name a hook server as koordlet does, and wait until it is asked."""
-        said = {"remote-endpoint": str(socket), "failure-policy": policy, "runtime-hooks": points}
-        (self.servers / f"{name}.json").write_text(json.dumps(said))
+        reported = {"remote-endpoint": str(socket), "failure-policy": policy, "runtime-hooks": points}
+        (self.servers / f"{name}.json").write_text(json.dumps(reported))
         self.runs(name)
 
     def runs(self, name: str) -> None:

@@ -11,12 +11,12 @@ import grpc
 import pytest
 from bed import Bed, wait_for
 from cri import cgroup_of, code, cpuset_of, cpuset_root, is_v2, online
-from crio import FOLDER
+from crio import DIRECTORY
 from daemon import KINDS, Node
 
 from proxy.model.idset import CpuSet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not FOLDER, reason="on CRI-O only: make test-crio")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not DIRECTORY, reason="on CRI-O only: make test-crio")]
 
 ALL = online()
 LAST = CpuSet([max(ALL)])

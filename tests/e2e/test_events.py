@@ -14,7 +14,7 @@ import time
 import pytest
 from bed import Bed, wait_for
 from cri import CREATED, EXITED, RUNNING, UNTIL_TOLD, cgroup_of, cpuset_of, online
-from crio import FOLDER as CRIO
+from crio import DIRECTORY as CRIO
 from daemon import MIB, Node
 
 from proxy.model.idset import CpuSet

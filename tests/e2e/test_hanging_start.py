@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from bed import wait_for
 from cri import cgroup_of, cpuset_of, online
-from crio import FOLDER as CRIO
+from crio import DIRECTORY as CRIO
 from stalling import Stalling
 
 from proxy.model.idset import CpuSet

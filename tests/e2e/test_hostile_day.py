@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from crio import FOLDER as CRIO
+from crio import DIRECTORY as CRIO
 
 if TYPE_CHECKING:
     from bed import Bed

@@ -95,7 +95,7 @@ def test_what_kubelet_asks_for_does_not_matter(node: Node) -> None:
 # Moving others.
 
 
-def test_others_leave_before_the_runtime_hears_of_the_create(node: Node) -> None:
+def test_others_leave_before_the_runtime_receives_of_the_create(node: Node) -> None:
     """The runtime is stopped while the create is under way: what moves now was moved by us."""
     sharer, batch = node.spawn("ls"), node.spawn("be")
     pod = node.pod("lse", LAST)

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "vm"))
 
 import disk
 import images
-from crio import FOLDER as CRIO
+from crio import DIRECTORY as CRIO
 from crio import why_not_crio
 from machine import HOST, NETFILTER, Machine, import_images, run
 from packaging.requirements import Requirement

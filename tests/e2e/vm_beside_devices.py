@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vm_devices import DEVICES, PLUGIN, RESOURCE, SOCKETS, Plugin, healthy, holders
-from vm_guest import ALL, FOLDER, LONG_S, Daemon, group_of, step, wait
+from vm_guest import ALL, DIRECTORY, LONG_S, Daemon, group_of, step, wait
 from vm_kubelet import MANIFESTS, POD_RESOURCES, READ_ONLY, ROOT, Bed, container, nodes_of
 from vm_takeover import LOG, TakenBed
 from vm_topology import SETTINGS
@@ -38,7 +38,7 @@ SAMPLE_PLUGIN = ("sh", "-c", "until /in/sample-device-plugin; do sleep 1; done")
 """The sample ends where kubelet cannot connect to it within ten seconds; a DaemonSet starts it again."""
 KUBELETS = ROOT / "device-plugins"
 CHECKPOINT = KUBELETS / "kubelet_internal_checkpoint"
-PCI = FOLDER / "sys/bus/pci/devices"
+PCI = DIRECTORY / "sys/bus/pci/devices"
 VFS = {f"0000:4{card}:00.{number}": 3 - card for card in range(4) for number in (1, 2)}
 """The NUMA node of each virtual function: the plug-in prefers them in another order than CPUs are given."""
 OURS: dict[str, object] = {

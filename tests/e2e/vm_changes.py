@@ -29,7 +29,7 @@ WITH_ALL = Mask([0, 1, PLUGGED])
 CPUS = Path("/sys/devices/system/cpu")
 SMT = CPUS / "smt/control"
 MEMORY = Path("/sys/devices/system/memory")
-FOLDER = NODES / f"node{PLUGGED}"
+DIRECTORY = NODES / f"node{PLUGGED}"
 RESERVED, SYSTEM = CpuSet([0, 1]), CpuSet([1])
 SETTINGS = {
     "reconcilePeriod": "600s",
@@ -193,7 +193,7 @@ def ledger_is_ours(daemon: Daemon) -> None:
 
 def blocks(state: str) -> None:
     """Switch all memory of the plugged node."""
-    for block in FOLDER.glob("memory[0-9]*"):
+    for block in DIRECTORY.glob("memory[0-9]*"):
         wait(f"{block.name} to be {state}", lambda block=block: switched(block / "state", state))
 
 
@@ -249,7 +249,7 @@ def memory_goes(node: Node, daemon: Daemon) -> None:
 
     (device,) = [path for path in Path("/sys/bus/acpi/devices").glob("PNP0C80*") if ejects(path)]
     step(f"{device.name} is taken out")
-    wait("the node to be gone", lambda: not FOLDER.exists())
+    wait("the node to be gone", lambda: not DIRECTORY.exists())
     settled(node, f"{device.name} was taken out", mems_are(node, near=Mask([0]), far=HOME, ls=HOME))
     assert as_program(node, "far")[1] == HOME
     killed_and_started(node, daemon)

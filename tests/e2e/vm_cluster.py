@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 from cri import STATUS
-from vm_guest import ALL, FOLDER, LONG_S, Daemon, Place, group_of, place_in, step, wait
+from vm_guest import ALL, DIRECTORY, LONG_S, Daemon, Place, group_of, place_in, step, wait
 from vm_kubelet import MANIFESTS, Bed, container, kubelet_settings, nodes_of
 
 from proxy.model.idset import CpuSet
@@ -36,13 +36,13 @@ NODE = CLUSTER["node"]
 PODS = "/api/v1/namespaces/fleet/pods"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/fleet/deployments"
 NUMATOPOLOGY = f"/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/{NODE}"
-KUBECONFIG, AGENTS = GIVEN / "kubeconfig", FOLDER / "agent.kubeconfig"
+KUBECONFIG, AGENTS = GIVEN / "kubeconfig", DIRECTORY / "agent.kubeconfig"
 CONFIG, LOG = Path("/etc/kubelet/config.yaml"), Path("/out/kubelet.log")
 RESERVED = CpuSet([0, 1])
 SETTINGS: dict[str, object] = {
     "reservedSystemCPUs": str(RESERVED),
     "topologyManagerPolicy": "single-numa-node",
-    "clusterFacts": {"directory": str(FOLDER / "cluster")},
+    "clusterFacts": {"directory": str(DIRECTORY / "cluster")},
 }
 SIZE, FITTING, WAITING = 4, 7, 2
 """Aligned pods: NUMA node 0 has room for one, because CPUs are reserved there, the others for two each. Each
@@ -192,8 +192,8 @@ def agent(api: ApiClient) -> Iterator[subprocess.Popen[bytes]]:
     values["users"][0]["user"]["token"] = bound_token(api, NODE)
     AGENTS.write_text(yaml.safe_dump(values))
     subprocess.run(["tar", "xf", "/in/agent.tar", "-C", "/opt"], check=True)
-    (FOLDER / "cluster").mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "proxy", "agent", "--config", str(FOLDER / "config.yaml")]
+    (DIRECTORY / "cluster").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "proxy", "agent", "--config", str(DIRECTORY / "config.yaml")]
     command += ["--node", NODE, "--kubeconfig", str(AGENTS)]
     with Path("/out/agent.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

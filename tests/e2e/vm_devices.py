@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vm_guest import FOLDER, Daemon, group_of, step, wait
+from vm_guest import DIRECTORY, Daemon, group_of, step, wait
 from vm_topology import SETTINGS, TOPOLOGY, Node, nodes_of
 
 from proxy.admin.client import ask
 
 RESOURCE = "example.com/card"
-FACTS, PLUGIN, SOCKETS = FOLDER / "cluster", FOLDER / "plugin", FOLDER / "device-plugins"
-ADMIN = FOLDER / "admin.sock"
+FACTS, PLUGIN, SOCKETS = DIRECTORY / "cluster", DIRECTORY / "plugin", DIRECTORY / "device-plugins"
+ADMIN = DIRECTORY / "admin.sock"
 DEVICES = {f"card{number}": number // 2 for number in range(8)}
 """The NUMA node of each device."""
 OURS = {

@@ -27,8 +27,8 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.model.idset import CpuSet, Mask
 
 RUNTIME = Path(os.environ.get("TOPOPROXY_RUNTIME") or "/run/containerd/containerd.sock")
-FOLDER = Path("/run/topoproxy")
-SOCKET = FOLDER / "cri.sock"
+DIRECTORY = Path("/run/topoproxy")
+SOCKET = DIRECTORY / "cri.sock"
 NODES = Path("/sys/devices/system/node")
 PERIOD_S = 5
 LONG_S = 180.0
@@ -149,7 +149,7 @@ class Daemon:
     """``topoproxy serve`` in front of containerd."""
 
     def __init__(self, **settings: object) -> None:
-        FOLDER.mkdir(parents=True, exist_ok=True)
+        DIRECTORY.mkdir(parents=True, exist_ok=True)
         self.configure(**settings)
         self.start()
 
@@ -164,15 +164,15 @@ class Daemon:
             "admission": {"sharedFloor": 0, "sharedFloorPerNUMANode": 0},  # owners fill whole NUMA nodes here
             "listen": f"unix://{SOCKET}",
             "runtime": f"unix://{RUNTIME}",
-            "stateDir": str(FOLDER / "state"),
+            "stateDir": str(DIRECTORY / "state"),
             **settings,
         }
-        (FOLDER / "config.yaml").write_text(json.dumps(values))
+        (DIRECTORY / "config.yaml").write_text(json.dumps(values))
 
     def start(self) -> None:
         with Path("/out/proxy.log").open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "proxy", "serve", "--config", FOLDER / "config.yaml"],
+                [sys.executable, "-m", "proxy", "serve", "--config", DIRECTORY / "config.yaml"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -192,7 +192,7 @@ class Daemon:
         """Run a command of topoproxy's about this daemon."""
         command = [sys.executable, "-m", "proxy", *words]
         if words[0] in ("status", "explain", "devices"):
-            command += ["--timeout", "60", "--admin", f"unix://{FOLDER / 'admin.sock'}"]
+            command += ["--timeout", "60", "--admin", f"unix://{DIRECTORY / 'admin.sock'}"]
         return subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -205,7 +205,7 @@ class Daemon:
 
     def status(self) -> Any:
         """What ``topoproxy status --json`` says; asked for here, as to start a Python takes seconds."""
-        return ask(FOLDER / "admin.sock", "/status", timeout=60)
+        return ask(DIRECTORY / "admin.sock", "/status", timeout=60)
 
     def explain(self, subject: str) -> str:
         """What ``topoproxy explain`` says, with sentences in one line each."""

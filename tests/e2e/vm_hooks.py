@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cri import Cri
-from vm_guest import ALL, FOLDER, LONG_S, SOCKET, Daemon, node_cpus, place_in, step, wait
+from vm_guest import ALL, DIRECTORY, LONG_S, SOCKET, Daemon, node_cpus, place_in, step, wait
 from vm_lasting import systemctl
 from vm_partitions import kinds, read, row
 from vm_pools import KINDS, Node
@@ -146,7 +146,7 @@ def shared_is_narrowed(daemon: Daemon, node: HookedNode) -> None:
     put("10-narrow", NARROW)
     put("11-knobs", KNOBS)
     for name in ("quota-off", "cpus-file", "crio-annotations"):
-        done = daemon.ask("hooks", "enable", name, "--config", str(FOLDER / "config.yaml"))
+        done = daemon.ask("hooks", "enable", name, "--config", str(DIRECTORY / "config.yaml"))
         assert done.returncode == 0, done.stdout + done.stderr
     in_use(daemon, "10-narrow", "11-knobs", *SHIPPED)
     node.begin("ls", "web", node.make("ls", "web"))

@@ -255,7 +255,7 @@ def a_refused_pod(bed: Bed) -> None:
     bed.add("wide", container("main", "3"))
     log = Path("/out/kubelet.log")
     words = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
-    wait("kubelet to hear of the refusal", lambda: words in log.read_text(), LONG_S)
+    wait("kubelet to log the refusal", lambda: words in log.read_text(), LONG_S)
     status = bed.pods()["wide"]["status"]
     (line, *_) = [line for line in log.read_text().splitlines() if words in line]
     step(f"kubelet's log: {line[:600]}")

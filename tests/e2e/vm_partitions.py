@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cri import Cri
-from vm_guest import ALL, FOLDER, SOCKET, Daemon, place_in, step, wait
+from vm_guest import ALL, DIRECTORY, SOCKET, Daemon, place_in, step, wait
 from vm_pools import Node
 
 from proxy.model.idset import CpuSet
@@ -105,7 +105,7 @@ def can(daemon: Daemon, node: Node) -> None:
     step(f"the owner has ended: all containers have its CPUs after {took:.1f} s")
     node.run("lse", OWN, "again")
     wait("a partition for the next owner", lambda: kinds(node.group("again")) == "root")
-    done = daemon.ask("release", "--config", str(FOLDER / "config.yaml"))
+    done = daemon.ask("release", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert kinds(node.group("again")) == "member"
     wait("all containers to have all CPUs", lambda: node.place("ls").effective == ALL)

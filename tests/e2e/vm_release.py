@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from cri import Cri, is_v2
-from vm_guest import ALL, FOLDER, LONG_S, NODES, RUNTIME, Daemon, node_cpus, place_in, step, wait
+from vm_guest import ALL, DIRECTORY, LONG_S, NODES, RUNTIME, Daemon, node_cpus, place_in, step, wait
 from vm_pools import KINDS, Node
 from vm_quota import group as cpu_group
 from vm_quota import limit, quota
@@ -78,7 +78,7 @@ def spec(direct: Cri, container: str) -> str:
 
 def released(node: Node, daemon: Daemon, top: Any) -> None:
     """The command, and every container beside one that was made at the runtime itself."""
-    done = daemon.ask("release", "--config", str(FOLDER / "config.yaml"))
+    done = daemon.ask("release", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     step(done.stdout.splitlines()[0])
     with Cri(RUNTIME, "") as direct:
@@ -123,7 +123,7 @@ def main() -> None:
     node.check(("lse",), OWN, Mask([FAR]), limit=LONG_S)
     memory_nodes(node, daemon)
     released(node, daemon, top)
-    done = daemon.ask("release", "--undo", "--config", str(FOLDER / "config.yaml"))
+    done = daemon.ask("release", "--undo", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stderr
     wait("the owner to have its CPUs", lambda: node.place("lse").effective == OWN)
     wait("the others to leave them", lambda: node.place("ls").effective.isdisjoint(OWN))

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vm_guest import ALL, FOLDER, LONG_S, Daemon, step, wait
+from vm_guest import ALL, DIRECTORY, LONG_S, Daemon, step, wait
 from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
 
 from proxy.backends.kubelet.checkpoints import HeldCpus, held_cpus, read_cpu
@@ -75,7 +75,7 @@ class TakenBed(Bed):
     def takeover(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run ``topoproxy takeover`` and show what it says."""
         done = self.daemon.ask(
-            "takeover", *words, "--timeout", "100", "--admin", f"unix://{FOLDER / 'admin.sock'}"
+            "takeover", *words, "--timeout", "100", "--admin", f"unix://{DIRECTORY / 'admin.sock'}"
         )
         print(f"$ topoproxy takeover {' '.join(words)}\n{done.stdout}{done.stderr}", flush=True)
         return done

@@ -200,7 +200,7 @@ def test_policies_refuse_what_is_not_preferred(
     assert (why.event, why.pod, why.container, why.verdict) == ("RunPodSandbox", "ns/p", "", got.verdict)
     assert why.merge is not None
     assert (why.merge.policy, why.merge.scope) == (policy.value, "pod")
-    assert [said.resource for said in why.answers] == ["cpu"]
+    assert [reported.resource for reported in why.answers] == ["cpu"]
     if admitted:
         assert len(CpuSet.parse(cpus_of(got))) == 4
         assert why.cpus == got.pod.reserved_for_pod.cpus

@@ -75,7 +75,7 @@ def test_a_container_that_is_gone_is_left_out() -> None:
     ("at", "node"),
     [
         pytest.param(0.0, 1.0, id="at one moment"),
-        pytest.param(0.005, 1.0, id="closer than the node's counter can tell"),
+        pytest.param(0.005, 1.0, id="closer than the node's counter can show"),
         pytest.param(-5.0, 1.0, id="a clock that jumped"),
         pytest.param(1.0, -1.0, id="the node's counter went backwards"),
     ],

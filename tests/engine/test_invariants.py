@@ -68,9 +68,9 @@ def test_what_is_wrong_is_named(containers: list[Container], found: list[str]) -
     ],
 )
 def test_pools_that_are_not_what_is_left(containers: list[Container], found: list[str]) -> None:
-    said = violations(state_of(*containers, shared="6-7", be="6-7"))
-    assert said[0].startswith("pools are shared 6-7, BE 6-7, and what is left is shared ")
-    assert said[1:] == found
+    reported = violations(state_of(*containers, shared="6-7", be="6-7"))
+    assert reported[0].startswith("pools are shared 6-7, BE 6-7, and what is left is shared ")
+    assert reported[1:] == found
 
 
 def test_a_batch_pod_on_another_pool_is_held_to_its_class() -> None:

@@ -76,7 +76,7 @@ def test_the_configuration_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kubelet", "configured", "value", "source"),
+    ("reported", "kubelet", "configured", "value", "source"),
     [
         ({BIND: "SpreadByPCPUs"}, static(full_pcpus_only="true"), FULL, SPREAD, f"label {BIND}"),
         ({BIND: "None"}, static(full_pcpus_only="true"), FULL, NOTHING, f"label {BIND}"),
@@ -92,16 +92,16 @@ def test_the_configuration_alone() -> None:
     ],
 )
 def test_bind_policy(
-    said: dict[str, str],
+    reported: dict[str, str],
     kubelet: CpuManager | None,
     configured: NodeBindPolicy,
     value: NodeBindPolicy,
     source: str,
 ) -> None:
-    found = policy_of(NodeMeta(labels=said), kubelet, bind=configured).bind
+    found = policy_of(NodeMeta(labels=reported), kubelet, bind=configured).bind
     assert found.value is value
     assert found.source.startswith(source)
-    if said.get(BIND) == "Full":
+    if reported.get(BIND) == "Full":
         assert found.problem == f"label {BIND}: 'Full' is not one of FullPCPUsOnly, SpreadByPCPUs"
     else:
         assert found.problem == ""

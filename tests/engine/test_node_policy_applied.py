@@ -167,7 +167,7 @@ def test_rules_that_no_policy_has_follow_too() -> None:
     assert violations(done.state) == []
 
 
-def test_what_keeps_its_previous_value_is_said_apart() -> None:
+def test_what_keeps_its_previous_value_is_reported_apart() -> None:
     state = there(container("a", "0-3"))
     assert enacted(state, rules(state, "0-1")).kept == ()
     (words,) = enacted(state, rules(state, "4-7")).kept

@@ -64,12 +64,14 @@ def sharer(pool: Pool) -> Container:
     st.sets(st.integers(0, 7), max_size=7),
     st.lists(st.tuples(METAS | st.none(), KUBELETS | st.none()), min_size=1, max_size=4),
 )
-def test_rules_that_change_break_no_promise(owned: set[int], said: list[tuple[NodeMeta, CpuManager]]) -> None:
+def test_rules_that_change_break_no_promise(
+    owned: set[int], reported: list[tuple[NodeMeta, CpuManager]]
+) -> None:
     owners = [owner(i, cpu, QosClass.LSE if i % 2 else QosClass.LSR) for i, cpu in enumerate(sorted(owned))]
     there = [*owners, *(sharer(pool) for pool in (Pool.SHARED, Pool.BE, Pool.SYSTEM))]
     state = NodeState.of(NODE, [c.pod for c in there], there)
     policy = read_node_policy(NODE, MACHINE, None, None)
-    for meta, kubelet in said:
+    for meta, kubelet in reported:
         before = policy
         wanted = read_node_policy(NODE, MACHINE, meta, kubelet)
         done = apply_node_policy(state, wanted, before, TopologyOptions())

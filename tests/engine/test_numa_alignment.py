@@ -75,7 +75,7 @@ def test_owners_on_one_node_or_several() -> None:
     assert refused.explanation is not None
     assert refused.explanation.merge is not None
     assert refused.explanation.merge.policy == "single-numa-node"
-    assert [said.resource for said in refused.explanation.answers] == ["cpu"]
+    assert [reported.resource for reported in refused.explanation.answers] == ["cpu"]
     assert admit(state, lsr("b"), whole(9)).verdict.admitted, (
         "a pod that asks for no alignment is not aligned"
     )
@@ -190,8 +190,8 @@ def test_exhausted_nodes_refuse_only_pods_that_need_them() -> None:
         lost = pod("a", qos=class_, kube_qos=KubeQos.BURSTABLE, nodes=Mask((7,)))
         plan = place(empty(), lost, "c", 0, whole(2), "a/c")
         assert plan.verdict.admitted is admitted
-        said = plan.problem or plan.verdict.message
-        assert "nothing is left of the shared pool on NUMA node 7" in said
+        reported = plan.problem or plan.verdict.message
+        assert "nothing is left of the shared pool on NUMA node 7" in reported
 
 
 def test_hints_of_providers_are_reported_by_name() -> None:
@@ -199,8 +199,8 @@ def test_hints_of_providers_are_reported_by_name() -> None:
     nic = LocatedDevice("nic", "vendor/nic", Mask((1,)), "sysfs")
     got = admit(state, pod("a", SINGLE), whole(2, 50, nic))
     assert got.explanation is not None
-    said = {(each.provider, each.resource) for each in got.explanation.answers}
-    assert said == {("cpu", "cpu"), ("memory", "memory"), ("devices", "vendor/nic")}
+    reported = {(each.provider, each.resource) for each in got.explanation.answers}
+    assert reported == {("cpu", "cpu"), ("memory", "memory"), ("devices", "vendor/nic")}
     hints = {each.resource: [str(hint.affinity) for hint in each.hints] for each in got.explanation.answers}
     assert hints["vendor/nic"] == ["1"]
     assert hints["cpu"][:4] == ["0", "1", "2", "3"]

@@ -107,8 +107,8 @@ def test_kubelets_facts_count_what_runs_together() -> None:
     got = admitted(NodeState.empty(NODE), pod(asks=asks), total(8000))
     assert len(got.pod.cpuset or ()) == 2
     uneven = known(ContainerResources("a", ContainerKind.APP, {"cpu": 2000}, {"cpu": 3000}))
-    said = admit(NodeState.empty(NODE), pod(asks=uneven), total(2000)).verdict.message
-    assert "container a requests 2000m CPU and is limited to 3000m" in said
+    reported = admit(NodeState.empty(NODE), pod(asks=uneven), total(2000)).verdict.message
+    assert "container a requests 2000m CPU and is limited to 3000m" in reported
 
 
 def test_the_topology_policy_and_the_bind_policy_hold_for_it() -> None:
@@ -148,7 +148,7 @@ def test_a_container_that_is_not_affected() -> None:
         assert not decides_pod(NODE, claiming)
         assert admit(NodeState.empty(NODE), claiming, total(2000)).pod == claiming
     silent = admitted(NodeState.empty(NODE), pod(), Request(cpu_shares=2))
-    assert (silent.pod.cpuset, silent.pod.reserved_for_pod) == (None, None), "an old kubelet tells no sums"
+    assert (silent.pod.cpuset, silent.pod.reserved_for_pod) == (None, None), "an old kubelet reports no sums"
 
 
 def test_a_node_that_is_full_refuses_and_changes_nothing() -> None:

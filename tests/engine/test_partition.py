@@ -154,13 +154,13 @@ def test_what_the_kernel_ended_is_reported_where_the_container_is_there(
     story = Playbook(node(owner()), handle)
     assert story >> PartitionsRead({"x": RECORD, "gone": RECORD}), "the ledger has the records already"
     assert story >> PartitionRefused("gone", "no")
-    said = f"the kernel turned it into {words}"
+    reported = f"the kernel turned it into {words}"
     assert (
         story
         >> PartitionsCompared({"x": found, "gone": found})
-        << ReportLostPartitions(((story.state.containers["x"], said),))
+        << ReportLostPartitions(((story.state.containers["x"], reported),))
     )
-    assert story.state.facts.partitions.why == {"x": said}, "of what is gone nothing is kept"
+    assert story.state.facts.partitions.why == {"x": reported}, "of what is gone nothing is kept"
 
 
 def test_when_a_partition_can_be_made() -> None:

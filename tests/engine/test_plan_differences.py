@@ -77,7 +77,7 @@ def test_what_differs_where_the_plan_is_applied_has_drifted() -> None:
     assert web.change is PlanChange.NONE
 
 
-def test_of_what_cannot_be_read_nothing_is_said() -> None:
+def test_of_what_cannot_be_read_nothing_is_reported() -> None:
     there = state(OWN)
     (own,) = plan_differences(there, live_containers(there), {}, {})
     assert (own.change, own.cpus, own.mems, own.is_changed) == (PlanChange.NONE, None, None, False)
@@ -151,7 +151,7 @@ def test_quotas_that_a_setting_keeps_would_not_be_removed(keep: KeepQuota, conta
 
 
 @pytest.mark.parametrize(
-    ("mode", "applied", "said"),
+    ("mode", "applied", "reported"),
     [
         (NodeMode.ENFORCE, True, ""),
         (NodeMode.ENFORCE, False, "the plan is applied to this pod since then"),
@@ -161,8 +161,8 @@ def test_quotas_that_a_setting_keeps_would_not_be_removed(keep: KeepQuota, conta
 )
 @pytest.mark.parametrize("key", ["own", "s-1"])
 def test_whether_a_decision_is_applied_may_change(
-    mode: NodeMode, key: str, said: str, *, applied: bool
+    mode: NodeMode, key: str, reported: str, *, applied: bool
 ) -> None:
     words = applied_since(state(OWN, mode=mode), key, applied=applied)
-    assert words.partition(":")[0] == said
+    assert words.partition(":")[0] == reported
     assert applied_since(state(OWN, mode=mode), "gone", applied=applied) == ""

@@ -80,8 +80,8 @@ def test_be_gets_what_the_others_leave_up_to_the_threshold(used: float, cpus: in
     known, why = state.facts.suppression, reason(state.facts.suppression, CPUSET)
     assert be_cpus(state) == cpus
     assert isinstance(change, Change)
-    said = SuppressionChange(7.0, "CPUs 0-15", f"CPUs {state.pools.of(Pool.BE)}", why)
-    assert (report, known.change) == (ReportBeChange(said), said)
+    reported = SuppressionChange(7.0, "CPUs 0-15", f"CPUs {state.pools.of(Pool.BE)}", why)
+    assert (report, known.change) == (ReportBeChange(reported), reported)
     assert known.figures is not None
     assert known.figures[0] == 10400 - 1000 * used
 

@@ -235,13 +235,13 @@ def test_resources_missing_in_the_pods_sum_stay_under_its_hint() -> None:
         assert plan.container is not None
         assert plan.container.placement.exclusive <= NODE1
         assert plan.explanation is not None
-        assert [said.provider for said in plan.explanation.answers] == ["cpu", "pod"]
+        assert [reported.provider for reported in plan.explanation.answers] == ["cpu", "pod"]
     anywhere = pod("p", reserved_for_pod=changed_copy(aside, affinity=None))
     plan = place(
         empty(TopologyPolicy.RESTRICTED, Scope.POD).with_pod(anywhere), anywhere, "c", 0, whole(2), "t"
     )
     assert plan.explanation is not None
-    assert [said.provider for said in plan.explanation.answers] == ["cpu"]
+    assert [reported.provider for reported in plan.explanation.answers] == ["cpu"]
 
 
 def test_devices_of_our_own_are_given_near_to_cpus() -> None:

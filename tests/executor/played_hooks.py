@@ -72,7 +72,7 @@ class Hooks:
         self.add("90-ear", **dict.fromkeys(names, self.notified.append))
 
     @property
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         """The points of the notifications, each with the container or sandbox that it is about."""
         return [
             f"{each.NAME} {each.container.id if hasattr(each, 'container') else each.pod.sandbox_id}"
@@ -83,7 +83,7 @@ class Hooks:
         """Wait for these notifications since the last time, in this order for each container or sandbox."""
         await self.world.until(lambda: len(self.notified) >= len(expected))
         await self.world.quiet()
-        assert sorted(self.heard, key=_who) == sorted(expected, key=_who)
+        assert sorted(self.received, key=_who) == sorted(expected, key=_who)
         self.notified.clear()
 
     def remembers(self) -> int:

@@ -58,8 +58,8 @@ def test_a_container_with_another_saved_set_is_updated(run_scenario: Any, saved:
             await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
             await world.until(lambda: not world.executor.state.runtime.unsaved)
 
-        said = await again(world, settled)
-        assert said == [f"runtime {shared} {REST}"] * updates
+        reported = await again(world, settled)
+        assert reported == [f"runtime {shared} {REST}"] * updates
 
     run_scenario(scenario, settle_per_second=1000)
 
@@ -113,8 +113,8 @@ def test_a_newer_update_wins(run_scenario: Any) -> None:
             await world.until(lambda: not world.executor.state.runtime.unsaved)
             await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
 
-        said = await again(world, settled)
-        assert f"runtime {shared} {REST}" not in said
+        reported = await again(world, settled)
+        assert f"runtime {shared} {REST}" not in reported
 
     run_scenario(scenario, settle_per_second=1000)
 

@@ -487,10 +487,10 @@ def test_what_is_observed_is_reported_as_what_would_be(run_scenario) -> None:
             metrics.CONTAINERS_WOULD_MOVE: 1,
         }
         assert {metric: world.executor.telemetry.value(metric) for metric in counted} == counted
-        said = [line.partition(" pod=")[0] for line in world.logged]
-        assert said.count("would place") == 2
-        assert said.count("would refuse a container") == 1
-        assert {"placed", "refused a container", "adopted a container"}.isdisjoint(said)
+        reported = [line.partition(" pod=")[0] for line in world.logged]
+        assert reported.count("would place") == 2
+        assert reported.count("would refuse a container") == 1
+        assert {"placed", "refused a container", "adopted a container"}.isdisjoint(reported)
         for name, words in (("ls", "admitted to the shared"), ("lse", "admitted with CPUs 0-3 of its own")):
             (found,) = world.executor.history.find(name)
             assert f" would be {words}" in headline(found.explanation)

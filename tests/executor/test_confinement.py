@@ -586,7 +586,7 @@ def test_a_start_relayed_during_a_release_is_kept_off_owners_afterwards(
     run_scenario(scenario)
 
 
-def test_the_runtime_is_told_of_pools_that_have_changed_during_a_start(
+def test_the_runtime_is_notified_of_pools_that_have_changed_during_a_start(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:

@@ -189,7 +189,9 @@ def test_the_page(run_scenario: Callable[..., None]) -> None:
     run_scenario(scenario)
 
 
-def test_of_an_observed_container_nothing_is_said_to_be_elsewhere(run_scenario: Callable[..., None]) -> None:
+def test_of_an_observed_container_nothing_is_reported_to_be_elsewhere(
+    run_scenario: Callable[..., None],
+) -> None:
     async def scenario(world: Any) -> None:
         lse = await world.create(await world.pod("lse", "LSE", "", "2-3"))
         world.runtime.specs[lse] = "0-15"

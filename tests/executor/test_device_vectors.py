@@ -107,8 +107,8 @@ def test_hints_are_those_of_kubelets_table(run_scenario: Any, case: Any) -> None
             if not expected:
                 assert answer.nothing == (NO_PREFERENCE if expected is None else IMPOSSIBLE)
                 continue
-            said = {(tuple(hint.affinity or ()), hint.preferred) for hint in answer.hints}
-            assert said == {(tuple(hint["affinity"]), hint["preferred"]) for hint in expected}
+            reported = {(tuple(hint.affinity or ()), hint.preferred) for hint in answer.hints}
+            assert reported == {(tuple(hint["affinity"]), hint["preferred"]) for hint in expected}
 
     rules = {"policy": TopologyPolicy.BEST_EFFORT}
     run_scenario(story, sources=(Kubelet(*asks), None), plugins=PlayedPlugins(), rules=rules)

@@ -255,8 +255,8 @@ def test_a_start_of_an_owner_fails_if_others_cannot_leave(run_scenario) -> None:
         world.cgroups.sets[ls] = CpuSet.parse("0-15")  # runc undid the write
         world.cgroups.broken.add(ls)
         call = await world.start(lse)
-        said = any("busy" in p["what"] for p in world.executor.telemetry.problems())
-        assert call.refused is not None or said
+        reported = any("busy" in p["what"] for p in world.executor.telemetry.problems())
+        assert call.refused is not None or reported
 
     run_scenario(scenario)
 

@@ -24,15 +24,15 @@ async def restarted(world: Any, unknown: str) -> threading.Event:
     world.runtime.details[unknown] = RuntimeDetail(f"/kubepods/podnew/{unknown}", cpuset_cpus="4-5")
     world.boot()
     world.log.clear()
-    tell, detail = threading.Event(), world.runtime.detail
+    report, detail = threading.Event(), world.runtime.detail
 
     def slow(container_id: str) -> RuntimeDetail:
-        assert tell.wait(60)
+        assert report.wait(60)
         found: RuntimeDetail = detail(container_id)
         return found
 
     world.runtime.detail = slow
-    return tell
+    return report
 
 
 def test_no_container_grows_before_unrecorded_owners_are_known(run_scenario: Callable[..., None]) -> None:
@@ -45,12 +45,12 @@ def test_no_container_grows_before_unrecorded_owners_are_known(run_scenario: Cal
         assert world.on(ls) == "0-1,6-15"
         world.end(old)
         del world.runtime.containers[old]
-        tell = await restarted(world, new)
+        report = await restarted(world, new)
         first = asyncio.create_task(world.sync.once())
         await world.until(lambda: old not in world.executor.state.containers)
         await world.quiet()
         assert world.on(ls) == "0-1,6-15"
-        tell.set()
+        report.set()
         await first
         await world.quiet()
         assert (world.on(ls), world.on(new)) == ("0-3,6-15", "4-5")

@@ -379,7 +379,7 @@ def test_a_container_removed_during_a_reconcile_stays_removed(
             await world.sync.once()
             await world.quiet()
             assert not world.executor.state.owners
-            assert h.heard.count("post_stop_container one") == 1
+            assert h.received.count("post_stop_container one") == 1
 
     run_scenario(scenario)
 
@@ -616,11 +616,11 @@ def test_a_sandbox_and_a_start_may_be_refused(run_scenario) -> None:
         async with hooks(world) as h:
             one = await world.create(await world.pod("ls", "LS"))
             h.add(pre_run_pod_sandbox=Veto("full"), pre_start_container=Veto("wait"))
-            said = await world.pod("more", "LS", may_be_refused=True)
-            assert "full" in said
+            reported = await world.pod("more", "LS", may_be_refused=True)
+            assert "full" in reported
             (found,) = (record.explanation for record in world.executor.history.find("ns/more"))
             assert (found.event, found.container) == ("RunPodSandbox", "")
-            assert (found.verdict.reason, found.verdict.message) == ("RefusedByHook", said)
+            assert (found.verdict.reason, found.verdict.message) == ("RefusedByHook", reported)
             call = await world.start(one)
             assert call.refused == (9, call.refused[1])
             assert "wait" in call.refused[1]

@@ -81,7 +81,7 @@ def test_a_random_day_with_hooks(run_scenario, seed: int, rules: str, *, wild: b
             assert h.remembers() == 0
             await world.until(lambda: not h.updates._runs)
             assert not h.updates._waiting
-            stops = [line for line in h.heard if line.startswith("post_stop_container")]
+            stops = [line for line in h.received if line.startswith("post_stop_container")]
             assert len(stops) == len(set(stops)), "once"
 
     run_scenario(scenario, rules=RULES[rules], settle_per_second=1000, call_timeout=0.5)

@@ -177,13 +177,13 @@ def test_sentences_of_an_older_ledger_are_cut_and_can_be_encoded() -> None:
 
 
 def test_a_problem_is_at_most_a_message() -> None:
-    said: list[str] = []
-    port = telemetry(said)
+    reported: list[str] = []
+    port = telemetry(reported)
     for _ in range(2):
         port.problem("odd", value="\ud800\n" + "\u4e2d" * 10**6)
     (problem,) = port.problems()
     assert problem["count"] == 2
-    assert len(said) == 1
+    assert len(reported) == 1
     assert 1900 < len(problem["what"].encode()) <= 2000
     assert longest(problem) <= 2000
     assert problem["what"].startswith('odd value="\\ud800\\n\u4e2d')

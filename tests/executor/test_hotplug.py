@@ -81,7 +81,7 @@ def test_every_container_leaves_an_offline_cpu_and_returns_to_it(run_scenario) -
     run_scenario(scenario)
 
 
-def test_the_runtime_is_told_of_cpus_that_the_kernel_itself_has_taken(run_scenario) -> None:
+def test_the_runtime_is_notified_of_cpus_that_the_kernel_itself_has_taken(run_scenario) -> None:
     """On v1 nothing is left to write, and an update with a CPU that is not there would fail."""
 
     async def scenario(world: Any) -> None:
@@ -181,8 +181,8 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(run_scenario) -> None:
         (entry,) = world.executor.hotplug.shortage.page()
         assert (entry["away"], entry["instead"], entry["missing"]) == (str(gone), str(other), 0)
         words = f"its CPU {gone} is offline: it runs on {now}, with CPU {other} in its place"
-        reasons, said = explained(world, "g")
-        assert said == words
+        reasons, reported = explained(world, "g")
+        assert reported == words
         assert reasons[-1].endswith(words)
         assert any(
             line.startswith("a container has less") and f'reason="{words}"' in line for line in world.logged

@@ -375,8 +375,8 @@ def test_two_owners_move_at_the_same_time_and_a_third_is_created(run_scenario: C
             world.executor.owner_moves.move(key(world, i), cpus) for i, cpus in zip(ids, targets, strict=True)
         ]
         create = world.begin(await world.pod("c"), **WHOLE)
-        *said, call = await asyncio.gather(*moves, create)
-        assert said == ["", ""]
+        *reported, call = await asyncio.gather(*moves, create)
+        assert reported == ["", ""]
         new = world.finish(call, "third")
         await world.quiet()
         state = world.executor.state

@@ -39,8 +39,8 @@ def test_all_containers_of_an_lse_pod_get_its_cpus(run_scenario) -> None:
 
 def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing(run_scenario) -> None:
     async def scenario(world) -> None:
-        said = await world.pod("lse", "LSE", total=ODD, may_be_refused=True)
-        assert said.startswith(
+        reported = await world.pod("lse", "LSE", total=ODD, may_be_refused=True)
+        assert reported.startswith(
             "cannot place ns/lse: LSE pod: its containers request about 1500m CPU together"
         )
         assert (len(world.executor.state.pods), world.ledger.entries) == (0, {})

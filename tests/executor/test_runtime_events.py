@@ -52,7 +52,7 @@ class PlayedEvents:
         self.queued.put(UnavailableError("closed"))
 
 
-class Hears:
+class EventBed:
     """A world with a runtime that sends events."""
 
     def __init__(self, world: Any, *, start: bool = True) -> None:
@@ -104,14 +104,14 @@ async def owner_and_sharer(world: Any) -> tuple[str, str]:
 
 def test_an_exit_gives_the_cpus_back(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, sharer = await owner_and_sharer(world)
         world.end(owner)
         passes = world.executor.telemetry.value(metrics.RECONCILES)
-        await hears.send(EXIT, owner)
-        await hears.send(EXIT, owner)
-        assert hears.phase(owner) is Phase.EXITED
+        await event_bed.send(EXIT, owner)
+        await event_bed.send(EXIT, owner)
+        assert event_bed.phase(owner) is Phase.EXITED
         assert world.on(sharer) == ALL
         assert world.executor.telemetry.value(metrics.EXITS_BY_EVENT) == 1
         assert world.executor.telemetry.value(metrics.RECONCILES) == passes
@@ -123,17 +123,17 @@ def test_an_exit_gives_the_cpus_back(run_scenario: Callable[..., None]) -> None:
 
 def test_an_exit_before_the_answer_to_the_start(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         sharer = await world.run(await world.pod("b", "LS"))
         owner = await world.create(await world.pod("a", "LSE", cpus=OWN))
         start = await world.call("StartContainer", pb.StartContainerRequest(container_id=owner))
-        assert hears.phase(owner) is Phase.STARTING
-        await hears.send(EXIT, owner)
-        assert hears.phase(owner) is Phase.EXITED
+        assert event_bed.phase(owner) is Phase.STARTING
+        await event_bed.send(EXIT, owner)
+        assert event_bed.phase(owner) is Phase.EXITED
         world.wire.finished(start, 0)
         await world.quiet()
-        assert hears.phase(owner) is Phase.EXITED
+        assert event_bed.phase(owner) is Phase.EXITED
         assert world.on(sharer) == ALL
 
     run_scenario(scenario)
@@ -141,16 +141,16 @@ def test_an_exit_before_the_answer_to_the_start(run_scenario: Callable[..., None
 
 def test_the_next_container_may_have_the_cpus_at_once(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         first = await world.run(await world.pod("a", "LSE", cpus=OWN))
         other = await world.pod("c", "LSE", cpus=OWN)
         world.end(first)
-        await hears.send(EXIT, first)
+        await event_bed.send(EXIT, first)
         second = await world.run(other)
         assert world.on(second) == OWN
-        await hears.send(EXIT, first)  # sent again, it is about the first still
-        assert hears.phase(second) is Phase.RUNNING
+        await event_bed.send(EXIT, first)  # sent again, it is about the first still
+        assert event_bed.phase(second) is Phase.RUNNING
         world.check()
 
     run_scenario(scenario)
@@ -161,34 +161,34 @@ def test_a_list_that_is_behind_brings_no_container_back(
     run_scenario: Callable[..., None], state: str
 ) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, sharer = await owner_and_sharer(world)
-        await hears.send(EXIT, owner)
+        await event_bed.send(EXIT, owner)
         world.cgroups.sets.pop(owner)
         world._state(owner, state)
         await world.sync.once()
         await world.quiet()
-        assert hears.phase(owner) is Phase.EXITED
+        assert event_bed.phase(owner) is Phase.EXITED
         assert world.on(sharer) == ALL
         assert world.executor.telemetry.value(metrics.CONTAINERS_ADOPTED) == 0
         world.end(owner)
         await world.sync.once()
-        assert hears.phase(owner) is Phase.EXITED
+        assert event_bed.phase(owner) is Phase.EXITED
 
     run_scenario(scenario)
 
 
 def test_after_a_while_the_list_is_right(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, _ = await owner_and_sharer(world)
-        await hears.send(EXIT, owner)
+        await event_bed.send(EXIT, owner)
         world.now += runtime_events.BEHIND_S + 1
         await world.sync.once()
-        assert hears.phase(owner) is Phase.RUNNING
-        assert not hears.runtime_events._exits
+        assert event_bed.phase(owner) is Phase.RUNNING
+        assert not event_bed.runtime_events._exits
 
     run_scenario(scenario)
 
@@ -197,23 +197,23 @@ def test_an_exit_during_adoption(run_scenario: Callable[..., None]) -> None:
     """It was on the list, and ended while the runtime was asked about it."""
 
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         sharer = await world.run(await world.pod("b", "LS"))
         sandbox = await world.pod("a", "LSE", cpus=OWN)
         world.runtime.containers["stranger"] = RuntimeContainer("stranger", sandbox, "c", 0, "RUNNING")
         detail = world.runtime.detail
 
         def ends(container_id: str) -> Any:
-            hears.events.send(EXIT, container_id)
+            event_bed.events.send(EXIT, container_id)
             end = time.monotonic() + 30
-            while container_id not in hears.runtime_events._exits and time.monotonic() < end:
+            while container_id not in event_bed.runtime_events._exits and time.monotonic() < end:
                 time.sleep(0.005)
             return detail(container_id)
 
         world.runtime.detail = ends
         await world.sync.once()
-        assert hears.phase("stranger") is Phase.EXITED
+        assert event_bed.phase("stranger") is Phase.EXITED
         await world.quiet()
         assert world.on(sharer) == ALL
 
@@ -222,16 +222,16 @@ def test_an_exit_during_adoption(run_scenario: Callable[..., None]) -> None:
 
 def test_an_exit_of_a_container_whose_create_was_not_answered(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         sharer = await world.run(await world.pod("b", "LS"))
         sandbox = await world.pod("a", "LSE", cpus=OWN)
         call = await world.begin(sandbox)
         world.wire.finished(call, None)  # the client went away
         world.runtime.containers["lost"] = RuntimeContainer("lost", sandbox, "c", 0, "RUNNING")
-        await hears.send(EXIT, "lost")
+        await event_bed.send(EXIT, "lost")
         await world.sync.once()
-        assert hears.phase("lost") is Phase.EXITED
+        assert event_bed.phase("lost") is Phase.EXITED
         await world.quiet()
         assert world.on(sharer) == ALL
 
@@ -240,15 +240,15 @@ def test_an_exit_of_a_container_whose_create_was_not_answered(run_scenario: Call
 
 def test_an_exit_of_an_unknown_container(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, _ = await owner_and_sharer(world)
         await world.remove(owner)
         state = world.executor.state
-        await hears.send(EXIT, owner)
-        await hears.send(EXIT, "missing")
+        await event_bed.send(EXIT, owner)
+        await event_bed.send(EXIT, "missing")
         assert world.executor.state is state
-        assert not await hears.moment()
+        assert not await event_bed.moment()
 
     run_scenario(scenario)
 
@@ -258,22 +258,22 @@ def test_an_id_that_the_runtime_uses_again_is_not_taken_for_the_one_that_exited(
     run_scenario: Callable[..., None], report: str
 ) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, _ = await owner_and_sharer(world)
-        await hears.send(EXIT, owner)
+        await event_bed.send(EXIT, owner)
         if report == "delete":
             world.end(owner)
             del world.runtime.containers[owner]
             world.executor.lifecycle.removed([owner])
-            await hears.send(EXIT, owner)  # late
-            await hears.send(DELETE, owner)
+            await event_bed.send(EXIT, owner)  # late
+            await event_bed.send(DELETE, owner)
         else:
             await world.remove(owner)
         again = world.finish(await world.begin(await world.pod("c", "LSE", cpus=OWN)), owner)
         await world.start(again)
         await world.sync.once()
-        assert hears.phase(again) is Phase.RUNNING
+        assert event_bed.phase(again) is Phase.RUNNING
         assert world.on(again) == OWN
 
     run_scenario(scenario)
@@ -283,24 +283,24 @@ def test_a_list_from_before_a_deletion_does_not_bring_a_container_back(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         sandbox = await world.pod("a", "LSE", cpus=OWN)
         world.runtime.containers["stranger"] = RuntimeContainer("stranger", sandbox, "c", 0, "RUNNING")
-        await hears.send(EXIT, "stranger")
+        await event_bed.send(EXIT, "stranger")
         listed = world.runtime.list_containers
 
         def deleted_meanwhile(*args: Any) -> Any:
             found = listed(*args)
-            hears.events.send(DELETE, "stranger")
+            event_bed.events.send(DELETE, "stranger")
             end = time.monotonic() + 30
-            while "stranger" in hears.runtime_events._exits and time.monotonic() < end:
+            while "stranger" in event_bed.runtime_events._exits and time.monotonic() < end:
                 time.sleep(0.005)
             return found
 
         world.runtime.list_containers = deleted_meanwhile
         await world.sync.once()
-        assert hears.phase("stranger") is None
+        assert event_bed.phase("stranger") is None
 
     run_scenario(scenario)
 
@@ -311,11 +311,11 @@ def test_exits_of_strangers_are_forgotten(
     monkeypatch.setattr(runtime_events, "EXITS_LIMIT", 3)
 
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         for number in range(10):
-            await hears.send(EXIT, f"stranger-{number}")
-        assert len(hears.runtime_events._exits) == 3
+            await event_bed.send(EXIT, f"stranger-{number}")
+        assert len(event_bed.runtime_events._exits) == 3
 
     run_scenario(scenario)
 
@@ -325,12 +325,12 @@ def test_exits_of_strangers_are_forgotten(
 
 def test_the_end_of_a_sandbox_is_compared(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, sharer = await owner_and_sharer(world)
-        await hears.send(EXIT, "s-a")
-        assert await hears.moment()
-        assert hears.phase(owner) is Phase.RUNNING, "its containers may live on"
+        await event_bed.send(EXIT, "s-a")
+        assert await event_bed.moment()
+        assert event_bed.phase(owner) is Phase.RUNNING, "its containers may live on"
         world.end(owner)
         pod = world.runtime.pods["s-a"]
         world.runtime.pods["s-a"] = RuntimePod(pod.id, pod.uid, "ns", "a", 0, False, {}, {})
@@ -343,12 +343,12 @@ def test_the_end_of_a_sandbox_is_compared(run_scenario: Callable[..., None]) -> 
 
 def test_the_end_of_an_empty_sandbox(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, _ = await owner_and_sharer(world)
         await world.stop(owner)
-        await hears.send(EXIT, "s-a")
-        assert not await hears.moment()
+        await event_bed.send(EXIT, "s-a")
+        assert not await event_bed.moment()
 
     run_scenario(scenario)
 
@@ -358,15 +358,15 @@ def test_a_start_of_an_unknown_container(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         if answered:
             monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
-        await hears.send(START, "s-late")
+        await event_bed.send(START, "s-late")
         if answered:
             assert not world.executor.attention.is_set()
             await world.pod("late", "LS")
-        assert await hears.moment() is not answered
+        assert await event_bed.moment() is not answered
 
     run_scenario(scenario)
 
@@ -376,19 +376,19 @@ def test_a_deletion_of_a_known_container(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, _ = await owner_and_sharer(world)
-        await hears.send(START, owner)
-        await hears.send(DELETE, "missing")
-        assert not await hears.moment()
+        await event_bed.send(START, owner)
+        await event_bed.send(DELETE, "missing")
+        assert not await event_bed.moment()
         if answered:
             monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
-        await hears.send(DELETE, owner)
+        await event_bed.send(DELETE, owner)
         if answered:
             assert not world.executor.attention.is_set()
             await world.remove(owner)
-        assert await hears.moment() is not answered
+        assert await event_bed.moment() is not answered
 
     run_scenario(scenario)
 
@@ -400,18 +400,18 @@ def test_more_in_doubt_than_are_remembered(
     monkeypatch.setattr(runtime_events, "LATER_S", 30)
 
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, _ = await owner_and_sharer(world)
         for number in range(5):
-            hears.runtime_events._handle(RuntimeEvent("start", f"stranger-{number}"))
-        assert len(hears.runtime_events._unclear) == 2
-        hears.runtime_events._unclear.clear()  # the remembered ones are in doubt no more
-        assert await hears.moment()
+            event_bed.runtime_events._handle(RuntimeEvent("start", f"stranger-{number}"))
+        assert len(event_bed.runtime_events._unclear) == 2
+        event_bed.runtime_events._unclear.clear()  # the remembered ones are in doubt no more
+        assert await event_bed.moment()
         world.executor.attention.clear()
-        await hears.send(DELETE, owner)
+        await event_bed.send(DELETE, owner)
         assert not world.executor.attention.is_set(), "just now everything was compared"
-        assert hears.runtime_events._resolve_timer is not None
+        assert event_bed.runtime_events._resolve_timer is not None
 
     run_scenario(scenario)
 
@@ -421,13 +421,13 @@ def test_more_in_doubt_than_are_remembered(
 
 def test_a_new_subscription_leads_to_a_reconcile(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world, start=False)
-        assert hears.runtime_events.events_state.value == "waiting"
+        event_bed = EventBed(world, start=False)
+        assert event_bed.runtime_events.events_state.value == "waiting"
         runs = asyncio.ensure_future(world.sync.run())
-        await world.until(lambda: hears.runtime_events.events_state is EventsState.CONNECTED)
+        await world.until(lambda: event_bed.runtime_events.events_state is EventsState.CONNECTED)
         passes = world.executor.telemetry.value(metrics.RECONCILES)
         world.executor.attention.clear()
-        hears.events.queued.put(UnavailableError("gone"))
+        event_bed.events.queued.put(UnavailableError("gone"))
         await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_EVENT_STREAMS) == 2)
         await world.until(lambda: world.executor.telemetry.value(metrics.RECONCILES) > passes)
         runs.cancel()
@@ -443,27 +443,27 @@ def test_a_stream_that_ends_is_opened_again(
     monkeypatch.setattr(runtime_events, "REFUSED_S", 0.01)
 
     async def scenario(world: Any) -> None:
-        hears = Hears(world, start=False)
-        hears.events.refusals = [
+        event_bed = EventBed(world, start=False)
+        event_bed.events.refusals = [
             UnavailableError("not there yet"),
             RuntimeCallError("cannot listen: too much", 8),
             KeyError("a fault of ours"),
         ]
-        hears.runtime_events.start()
-        await hears.connected()
-        assert hears.events.listens == 4
+        event_bed.runtime_events.start()
+        await event_bed.connected()
+        assert event_bed.events.listens == 4
         assert [p["what"] for p in world.executor.telemetry.problems()] == [
             'cannot receive the runtime\'s events err="cannot listen: too much"',
             "internal error fault=\"KeyError: 'a fault of ours'\"",
         ]
         for end in (None, UnavailableError("gone"), None):
-            before = hears.events.listens
-            hears.events.queued.put(end)
-            await world.until(lambda before=before: hears.events.listens > before)
-            await hears.connected()
+            before = event_bed.events.listens
+            event_bed.events.queued.put(end)
+            await world.until(lambda before=before: event_bed.events.listens > before)
+            await event_bed.connected()
         owner, _ = await owner_and_sharer(world)
-        await hears.send(EXIT, owner)
-        assert hears.phase(owner) is Phase.EXITED
+        await event_bed.send(EXIT, owner)
+        assert event_bed.phase(owner) is Phase.EXITED
 
     run_scenario(scenario)
 
@@ -472,11 +472,11 @@ def test_pauses_grow_and_are_bounded(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world, start=False)
-        hears.events.refusals = [UnavailableError("not there")] * 10
+        event_bed = EventBed(world, start=False)
+        event_bed.events.refusals = [UnavailableError("not there")] * 10
         pauses: list[float] = []
         enough = threading.Event()
-        listen = hears.events.listen
+        listen = event_bed.events.listen
 
         def listens() -> Iterator[RuntimeEvent]:
             if len(pauses) == 8:
@@ -486,13 +486,13 @@ def test_pauses_grow_and_are_bounded(
         def wait(seconds: float) -> bool:
             pauses.append(seconds)
             if len(pauses) == 10:
-                hears.runtime_events._closing.set()
+                event_bed.runtime_events._closing.set()
                 enough.set()
             return False
 
-        monkeypatch.setattr(hears.events, "listen", listens)
-        monkeypatch.setattr(hears.runtime_events._closing, "wait", wait)
-        hears.runtime_events.start()
+        monkeypatch.setattr(event_bed.events, "listen", listens)
+        monkeypatch.setattr(event_bed.runtime_events._closing, "wait", wait)
+        event_bed.runtime_events.start()
         await world.until(enough.is_set)
         assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 0.1, 0.2]
 
@@ -501,14 +501,14 @@ def test_pauses_grow_and_are_bounded(
 
 def test_a_runtime_without_events_is_reported_once(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world, start=False)
-        hears.events.refusals = [RuntimeCallError("cannot listen: unknown service", 12)]
-        hears.runtime_events.start()
-        await world.until(lambda: hears.runtime_events.events_state is EventsState.NOT_OFFERED)
+        event_bed = EventBed(world, start=False)
+        event_bed.events.refusals = [RuntimeCallError("cannot listen: unknown service", 12)]
+        event_bed.runtime_events.start()
+        await world.until(lambda: event_bed.runtime_events.events_state is EventsState.NOT_OFFERED)
         await world.quiet()
-        assert hears.events.listens == 1
+        assert event_bed.events.listens == 1
         assert world.executor.telemetry.problems() == []
-        assert sum("not offered" in said for said in world.logged) == 1
+        assert sum("not offered" in reported for reported in world.logged) == 1
 
     run_scenario(scenario)
 
@@ -527,8 +527,8 @@ def test_one_event_that_fails_costs_no_other(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, sharer = await owner_and_sharer(world)
         phase = world.executor.lifecycle.phase
 
@@ -538,9 +538,9 @@ def test_one_event_that_fails_costs_no_other(
             phase(container_id, to)
 
         monkeypatch.setattr(world.executor.lifecycle, "phase", fails)
-        await hears.send(EXIT, sharer)
-        await hears.send(EXIT, owner)
-        assert hears.phase(owner) is Phase.EXITED
+        await event_bed.send(EXIT, sharer)
+        await event_bed.send(EXIT, owner)
+        assert event_bed.phase(owner) is Phase.EXITED
         assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
         assert world.executor.attention.is_set()
 
@@ -549,15 +549,15 @@ def test_one_event_that_fails_costs_no_other(
 
 def test_a_flood_leaves_the_loop_its_turns(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, sharer = await owner_and_sharer(world)
         count = runtime_events.QUEUE_LIMIT - 1
         for number in range(count):
-            hears.runtime_events._put(RuntimeEvent("exit", f"stranger-{number}"))
-        hears.events.send(EXIT, owner)
+            event_bed.runtime_events._put(RuntimeEvent("exit", f"stranger-{number}"))
+        event_bed.events.send(EXIT, owner)
         turns = 0
-        while hears.phase(owner) is not Phase.EXITED:
+        while event_bed.phase(owner) is not Phase.EXITED:
             await asyncio.sleep(0)
             turns += 1
         assert turns >= count // runtime_events.AT_ONCE
@@ -574,35 +574,38 @@ def test_what_the_queue_cannot_hold_is_compared(
     monkeypatch.setattr(runtime_events, "QUEUE_LIMIT", 4)
 
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         for number in range(50):
-            hears.events.send(EXIT, f"stranger-{number}")
-        hears.events.queued.put(None)
+            event_bed.events.send(EXIT, f"stranger-{number}")
+        event_bed.events.queued.put(None)
         end = time.monotonic() + 30
-        while hears.events.listens < 2 and time.monotonic() < end:
+        while event_bed.events.listens < 2 and time.monotonic() < end:
             time.sleep(0.01)  # the loop has no turn until all of them have come
         await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 1)
         assert world.executor.attention.is_set()
-        assert len(hears.runtime_events._exits) == 4
-        await hears.connected()
+        assert len(event_bed.runtime_events._exits) == 4
+        await event_bed.connected()
 
     run_scenario(scenario)
 
 
 def test_close_ends_the_thread(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        hears = Hears(world)
-        await hears.connected()
+        event_bed = EventBed(world)
+        await event_bed.connected()
         owner, _ = await owner_and_sharer(world)
-        hears.runtime_events._handle(RuntimeEvent("start", "stranger"))
+        event_bed.runtime_events._handle(RuntimeEvent("start", "stranger"))
         await world.executor.runtime_events.close()
-        thread = hears.runtime_events._thread
+        thread = event_bed.runtime_events._thread
         assert thread is not None
         assert not thread.is_alive()
-        assert hears.runtime_events._resolve_timer is None or hears.runtime_events._resolve_timer.cancelled()
-        hears.runtime_events._put(RuntimeEvent("exit", owner))
+        assert (
+            event_bed.runtime_events._resolve_timer is None
+            or event_bed.runtime_events._resolve_timer.cancelled()
+        )
+        event_bed.runtime_events._put(RuntimeEvent("exit", owner))
         await world.quiet()
-        assert hears.phase(owner) is Phase.RUNNING
+        assert event_bed.phase(owner) is Phase.RUNNING
 
     run_scenario(scenario)

@@ -210,7 +210,7 @@ def test_no_part_of_the_executor_knows_the_executor() -> None:
     assert importing == {"plan_report.py", "status_data.py"}
 
 
-def test_the_kernel_follows_before_hooks_hear_of_a_change(run_scenario: Callable[..., None]) -> None:
+def test_the_kernel_follows_before_hooks_receive_of_a_change(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         names = [type(observer).__name__ for observer in world.executor.store._observers]
         assert names == ["KernelWrites", "HookOverrides", "Rejections", "OwnerQuotas", "RuntimeEvents"]

@@ -567,11 +567,11 @@ def test_problems_are_worded_for_users(run_scenario: Any) -> None:
         bed.meter.pods = {"ls": 8.0}
         await bed.rounds(2)
         state = world.executor.state
-        said = suppression_note(bed.it.known, bed.it.settings, state, state.containers[be])
-        assert said.startswith(
+        reported = suppression_note(bed.it.known, bed.it.settings, state, state.containers[be])
+        assert reported.startswith(
             f"BE is suppressed: it runs on {bed.be} now, of 0-15; the budget is 2.4 CPUs: "
         )
-        assert "65 % of 16 are 10.4, other pods use 8.0" in said
+        assert "65 % of 16 are 10.4, other pods use 8.0" in reported
         assert suppression_note(bed.it.known, bed.it.settings, state, state.containers[ls]) == ""
         observed = changed_copy(state, mode=NodeMode.OBSERVE)
         assert suppression_note(bed.it.known, bed.it.settings, observed, state.containers[be]) == ""
@@ -580,10 +580,10 @@ def test_problems_are_worded_for_users(run_scenario: Any) -> None:
         assert world.executor.telemetry.value(metrics.BE_SUPPRESS_CHANGES) == 1
         bed.begin("cfs-quota")
         await bed.rounds(2)
-        said = suppression_note(
+        reported = suppression_note(
             bed.it.known, bed.it.settings, world.executor.state.suppressing(None), state.containers[be]
         )
-        assert "all BE pods together have a CFS quota of 2.40 CPUs" in said
+        assert "all BE pods together have a CFS quota of 2.40 CPUs" in reported
 
     run_scenario(scenario)
 

@@ -102,7 +102,7 @@ class PlayedSystemd:
         self.world, self.wrong = world, wrong
         self.units: dict[str, UnitSets] = {}
         self.asked: list[str] = []
-        self.heard: Callable[[UnitEvents], None] | None = None
+        self.received: Callable[[UnitEvents], None] | None = None
         self.away = False
         self.late = False
         """No connection is reported."""
@@ -148,13 +148,13 @@ class PlayedSystemd:
             self.world.cgroups.sets[container] = self.units[unit].cpus
 
     def watch(self, on_event: Callable[[UnitEvents], None]) -> None:
-        self.heard = on_event
+        self.received = on_event
         if not self.late:
             on_event(UnitEvents.CONNECTED)
 
     def report(self, news: UnitEvents) -> None:
-        assert self.heard is not None
-        self.heard(news)
+        assert self.received is not None
+        self.received(news)
 
     def reload(self) -> None:
         for unit in self.units:
@@ -595,7 +595,7 @@ def test_without_scopes_systemd_is_not_asked(run_scenario: Any) -> None:
         call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
         world.wire.finished(call, 0)
         await world.quiet()
-        assert systemd.heard is None
+        assert systemd.received is None
         assert world.executor.unit_properties.page() == {}
 
     on_systemd(run_scenario, scenario)

@@ -31,10 +31,10 @@ def test_the_example_in_its_documentation_works() -> None:
 
 @pytest.mark.parametrize("name", sorted(POINTS))
 def test_a_hook_can_be_asked_about_every_point(name: str) -> None:
-    heard: list[object] = []
+    received: list[object] = []
     event = testing.event(name)
-    assert testing.run(Hook("x", "x", {name: heard.append}), event) == testing.Outcome()
-    assert heard == [event] == [sample(name)]
+    assert testing.run(Hook("x", "x", {name: received.append}), event) == testing.Outcome()
+    assert received == [event] == [sample(name)]
 
 
 def test_settings_reach_the_hook_before_anything_else(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_settings_reach_the_hook_before_anything_else(tmp_path: Path) -> None:
         "    return Adjustment(envs={'A': f'{mine[0]} {mine[1].names} {mine[1].deep}'})",
     )
     hook = testing.load(path, {"names": ["a", "b"], "deep": {"k": "v"}})
-    said = testing.run(hook, testing.event("pre_create_container")).adjustment.envs["A"]
-    assert said == "50-tried ('a', 'b') {'k': 'v'}"
+    reported = testing.run(hook, testing.event("pre_create_container")).adjustment.envs["A"]
+    assert reported == "50-tried ('a', 'b') {'k': 'v'}"
     with pytest.raises(HookError, match=r"hooks\.settings\.50-tried\.config\.nams: unknown key"):
         testing.load(path, {"nams": []})
 

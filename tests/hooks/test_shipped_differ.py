@@ -18,7 +18,7 @@ HOOK = Path(__file__).resolve().parents[2] / "hooks/90-differ.py"
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr(log, "info", lambda text, **context: lines.append({"text": text, **context}))
     return lines
@@ -32,7 +32,7 @@ def saying(name: str, point: str, answer: testing.Adjustment) -> Hook:
     return Hook(name, name, {point: lambda event: answer})
 
 
-def test_one_line_names_changes_and_hooks_and_no_secrets(said: list[dict[str, Any]]) -> None:
+def test_one_line_names_changes_and_hooks_and_no_secrets(reported: list[dict[str, Any]]) -> None:
     one = testing.Adjustment(
         cpu_quota=-1, cpus=CpuSet((2,)), envs={"TOKEN": "s3cret"}, labels={"a": "s3cret"}
     )
@@ -49,7 +49,7 @@ def test_one_line_names_changes_and_hooks_and_no_secrets(said: list[dict[str, An
     ]
     outcome = testing.run(hooks, testing.event(point))
     assert outcome.adjustment.cpu_quota == -1
-    assert said == [
+    assert reported == [
         {
             "text": "hooks changed a request",
             "call": "CreateContainer",
@@ -62,11 +62,11 @@ def test_one_line_names_changes_and_hooks_and_no_secrets(said: list[dict[str, An
     ]
 
 
-def test_values_by_setting(said: list[dict[str, Any]]) -> None:
+def test_values_by_setting(reported: list[dict[str, Any]]) -> None:
     answer = testing.Adjustment(envs={"TOKEN": "s3cret"})
     hooks: list[testing.Loaded | Hook] = [saying("10-a", "pre_create_container", answer), differ(values=True)]
     testing.run(hooks, testing.event("pre_create_container"))
-    assert said[0]["changes"] == "10-a: envs[TOKEN] s3cret"
+    assert reported[0]["changes"] == "10-a: envs[TOKEN] s3cret"
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,16 @@ def test_values_by_setting(said: list[dict[str, Any]]) -> None:
     ],
 )
 def test_other_calls(
-    said: list[dict[str, Any]], point: str, answer: testing.Adjustment, call: str, words: str
+    reported: list[dict[str, Any]], point: str, answer: testing.Adjustment, call: str, words: str
 ) -> None:
     testing.run([saying("10-a", point, answer), differ()], testing.event(point))
-    assert (said[0]["call"], said[0]["changes"]) == (call, f"10-a: {words}")
+    assert (reported[0]["call"], reported[0]["changes"]) == (call, f"10-a: {words}")
 
 
-def test_nothing_changed_is_not_worth_a_line(said: list[dict[str, Any]]) -> None:
+def test_nothing_changed_is_not_worth_a_line(reported: list[dict[str, Any]]) -> None:
     assert testing.run(differ(), testing.event("pre_create_container")) == testing.Outcome()
     testing.run(differ(), testing.event("validate_create_container", adjustment=testing.NOTHING, owners={}))
-    assert said == []
+    assert reported == []
 
 
 def test_the_template_does_what_it_says() -> None:

@@ -86,7 +86,7 @@ def test_all_containers_are_listed_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "reported"),
     [
         (
             page("enforce", containers=2, applied=2),
@@ -99,12 +99,12 @@ def test_all_containers_are_listed_where_that_is_asked_for() -> None:
         ({**page(), "kernel": {"not_read": 3}}, "The cpusets of 3 containers could not be read."),
     ],
 )
-def test_what_the_summary_says(answer: dict[str, object], said: str) -> None:
-    assert said in render_plan_report(answer)
+def test_what_the_summary_says(answer: dict[str, object], reported: str) -> None:
+    assert reported in render_plan_report(answer)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "said"),
+    ("kernel", "reported"),
     [
         ({"age_s": None, "not_read": 2}, "The kernel has not answered: no cpuset was read."),
         (
@@ -117,12 +117,12 @@ def test_what_the_summary_says(answer: dict[str, object], said: str) -> None:
 @pytest.mark.parametrize(
     "answer", [page("enforce", containers=2, applied=2), page(containers=2), page("enforce", containers=2)]
 )
-def test_nothing_is_said_of_cpusets_that_are_not_known(
-    answer: dict[str, object], kernel: dict[str, object], said: str
+def test_nothing_is_reported_of_cpusets_that_are_not_known(
+    answer: dict[str, object], kernel: dict[str, object], reported: str
 ) -> None:
     first, *rest = render_plan_report({**answer, "kernel": kernel}).splitlines()
     assert first.startswith("Mode ")
-    assert rest == ["No change is known.", said]
+    assert rest == ["No change is known.", reported]
 
 
 def test_an_age_that_is_no_number_or_within_the_bound_changes_nothing() -> None:

@@ -37,7 +37,7 @@ def status(**fields: object) -> ResourceStatus:
     return found
 
 
-def test_nothing_said() -> None:
+def test_nothing_reported() -> None:
     assert resource_spec({}) == (ResourceSpec(), "")
     assert resource_status({}) == (ResourceStatus(), "")
     assert numa_topology_spec({}) == (NumaSpec(), "")

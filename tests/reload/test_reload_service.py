@@ -116,7 +116,7 @@ def test_steps_that_are_not_concerned_are_not_asked() -> None:
     asyncio.run(scenario())
 
 
-def test_one_reload_at_a_time_and_systemd_hears_of_each() -> None:
+def test_one_reload_at_a_time_and_systemd_receives_of_each() -> None:
     running, most = 0, 0
     notified = Notified()
 

@@ -108,8 +108,8 @@ def test_who_writes_memory_only_where_the_memory_manager_is_static() -> None:
     assert not evaluate(wanting("5Gi"), expect(found(by_nfd))).fits
     earlier_agent = {**by_nfd, "metadata": {"name": "n1", "annotations": {FIGURES: "mode=enforce"}}}
     assert evaluate(wanting("5Gi"), expect(found(earlier_agent))).fits
-    said = {**by_nfd, "attributes": [*by_nfd["attributes"], {"name": MEMORY_MANAGER, "value": "None"}]}
-    assert evaluate(wanting("5Gi"), expect(found(said))).fits
+    reported = {**by_nfd, "attributes": [*by_nfd["attributes"], {"name": MEMORY_MANAGER, "value": "None"}]}
+    assert evaluate(wanting("5Gi"), expect(found(reported))).fits
 
 
 @pytest.mark.parametrize(("memory", "fits"), [("3Gi", True), ("5Gi", False), ("40Gi", False)])

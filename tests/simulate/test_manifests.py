@@ -325,13 +325,13 @@ def test_anything_anywhere_is_read_or_refused_in_one_line(
         }
     text = json.dumps(raw)
     for name in ("p.json", "p.yaml"):
-        said = ""
+        reported = ""
         try:
             read(tmp_path, text, name)
         except InputError as error:
-            said = str(error)
-        assert "\n" not in said
-        assert len(said) < 600
+            reported = str(error)
+        assert "\n" not in reported
+        assert len(reported) < 600
 
 
 def test_a_closed_standard_input_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,8 @@ def test_every_example(place: Path, page: str, least: int) -> None:
         done = subprocess.run(
             ["sh", "-c", command], cwd=place, env=surroundings, capture_output=True, text=True, timeout=60
         )
-        said = done.stdout + done.stderr
+        reported = done.stdout + done.stderr
         if shortened:
-            assert said.endswith(expected.removeprefix("[...]")), command
+            assert reported.endswith(expected.removeprefix("[...]")), command
         else:
-            assert said == expected, command
+            assert reported == expected, command

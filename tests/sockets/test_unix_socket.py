@@ -46,7 +46,7 @@ class Server:
             text=True,
             **more,
         )
-        self.said = self.process.stdout.readline().strip()
+        self.reported = self.process.stdout.readline().strip()
 
     def say(self, word: str) -> None:
         self.process.stdin.write(word + "\n")
@@ -334,7 +334,7 @@ def activated(
         text=True,
         pass_fds=[s.fileno() for s in listening],
     )
-    server.said = server.process.stdout.readline().strip()
+    server.reported = server.process.stdout.readline().strip()
     return server
 
 
@@ -352,7 +352,7 @@ def test_a_restart_keeps_an_adopted_socket_and_its_queue(
 ) -> None:
     inode = at.stat().st_ino
     first = activated([handed], tmp_path / "configured.sock", runtime)
-    assert first.said == f"adopted {at}"
+    assert first.reported == f"adopted {at}"
     assert not (tmp_path / "configured.sock").exists()
     first.leave()
     assert at.stat().st_ino == inode
@@ -366,7 +366,7 @@ def test_a_restart_keeps_an_adopted_socket_and_its_queue(
 def test_two_cannot_adopt_the_same_socket(handed: socket.socket, at: Path, runtime: Path) -> None:
     first = activated([handed], at, runtime)
     second = activated([handed], at, runtime)
-    assert second.said == ""
+    assert second.reported == ""
     assert f"pid {first.process.pid}" in second.process.communicate(timeout=60)[1]
     first.leave()
 
@@ -378,7 +378,7 @@ def test_the_socket_named_cri_is_taken(
         other.bind(str(tmp_path / "other.sock"))
         other.listen()
         server = activated([other, handed], at, runtime, names="other:cri")
-        assert server.said == f"adopted {at}"
+        assert server.reported == f"adopted {at}"
         server.leave()
         server = activated([other, handed], at, runtime, names="one:two")
         assert "of 2 handed over, 0 are named cri" in server.process.communicate(timeout=60)[1]
@@ -388,7 +388,7 @@ def test_variables_meant_for_another_process_are_ignored(
     handed: socket.socket, tmp_path: Path, runtime: Path
 ) -> None:
     server = activated([handed], tmp_path / "own.sock", runtime, pid="1")
-    assert server.said == f"bound {tmp_path / 'own.sock'}"
+    assert server.reported == f"bound {tmp_path / 'own.sock'}"
     server.leave()
 
 
@@ -406,9 +406,9 @@ def test_what_cannot_be_adopted_is_refused(kind: str, tmp_path: Path, runtime: P
             wrong.listen()
         if kind == "path gone":
             (tmp_path / "wrong.sock").unlink()
-        said = activated([wrong], tmp_path / "s", runtime).process.communicate(timeout=60)[1]
-    assert "CannotCreateError: cannot adopt " in said
-    assert {"not listening": "not a listening", "internet": "not a listening"}.get(kind, "path") in said
+        reported = activated([wrong], tmp_path / "s", runtime).process.communicate(timeout=60)[1]
+    assert "CannotCreateError: cannot adopt " in reported
+    assert {"not listening": "not a listening", "internet": "not a listening"}.get(kind, "path") in reported
 
 
 @pytest.mark.skipif(

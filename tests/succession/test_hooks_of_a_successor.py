@@ -68,11 +68,11 @@ def hooked(node: Node, text: str, **names: str) -> Path:
     lines = [f"  {key}: {node.directory / name}" for key, name in DIRECTORIES.items()]
     node.configure("\n".join(["drainTimeout: 100ms", "hooks:", *lines]))
     os.kill(node.popen.pid, signal.SIGHUP)
-    node.wait(lambda: "configure" in told(node))
+    node.wait(lambda: "configure" in reported(node))
     return story
 
 
-def told(node: Node) -> list[str]:
+def reported(node: Node) -> list[str]:
     """The first word of each note."""
     return [note[0] for note in notes(node)]
 
@@ -100,7 +100,7 @@ def test_what_a_hook_changes_of_a_sandbox_is_in_effect_although_the_daemon_is_re
         slow.set()
         making.join(LIMIT_S)
     if listed:
-        node.wait(lambda: "ran" in told(node))
+        node.wait(lambda: "ran" in reported(node))
     with node.client() as client:
         client.create(made[0])
         client.start(made[0].container_id)

@@ -339,10 +339,10 @@ def test_a_successor_learns_which_calls_are_relayed_and_which_are_over(
     channel: tuple[socket.socket, Predecessor], ends: bool
 ) -> None:
     ours, predecessor = channel
-    successor, heard, ended = Successor(ours, 7), list[str](), list[bool]()
+    successor, received, ended = Successor(ours, 7), list[str](), list[bool]()
 
     def serve(_: object) -> None:
-        predecessor.follow(heard.append, lambda: ended.append(True))
+        predecessor.follow(received.append, lambda: ended.append(True))
         predecessor.serving()
 
     async def scenario() -> None:
@@ -356,14 +356,14 @@ def test_a_successor_learns_which_calls_are_relayed_and_which_are_over(
         if ends:
             ours.close()
         async with asyncio.timeout(LIMIT_S):
-            while len(heard) < 2 or bool(ended) is not ends:
+            while len(received) < 2 or bool(ended) is not ends:
                 await asyncio.sleep(0.01)
         predecessor.close()
         successor.over("call-3")  # which has ended meanwhile
 
     asyncio.run(scenario())
     assert predecessor.relayed == RELAYED
-    assert heard == ["call-2", "call-1"]
+    assert received == ["call-2", "call-1"]
 
 
 def test_a_successor_learns_that_the_daemon_is_gone(channel: tuple[socket.socket, Predecessor]) -> None:

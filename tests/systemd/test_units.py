@@ -224,7 +224,7 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    said = [line for line in done.stderr.splitlines() if "topoproxy" in line]
-    if done.returncode and not said:
+    reported = [line for line in done.stderr.splitlines() if "topoproxy" in line]
+    if done.returncode and not reported:
         pytest.skip(f"systemd-analyze does not work here: {done.stderr.strip()[:200]}")
-    assert (done.returncode, said) == (0, [])
+    assert (done.returncode, reported) == (0, [])

@@ -75,22 +75,22 @@ class PlayedKubelet:
             raise CrashLoopError("checkpoint is corrupted")
         if found.policy != policy:
             raise CrashLoopError(f'policy "{policy}" differs from state checkpoint policy "{found.policy}"')
-        said = held_cpus(found)
+        reported = held_cpus(found)
         if policy == "static":
-            everything = said.default
-            for pod in said.held.values():
+            everything = reported.default
+            for pod in reported.held.values():
                 for cpus in pod.values():
-                    if cpus & said.default:
+                    if cpus & reported.default:
                         raise CrashLoopError("an entry overlaps the default set")
                     everything |= cpus
-            if not self.reserved <= said.default:
+            if not self.reserved <= reported.default:
                 raise CrashLoopError("not all reserved cpus are present in defaultCpuSet")
             if everything != self.online:
                 raise CrashLoopError("current set of available CPUs doesn't match with CPUs in state")
-        elif said.held or said.default:
+        elif reported.held or reported.default:
             raise CrashLoopError("none holds CPUs")  # kubelet itself would not look
         self.policy, self.runs = policy, True
-        self.held = {uid: dict(names) for uid, names in said.held.items()}
+        self.held = {uid: dict(names) for uid, names in reported.held.items()}
 
     def stop(self) -> None:
         self.runs = False

@@ -53,7 +53,7 @@ def test_what_counts_of_kubelets_account() -> None:
 
 
 def test_a_write_that_came_to_its_end_is_completed() -> None:
-    record, said = resolved(FINISH, "after", 9.0)
+    record, reported = resolved(FINISH, "after", 9.0)
     assert (record.stage, record.since, record.target, record.written, record.pending) == (
         TakeoverStage.FINISHED,
         9.0,
@@ -61,7 +61,7 @@ def test_a_write_that_came_to_its_end_is_completed() -> None:
         "after",
         None,
     )
-    assert "finish was completed" in said
+    assert "finish was completed" in reported
     assert resolved(REVERT, "after", 9.0)[0] == TakeoverRecord()
     assert completed(FINISH, 9.0) == record
 
@@ -76,9 +76,9 @@ def test_a_write_that_came_to_its_end_is_completed() -> None:
     ],
 )
 def test_a_write_that_did_not_is_undone(record: TakeoverRecord, text: str | None, words: str) -> None:
-    after, said = resolved(record, text, 9.0)
+    after, reported = resolved(record, text, 9.0)
     assert after == STARTED
-    assert words in said
+    assert words in reported
 
 
 def test_nothing_under_way_is_nothing_to_settle() -> None:

@@ -129,9 +129,9 @@ def test_the_whole_way_and_back(kubelet_node: Any) -> None:
     assert "1 of kubelet's allocations are still in use (demo/old/main)" in words
     assert "or finish --with-running" in words
     assert "for policy none" in (
-        said := did(node, "finish", "--with-running").replace("of policy", "for policy")
+        reported := did(node, "finish", "--with-running").replace("of policy", "for policy")
     )
-    assert "cpuManagerPolicy: none" in said
+    assert "cpuManagerPolicy: none" in reported
     assert node.kubelet.path.read_text() == none_state()
     assert (node.directory / "state/takeover/cpu_manager_state.before-finish").read_text() != untouched
     start_kubelet(node, "none")
@@ -198,9 +198,9 @@ def test_a_kubelet_that_writes_meanwhile_is_found_out(kubelet_node: Any) -> None
         while node.kubelet.path.read_text() != none_state() and time.monotonic() < end:
             time.sleep(0.01)
         node.kubelet.write()
-        _, said = finishing.communicate(timeout=60)
+        _, reported = finishing.communicate(timeout=60)
     assert finishing.returncode == 1
-    assert "did not stay as it was written, so kubelet runs after all" in said
+    assert "did not stay as it was written, so kubelet runs after all" in reported
     assert data(node, "status")["stage"] == "started"
 
 
@@ -357,9 +357,9 @@ def test_the_document_shows_what_the_commands_say(kubelet_node: Any) -> None:
             node.launch("api")
             continue
         done = run(node, *command.removeprefix("$ topoproxy takeover ").split())
-        said = done.stdout + done.stderr
-        said = said.replace(str(node.directory / "kubelet"), "/var/lib/kubelet")
-        said = re.sub(r"since [0-9: -]+", "since 2026-11-20 10:00:00", said)
-        assert said == shown, f"{command}\n{said}"
+        reported = done.stdout + done.stderr
+        reported = reported.replace(str(node.directory / "kubelet"), "/var/lib/kubelet")
+        reported = re.sub(r"since [0-9: -]+", "since 2026-11-20 10:00:00", reported)
+        assert reported == shown, f"{command}\n{reported}"
         seen += 1
     assert seen > 5

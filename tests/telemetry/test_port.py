@@ -151,10 +151,10 @@ def test_messages_that_clients_cause_are_logged_a_few_times() -> None:
 
 
 def test_debug_records_are_not_made_unless_they_are_read() -> None:
-    said = CapturedLog(levels=("info", "warning", "error"))
-    port = Telemetry(said, lambda: 1.0)
+    reported = CapturedLog(levels=("info", "warning", "error"))
+    port = Telemetry(reported, lambda: 1.0)
     port.debug("x")
-    assert (port.verbose, said.lines) == (False, [])
+    assert (port.verbose, reported.lines) == (False, [])
     assert telemetry().verbose
 
 

@@ -32,30 +32,30 @@ def telemetry(lines: list[str] | None = None, clock: Callable[[], float] = lambd
 def report(lines: list[str]) -> Report:
     """Return what takes reports, and appends them to a list."""
 
-    def said(message: str, /, **keys: object) -> None:
+    def reported(message: str, /, **keys: object) -> None:
         lines.append(rendered(message, plain(keys)))
 
-    return said
+    return reported
 
 
 def reasons(lines: list[str]) -> Report:
     """Return what takes reports, and appends to a list why each was made."""
 
-    def said(message: str, /, **keys: object) -> None:
+    def reported(message: str, /, **keys: object) -> None:
         facts = plain(keys)
         lines.append(str(facts.get("err", facts.get("reason", rendered(message, facts)))))
 
-    return said
+    return reported
 
 
 def of_hooks(lines: list[str]) -> Report:
     """Return what takes reports of failures of hooks, and appends them to a list with the hook's name."""
 
-    def said(message: str, /, **keys: object) -> None:
+    def reported(message: str, /, **keys: object) -> None:
         facts = plain(keys)
         if message == "a hook failed":
             lines.append(f"hook {facts['hook']}: {facts['reason']}")
         else:
             lines.append(rendered(message, facts))
 
-    return said
+    return reported

@@ -7,20 +7,20 @@ from proxy.topology.cpus import by_key, partition
 
 
 def test_agreeing_sets_are_the_groups() -> None:
-    said = {0: 0b0101, 2: 0b0101, 1: 0b1010, 3: 0b1010}
-    assert partition(said) == said
+    reported = {0: 0b0101, 2: 0b0101, 1: 0b1010, 3: 0b1010}
+    assert partition(reported) == reported
 
 
 def test_a_cpu_goes_with_the_set_that_most_members_name() -> None:
-    said = {0: 0b0111, 1: 0b0111, 2: 0b0100, 3: 0b1000}
-    assert partition(said) == {0: 0b0111, 1: 0b0111, 2: 0b0111, 3: 0b1000}
+    reported = {0: 0b0111, 1: 0b0111, 2: 0b0100, 3: 0b1000}
+    assert partition(reported) == {0: 0b0111, 1: 0b0111, 2: 0b0111, 3: 0b1000}
 
 
 def test_among_equals_the_own_set_wins() -> None:
     assert partition({0: 0b11, 1: 0b10}) == {0: 0b01, 1: 0b10}
 
 
-def test_groups_hold_only_cpus_that_said_something() -> None:
+def test_groups_hold_only_cpus_that_reported_something() -> None:
     assert partition({0: 0b111, 1: 0b111}) == {0: 0b11, 1: 0b11}
 
 
@@ -35,10 +35,10 @@ def test_equal_keys_are_a_group() -> None:
 
 @given(st.dictionaries(st.integers(0, 9), st.integers(0, 1023)))
 def test_groups_always_partition_the_cpus(raw: dict[int, int]) -> None:
-    said = {cpu: bits | 1 << cpu for cpu, bits in raw.items()}
-    groups = partition(said)
-    assert groups.keys() == said.keys()
+    reported = {cpu: bits | 1 << cpu for cpu, bits in raw.items()}
+    groups = partition(reported)
+    assert groups.keys() == reported.keys()
     for cpu, bits in groups.items():
         assert bits >> cpu & 1
-        assert all(groups[other] == bits for other in said if bits >> other & 1)
+        assert all(groups[other] == bits for other in reported if bits >> other & 1)
     assert set(groups) >= {i for bits in groups.values() for i in range(10) if bits >> i & 1}

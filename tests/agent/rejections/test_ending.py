@@ -219,7 +219,7 @@ def test_a_pod_that_is_not_there_is_asked_for_once_in_a_while(gone: bool) -> Non
     run_scenario(World(), scenario)
 
 
-def test_of_an_observed_pod_is_only_said_what_would_be_done() -> None:
+def test_of_an_observed_pod_is_only_reported_what_would_be_done() -> None:
     async def scenario(world: World) -> None:
         for _ in range(3):
             await world.ending.step(page(rejection(applied=False)))
@@ -436,7 +436,7 @@ async def run_until(world: World, part: Awaitable[None], holds: Callable[[], obj
 
 
 @pytest.mark.usefixtures("quick")
-def test_nothing_is_decided_on_what_a_daemon_said_that_does_not_answer_any_more() -> None:
+def test_nothing_is_decided_on_what_a_daemon_reported_that_does_not_answer_any_more() -> None:
     async def scenario(world: World) -> None:
         daemon = DaemonThatStops(1)
         world.api.down = True  # what the daemon said could not be acted on

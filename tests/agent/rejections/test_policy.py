@@ -102,7 +102,7 @@ def test_a_pod_that_is_gone_or_ends_needs_nothing(pod: PodAtServer | None) -> No
     assert decided(rejection(), pod=pod) == EndingDecision((), (), None, NOTHING)
 
 
-def test_of_an_observed_pod_is_said_once_what_would_be_done() -> None:
+def test_of_an_observed_pod_is_reported_once_what_would_be_done() -> None:
     first = decided(rejection(applied=False))
     (end,) = first.ends
     assert end.would

@@ -35,7 +35,7 @@ def near(*ids: int) -> TopologyHint:
     return TopologyHint(Mask(ids), preferred=True)
 
 
-def said(hints: object) -> list[tuple[str, bool]]:
+def reported(hints: object) -> list[tuple[str, bool]]:
     assert isinstance(hints, tuple)
     return [(str(h.affinity), h.preferred) for h in hints]
 
@@ -45,26 +45,26 @@ def test_what_a_container_holds_is_all_that_counts_for_it() -> None:
     state = state.give("p", "c0", R, frozenset("a")).give("p", "c1", R, frozenset("b"))
     both = pod(1, 1, init=1)
     expected = [("1", True), ("0-1", False), ("1-2", False), ("0-2", False)]
-    assert said(container_hints(state, both, "c1", NODES)[R]) == expected, "what c0 left does not matter"
+    assert reported(container_hints(state, both, "c1", NODES)[R]) == expected, "what c0 left does not matter"
     fewer = PodRequests("p", (both.containers[0], ContainerResources("c1", limits={R: 0})))
     assert container_hints(state, fewer, "c1", NODES)[R] == (), "it holds more than it asks for"
     new = container_hints(state, both, "c0", NODES)[R]
-    assert said(new)[0] == ("0", True)
+    assert reported(new)[0] == ("0", True)
 
 
 def test_reusable_devices_have_to_be_near() -> None:
     state = DeviceState().register(R, [*devices(a=0, b=1, c=1, z=-1), RegisteredDevice("n", Mask())])
     held = state.give("p", "c0", R, frozenset("a"))
-    assert said(container_hints(held, pod(1, 1, init=1), "c1", NODES)[R]) == [("0", True), ("0-1", False)]
-    assert said(container_hints(held, pod(1, 2, init=1), "c1", NODES)[R]) == [("0-1", False)], (
+    assert reported(container_hints(held, pod(1, 1, init=1), "c1", NODES)[R]) == [("0", True), ("0-1", False)]
+    assert reported(container_hints(held, pod(1, 2, init=1), "c1", NODES)[R]) == [("0-1", False)], (
         "node 1 could do alone, but a is to be used again"
     )
     untold = state.give("p", "c0", R, frozenset("z"))
-    assert said(container_hints(untold, pod(1, 2, init=1), "c1", NODES)[R])[0] == ("1", True)
+    assert reported(container_hints(untold, pod(1, 2, init=1), "c1", NODES)[R])[0] == ("1", True)
     nowhere = state.give("p", "c0", R, frozenset("n"))
     assert container_hints(nowhere, pod(1, 2, init=1), "c1", NODES)[R] == (), "no reported node is near"
     gone = held.register(R, devices(b=1, c=1))
-    assert said(container_hints(gone, pod(1, 2, init=1), "c1", NODES)[R]) == [("1", True)]
+    assert reported(container_hints(gone, pod(1, 2, init=1), "c1", NODES)[R]) == [("1", True)]
 
 
 def test_nodes_that_count() -> None:

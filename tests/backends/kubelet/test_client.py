@@ -47,13 +47,13 @@ class Asking:
     """Makes clients, and hears what they report_problem about."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self.clock = Clock()
         self.clients: list[KubeletClient] = []
 
     def __call__(self, **settings: Any) -> KubeletClient:
         made = KubeletSettings(**{"timeout": 60.0, **settings})
-        self.clients.append(KubeletClient(made, reasons(self.heard), self.clock))
+        self.clients.append(KubeletClient(made, reasons(self.received), self.clock))
         return self.clients[-1]
 
 
@@ -93,7 +93,7 @@ def test_it_is_what_the_controller_wants(asking: Asking) -> None:
     assert asking(pods_url="http://x").knows_pods
     assert asking(pods_api="x").knows_pods
     assert asking(pod_resources="x").knows_devices
-    assert not asking.heard
+    assert not asking.received
 
 
 def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
@@ -110,7 +110,7 @@ def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
     assert client.asks("u-2", "shop", "db") is None
     assert client.asks("", "shop", "web") is None
     assert len(pods_server.seen) == 2
-    assert not asking.heard
+    assert not asking.received
 
 
 def test_a_static_pod_keeps_the_uid_that_the_runtime_knows(asking: Asking, pods_server: Any) -> None:
@@ -128,8 +128,8 @@ def test_the_pods_api_goes_first(asking: Asking, pods_server: Any, serve: Any, t
     assert cpus(client) == (3000, PODS_API)
     assert not pods_server.seen
     assert cpus(client, "u-2") == (2000, POD_LIST)
-    assert len(asking.heard) == 1
-    assert "it gave another one" in asking.heard[0]
+    assert len(asking.received) == 1
+    assert "it gave another one" in asking.received[0]
 
 
 @pytest.mark.parametrize("served", ["nothing", "another service"])
@@ -144,8 +144,8 @@ def test_the_list_replaces_a_missing_pods_api_for_a_minute(
     assert cpus(client) == (2000, POD_LIST)
     asking.clock.now += 50
     assert cpus(client) == (2000, POD_LIST)
-    assert len(asking.heard) == 1
-    assert asking.heard[0].startswith(f"cannot query kubelet for a pod at {path}: ")
+    assert len(asking.received) == 1
+    assert asking.received[0].startswith(f"cannot query kubelet for a pod at {path}: ")
     if served == "nothing":
         serve(path, PODS, GetPod=lambda *_: pod_answer())
         assert cpus(client) == (2000, POD_LIST)
@@ -174,12 +174,12 @@ def test_a_cause_is_reported_once_until_it_works_again(asking: Asking, pods_serv
         return cpus(client)
 
     assert [ask(401), ask(401), ask(403), ask(401)] == [None] * 4
-    assert [("401" in said, "403" in said) for said in asking.heard] == [(True, False), (False, True)]
+    assert [("401" in said, "403" in said) for said in asking.received] == [(True, False), (False, True)]
     assert ask(0) == (2000, POD_LIST)
-    assert len(asking.heard) == 2
+    assert len(asking.received) == 2
     assert ask(401) is None
-    assert len(asking.heard) == 3
-    assert "401" in asking.heard[2]
+    assert len(asking.received) == 3
+    assert "401" in asking.received[2]
 
 
 def test_a_kubelet_that_restarts(asking: Asking, serve: Any, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_kubelet_that_restarts(asking: Asking, serve: Any, tmp_path: Path) -> 
     assert cpus(client) == (3000, PODS_API)
     server.stop(None).wait()
     until(lambda: cpus(client), None)
-    assert asking.heard
+    assert asking.received
     path.unlink(missing_ok=True)
     serve(path, PODS, GetPod=lambda *_: pod_answer("4"))
     until(lambda: cpus(client), (4000, PODS_API))
@@ -199,7 +199,7 @@ def test_an_error_of_the_pods_api_is_not_a_reason_to_leave_it(
     asking: Asking, pods_server: Any, serve: Any, tmp_path: Path
 ) -> None:
     def fail_once(_: bytes, context: Any) -> bytes:
-        if not asking.heard:
+        if not asking.received:
             context.abort(grpc.StatusCode.INTERNAL, "oh")
         return pod_answer()
 
@@ -208,7 +208,7 @@ def test_an_error_of_the_pods_api_is_not_a_reason_to_leave_it(
     client = asking(pods_url=pods_server.url, pods_api=str(tmp_path / "pods.sock"))
     assert cpus(client) == (2000, POD_LIST)
     assert cpus(client) == (3000, PODS_API)
-    assert [said.rpartition(": ")[2] for said in asking.heard] == ["oh (INTERNAL)"]
+    assert [said.rpartition(": ")[2] for said in asking.received] == ["oh (INTERNAL)"]
 
 
 def test_a_pods_api_that_never_answers_costs_its_time_once(
@@ -231,7 +231,7 @@ def test_a_pods_api_that_never_answers_costs_its_time_once(
     finally:
         over.set()
     assert len(calls) == 1
-    assert "DEADLINE_EXCEEDED" in asking.heard[0]
+    assert "DEADLINE_EXCEEDED" in asking.received[0]
 
 
 def test_a_source_that_hangs_is_left_alone_for_a_while(asking: Asking, serve: Any, tmp_path: Path) -> None:
@@ -275,13 +275,13 @@ def test_devices(asking: Asking, serve: Any, tmp_path: Path) -> None:
     assert client.devices("shop", "web", "main") == (near,)
     assert client.devices("shop", "web", "init") is None
     assert client.allocatable() == {"v.com/gpu": {"g0": Mask([0])}}
-    assert not asking.heard
+    assert not asking.received
     server.stop(None).wait()
     until(lambda: client.devices("shop", "web", "main"), None)
     assert client.allocatable() == {"v.com/gpu": {"g0": Mask([0])}}
     asking.clock.now += 11
     assert client.allocatable() == {}
-    assert asking.heard
+    assert asking.received
 
 
 def test_an_internal_fault_is_reported_and_goes_no_further(
@@ -292,7 +292,7 @@ def test_an_internal_fault_is_reported_and_goes_no_further(
 
     monkeypatch.setattr(PodList, "find", broken)
     assert asking(pods_url="http://127.0.0.1:1").asks("u-1", "shop", "web") is None
-    assert asking.heard == ["cannot query kubelet's list of pods: RuntimeError: oh"]
+    assert asking.received == ["cannot query kubelet's list of pods: RuntimeError: oh"]
 
 
 def test_a_closed_client_answers_nothing(asking: Asking, tmp_path: Path) -> None:
@@ -304,17 +304,17 @@ def test_a_closed_client_answers_nothing(asking: Asking, tmp_path: Path) -> None
 
 
 def test_causes_do_not_fill_the_memory() -> None:
-    heard: list[str] = []
-    errors = SourceErrorLog(reasons(heard))
+    received: list[str] = []
+    errors = SourceErrorLog(reasons(received))
     for i in range(1000):
         errors.add("list", f"cause {i}")
-    assert len(heard) == 1000
+    assert len(received) == 1000
     errors.add("list", "cause 999")
     errors.add("list", "cause 0")  # forgotten by now
-    assert len(heard) == 1001
+    assert len(received) == 1001
     errors.clear("other")
     errors.add("list", "cause 0")
-    assert len(heard) == 1001
+    assert len(received) == 1001
 
 
 def test_an_unused_client_loads_neither_grpc_nor_tls() -> None:

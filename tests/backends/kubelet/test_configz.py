@@ -59,16 +59,16 @@ def test_it_is_asked_at_its_usual_path_with_token_and_certificate(
 )
 def test_an_invalid_answer_is_reported(pods_server: Any, answer: Any, content: bytes, cause: str) -> None:
     pods_server.reply = answer(200, content)
-    said = str(failure(configz=pods_server.url))
-    assert said.startswith(f"cannot use the configuration of kubelet at {pods_server.url}")
-    assert cause in said
+    reported = str(failure(configz=pods_server.url))
+    assert reported.startswith(f"cannot use the configuration of kubelet at {pods_server.url}")
+    assert cause in reported
 
 
 def test_a_refusal_says_what_to_allow(pods_server: Any, answer: Any) -> None:
     pods_server.reply = answer(403, b"no")
-    said = str(failure(configz=pods_server.url))
-    assert said.startswith("cannot read the configuration of kubelet at")
-    assert "allow get on nodes/configz or nodes/proxy" in said
+    reported = str(failure(configz=pods_server.url))
+    assert reported.startswith("cannot read the configuration of kubelet at")
+    assert "allow get on nodes/configz or nodes/proxy" in reported
 
 
 def test_a_kubelet_that_hangs_is_known_as_such(pods_server: Any) -> None:

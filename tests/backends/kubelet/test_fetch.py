@@ -67,30 +67,30 @@ def test_a_token_that_cannot_be_read_costs_no_time(
     tls_server: Any, tmp_path: Path, make: Callable[[Path], object], cause: str
 ) -> None:
     make(tmp_path / "token")
-    said = failure(pods_url=tls_server.url, token_file=str(tmp_path / "token"))
-    assert f"cannot read the token in {tmp_path}/token: {cause}" in said
+    reported = failure(pods_url=tls_server.url, token_file=str(tmp_path / "token"))
+    assert f"cannot read the token in {tmp_path}/token: {cause}" in reported
     assert not tls_server.seen
 
 
 def test_a_token_goes_over_tls_only(pods_server: Any, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
-    said = failure(pods_url=pods_server.url, token_file=str(tmp_path / "token"))
-    assert said.endswith("a token is sent over https only")
+    reported = failure(pods_url=pods_server.url, token_file=str(tmp_path / "token"))
+    assert reported.endswith("a token is sent over https only")
     assert not pods_server.seen
 
 
 @pytest.mark.parametrize("content", ["", "two words", "a\r\nHost: b", "\x01"])
 def test_an_invalid_token_is_not_sent(tls_server: Any, tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
-    said = failure(pods_url=tls_server.url, token_file=str(tmp_path / "token"), insecure=True)
-    assert "it is not one word" in said
-    assert "two" not in said
+    reported = failure(pods_url=tls_server.url, token_file=str(tmp_path / "token"), insecure=True)
+    assert "it is not one word" in reported
+    assert "two" not in reported
     assert not tls_server.seen
 
 
 def test_a_missing_token_is_named(tmp_path: Path) -> None:
-    said = failure(pods_url="https://127.0.0.1:1", token_file=str(tmp_path / "none"))
-    assert f"cannot read the token in {tmp_path / 'none'}: " in said
+    reported = failure(pods_url="https://127.0.0.1:1", token_file=str(tmp_path / "none"))
+    assert f"cannot read the token in {tmp_path / 'none'}: " in reported
 
 
 def test_a_certificate_without_a_trusted_issuer_is_refused(tls_server: Any) -> None:
@@ -151,14 +151,14 @@ def test_a_key_with_a_password_does_not_prompt(
     locked = tmp_path / "locked.pem"
     run = [openssl, "ec", "-in", str(certificate[1]), "-aes128", "-passout", "pass:word", "-out", str(locked)]
     subprocess.run(run, check=True, capture_output=True)
-    said = failure(pods_url=tls_server.url, cert_file=str(certificate[0]), key_file=str(locked))
-    assert f"cannot use the certificate {certificate[0]}: " in said
+    reported = failure(pods_url=tls_server.url, cert_file=str(certificate[0]), key_file=str(locked))
+    assert f"cannot use the certificate {certificate[0]}: " in reported
 
 
 def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.pem")
-    said = failure(pods_url="https://127.0.0.1:1", ca_file=missing)
-    assert f"cannot use the certificates of {missing}: " in said
+    reported = failure(pods_url="https://127.0.0.1:1", ca_file=missing)
+    assert f"cannot use the certificates of {missing}: " in reported
     assert f"the certificate {missing}" in failure(pods_url="https://127.0.0.1:1", cert_file=missing)
 
 
@@ -174,10 +174,10 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 )
 def test_refusals_are_reported(pods_server: Any, answer: Any, status: int, body: bytes, words: str) -> None:
     pods_server.reply = answer(status, body)
-    said = failure(pods_url=pods_server.url)
-    assert said.startswith(f"cannot read the pods of kubelet at {pods_server.url}: ")
-    assert words in said
-    assert len(said) < 400
+    reported = failure(pods_url=pods_server.url)
+    assert reported.startswith(f"cannot read the pods of kubelet at {pods_server.url}: ")
+    assert words in reported
+    assert len(reported) < 400
 
 
 def raw(*pieces: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
@@ -208,8 +208,8 @@ def test_an_answer_that_ends_early(pods_server: Any) -> None:
 @pytest.mark.parametrize("line", [b"\x16\x03\x01 what?\r\n\r\n", b"", b"HTTP/1.1 2000 OK\r\n\r\n"])
 def test_answers_that_are_not_http(pods_server: Any, line: bytes) -> None:
     pods_server.reply = raw(line)
-    said = failure(pods_url=pods_server.url)
-    assert not said.endswith(": ")
+    reported = failure(pods_url=pods_server.url)
+    assert not reported.endswith(": ")
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_a_server_that_sends_slowly_has_one_deadline(pods_server: Any, pieces: t
 
     pods_server.reply = drip
     begun = time.monotonic()
-    said = failure(pods_url=pods_server.url, timeout=0.3)
-    assert said.endswith("no complete answer within 0.3 s")
+    reported = failure(pods_url=pods_server.url, timeout=0.3)
+    assert reported.endswith("no complete answer within 0.3 s")
     assert time.monotonic() - begun >= 0.3
 
 
@@ -239,8 +239,8 @@ def test_a_server_that_says_nothing_has_the_same_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         for scheme in ("http", "https"):
-            said = failure(pods_url=f"{scheme}://127.0.0.1:{port}", timeout=0.2)
-            assert said.endswith("no complete answer within 0.2 s")
+            reported = failure(pods_url=f"{scheme}://127.0.0.1:{port}", timeout=0.2)
+            assert reported.endswith("no complete answer within 0.2 s")
 
 
 def test_a_port_without_a_listener() -> None:
@@ -260,9 +260,9 @@ def test_a_port_without_a_listener() -> None:
     ],
 )
 def test_invalid_addresses(url: str, words: str) -> None:
-    said = failure(pods_url=url)
-    assert said.startswith("cannot read the pods of kubelet at ")
-    assert words in said
+    reported = failure(pods_url=url)
+    assert reported.startswith("cannot read the pods of kubelet at ")
+    assert words in reported
 
 
 @pytest.mark.parametrize(
@@ -288,6 +288,6 @@ def test_where_an_address_leads(url: str, place: tuple[str, int], monkeypatch: p
 def test_a_password_in_the_address_is_not_shown() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    said = failure(pods_url=f"http://me:secret@127.0.0.1:{port}/pods")
-    assert "secret" not in said
-    assert f"http://127.0.0.1:{port}/pods: " in said
+    reported = failure(pods_url=f"http://me:secret@127.0.0.1:{port}/pods")
+    assert "secret" not in reported
+    assert f"http://127.0.0.1:{port}/pods: " in reported

@@ -46,9 +46,9 @@ class Kubelet:
         return self.listed
 
 
-def reader(kubelet: Kubelet, said: Telemetry) -> OtherManagersReader:
+def reader(kubelet: Kubelet, reported: Telemetry) -> OtherManagersReader:
     lists: Any = kubelet
-    return OtherManagersReader(lists, lambda name: FUNCTIONS.get(name, ()), said)
+    return OtherManagersReader(lists, lambda name: FUNCTIONS.get(name, ()), reported)
 
 
 def test_what_kubelet_can_assign_and_what_claims_have_is_managed_elsewhere() -> None:
@@ -59,13 +59,13 @@ def test_what_kubelet_can_assign_and_what_claims_have_is_managed_elsewhere() -> 
 
 
 def test_a_kubelet_that_does_not_answer_is_a_problem_and_says_nothing() -> None:
-    kubelet, said = Kubelet(), telemetry()
+    kubelet, reported = Kubelet(), telemetry()
     kubelet.refuses = True
-    asking = reader(kubelet, said)
+    asking = reader(kubelet, reported)
     assert asking.read() is None
-    assert [each["message"] for each in said.problems()] == [PROBLEM]
+    assert [each["message"] for each in reported.problems()] == [PROBLEM]
     kubelet.refuses = False
     found = asking.read()
     assert found is not None
     assert found.plugged
-    assert said.problems() == []
+    assert reported.problems() == []

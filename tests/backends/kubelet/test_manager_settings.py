@@ -35,14 +35,14 @@ def test_valid_settings_are_read() -> None:
     )
 
 
-def test_what_is_not_said_is_none() -> None:
+def test_what_is_not_reported_is_none() -> None:
     assert manager_settings({}) == ManagerSettings()
     empty = {"cpuManagerPolicy": "", "reservedSystemCPUs": "", "kubeReserved": None, "systemReserved": {}}
     assert manager_settings(empty) == ManagerSettings()
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "reported"),
     [
         ("cpuManagerPolicy", 7, "cpuManagerPolicy: 7 is not one of none, static"),
         ("cpuManagerPolicy", "Static", "cpuManagerPolicy: 'Static' is not one of none, static"),
@@ -59,10 +59,10 @@ def test_what_is_not_said_is_none() -> None:
         ("evictionHard", {"cpu": "1e9"}, "evictionHard: '1e9' CPUs cannot be kept back"),
     ],
 )
-def test_an_invalid_value_is_reported_and_the_others_are_read(name: str, value: Any, said: str) -> None:
+def test_an_invalid_value_is_reported_and_the_others_are_read(name: str, value: Any, reported: str) -> None:
     got = manager_settings({**FULL, name: value})
     assert len(got.problems) == 1
-    assert got.problems[0].startswith(said)
+    assert got.problems[0].startswith(reported)
     without = manager_settings({key: other for key, other in FULL.items() if key != name})
     assert changed_copy(got, problems=()) == without
 

@@ -337,14 +337,14 @@ def test_kill_9(home: Path) -> None:
         child = subprocess.Popen([sys.executable, "-c", CHILD, str(home)], cwd=root, stdout=subprocess.PIPE)
         assert child.stdout is not None
         for _ in range(200):
-            said = int(child.stdout.readline())
+            reported = int(child.stdout.readline())
         child.send_signal(signal.SIGKILL)
         rest = child.stdout.read().split()
         child.stdout.close()
         child.wait()
-        said = int(rest[-1]) if rest else said
+        reported = int(rest[-1]) if rest else reported
         ledger, _ = open_ledger(home, "m1")
         last = ledger.entries["last"]["n"]
-        assert last in (said, said + 1)
+        assert last in (reported, reported + 1)
         assert ledger.entries[f"k{last % 5}"]["n"] == last
         ledger.close()

@@ -216,9 +216,9 @@ def test_systemd_that_does_not_answer(systemd: PlayedSystemd, address: Path) -> 
     units = SystemdUnits(lambda: [str(address)], 0.3)
     with pytest.raises(UnavailableError, match="not connected yet"):
         units.read(SCOPE)
-    heard: list[UnitEvents] = []
-    units.watch(heard.append)
-    wait_until(lambda: heard)
+    received: list[UnitEvents] = []
+    units.watch(received.append)
+    wait_until(lambda: received)
     systemd.silent = True
     with pytest.raises(UnavailableError, match=r"no answer within 0\.3 s"):
         units.read(SCOPE)

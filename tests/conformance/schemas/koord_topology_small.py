@@ -26,13 +26,13 @@ def _exclusive(case: Case) -> Outcome:
 
 
 def _gathered(case: Case) -> Outcome:
-    said = gather([binding.answer(raw) for raw in case.optional("providers", list, [])])
+    reported = gather([binding.answer(raw) for raw in case.optional("providers", list, [])])
     expected = [
         _plain([[binding.hint(h) for h in hints] for hints in case.optional("expected", list, [])]),
         case.optional("expected_reasons", list, []),
         case.optional("expected_summary", list, []),
     ]
-    return Outcome(expected, [_plain(said.lists), list(said.reasons), list(said.summary)])
+    return Outcome(expected, [_plain(reported.lists), list(reported.reasons), list(reported.summary)])
 
 
 def _single(case: Case) -> Outcome:

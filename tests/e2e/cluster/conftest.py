@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
 
 from cri import online
-from crio import FOLDER as CRIO
+from crio import DIRECTORY as CRIO
 from daemon import Daemon
 from joined_node import Joined, container, kernel, pod_spec, until
 from real_kubelet import RealKubelet

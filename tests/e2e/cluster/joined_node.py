@@ -169,7 +169,7 @@ class Joined:
         fields = ",".join(f"involvedObject.{key}={value}" for key, value in about.items())
         return self._items(f"{DEMO}/events?fieldSelector={fields.replace('=', '%3D').replace(',', '%2C')}")
 
-    def said(self, pod: Json, reason: str) -> list[str]:
+    def reported(self, pod: Json, reason: str) -> list[str]:
         """Return the messages of a pod's Events with a reason."""
         return [each["message"] for each in self.described(pod) if each["reason"] == reason]
 

@@ -34,8 +34,8 @@ def test_a_scheduled_pod_is_pinned_and_the_cluster_sees_it(joined: Joined) -> No
         assert kernel(sharer).tasks == {left}
         until("the Numatopology", lambda: is_free(joined, left))
         until("the NodeResourceTopology", lambda: available(joined) == len(left) - 1)
-        (said,) = until("the Event", lambda: joined.said(owner, "PlacedExclusively"))
-        assert said.startswith(f"Container main has CPUs {own.cpus} exclusively")
+        (reported,) = until("the Event", lambda: joined.reported(owner, "PlacedExclusively"))
+        assert reported.startswith(f"Container main has CPUs {own.cpus} exclusively")
         beside = {each["reason"] for each in joined.described(owner)}
         assert {"Scheduled", "Created", "Started"} <= beside, "those of the scheduler and of kubelet"
         joined.remove("owner")
@@ -63,7 +63,7 @@ def test_pods_that_come_and_go_leave_what_the_kernel_has(joined: Joined) -> None
                 "the object",
                 lambda owner=owner: is_free(joined, online() - kernel(owner).cpus),
             )
-            until("the Event", lambda owner=owner: joined.said(owner, "PlacedExclusively"))
+            until("the Event", lambda owner=owner: joined.reported(owner, "PlacedExclusively"))
             joined.remove(f"o{number}")
             until("the pod to be gone", lambda number=number: not joined.pods(f"o{number}"))
         until("all CPUs to be free", lambda: is_free(joined, online()))

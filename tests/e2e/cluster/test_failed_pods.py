@@ -20,7 +20,7 @@ def test_a_failed_pod_stays_failed_and_its_controller_makes_another_one(full: Jo
         time.sleep(12)  # kubelet writes the status of its pods again and again
         failed = full.plane.get(path) or {}
         assert (failed["status"]["phase"], failed["status"]["reason"]) == ("Failed", "AdmissionSharedFloor")
-        assert full.said(pod, "RejectedPodFailed")
+        assert full.reported(pod, "RejectedPodFailed")
         others = [p for p in full.pods("second") if p["metadata"]["uid"] != pod["metadata"]["uid"]]
         waits = [p for p in others if p["status"]["phase"] == "Pending"]
         assert len(waits) == 1, "the next pod of the same controller has to wait"

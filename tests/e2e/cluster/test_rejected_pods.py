@@ -28,8 +28,8 @@ def test_a_rejected_pod_is_tried_for_ever_where_nothing_else_is_wanted(full: Joi
         until("three tries", lambda: full.rejections(pod) >= 3)
         (same,) = full.pods("second")
         assert (uid(same), same["status"]["phase"]) == (uid(pod), "Pending")
-        (said,) = full.said(pod, "PlacementRejected")
-        assert said.startswith("Container main is rejected by topoproxy: "), said
+        (reported,) = full.reported(pod, "PlacementRejected")
+        assert reported.startswith("Container main is rejected by topoproxy: "), reported
         assert any("Error" in each["message"] for each in full.described(pod) if each["reason"] == "Failed")
         assert not taints(full)
         full.remove("first")
@@ -49,7 +49,7 @@ def test_an_evicted_pod_goes_to_another_node_and_the_mark_comes_off(full: Joined
         until("another node to get it", elsewhere)
         assert full.rejections(pod) <= 2
         assert taints(full) == ["PreferNoSchedule"]
-        assert full.said(pod, "RejectedPodEvicted")
+        assert full.reported(pod, "RejectedPodEvicted")
         until("the rejected pod to be gone", lambda: [uid(p) for p in full.pods("second")] != [uid(pod)])
         full.remove("first")
         until("the mark to come off", lambda: not taints(full))

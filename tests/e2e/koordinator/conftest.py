@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
 
-from crio import FOLDER as CRIO
+from crio import DIRECTORY as CRIO
 from daemon import Daemon, Node
 from peers import HookServer, RuntimeProxy, why_not_koordinator
 
@@ -47,9 +47,9 @@ def koordlets(tmp_path: Path) -> Iterator[Callable[..., HookServer]]:
     """Make hook servers of koordlet's; all are ended after the test."""
     made: list[HookServer] = []
 
-    def make(servers: Path, **said: str) -> HookServer:
+    def make(servers: Path, **reported: str) -> HookServer:
         made.append(HookServer(tmp_path / "koordlet", servers))
-        made[-1].start(**said)
+        made[-1].start(**reported)
         return made[-1]
 
     yield make

@@ -112,8 +112,8 @@ class HookServer(Program):
             manager: Kubelet's CPU manager policy, as koordlet would read it.
         """
         program = str(Path(DIRECTORY, "hookserver"))
-        said = [f"--shared={shared}", f"--policy={policy}", f"--manager={manager}"]
-        self._run([program, f"--socket={self.socket}", f"--folder={self._servers}", *said, "-v=5"])
+        reported = [f"--shared={shared}", f"--policy={policy}", f"--manager={manager}"]
+        self._run([program, f"--socket={self.socket}", f"--folder={self._servers}", *reported, "-v=5"])
 
         def registered() -> bool:
             self._must_live()

@@ -51,9 +51,9 @@ def beside(
 ) -> Any:
     """A daemon, and a hook server of koordlet's that has registered itself with it."""
 
-    def make(shared: str, **said: str) -> tuple[Daemon, HookServer]:
+    def make(shared: str, **reported: str) -> tuple[Daemon, HookServer]:
         daemon = serving(hooks={"timeout": "5s"})
-        koordlet = koordlets(tmp_path / "servers", shared=shared, **said)
+        koordlet = koordlets(tmp_path / "servers", shared=shared, **reported)
         in_use(daemon)
         return daemon, koordlet
 
@@ -135,13 +135,13 @@ def test_it_goes_and_comes_back(beside: Any, bed: Bed, tmp_path: Path) -> None:
         assert cpuset_of(cri.run(pod, "b", cpu_shares=512)).cpus == online()
         koordlet.start(shared=str(FIRST), policy="Ignore")
 
-        def heard() -> bool:
-            heard.number += 1  # type: ignore[attr-defined]
-            container = cri.run(pod, f"c{heard.number}", cpu_shares=512)  # type: ignore[attr-defined]
+        def received() -> bool:
+            received.number += 1  # type: ignore[attr-defined]
+            container = cri.run(pod, f"c{received.number}", cpu_shares=512)  # type: ignore[attr-defined]
             return cpuset_of(container).cpus == FIRST
 
-        heard.number = 0  # type: ignore[attr-defined]
-        wait_for("koordlet to be heard again", heard, limit=60, pause=0.5)
+        received.number = 0  # type: ignore[attr-defined]
+        wait_for("koordlet to be heard again", received, limit=60, pause=0.5)
 
 
 def test_all_of_them_in_a_row(

@@ -18,8 +18,8 @@ class Watched:
         self.now = 1000.0
         self.pods = 1
         self.others: list[tuple[Path, str]] = []
-        self.said: list[str] = []
-        self.telemetry = telemetry(self.said)
+        self.reported: list[str] = []
+        self.telemetry = telemetry(self.reported)
         self.front: Any = SimpleNamespace(connections=0)
         self.watch = ClientWatch(
             self.front, self.telemetry, lambda: self.pods, lambda: self.others, lambda: self.now
@@ -45,10 +45,10 @@ def test_a_minute_without_a_client_is_a_problem_with_the_likely_cause() -> None:
     assert "kubeadm-flags.env" in problem
     assert LIKELY in problem
     assert len(w.after(100)) == 1
-    assert len(w.said) == 1, "it is logged once"
+    assert len(w.reported) == 1, "it is logged once"
     w.front.connections = 1
     assert w.after(5) == []
-    assert w.said[1].startswith("resolved")
+    assert w.reported[1].startswith("resolved")
     w.front.connections = 0
     assert w.after(5) == w.after(AFTER_S - 1) == []
     assert len(w.after(1)) == 1
@@ -67,7 +67,7 @@ def test_a_client_that_connects_while_the_files_are_read_is_no_problem() -> None
     w.watch = ClientWatch(w.front, w.telemetry, lambda: 1, w.connecting, lambda: w.now)
     w.after(0)
     assert w.after(AFTER_S) == []
-    assert w.said == []
+    assert w.reported == []
     w.front.connections = 0
     assert w.after(5) == w.after(AFTER_S - 1) == []
 

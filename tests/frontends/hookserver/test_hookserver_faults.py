@@ -325,16 +325,16 @@ def test_a_runtime_that_reports_nothing_is_compared_soon() -> None:
     async def fails(*_: Any) -> None:
         raise UnavailableError("cannot reach it")
 
-    said: list[str] = []
+    reported: list[str] = []
     executor: Any = SimpleNamespace(
-        telemetry=telemetry(said),
+        telemetry=telemetry(reported),
         attention=asyncio.Event(),
         runtime=SimpleNamespace(list_containers=None),
     )
     start_update: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
     nothing: Any = None
     assert asyncio.run(RuntimeLookup(executor, start_update, nothing).seen("c")) is None
-    assert said == ['cannot list what the runtime has err="cannot reach it"']
+    assert reported == ['cannot list what the runtime has err="cannot reach it"']
     assert executor.attention.is_set()
 
 

@@ -155,7 +155,7 @@ def test_nothing_is_left_of_a_server_that_cannot_start(
 
 def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[float] = []
-    said: list[str] = []
+    reported: list[str] = []
 
     class Late(HookServerRunner):
         async def start(self) -> None:
@@ -164,11 +164,11 @@ def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch)
                 raise CannotCreateError("it is taken")
 
     late = Late.__new__(Late)
-    late._executor = SimpleNamespace(telemetry=telemetry(said))  # type: ignore[assignment]
+    late._executor = SimpleNamespace(telemetry=telemetry(reported))  # type: ignore[assignment]
     late.path = Path("/s")
     monkeypatch.setattr("proxy.frontends.hookserver.server.RETRY", Backoff(0.02, 0.06))
     asyncio.run(late.run())
-    assert said == ['cannot listen as a hook server path=/s err="it is taken"']
+    assert reported == ['cannot listen as a hook server path=/s err="it is taken"']
     assert [problem["count"] for problem in late._executor.telemetry.problems()] == [3]
     pauses = [later - sooner for sooner, later in pairwise(tries)]
     assert all(had > wanted for had, wanted in zip(pauses, (0.01, 0.03, 0.05), strict=True))

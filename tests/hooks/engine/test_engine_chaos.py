@@ -102,26 +102,27 @@ def expected(specs: list[Any]) -> tuple[str, Adjustment]:
         for number, (_, what, points, policy) in enumerate(specs):
             if (VALIDATE if validating else PRE) not in points:
                 continue
-            said = names(what) if any(what is good for good in GOOD) else None
+            reported = names(what) if any(what is good for good in GOOD) else None
             if isinstance(what, Veto) or (
-                (said is None or said & owners or (validating and said)) and policy is HookFailurePolicy.FAIL
+                (reported is None or reported & owners or (validating and reported))
+                and policy is HookFailurePolicy.FAIL
             ):
                 return f"{number:02}", NOTHING
-            if not validating and said and not said & owners:
-                owners |= said
+            if not validating and reported and not reported & owners:
+                owners |= reported
                 add(values, what)
     return "", Adjustment(**values)
 
 
 def names(answer: Any) -> set[str]:
-    said: set[str] = set()
+    reported: set[str] = set()
     for field, value in answer.set_fields() if answer is not None else ():
         if field == "updates":
             for name in ("cpus", "cpu_shares"):
-                said |= {f"{key}.{name}" for key, new in value.items() if getattr(new, name) is not LEAVE}
+                reported |= {f"{key}.{name}" for key, new in value.items() if getattr(new, name) is not LEAVE}
         else:
-            said |= {f"{field}[{key}]" for key in value} if isinstance(value, dict) else {field}
-    return said
+            reported |= {f"{field}[{key}]" for key in value} if isinstance(value, dict) else {field}
+    return reported
 
 
 def add(values: dict[str, Any], answer: Adjustment) -> None:
@@ -159,7 +160,7 @@ def test_a_call_always_ends_with_the_answers_of_good_hooks(setup: Any, specs: li
         assert outcome.refusal == ""
         assert outcome.adjustment == adjustment
         assert "LATE" not in outcome.adjustment.annotations
-    assert all(said.startswith("hook ") for said in fresh.logged)
+    assert all(reported.startswith("hook ") for reported in fresh.logged)
 
 
 def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(setup: Any) -> None:
@@ -181,8 +182,8 @@ def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(setup: Any) -> Non
                 await asyncio.sleep(0.01)
         for answers in waiting:
             outcome = await asyncio.wait_for(answers.wait(), 60)
-            said = set(outcome.adjustment.envs) | set(outcome.adjustment.annotations)
-            assert said == {"A"}
+            reported = set(outcome.adjustment.envs) | set(outcome.adjustment.annotations)
+            assert reported == {"A"}
             assert outcome.adjustment.cpu_shares == 5
             assert outcome.refusal == ""
         await setup.until(lambda: all(report.hung == 0 for report in setup.engine.report()))

@@ -51,7 +51,7 @@ def test_a_coroutine_that_is_never_awaited_is_closed_and_refused() -> None:
     assert "not coroutine" in refusal(answer())
 
 
-def test_nothing_said_is_nothing() -> None:
+def test_nothing_reported_is_nothing() -> None:
     assert taken(None, CREATE) is None
     assert taken(Adjustment(), CREATE) is None
     assert taken(Adjustment(updates={"id": Update()}), CREATE) is None
@@ -75,8 +75,8 @@ def test_a_good_answer_is_taken_as_it_is() -> None:
         mounts={"/a": Mount("/a", "/b", True, "bidirectional")},
         updates={"other": Update(cpus=CpuSet([7]), cpu_quota=CLEAR, unified={"memory.low": "1"})},
     )
-    said: Any = taken(good, CREATE)
-    assert Adjustment(**said) == good
+    reported: Any = taken(good, CREATE)
+    assert Adjustment(**reported) == good
 
 
 @pytest.mark.parametrize("field", sorted(set(FIELDS) - MAPS - {"cgroup_parent"}))
@@ -181,8 +181,8 @@ def test_keys_of_kubelet_may_be_repeated_and_others_are_free() -> None:
 
 
 def test_a_path_is_taken_as_the_runtimes_spell_it_and_once() -> None:
-    said: Any = taken(Adjustment(mounts={"//a/./b/": Mount("/a/b", "/x")}), CREATE)
-    assert said["mounts"] == {"/a/b": Mount("/a/b", "/x")}
+    reported: Any = taken(Adjustment(mounts={"//a/./b/": Mount("/a/b", "/x")}), CREATE)
+    assert reported["mounts"] == {"/a/b": Mount("/a/b", "/x")}
     twice: Any = {"/dev/x": Device("/dev/x", "/dev/x"), "/dev/x/": CLEAR}
     assert "twice" in refusal(Adjustment(devices=twice))
 
@@ -193,8 +193,8 @@ def test_what_a_point_does_not_take_is_refused_there(field: str) -> None:
     values: Any = {field: value}
     for event in (CREATE, UPDATE, POST, RUN):
         if field not in event.TAKES:
-            said = refusal(Adjustment(**values), event)
-            *_, where = said.partition(f"that cannot be changed at {event.NAME}, but at ")
+            reported = refusal(Adjustment(**values), event)
+            *_, where = reported.partition(f"that cannot be changed at {event.NAME}, but at ")
             assert where.split(" and ") == [name for name in POINTS if field in POINTS[name].TAKES]
 
 
@@ -261,9 +261,9 @@ def test_what_is_taken_is_plain() -> None:
     class Text(str):
         __slots__ = ()
 
-    said: Any = taken(Adjustment(cpu_shares=Number.FEW, envs={Text("A"): Text("b")}), CREATE)
-    assert type(said["cpu_shares"]) is int
-    assert [(type(key), type(value)) for key, value in said["envs"].items()] == [(str, str)]
+    reported: Any = taken(Adjustment(cpu_shares=Number.FEW, envs={Text("A"): Text("b")}), CREATE)
+    assert type(reported["cpu_shares"]) is int
+    assert [(type(key), type(value)) for key, value in reported["envs"].items()] == [(str, str)]
 
 
 ANYTHING = st.recursive(
@@ -283,9 +283,9 @@ ANYTHING = st.recursive(
 )
 def test_whatever_is_answered_is_taken_or_refused_in_words(values: dict[str, Any], event: Point) -> None:
     try:
-        said: Any = taken(Adjustment(**values), event)
+        reported: Any = taken(Adjustment(**values), event)
     except HookError:
         return
-    assert said is None or said.keys() <= event.TAKES
+    assert reported is None or reported.keys() <= event.TAKES
     # What was taken once is taken again, unchanged.
-    assert taken(Adjustment(**(said or {})), event) == said
+    assert taken(Adjustment(**(reported or {})), event) == reported

@@ -33,7 +33,7 @@ SAID: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 def together(answers: list[tuple[str, AnswerFields]]) -> tuple[FieldClaims, list[str]]:
     claims = FieldClaims()
-    return claims, [claims.claim(name, said) for name, said in answers]
+    return claims, [claims.claim(name, reported) for name, reported in answers]
 
 
 def test_owners_are_named_by_field_by_key_and_by_field_of_a_key() -> None:
@@ -90,25 +90,25 @@ def test_what_is_shown_can_be_written_into_without_effect() -> None:
 @given(st.lists(SAID, max_size=6))
 def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[AnswerFields]) -> None:
     claims, owners, kept = FieldClaims(), dict[str, str](), []
-    for number, said in enumerate(answers):
-        fields = set(named(said))
-        clash = claims.claim(str(number), said)
+    for number, reported in enumerate(answers):
+        fields = set(named(reported))
+        clash = claims.claim(str(number), reported)
         assert bool(clash) == bool(fields & owners.keys())
         if clash:
             assert any(f"{field}: hook {owners[field]} " in clash for field in fields & owners.keys())
         else:
-            kept.append(said)
+            kept.append(reported)
             owners |= dict.fromkeys(fields, str(number))
         assert dict(claims.owners) == owners
     # Nothing of a refused answer stays, and every field that is said has exactly one owner.
-    assert claims.merged() == together([(str(i), said) for i, said in enumerate(kept)])[0].merged()
+    assert claims.merged() == together([(str(i), reported) for i, reported in enumerate(kept)])[0].merged()
     assert sorted(named(fields_set_by(claims.merged()))) == sorted(owners)
 
 
 @given(st.lists(SAID, max_size=5), st.randoms(use_true_random=False))
 def test_what_comes_together_does_not_depend_on_the_order(answers: list[AnswerFields], random: Any) -> None:
     probe = FieldClaims()
-    disjoint = [(str(i), said) for i, said in enumerate(answers) if not probe.claim(str(i), said)]
+    disjoint = [(str(i), reported) for i, reported in enumerate(answers) if not probe.claim(str(i), reported)]
     shuffled = list(disjoint)
     random.shuffle(shuffled)
     one, other = together(disjoint)[0], together(shuffled)[0]

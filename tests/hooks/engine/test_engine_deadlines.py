@@ -160,10 +160,10 @@ def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(setup: An
         for _ in range(3):
             await setup.ask()
         assert setup.report("10-a").state == "open"
-        said = len(setup.logged)
+        reported = len(setup.logged)
         assert (await setup.ask()).adjustment.envs == {"B": "2"}
         report = setup.report("10-a")
-        assert (report.calls, report.skipped, len(setup.logged)) == (3, 1, said), "silently"
+        assert (report.calls, report.skipped, len(setup.logged)) == (3, 1, reported), "silently"
         setup.now += 1.0
         await setup.ask()
         assert setup.report("10-a").calls == 4
