@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from proxy import __version__
 from proxy.admin.server import Reply
-from proxy.config.enums import Mode
 from proxy.config.schema import Config
 from proxy.engine.enforcement import applies_to
 from proxy.model import schema_ids
@@ -210,7 +209,11 @@ class Pages:
     def hooks(self) -> dict[str, object]:
         """Return what ``topoproxy hooks list`` shows."""
         if self._hooking is None:
-            why = "hooks are off (hooks.enabled)" if self._mode == Mode.ENFORCE else "hooks need mode enforce"
+            why = (
+                "hooks are off (hooks.enabled)"
+                if self._mode == NodeMode.ENFORCE
+                else "hooks need mode enforce"
+            )
             return {"schema": schema_ids.HOOKS_LIST, "hooks": [], "note": why}
         return {"schema": schema_ids.HOOKS_LIST, "hooks": [], **self._hooking.page()}
 

@@ -38,7 +38,6 @@ from proxy.kubelet_assembly import (
 from proxy.model.errors import CgroupError, TopologyError
 from proxy.model.koordinator import KeepQuota, SuppressMode
 from proxy.model.machine import Machine
-from proxy.model.mode import NodeMode
 from proxy.topology.devices import SysfsDevices
 from proxy.topology.reader import is_same, read_machine
 from proxy.topology.uevents import listen
@@ -308,7 +307,7 @@ def _node_object(config: Config, files: AgentFiles | None) -> NodeObject | None:
 def options_of(config: Config) -> ExecutorOptions:
     """Return the options of the executor."""
     return ExecutorOptions(
-        mode=NodeMode(config.mode.value),
+        mode=config.mode,
         refuse_on_error=config.on_error is OnError.REFUSE,
         call_timeout=config.call_timeout,
         settle_per_second=config.settle.per_second if config.settle.enabled else 0,

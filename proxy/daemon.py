@@ -18,13 +18,14 @@ from proxy import logs, memory_trim
 from proxy.admin.server import AdminServer
 from proxy.admin_routes import Pages
 from proxy.config.files import exposed
-from proxy.config.schema import Config, Mode
+from proxy.config.schema import Config
 from proxy.early_socket import EarlySocket, open_socket
 from proxy.executor.background import TimeSlices, run_with_restarts
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.errnos import FULL
 from proxy.model.errors import CannotCreateError
+from proxy.model.mode import NodeMode
 from proxy.notify import SystemdNotifier
 from proxy.process_upkeep import ping_watchdog, stay_small
 from proxy.release.lazy import LazyRelease
@@ -160,7 +161,7 @@ class Daemon:
         self._config = config = early.config
         self._telemetry = telemetry = logs.telemetry()
         memory_trim.keep_large_blocks()
-        if config.mode is Mode.PASSTHROUGH:
+        if config.mode is NodeMode.PASSTHROUGH:
             self._front = Acceptor(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
         else:
             self._front = await self._wire(machine, telemetry)
@@ -217,7 +218,7 @@ class Daemon:
         self._staging = LazyStaging(executor)
         self._task(self._staging.run)
         self._flow = interceptors = Interceptors(executor, self.sync, executor.start_update)
-        if config.mode is Mode.ENFORCE:
+        if config.mode is NodeMode.ENFORCE:
             self._hook()
         if config.pod_resources.serve is not None:
             self._task(self._serve_pod_resources)

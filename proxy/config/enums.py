@@ -19,14 +19,6 @@ class MemoryManagerPolicy(enum.StrEnum):
     STATIC = "Static"
 
 
-class Mode(enum.StrEnum):
-    """Whether decisions are applied, only observed, or not made."""
-
-    ENFORCE = "enforce"
-    OBSERVE = "observe"
-    PASSTHROUGH = "passthrough"
-
-
 class OnError(enum.StrEnum):
     """What happens to a call when deciding fails by an internal error."""
 

@@ -76,9 +76,9 @@ def float_text(value: float) -> str:
     return mantissa + (".0" if e and "." not in mantissa else "") + e + exponent
 
 
-def choice(values: type[enum.StrEnum]) -> SettingKind:
-    """One of a few words, spelled exactly."""
-    words = [str(v) for v in values]
+def choice(values: type[enum.StrEnum], *some: enum.StrEnum) -> SettingKind:
+    """One of a few words, spelled exactly: any of an enumeration, or some of it."""
+    words = [str(v) for v in some or values]
     shown = [word or "empty" for word in words]
     listed = f"{', '.join(shown[:-1])} or {shown[-1]}"
 

@@ -19,7 +19,6 @@ from proxy.config.enums import (
     LogFormat,
     LogLevel,
     MemoryManagerPolicy,
-    Mode,
     OnError,
     OwnerMemoryNodes,
     OwnerPartitions,
@@ -42,6 +41,7 @@ from proxy.config.sections import (
 )
 from proxy.config.setting import Setting, key, keys, section
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 
 __all__ = [
@@ -65,7 +65,6 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "MemoryManagerPolicy",
-    "Mode",
     "OnError",
     "OwnerMemoryNodes",
     "OwnerPartitions",
@@ -94,14 +93,14 @@ class Config:
         cluster_fault: Why what the cluster wants to set is ignored; empty where it is not. No setting either.
     """
 
-    mode: Mode = field(
-        default=Mode.ENFORCE,
+    mode: NodeMode = field(
+        default=NodeMode.ENFORCE,
         metadata=key(
             "mode",
-            choice(Mode),
+            choice(NodeMode, NodeMode.ENFORCE, NodeMode.OBSERVE, NodeMode.PASSTHROUGH),
             "enforce: place containers. observe: decide and log, change nothing. passthrough: only relay.",
             live=True,
-            restart_for=(Mode.PASSTHROUGH,),
+            restart_for=(NodeMode.PASSTHROUGH,),
         ),
     )
     enforce: EnforceConfig = field(

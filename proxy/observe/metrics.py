@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from proxy.config.enums import Mode
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase, Pool
 from proxy.observe.json_access import as_list, as_map
 from proxy.pools.claims import PERIOD
@@ -151,7 +151,8 @@ def _is_applied(status: Mapping[str, object]) -> bool:
     if as_map(status.get("release")).get("stage"):
         return False
     rows = map(as_map, as_list(status.get("containers")))
-    return status.get("mode", Mode.ENFORCE) == Mode.ENFORCE or any(row.get("applied") is True for row in rows)
+    mode = status.get("mode", NodeMode.ENFORCE)
+    return mode == NodeMode.ENFORCE or any(row.get("applied") is True for row in rows)
 
 
 def _rules(status: Mapping[str, object]) -> Iterator[str]:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from proxy.assembly import executor_of, suppression_of
 from proxy.backends.ledger import open_ledger
 from proxy.backends.ledger.journal import NAME
-from proxy.config.schema import BeSuppressConfig, Config, Mode
+from proxy.config.schema import BeSuppressConfig, Config
 from proxy.logs import telemetry
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
+from proxy.model.mode import NodeMode
 from proxy.release.lazy import KEY
 from proxy.release.service import RELEASED, Release
 from proxy.sockets.instance_lock import Lock
@@ -97,7 +98,7 @@ def _locked(config: Config) -> Iterator[None]:
 async def _release(config: Config, limit: float, report_progress: Callable[[Page], None]) -> Page:
     machine = read_machine(config.sysfs_root, config.procfs_root)
     # Whatever the configuration has today: the ledger is of a time when containers were moved.
-    config = dataclasses.replace(config, mode=Mode.ENFORCE, be_suppress=BeSuppressConfig())
+    config = dataclasses.replace(config, mode=NodeMode.ENFORCE, be_suppress=BeSuppressConfig())
     ledger, notes = open_ledger(config.state_dir, machine.fingerprint)
     entries = dict(ledger.entries)
     executor = executor_of(config, machine, None, ledger, entries, reread=False, telemetry=telemetry())

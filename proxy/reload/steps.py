@@ -59,7 +59,7 @@ def executor_steps(executor: NodeExecutor, enforced: Callable[[], None]) -> list
     """
 
     def enforcement(before: Config, after: Config) -> Commit:
-        mode, new = NodeMode(after.mode.value), options_of(after)
+        mode, new = after.mode, options_of(after)
         if executor.state.mode.is_leaving and before.mode is not after.mode:
             raise ConfigError("cannot change the mode: the node is released (topoproxy release --undo)")
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config import Config, CpuManagerPolicy, Mode, as_yaml, load, override, parse
+from proxy.config import Config, CpuManagerPolicy, as_yaml, load, override, parse
 from proxy.model.errors import ConfigError, PermissionDeniedError, UsageError
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 
 
 def refused(text: str) -> str:
@@ -48,7 +49,7 @@ log: {level: debug, format: klog}
 
 def test_every_key_arrives() -> None:
     config = parse(FULL, "f.yaml")
-    assert (config.mode, config.cpu_manager_policy) == (Mode.OBSERVE, CpuManagerPolicy.STATIC)
+    assert (config.mode, config.cpu_manager_policy) == (NodeMode.OBSERVE, CpuManagerPolicy.STATIC)
     assert config.reserved_system_cpus == CpuSet.parse("0-1,8")
     assert (config.memory_nodes, config.on_error) == ("leave", "refuse")
     assert [str(p) for p in (config.listen, config.runtime, config.admin_path)] == [

@@ -138,7 +138,8 @@ def values(setting: Setting, default: Any) -> st.SearchStrategy[Any]:
     if isinstance(default, bool):
         return st.booleans()
     if isinstance(default, enum.Enum):
-        return st.sampled_from(type(default))
+        words = [word for word in setting.kind.schema["enum"] if isinstance(word, str)]
+        return st.sampled_from([type(default)(word) for word in words])
     if isinstance(default, Path):
         return PATHS
     assert default is None, f"no values for {setting.key}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.config.schema import Mode
+from proxy.config.load import parse
+from proxy.model.errors import ConfigError
 from proxy.model.mode import NodeMode
 
 
@@ -22,9 +23,10 @@ def test_what_a_mode_means(mode: NodeMode, enforces: bool, is_leaving: bool) -> 
     assert (mode.enforces, mode.is_leaving) == (enforces, is_leaving)
 
 
-def test_each_mode_that_can_be_configured_is_a_mode_of_the_node() -> None:
-    assert [NodeMode(mode.value) for mode in Mode] == [
-        NodeMode.ENFORCE,
-        NodeMode.OBSERVE,
-        NodeMode.PASSTHROUGH,
-    ]
+@pytest.mark.parametrize("mode", NodeMode)
+def test_a_mode_that_a_release_sets_cannot_be_configured(mode: NodeMode) -> None:
+    if mode.is_leaving:
+        with pytest.raises(ConfigError, match="enforce, observe or passthrough"):
+            parse(f"mode: {mode}", "test")
+    else:
+        assert parse(f"mode: {mode}", "test").mode is mode
