@@ -195,6 +195,7 @@ def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -
         with CriClient(node.directory / "cri.sock") as client:
             client.launch(DemoPod("ls", "LS"))
             pod = client.run_pod(DemoPod("lse", "LSE", cpuset="2-3"))
+            time.sleep(0.2)  # an idle machine is here before the worker has worked for STEADY_S
             with node.stuck_kernel():
                 with pytest.raises(TopoproxyError, match="in time"):
                     client.create(pod)
