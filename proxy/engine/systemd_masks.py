@@ -45,9 +45,13 @@ class ReportReversedMask(Struct, frozen=True):
 
 
 def step(known: MaskOrder, event: UnitCpusRead) -> tuple[MaskOrder, tuple[ReportReversedMask, ...]]:
-    """Return the order that follows from a unit's property, and what is to be reported."""
+    """Return the order that follows from a unit's property, and what is to be reported.
+
+    Only a call shows the order. Without one, the property may be that of an earlier plan: where an owner has
+    moved from CPUs 8-11 of 16 to 0-3, the earlier shared pool is the reverse of the present one.
+    """
     if event.reverse == event.meant:
         return known, ()
-    if event.has == event.reverse:
+    if event.has == event.reverse and (event.sent or known is MaskOrder.REVERSED):
         return MaskOrder.REVERSED, (ReportReversedMask(event, known is not MaskOrder.REVERSED),)
     return MaskOrder.RIGHT if event.has == event.meant and event.sent else known, ()

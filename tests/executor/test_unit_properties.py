@@ -301,6 +301,51 @@ def test_wrong_masks_are_detected_corrected_and_reported_once(run_scenario: Any)
     on_systemd(run_scenario, scenario)
 
 
+def test_the_cpuset_of_an_earlier_plan_is_no_wrong_mask(run_scenario: Any) -> None:
+    """An owner is on CPUs 8-11 and the next one on 0-3: one pool is the reverse of the other."""
+
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
+        lse = await run(world, "lse", qos="LSE", cpus=OWNED)
+        ls = await run(world, "ls", qos="LS")
+        await has(world, ls, REST)
+        systemd.away = True
+        await world.stop(lse)
+        sandbox = await pod(world, "next", qos="LSE", cpus="0-3")
+        next_one = world.finish(await world.begin(sandbox, **SHARES), "n")
+        assert world.cgroups.sets[ls] == reversed_mask(REST) == cpus_of("4-15")
+        systemd.away = False
+        await has(world, ls, cpus_of("4-15"))
+        assert world.executor.unit_properties.order is MaskOrder.RIGHT
+        assert not any("runc before 1.1.6" in str(p) for p in world.executor.telemetry.problems())
+        await world.remove(next_one)
+
+    on_systemd(run_scenario, scenario, wrong=False)
+
+
+def test_a_call_whose_container_is_outside_of_a_fence_widens_it(run_scenario: Any) -> None:
+    """Of a cpuset without a CPU of the fence nothing is in effect: it would run on its sibling's CPUs."""
+
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus="8-15")
+        sandbox, slices = await pod(world, "two"), world.scopes.slices
+        owner = await world.create(sandbox, "one", cpu_shares=1024, cpu_quota=100_000, cpu_period=100_000)
+        fencing, state = world.executor.unit_properties.fencing, world.executor.state
+        fence = await fencing.put(state.containers[owner])  # for a call
+        assert len(slices[slice_of("two")]) == 1
+        other = await world.create(sandbox, "two", **SHARES)
+        want = cpus_of(world.runtime.specs[other])
+        assert want == cpus_of("0-7") - fence.cpus, "the runtime sends this unchanged"
+        call = await world.call("StartContainer", pb.StartContainerRequest(container_id=other))
+        assert slices[slice_of("two")] == cpus_of("0-7")
+        systemd.runc(other, want)
+        world._state(other, "RUNNING")
+        world.wire.finished(call, 0)
+        await fencing.take(fence)
+        await has(world, other, want)
+
+    on_systemd(run_scenario, scenario)
+
+
 def test_a_call_with_a_doubtful_set_leaves_in_a_fence(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)

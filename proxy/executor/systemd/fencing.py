@@ -57,7 +57,7 @@ class UnitRepairs(Protocol):
     def is_trusted(self, cpus: CpuSet) -> bool:
         """Return whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
 
-    def sent(self, container_id: str, carried: CpuSet) -> None:
+    def sent(self, container_id: str, carried: CpuSet, *, alone: bool) -> None:
         """Note that the runtime has sent a cpuset to systemd, outside of a fence."""
 
     def completed(self, container_id: str) -> None:
@@ -200,11 +200,17 @@ class Fencing:
     # -- around the runtime's calls -----------------------------------------------------------------------
 
     def needs_fence(self, container: Container) -> bool:
-        """Return whether a call that carries a container's cpuset to the runtime is to wait for a fence."""
+        """Return whether a call that carries a container's cpuset to the runtime is to wait for a fence.
+
+        A fence that is around its pod for another call, and lacks CPUs of the container, is widened first.
+        Otherwise a container whose cpuset has no CPU of the fence would run on all CPUs of the fence.
+        """
+        want, around = self._context.state.wanted(container), self.carried_beside(container)
+        if around and not want <= around:
+            return True
         if not self._unit_properties.is_unit(container):
             return False
         self._unit_properties.begin()
-        want = self._context.state.wanted(container)
         doubtful = self._unit_properties.connected and not self._unit_properties.is_trusted(want)
         return doubtful and self.can(container)
 
@@ -261,9 +267,10 @@ class Fencing:
         if fence is not None:
             self._context.spawn(self._correct(flight, carried, fence, then))
             return
+        call = self._context.state.inflight.current(flight) or flight
         then()
         if carried is not None:
-            self._unit_properties.sent(flight.container_id, carried)
+            self._unit_properties.sent(flight.container_id, carried, alone=not call.overlapped)
         self._unit_properties.completed(flight.container_id)
 
     async def _correct(

@@ -91,6 +91,8 @@ class UnitProperties:
         self._as_sent = context.options.quirks.mask_as_sent
         self._watches = False
         self._known: dict[str, CpuSet] = {}
+        self._carried: dict[str, CpuSet] = {}
+        """What the last call has sent to systemd for each container, until something else sets its unit."""
         self._dirty: dict[str, None] = {}
         self._put_off: set[str] = set()
         self._late: list[InflightCall] = []
@@ -143,8 +145,17 @@ class UnitProperties:
         """Return whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
         return self.order is MaskOrder.RIGHT or self._as_sent(cpus) == cpus
 
-    def sent(self, container_id: str, carried: CpuSet) -> None:
-        """Note that the runtime has sent a cpuset to systemd, outside of a fence."""
+    def sent(self, container_id: str, carried: CpuSet, *, alone: bool) -> None:
+        """Note that the runtime has sent a cpuset to systemd, outside of a fence.
+
+        Args:
+            container_id: The container.
+            carried: The cpuset.
+            alone: No other call for the container was in flight at the same time.
+        """
+        self._carried.pop(container_id, None)
+        if alone:
+            self._carried[container_id] = carried
         if not self.is_trusted(carried) or self._known.get(container_id) != carried:
             self.changed([container_id])
 
@@ -187,6 +198,7 @@ class UnitProperties:
         if some:
             self.begin()
             self._known = {i: cpus for i, cpus in self._known.items() if i in there}
+            self._carried = {i: cpus for i, cpus in self._carried.items() if i in there}
             # They are kept as long as systemd is not connected.
             self._dirty = {i: None for i in self._dirty if i in there}
             self._dirty.update(dict.fromkeys(some))
@@ -232,7 +244,7 @@ class UnitProperties:
         path = await context.kernel.run(context.enforcer.path_of, container)
         if path is None or not path.endswith(".scope"):
             return False
-        return await self.put_right(container_id, path)
+        return await self.put_right(container_id, path, carried=self._carried.pop(container_id, None))
 
     async def put_right(
         self, container_id: str, path: str, flight: InflightCall | None = None, carried: CpuSet | None = None
@@ -277,6 +289,7 @@ class UnitProperties:
         own = (
             None if flight is not None and want <= flight.carries else context.calls.track(container_id, want)
         )
+        self._carried.pop(container_id, None)
         try:
             await self._worker.run(self._set, path, cpus, mems or None)
             self._known[container_id] = want if cpus else has.cpus
