@@ -93,7 +93,8 @@ class Enforcer:
         self._paused = paused
         self._state = state
         self._paths: dict[str, str] = {}
-        self._missed: dict[str, int] = {}
+        self._missed: dict[str, tuple[Phase, int]] = {}
+        """How often the cgroup of each container was not found in its phase."""
         self._gone: dict[str, str] = {}
         self._held: dict[str, CpuSet] = {}
         self._refused: set[str] = set()
@@ -163,7 +164,7 @@ class Enforcer:
         self._missed = {k: v for k, v in self._missed.items() if k in there}
         self._gone = {k: v for k, v in self._gone.items() if k in there}
         self._refused = {k for k in self._refused if k in there}
-        some = [c for c in there.values() if not (c.id in leave or self._is_missing(c.id))]
+        some = [c for c in there.values() if not (c.id in leave or self._is_missing(c))]
         done = self._enforce(state, *_sharers_first(state, some))
         if not self._is_paused():
             done.notes += self.sandboxes.follow(self._state())
@@ -182,7 +183,7 @@ class Enforcer:
             if c.placement.pool is not own or state.shares(c) or self._may_exceed(state, c)
         ]
         if missed:
-            there = [c for c in there if missed.get(c.id, 0) < TRIES]
+            there = [c for c in there if self._misses(c) < TRIES]
         done = self._enforce(state, there)
         done.notes += self.enforce_sandboxes().notes
         return done
@@ -220,12 +221,17 @@ class Enforcer:
             done.notes.append(str(error))
         return done
 
-    def _is_missing(self, container_id: str) -> bool:
+    def _misses(self, container: Container) -> int:
+        """Return how often a container's cgroup was not found in this phase: a start makes the cgroup."""
+        phase, count = self._missed.get(container.id, (container.phase, 0))
+        return count if phase is container.phase else 0
+
+    def _is_missing(self, container: Container) -> bool:
         """Return whether a pass skips a container that has no cgroup of its own (in a VM, for example).
 
         Finding a cgroup takes a search. So it is searched for twice, then seldom, and never before a create.
         """
-        return self._missed.get(container_id, 0) >= TRIES and self._passes % RARE_EVERY != 0
+        return self._misses(container) >= TRIES and self._passes % RARE_EVERY != 0
 
     def known_path(self, container: Container) -> str | None:
         """Return the path of a container's cgroup if it is known; callable from any thread."""
@@ -332,9 +338,10 @@ class Enforcer:
                 self._miss(container, done)
 
     def _miss(self, container: Container, done: Enforced) -> None:
-        self._missed[container.id] = self._missed.get(container.id, 0) + 1
+        misses = self._misses(container) + 1
+        self._missed[container.id] = container.phase, misses
         done.absent.append(container.id)
-        if self._missed[container.id] > 1:
+        if misses > 1:
             done.lost.append(container.id)
 
 

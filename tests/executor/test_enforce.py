@@ -61,6 +61,19 @@ def test_a_container_without_a_cgroup_is_searched_twice_then_rarely() -> None:
     assert ours.enforce(["vm"]).absent == ["vm"], "by name it is looked for always"
 
 
+def test_a_cgroup_that_a_start_makes_is_searched_for_again_once_the_container_runs() -> None:
+    cgroups, phase = Cgroups(), Phase.STARTING
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    owner = one("owner", "0", Phase.CREATED)
+    ours = Enforcer(cgroups, lambda: NodeState.of(node, (), [owner, one("ls", phase=phase)]))
+    for _ in range(4):
+        ours.enforce_pools()
+    assert cgroups.looked == ["ls"] * 2
+    phase, cgroups.sets["ls"] = Phase.RUNNING, CpuSet.parse("0-3")
+    assert ours.enforce_pools().written == ["ls"], "the owner's create must not leave it there"
+    assert cgroups.sets["ls"] == CpuSet.parse("1-3")
+
+
 def test_a_cgroup_that_turns_up_counts_as_found() -> None:
     cgroups = Cgroups()
     ours = enforcer(cgroups, one("a"))

@@ -397,6 +397,27 @@ def test_a_start_leaves_in_a_fence(run_scenario: Any) -> None:
     on_systemd(run_scenario, scenario)
 
 
+def test_a_unit_follows_a_plan_that_changes_while_its_start_is_corrected(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
+        lse = await run(world, "lse", qos="LSE", cpus=OWNED)
+        container = await world.create(await pod(world, "ls", qos="LS"), **SHARES)
+        unit_properties = world.executor.unit_properties
+        put_right = unit_properties.put_right
+
+        async def slowly(*args: Any, **more: Any) -> bool:
+            unit_properties.put_right = put_right
+            done: bool = await put_right(*args, **more)
+            assert systemd.units[unit_of(container)].cpus == REST
+            await world.stop(lse)
+            return done
+
+        unit_properties.put_right = slowly
+        await start(world, container)
+        await has(world, container, cpus_of(ALL))
+
+    on_systemd(run_scenario, scenario)
+
+
 def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)

@@ -236,10 +236,10 @@ class UnitProperties:
         """Compare one unit; True where it was set."""
         context = self._context
         container = context.state.containers.get(container_id)
-        if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
-            return False
         if any(flight not in self._late for flight in context.state.inflight.of(container_id)):
-            self._put_off.add(container_id)  # until the call has completed
+            self._put_off.add(container_id)  # until the call has completed: a start makes the container run
+            return False
+        if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
             return False
         path = await context.kernel.run(context.enforcer.path_of, container)
         if path is None or not path.endswith(".scope"):
