@@ -463,6 +463,21 @@ def test_a_runtime_with_right_sets_is_trusted(run_scenario: Any) -> None:
     on_systemd(run_scenario, scenario, wrong=False)
 
 
+def test_a_property_that_a_release_has_set_does_not_show_the_order(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
+        await run(world, "lse", qos="LSE", cpus=OWNED)
+        ls = await run(world, "ls", qos="LS")
+        unit_properties = world.executor.unit_properties
+        assert unit_properties.order is MaskOrder.REVERSED
+        systemd.runc(ls, REST)
+        unit_properties.sent(ls, REST, alone=True)
+        await unit_properties.give(ls, REST, Mask())
+        await calm(world)
+        assert unit_properties.order is MaskOrder.REVERSED
+
+    on_systemd(run_scenario, scenario)
+
+
 def test_a_runc_that_gets_worse_is_found_out(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         def order() -> Any:

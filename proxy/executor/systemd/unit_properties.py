@@ -340,6 +340,7 @@ class UnitProperties:
         path = await context.kernel.run(context.enforcer.path_of, container)
         if path is None or not path.endswith(".scope"):
             return
+        self._carried.pop(container_id, None)
         try:
             await self._worker.run(self._set, path, cpus, mems)
         except (CgroupError, UnavailableError) as error:
