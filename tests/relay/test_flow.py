@@ -159,6 +159,15 @@ def test_bytes_are_taken_across_pieces():
     assert out.left == 0
 
 
+def test_small_pieces_are_gathered_and_large_ones_are_not_copied():
+    out, large = Outgoing(1), bytes(4096)
+    for piece in (b"first", large, b"a", b"b", large[:-1], large):
+        out.add(piece)
+    assert [len(chunk) for chunk in out.chunks] == [5, 4096, 2 + 4095, 4096]
+    assert out.chunks[1] is large
+    assert out.chunks[3] is large
+
+
 def test_large_messages_are_not_copied_for_their_prefix():
     message = bytes(70_000)
     assert joined(b"p", message)[1] is message

@@ -180,6 +180,19 @@ def test_a_body_without_a_plain_message_may_be_refused(body):
     net.check_whole()
 
 
+def test_an_empty_message_that_comes_in_pieces_is_decided_on():
+    net = started(rewrite)
+    sid = net.client.open(CREATE)
+    for piece in (grpc(b"")[:2], grpc(b"")[2:]):
+        net.client.data(sid, piece, end=False)
+        net.run()
+    net.client.data(sid, b"")
+    net.run()
+    assert net.owner.requests == {sid: (CREATE, b"")}
+    assert not net.owner.odd
+    assert net.server.streams[sid].body == grpc(b"+cpuset")
+
+
 def test_a_message_whose_stream_never_ends_is_reported_at_its_end():
     net = started(rewrite)
     whole, part = net.client.open(CREATE), net.client.open(CREATE)
@@ -826,6 +839,21 @@ def test_a_decision_within_the_runtimes_last_header_is_too_late(how):
     assert net.owner.ends == [(sid, 8)]
     assert not net.server.streams[sid].body
     assert net.server.streams[sid].reset_received == 8
+
+
+def test_what_comes_for_a_call_that_was_refused_too_late_is_dropped():
+    net = started()
+    sid = net.client.open(CREATE)
+    net.client.data(sid, grpc(b"config"), end=False)
+    net.run()
+    block = net.server.encoder.encode([(":status", "200"), ("grpc-status", "8")])
+    net.session.from_server(frame(HEADERS, 1, sid, block[:1]))
+    net.session.refuse(sid, 9, "no")
+    net.session.from_server(frame(9, 4, sid, block[1:]))
+    net.session.from_client(frame(DATA, 0, sid, b"more"))
+    sent = b"".join(bytes(piece) for piece in net.session.to_server())
+    assert b"more" not in sent
+    assert sent.endswith(frame(RST, 0, sid, (8).to_bytes(4, "big")))
 
 
 # -- misbehaviour -----------------------------------------------------------------------------------------

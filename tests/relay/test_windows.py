@@ -60,6 +60,15 @@ def test_the_window_for_a_long_body_is_granted_in_one_frame():
     assert stream.send == 65_535, "nothing more was granted"
 
 
+def test_the_window_of_a_whole_message_is_granted_before_its_stream_ends():
+    net = Net(keep).run()
+    sid = net.client.open(CREATE)
+    stream = net.client.streams[sid]
+    net.client.data(sid, grpc(bytes(1000)), end=False)
+    net.run()
+    assert stream.send == 65_535, "the client may still send trailers and an empty end"
+
+
 def test_the_window_for_a_long_body_is_granted_with_its_length():
     net = Net(keep).run()
     sid = net.client.open(CREATE)
