@@ -108,6 +108,8 @@ def test_no_preference_is_not_impossible() -> None:
     for answer in nothing:
         done = align(TopologyPolicy.RESTRICTED, [answer, {"s": [ScoredHint(Mask([1]), True)]}], nodes)
         assert done.hint == ScoredHint(Mask([1]), True)
+        alone = align(TopologyPolicy.SINGLE_NUMA_NODE, [answer, {"s": [ScoredHint(Mask([1]), True)]}], nodes)
+        assert (alone.hint, alone.reasons) == (ScoredHint(Mask([1]), True), ())
     assert align(TopologyPolicy.RESTRICTED, [{"r": []}], nodes).reasons == ("Unsatisfied NUMA r",)
     assert align(TopologyPolicy.BEST_EFFORT, [{"r": []}], nodes).hint == ScoredHint(nodes)
 

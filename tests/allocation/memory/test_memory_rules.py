@@ -242,6 +242,13 @@ def test_a_pod_with_requests_of_its_own_is_served_where_that_is_on(guaranteed: b
     assert pod_amounts(byte) == {"memory": 1}
 
 
+def test_a_pod_without_requests_of_its_own_asks_for_the_sum_where_such_requests_are_on() -> None:
+    pod = PodRequests("p", (app("a", 1), app("b", 2)), own_managed=True)
+    assert pod_amounts(pod) == {"memory": 3 * GI}
+    hints = container_hints(initial(nodes(4, 4), KEPT), pod, "b")
+    assert hints == {"memory": (at(0, preferred=True), at(1, preferred=True), at(0, 1))}
+
+
 def own(budget: int, *asks: tuple[ContainerKind, int], pages: int = 0) -> str:
     """Return why a pod cannot be split; a size of 0 makes a container that shares, a size adds pages of 1."""
     containers = [

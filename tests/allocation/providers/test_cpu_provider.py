@@ -17,6 +17,7 @@ from proxy.engine.topology_manager import AdmissionContext, build_context, pod_r
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.options import Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
@@ -110,6 +111,15 @@ def test_where_containers_are_not_known_an_end_frees_cpus() -> None:
         "promised: left as long as there are others"
     )
     assert str(cpu(state, "a", 13, BARE).default) == "0-15"
+
+
+def test_in_the_scope_of_a_pod_a_container_stands_for_all_of_its_cpus() -> None:
+    asks = PodRequests("p", (ask("a", 2), ask("b", 3)))
+    alone = ProviderRequest(POD, asks, "a", Request())
+    cpus = provider(build_context(NodeState.of(NODE, [POD], []), alone), CpuProvider)
+    together = changed_copy(alone, scope=Scope.POD)
+    assert (cpus.wanted(alone), cpus.wanted(together)) == (2, 5)
+    assert cpus.wanted(changed_copy(together, exclusive=False)) == 0
 
 
 def test_a_restart_keeps_what_the_newest_attempt_had() -> None:
