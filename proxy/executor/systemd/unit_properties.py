@@ -154,7 +154,8 @@ class UnitProperties:
             alone: No other call for the container was in flight at the same time.
         """
         self._carried.pop(container_id, None)
-        if alone:
+        container = self._context.state.containers.get(container_id)
+        if alone and container is not None and self.is_unit(container):
             self._carried[container_id] = carried
         if not self.is_trusted(carried) or self._known.get(container_id) != carried:
             self.changed([container_id])
