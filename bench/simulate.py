@@ -15,9 +15,9 @@ from typing import Any
 from place_merge import bare_loop, millis
 
 from proxy.allocation.devices.state import RegisteredDevice
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
 from proxy.model.idset import Mask
+from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.machines import Named, copies
 from proxy.simulate.pods import SimulatedPod, pod_template_of
 from proxy.simulate.simulation import Rules, hosts_of, simulate

@@ -31,10 +31,10 @@ from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Watcher
 from proxy.atomic_write import write_file
 from proxy.backends.cluster.facts_format import ClusterFacts, FactsKind, encode_facts
-from proxy.backends.kubelet.pod_spec import CONFIG_HASH
 from proxy.model.errors import TopoproxyError
 from proxy.pools.facts import POD_KEYS
 from proxy.pools.node_keys import PREFIXES
+from proxy.pools.pod_spec import CONFIG_HASH
 
 TOGETHER_S = 0.05
 """Seconds in which changes become one write."""

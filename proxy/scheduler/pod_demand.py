@@ -17,8 +17,6 @@ from msgspec.structs import replace
 
 from proxy.allocation.cpu_request import CPU, MILLI, container_cpus, pod_cpus
 from proxy.allocation.memory.request import gets_memory
-from proxy.backends.kubelet.cri_view import cri_request, pod_of, sandbox_total
-from proxy.backends.kubelet.pod_spec import PodSpec, needed, pod_spec
 from proxy.engine.pod_dry_run import ArrivingPod
 from proxy.model.koordinator import NumaPolicy
 from proxy.model.options import TopologyPolicy
@@ -26,7 +24,9 @@ from proxy.model.requests import ContainerKind, PodRequests, in_bytes
 from proxy.model.workload import KubeQos, Pod
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
+from proxy.pools.cri_view import cri_request, pod_of, sandbox_total
 from proxy.pools.facts import POD_KEYS
+from proxy.pools.pod_spec import PodSpec, needed, pod_spec
 
 SOURCE = "the Pod object"
 ENDED = ("Succeeded", "Failed")

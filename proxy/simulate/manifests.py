@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Never
 
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.model.errors import InputError
+from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.documents import Document, documents, found_files, read_bytes, shape_of
 from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from proxy.backends.kubelet.cri_view import cri_request, pod_of, sandbox_total
-from proxy.backends.kubelet.pod_spec import PodSpec, needed
 from proxy.engine.pod_dry_run import ArrivingPod
 from proxy.model.workload import Request
+from proxy.pools.cri_view import cri_request, pod_of, sandbox_total
+from proxy.pools.pod_spec import PodSpec, needed
 
 SOURCE = "the pod's manifest"
 

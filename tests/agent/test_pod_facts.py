@@ -16,7 +16,6 @@ from proxy.agent import pod_facts
 from proxy.agent.pod_facts import LONGEST_TEXT, namespace_fields, node_fields, pod_fields, read_facts
 from proxy.agent.session import AgentSession
 from proxy.backends.cluster.files import AgentFiles
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config.cluster_config import ClusterFactsConfig
 from proxy.config.load import parse
 from proxy.config.schema import Config
@@ -25,6 +24,7 @@ from proxy.model.requests import ContainerKind
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.node_keys import RESERVATION
 from proxy.pools.node_meta import node_meta_of
+from proxy.pools.pod_spec import pod_spec
 from tests.agent.fake_api import FakeApi
 from tests.testkit.captured_log import telemetry
 from tests.testkit.waiting import until

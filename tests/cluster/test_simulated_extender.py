@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.engine.pod_dry_run import dry_run
+from proxy.pools.pod_spec import pod_spec
 from proxy.scheduler.scores import Strategy
 from proxy.simulate.documents import documents
 from proxy.simulate.fleet.fleet_pods import fleet_pods

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.kubelet.pod_fields import read_amounts
-from proxy.backends.kubelet.pod_spec import pod_spec
+from proxy.pools.pod_fields import read_amounts
+from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.fleet.stock_scheduler import StockScheduler, stock_demand
 from proxy.simulate.hosts import Host
 from tests.cluster.api_client import Json

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
+from proxy.pools.pod_spec import pod_spec
 from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster
 from proxy.simulate.hosts import Host

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import parse
 from proxy.engine.invariants import violations
 from proxy.model.workload import Pool
+from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.cluster import NO_SUCH_MACHINE, Cluster, PodOutcome, Result
 from proxy.simulate.hosts import PODS
 from proxy.simulate.machines import Named

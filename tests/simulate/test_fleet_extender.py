@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.engine.pod_dry_run import dry_run, without_pod
 from proxy.model.idset import CpuSet
 from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.pod_spec import pod_spec
 from proxy.scheduler.scores import Strategy
 from proxy.simulate.documents import documents
 from proxy.simulate.fleet.fleet_pods import FleetPod, fleet_pods

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.kubelet.pod_spec import pod_spec
+from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.fleet.stock_scheduler import StockDemand, StockScheduler, enough_nodes, stock_demand
 from proxy.simulate.hosts import PODS, Host
 

@@ -29,11 +29,11 @@ from msgspec import Struct, structs
 from proxy.agent.objects.node_page import Rejection
 from proxy.allocation.cpu_request import CPU, MILLI
 from proxy.allocation.pod_requests import peak_request
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config.cluster import RejectedPodsConfig, RejectedPolicy
 from proxy.model.admission import AdmissionRule
 from proxy.model.backoff import Backoff
 from proxy.model.errors import InputError
+from proxy.pools.pod_spec import pod_spec
 
 MINUTE_S = 60.0
 CONTROLLER_S, CONTROLLER_LONGEST_S = 60.0, 1800.0

@@ -17,13 +17,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from proxy.backends.cluster.facts_format import FactsFile, FactsKind
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.backends.kubelet.pods import PodIndex, index_pods, pod_in
 from proxy.executor.ports import Kubelet
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
 from proxy.model.requests import PodRequests
 from proxy.model.workload import LocatedDevice
+from proxy.pools.pod_spec import pod_spec
 from proxy.telemetry.port import Report
 
 SOURCE = "the cluster agent"

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from proxy.backends.kubelet.channel import UnixChannel
 from proxy.backends.kubelet.fetch import fetch_pods
 from proxy.backends.kubelet.pod_resources import Devices, PodResources
-from proxy.backends.kubelet.pod_spec import CONFIG_HASH, PodSpec, pod_spec
 from proxy.backends.kubelet.pods import PodList
 from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.model.backoff import RetryTimes
@@ -28,6 +27,7 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.requests import PodRequests
 from proxy.model.workload import LocatedDevice
+from proxy.pools.pod_spec import CONFIG_HASH, PodSpec, pod_spec
 from proxy.telemetry.port import Report
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from proxy.backends.kubelet.pod_spec import CONFIG_HASH, PodSpec, pod_spec
 from proxy.backends.kubelet.settings import KubeletError
+from proxy.pools.pod_spec import CONFIG_HASH, PodSpec, pod_spec
 
 FRESH_S = 5.0
 GAP_S = 1.0

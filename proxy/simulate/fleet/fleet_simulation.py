@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from proxy.backends.kubelet.pod_fields import CPU
 from proxy.model.errors import InputError
 from proxy.model.phrases import counted
+from proxy.pools.pod_fields import CPU
 from proxy.scheduler.scores import Strategy
 from proxy.simulate.documents import Document
 from proxy.simulate.fleet import generation, recorded

@@ -14,17 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from proxy.allocation.devices.state import RegisteredDevice
-from proxy.backends.kubelet.pod_fields import (
-    CPU,
-    FieldError,
-    below,
-    read_amounts,
-    read_list,
-    read_name,
-    read_object,
-    shown,
-)
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.config import Config, check_against
 from proxy.config.schema import CpuManagerPolicy, ReserveConfig
 from proxy.executor.node_rules import node_of
@@ -34,6 +23,17 @@ from proxy.model.idset import Mask
 from proxy.model.machine import Machine
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import MEMORY
+from proxy.pools.pod_fields import (
+    CPU,
+    FieldError,
+    below,
+    read_amounts,
+    read_list,
+    read_name,
+    read_object,
+    shown,
+)
+from proxy.pools.pod_spec import pod_spec
 from proxy.simulate import MAX_PODS
 from proxy.simulate.documents import Document
 from proxy.simulate.hosts import Host, host_of, reserve_of

@@ -14,7 +14,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.backends.kubelet.pod_fields import CPU
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.errors import InputError
@@ -22,6 +21,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import NodeMeta
 from proxy.model.phrases import counted
 from proxy.pools.node_meta import node_meta_of
+from proxy.pools.pod_fields import CPU
 from proxy.scheduler.decision import shown_state
 from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_facts
 from proxy.scheduler.numatopology import NumatopologyFacts, read_numatopology

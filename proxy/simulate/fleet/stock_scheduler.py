@@ -27,9 +27,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.backends.kubelet.pod_fields import CPU
-from proxy.backends.kubelet.pod_spec import PodSpec, needed
 from proxy.model.requests import MEMORY
+from proxy.pools.pod_fields import CPU
+from proxy.pools.pod_spec import PodSpec, needed
 from proxy.simulate.hosts import PODS, Host
 from proxy.simulate.pods import needs_of
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.backends.kubelet.pods import PodList, read_items
 from proxy.backends.kubelet.settings import KubeletError
 from proxy.model.errors import InputError
+from proxy.pools.pod_spec import pod_spec
 
 Raw = dict[str, Any]
 

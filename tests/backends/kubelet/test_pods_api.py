@@ -12,10 +12,10 @@ import pytest
 from proxy.api.kubelet import pods_pb2 as pb
 from proxy.backends.kubelet.channel import UnixChannel
 from proxy.backends.kubelet.client import PodsApi
-from proxy.backends.kubelet.pod_spec import pod_spec
 from proxy.backends.kubelet.settings import KubeletError
 from proxy.model.errors import InputError
 from proxy.model.grpc_status import GrpcStatus
+from proxy.pools.pod_spec import pod_spec
 
 PODS = "v1alpha1.Pods"
 JSON: dict[str, Any] = {

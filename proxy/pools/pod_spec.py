@@ -22,8 +22,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from proxy.backends.kubelet import pod_fields
-from proxy.backends.kubelet.pod_fields import (
+from proxy.model.errors import InputError
+from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerKind, ContainerResources, PodRequests
+from proxy.model.workload import KubeQos
+from proxy.pools import pod_fields
+from proxy.pools.pod_fields import (
     CPU,
     FieldError,
     below,
@@ -32,9 +35,6 @@ from proxy.backends.kubelet.pod_fields import (
     read_object,
     read_text,
 )
-from proxy.model.errors import InputError
-from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos
 
 CONFIG_HASH = "kubernetes.io/config.hash"
 """Annotation of static pods: the uid that kubelet gave them, and uses over the CRI."""

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from proxy.backends.kubelet.pod_fields import CPU
-from proxy.backends.kubelet.pod_spec import PodSpec, needed
 from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Request
 from proxy.pools.facts import pod_facts
+from proxy.pools.pod_fields import CPU
+from proxy.pools.pod_spec import PodSpec, needed
 
 LEAST_SHARES, MOST_SHARES = 2, 262144
 PERIOD_US, LEAST_QUOTA_US = 100_000, 1000

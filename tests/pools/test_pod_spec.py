@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.kubelet.pod_spec import needed, pod_spec
 from proxy.model.errors import InputError
 from proxy.model.requests import ContainerKind, ContainerResources
 from proxy.model.workload import KubeQos
+from proxy.pools.pod_spec import needed, pod_spec
 
 Raw = dict[str, Any]
 G = 1 << 30
