@@ -138,8 +138,8 @@ ROOMS: dict[str, list[Part]] = {
         ),
         Part(
             [
-                *files_of("frontends/hook_bridge", "lazy facts config_fields object_cache"),
-                *files_of("frontends/cri", "hook_adjust hook_suffix hook_view"),
+                *files_of("frontends/hook_bridge", "lazy facts object_cache"),
+                *files_of("frontends/cri", "hook_adjust hook_suffix hook_view config_fields"),
             ],
             [
                 *tests_of("frontends/cri", "hook_adjust"),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.config_fields import PackedMessage, unread_pod_facts
 from proxy.frontends.cri.hook_view import CriHookView
-from proxy.frontends.hook_bridge.config_fields import PackedMessage
-from proxy.frontends.hook_bridge.facts import unread_pod_facts
 from proxy.frontends.hook_bridge.object_cache import ObjectCache
 from proxy.hooks.facts import ContainerFacts, PodFacts
 from proxy.model.workload import Pod

@@ -8,13 +8,20 @@ from functools import partial
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.config_fields import PackedMessage, unread_container_facts, unread_pod_facts
 from proxy.frontends.cri.hook_adjust import adjusted_create, adjusted_run_pod, adjusted_update
-from proxy.frontends.hook_bridge.config_fields import PackedMessage, image_of
-from proxy.frontends.hook_bridge.facts import unread_container_facts, unread_pod_facts
 from proxy.frontends.hook_bridge.lazy import LazyMap
-from proxy.frontends.hook_bridge.object_cache import CONTAINER_BYTES, RememberedContainer, packed
+from proxy.frontends.hook_bridge.object_cache import (
+    CONTAINER_BYTES,
+    ContainerDetails,
+    ContainerIdentity,
+    PackedTexts,
+    RememberedContainer,
+    image_of,
+)
 from proxy.frontends.hook_bridge.resources import NOT_SAID, merged, resources_of
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
@@ -121,6 +128,16 @@ class NewContainer(ContainerFacts):
         return ContainerFacts, tuple(getattr(self, each) for each in _FIELDS)
 
 
+class KeptConfig(Struct, frozen=True):
+    """A ContainerConfig that is kept as it came; see ``ContainerDetails``."""
+
+    raw: bytes
+
+    def facts(self, identity: ContainerIdentity, image: str, resources: Resources) -> ContainerFacts:
+        """See ``ContainerDetails``."""
+        return unread_container_facts(identity, image, PackedMessage(pb.ContainerConfig, self.raw), resources)
+
+
 def _sandbox_config(body: bytes) -> bytes:
     return b"".join(pb.CreateContainerPieces.FromString(body).sandbox_config)
 
@@ -143,11 +160,13 @@ def _remembered(body: bytes) -> RememberedContainer:
         config = read(pb.CreateContainerConfig, body).config
         raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
     except DecodeError:
-        return RememberedContainer("", b"", NOT_SAID, whole=False)  # a runtime that reads more than we do
+        # The runtime has created it, so it reads more than we do.
+        return RememberedContainer("", KeptConfig(b""), NOT_SAID, whole=False)
+    kept: ContainerDetails = KeptConfig(raw)
     if len(raw) > CONTAINER_BYTES:
-        raw = packed(config)
+        kept = PackedTexts.of(CONTAINER_BYTES, config.labels, config.annotations)
     requested = merged(NOT_SAID, resources_of(config.linux.resources))  # a plain copy
-    return RememberedContainer(image_of(config.image), raw, requested, whole=True)
+    return RememberedContainer(image_of(config.image), kept, requested, whole=True)
 
 
 def _annotations(request: pb.UpdateContainerResourcesRequest) -> dict[str, str]:

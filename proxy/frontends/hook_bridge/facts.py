@@ -1,23 +1,20 @@
-"""Build the facts for hooks from messages, from remembered objects, and from the state.
+"""Build the facts for hooks from remembered objects and from the state.
 
 Nothing here is decoded that no hook looks at, but for what must be a plain value at once: image and resources
-of a container that exists. Everything is made on the event loop and may be read from any thread.
+of a container that exists. Everything is made on the event loop and may be read from any thread. What a held
+call carries its front end reads (``proxy.frontends.hook_bridge.view``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.api.cri import api_pb2 as pb
 from proxy.engine.adoption import parse_cpus
 from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
-from proxy.frontends.hook_bridge import config_fields
-from proxy.frontends.hook_bridge.config_fields import PackedMessage, annotations_of
-from proxy.frontends.hook_bridge.lazy import LazyList, LazyMap
 from proxy.frontends.hook_bridge.object_cache import RememberedContainer, RememberedPod
 from proxy.frontends.hook_bridge.resources import merged, recorded
-from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools, Resources
+from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool
 
@@ -51,12 +48,6 @@ def pod_facts(
     )
 
 
-def unread_pod_facts(pod: Pod, config: PackedMessage[pb.PodSandboxConfig], handler: str = "") -> PodFacts:
-    """Return the facts of a pod, whose labels and annotations are read at the first access."""
-    labels, annotations = LazyMap(config_fields.labels_of, config), LazyMap(annotations_of, config)
-    return pod_facts(pod, labels, annotations, handler)
-
-
 def remembered_pod_facts(pod: Pod, known: RememberedPod | None) -> PodFacts:
     """Return the facts of a pod whose sandbox exists.
 
@@ -67,7 +58,7 @@ def remembered_pod_facts(pod: Pod, known: RememberedPod | None) -> PodFacts:
     """
     if known is None:
         return pod_facts(pod, {}, {})
-    return unread_pod_facts(pod, PackedMessage(pb.PodSandboxConfig, known.raw), known.handler)
+    return pod_facts(pod, known.texts.labels, known.texts.annotations, known.handler)
 
 
 def existing_facts(container: Container, known: RememberedContainer | None) -> ContainerFacts:
@@ -83,38 +74,7 @@ def existing_facts(container: Container, known: RememberedContainer | None) -> C
     if known is None:
         return ContainerFacts(*identity, resources=requested)
     requested = known.asked if known.whole else merged(requested, known.asked)
-    return unread_container_facts(
-        identity, known.image, PackedMessage(pb.ContainerConfig, known.raw), requested
-    )
-
-
-def unread_container_facts(
-    identity: tuple[str, str, int, str],
-    image: str,
-    unread: PackedMessage[pb.ContainerConfig],
-    resources: Resources,
-) -> ContainerFacts:
-    """Return the facts of a container, most of which are read at the first access.
-
-    Args:
-        identity: Its id, name, attempt and phase.
-        image: Its image, as users name it.
-        unread: Its configuration.
-        resources: What it requests.
-    """
-    return ContainerFacts(
-        *identity,
-        image,
-        LazyMap(config_fields.labels_of, unread),
-        LazyMap(annotations_of, unread),
-        LazyMap(config_fields.envs_of, unread),
-        LazyList(config_fields.command_of, unread),
-        LazyList(config_fields.args_of, unread),
-        LazyList(config_fields.mounts_of, unread),
-        LazyList(config_fields.devices_of, unread),
-        LazyList(config_fields.cdi_devices_of, unread),
-        resources,
-    )
+    return known.details.facts(identity, known.image, requested)
 
 
 def decision_of(state: NodeState, container: Container, owned_cpus: bool = False) -> Decision:

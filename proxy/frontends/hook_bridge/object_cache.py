@@ -6,18 +6,21 @@ there); what the ledger has of its resources is added when facts are made.
 
 Sizes are bounded: of a container the configuration is kept unchanged, if it is small; else its labels and
 annotations alone; and of these what is too large is left out, largest first. A small request is kept unread
-until a hook looks at it: nothing is decoded in the path of a call.
+until a hook looks at it: nothing is decoded in the path of a call. In which form a configuration is kept is
+for the front end that has it (``ContainerDetails``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Protocol, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.hook_bridge.config_fields import image_of
+from proxy.frontends.hook_bridge.lazy import LazyMap
 from proxy.frontends.hook_bridge.resources import NOT_SAID, merged
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 
@@ -25,8 +28,74 @@ CONTAINER_BYTES = 16 << 10
 """The most that is kept of a container's configuration."""
 POD_BYTES = 64 << 10
 """The most that is kept of a pod's: users annotate pods, and Kubernetes lets them write 256 KiB."""
-_AROUND = 6
+_AROUND = 2
 """The least bytes that an entry of a map takes besides its key and its value."""
+_NO_TEXTS: Mapping[str, str] = {}
+ContainerIdentity: TypeAlias = tuple[str, str, int, str]
+"""A container's id, name, attempt and phase."""
+
+
+class ContainerDetails(Protocol):
+    """What is kept of a container's configuration, in the form of the front end that has it."""
+
+    def facts(self, identity: ContainerIdentity, image: str, resources: Resources) -> ContainerFacts:
+        """Return the facts of the container, with what is not part of its configuration."""
+
+
+class PackedTexts(Struct, frozen=True):
+    """Labels, annotations and environment, as bytes: maps of them take several times the memory.
+
+    Attributes:
+        raw: The three maps, packed.
+    """
+
+    raw: bytes
+
+    @classmethod
+    def of(
+        cls,
+        limit: int,
+        labels: Mapping[str, str],
+        annotations: Mapping[str, str],
+        envs: Mapping[str, str] = _NO_TEXTS,
+    ) -> PackedTexts:
+        """Pack texts; while they are too large, leave out the environment, then annotations, then labels.
+
+        Args:
+            limit: The most bytes.
+            labels: The labels; the largest are left out first.
+            annotations: The annotations; the same.
+            envs: The environment; all of it is left out.
+        """
+        raw = _packed(labels, annotations, envs)
+        if len(raw) > limit and envs:
+            raw = _packed(labels, annotations, _NO_TEXTS)
+        if (excess := len(raw) - limit) > 0:
+            kept = dict(labels), dict(annotations)
+            for entries in reversed(kept):
+                sizes = {key: len(key) + len(value) for key, value in entries.items()}
+                for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
+                    if excess <= 0:
+                        break
+                    del entries[key]
+                    excess -= sizes[key] + _AROUND
+            raw = _packed(*kept, _NO_TEXTS)
+        return cls(raw)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels, read at the first access."""
+        return LazyMap(partial(_unpacked, 0), self.raw)
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """The annotations, read at the first access."""
+        return LazyMap(partial(_unpacked, 1), self.raw)
+
+    def facts(self, identity: ContainerIdentity, image: str, resources: Resources) -> ContainerFacts:
+        """See ``ContainerDetails``."""
+        envs = LazyMap(partial(_unpacked, 2), self.raw)
+        return ContainerFacts(*identity, image, self.labels, self.annotations, envs, resources=resources)
 
 
 class RememberedPod(Struct, frozen=True):
@@ -34,11 +103,11 @@ class RememberedPod(Struct, frozen=True):
 
     Attributes:
         handler: Its runtime handler.
-        raw: A PodSandboxConfig with its labels and annotations.
+        texts: Its labels and annotations.
     """
 
     handler: str
-    raw: bytes
+    texts: PackedTexts
 
 
 class RememberedContainer(Struct, frozen=True):
@@ -46,13 +115,13 @@ class RememberedContainer(Struct, frozen=True):
 
     Attributes:
         image: Its image, as users name it.
-        raw: A ContainerConfig: all of it, or labels and annotations.
+        details: All of its configuration, or labels and annotations.
         asked: What it requests altogether, as far as calls have passed.
         whole: Its create was among these calls.
     """
 
     image: str
-    raw: bytes
+    details: ContainerDetails
     asked: Resources
     whole: bool
 
@@ -86,8 +155,8 @@ class ObjectCache:
             sandbox_id: The runtime's id.
             pod: Its facts as they went to the runtime, with what hooks have set.
         """
-        kept = pb.PodSandboxConfig(labels=dict(pod.labels), annotations=dict(pod.annotations))
-        self._pods[sandbox_id] = RememberedPod(pod.runtime_handler, _fitting(kept, POD_BYTES))
+        texts = PackedTexts.of(POD_BYTES, pod.labels, pod.annotations)
+        self._pods[sandbox_id] = RememberedPod(pod.runtime_handler, texts)
 
     def created(
         self, container_id: str, made: RememberedContainer | Callable[[], RememberedContainer]
@@ -111,12 +180,13 @@ class ObjectCache:
         """Add from the runtime's lists what was created earlier."""
         for pod in pods:
             if pod.id not in self._pods:
-                config = pb.PodSandboxConfig(labels=pod.labels, annotations=pod.annotations)
-                self._pods[pod.id] = RememberedPod(pod.runtime_handler, _fitting(config, POD_BYTES))
+                texts = PackedTexts.of(POD_BYTES, pod.labels, pod.annotations)
+                self._pods[pod.id] = RememberedPod(pod.runtime_handler, texts)
         for each in containers:
             if each.id not in self._containers:
+                kept = PackedTexts.of(CONTAINER_BYTES, each.labels, each.annotations)
                 self._containers[each.id] = RememberedContainer(
-                    image_of(each.image), packed(each), NOT_SAID, whole=False
+                    image_of(each.image), kept, NOT_SAID, whole=False
                 )
 
     def forget(self, *ids: str) -> None:
@@ -131,34 +201,14 @@ class ObjectCache:
         self.forget(*(each for each in self._containers if each not in containers))
 
 
-def packed(container: pb.ContainerConfig | pb.Container | ContainerFacts) -> bytes:
-    """Encode the labels and annotations of a container, without those that are too large."""
-    kept = pb.ContainerConfig(labels=dict(container.labels), annotations=dict(container.annotations))
-    return _fitting(kept, CONTAINER_BYTES)
+def image_of(spec: pb.ImageSpec) -> str:
+    """Name an image as users do; kubelet resolves it and says what users wrote as well."""
+    return spec.user_specified_image or spec.image
 
 
-def remembered(container: ContainerFacts) -> RememberedContainer:
-    """Return what is kept of a container whose facts are plain values."""
-    envs = [pb.KeyValue(key=key, value=value.encode()) for key, value in container.envs.items()]
-    kept = pb.ContainerConfig(
-        labels=dict(container.labels), annotations=dict(container.annotations), envs=envs
-    )
-    raw = kept.SerializeToString() if kept.ByteSize() <= CONTAINER_BYTES else packed(container)
-    return RememberedContainer(container.image, raw, merged(NOT_SAID, container.resources), whole=True)
+def _packed(*maps: Mapping[str, str]) -> bytes:
+    return msgpack.encode([dict(each) for each in maps])
 
 
-def _fitting(config: pb.PodSandboxConfig | pb.ContainerConfig, limit: int) -> bytes:
-    """Encode labels and annotations.
-
-    While they are too large, the largest annotation is left out; then labels are.
-    """
-    excess = config.ByteSize() - limit
-    for entries in (config.annotations, config.labels):
-        if excess > 0:
-            sizes = {key: len(key) + len(value) for key, value in entries.items()}
-            for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
-                del entries[key]
-                excess -= sizes[key] + _AROUND
-                if excess <= 0:
-                    break
-    return config.SerializeToString()
+def _unpacked(number: int, raw: bytes) -> dict[str, str]:
+    return msgpack.decode(raw, type=list[dict[str, str]])[number]

@@ -5,13 +5,14 @@ from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.cri.hook_adjust import adjusted_create
-from proxy.frontends.cri.hook_view import CriHookView
+from proxy.frontends.cri.hook_view import CriHookView, KeptConfig
 from proxy.frontends.cri.messages import create_suffix
 from proxy.frontends.hook_bridge.facts import existing_facts, remembered_pod_facts
 from proxy.frontends.hook_bridge.object_cache import (
     CONTAINER_BYTES,
     POD_BYTES,
     ObjectCache,
+    PackedTexts,
     RememberedContainer,
 )
 from proxy.frontends.hook_bridge.resources import resources_of
@@ -78,7 +79,7 @@ def test_a_sandbox_is_remembered_by_what_went_to_the_runtime() -> None:
     )
     known = memory.pod("s1")
     assert known is not None
-    assert b"h" not in known.raw.replace(b"2", b""), "what hooks do not see is not kept"
+    assert b"h" not in known.texts.raw, "what hooks do not see is not kept"
 
 
 def test_a_container_is_remembered_with_what_was_appended_to_its_request() -> None:
@@ -141,10 +142,11 @@ def test_a_container_that_is_gone_is_forgotten() -> None:
     assert memory.container("c1") is not None
 
 
-def known(memory: ObjectCache) -> RememberedContainer:
-    found = memory.container("c1")
+def kept_bytes(memory: ObjectCache, container_id: str = "c1") -> int:
+    found = memory.container(container_id)
     assert found is not None
-    return found
+    assert isinstance(found.details, KeptConfig | PackedTexts)
+    return len(found.details.raw)
 
 
 def test_a_large_container_is_remembered_by_labels_and_annotations() -> None:
@@ -153,7 +155,7 @@ def test_a_large_container_is_remembered_by_labels_and_annotations() -> None:
     assert (reported.labels, reported.annotations, reported.image) == ({"l": "1"}, {"a": "2"}, "i")
     assert (reported.envs, reported.command, reported.args) == ({}, (), ())
     assert reported.resources.cpu_shares == 512
-    assert len(known(memory).raw) < 100
+    assert kept_bytes(memory) < 100
 
 
 def test_of_large_annotations_the_largest_go() -> None:
@@ -167,6 +169,18 @@ def test_of_large_annotations_the_largest_go() -> None:
     assert pod(memory).annotations == notes, "as long as all fits, all is kept"
 
 
+def test_the_environment_goes_first_and_as_a_whole() -> None:
+    texts = {"l": "1"}, {"a": "2"}, {"SMALL": "3", "LARGE": "x" * 100}
+    identity = "c1", "app", 0, "running"
+    found = PackedTexts.of(200, *texts).facts(identity, "i", Resources())
+    assert (found.labels, found.annotations, found.envs) == texts
+    assert (found.id, found.image) == ("c1", "i")
+    cut = PackedTexts.of(100, *texts)
+    found = cut.facts(identity, "i", Resources())
+    assert (found.labels, found.annotations, found.envs) == ({"l": "1"}, {"a": "2"}, {})
+    assert len(cut.raw) <= 100
+
+
 def test_labels_go_last() -> None:
     container = pb.Container(
         id="c1", labels={"l": "1", "large": "x" * CONTAINER_BYTES}, annotations={"a": "2"}
@@ -174,7 +188,7 @@ def test_labels_go_last() -> None:
     memory = ObjectCache()
     memory.listed((), [container])
     assert facts(memory).labels == {"l": "1"}
-    assert len(known(memory).raw) <= CONTAINER_BYTES
+    assert kept_bytes(memory) <= CONTAINER_BYTES
 
 
 @pytest.mark.parametrize("size", [1, 5000, CONTAINER_BYTES, 1 << 20])
@@ -188,9 +202,7 @@ def test_no_container_takes_more_than_its_share(size: int) -> None:
     )
     remember(memory, "c3", body)
     for each in ("c1", "c2", "c3"):
-        found = memory.container(each)
-        assert found is not None
-        assert len(found.raw) <= CONTAINER_BYTES
+        assert kept_bytes(memory, each) <= CONTAINER_BYTES
 
 
 def test_the_engines_own_choice_is_not_a_wish_of_the_client() -> None:
@@ -206,7 +218,7 @@ def test_of_a_create_that_cannot_be_read_nothing_is_known() -> None:
     for body in (b"\xff\xff\xff", b"\xff" * 2 * CONTAINER_BYTES):
         remember(memory, "c1", body)
         assert memory.knows("c1")
-        assert memory.container("c1") == RememberedContainer("", b"", Resources(), whole=False)
+        assert memory.container("c1") == RememberedContainer("", KeptConfig(b""), Resources(), whole=False)
 
 
 def test_an_invalid_sandbox_is_an_error() -> None:

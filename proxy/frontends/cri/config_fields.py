@@ -12,8 +12,12 @@ from typing import Generic, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.hooks.facts import Device, Mount
+from proxy.frontends.hook_bridge.facts import pod_facts
+from proxy.frontends.hook_bridge.lazy import LazyList, LazyMap
+from proxy.frontends.hook_bridge.object_cache import ContainerIdentity
+from proxy.hooks.facts import ContainerFacts, Device, Mount, PodFacts, Resources
 from proxy.model.errors import HookError
+from proxy.model.workload import Pod
 from proxy.wire.protobuf import TooManyFieldsError, read
 
 _M = TypeVar("_M", bound=Message)
@@ -112,6 +116,36 @@ def cdi_devices_of(unread: _Container) -> tuple[str, ...]:
     return tuple(entry.name for entry in unread.message.CDI_devices)
 
 
-def image_of(spec: pb.ImageSpec) -> str:
-    """Name an image as users do; kubelet resolves it and says what users wrote as well."""
-    return spec.user_specified_image or spec.image
+def unread_pod_facts(pod: Pod, config: PackedMessage[pb.PodSandboxConfig], handler: str = "") -> PodFacts:
+    """Return the facts of a pod, whose labels and annotations are read at the first access."""
+    labels, annotations = LazyMap(labels_of, config), LazyMap(annotations_of, config)
+    return pod_facts(pod, labels, annotations, handler)
+
+
+def unread_container_facts(
+    identity: ContainerIdentity,
+    image: str,
+    unread: PackedMessage[pb.ContainerConfig],
+    resources: Resources,
+) -> ContainerFacts:
+    """Return the facts of a container, most of which are read at the first access.
+
+    Args:
+        identity: Its id, name, attempt and phase.
+        image: Its image, as users name it.
+        unread: Its configuration.
+        resources: What it requests.
+    """
+    return ContainerFacts(
+        *identity,
+        image,
+        LazyMap(labels_of, unread),
+        LazyMap(annotations_of, unread),
+        LazyMap(envs_of, unread),
+        LazyList(command_of, unread),
+        LazyList(args_of, unread),
+        LazyList(mounts_of, unread),
+        LazyList(devices_of, unread),
+        LazyList(cdi_devices_of, unread),
+        resources,
+    )
