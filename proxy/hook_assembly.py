@@ -73,8 +73,8 @@ def hook_parts_of(
         executor.telemetry.event,
         marks=marks,
     )
-    learn, hold = learning.in_call, flow.hold
-    dispatcher = HookDispatcher(executor, engine, updates, following, hold, adopt, learn, owned_cpus=owned)
+    learn, spawn = learning.in_call, flow.spawn
+    dispatcher = HookDispatcher(executor, engine, updates, following, spawn, adopt, learn, owned_cpus=owned)
     executor.store.subscribe(following)
     flow.hook(HookBridge(dispatcher))
     return HookParts(engine, library, updates, learning)

@@ -1,4 +1,4 @@
-"""How calls are decided: held calls in, decisions out, answers noted. Front ends translate to this.
+"""How calls are decided: undecided calls in, decisions out, answers noted. Front ends translate to this.
 
 Calls that need no waiting are decided and sent on before the loop turns: a container that goes to a pool
 costs a decode, a lookup and an append. The others become tasks, and their streams are held meanwhile.
@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine, Iterable
 
 from proxy.calls.container_calls import ContainerCalls
 from proxy.calls.create_calls import CreateCalls
-from proxy.calls.held_call import CallContext, HeldCall
 from proxy.calls.hook_gateway import HookGateway
 from proxy.calls.pod_calls import PodCalls
+from proxy.calls.undecided_call import CallContext, UndecidedCall
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.executor.former_calls import CREATE, RUN_SANDBOX, RelayedCall
@@ -50,11 +50,11 @@ class CallFlow:
         """
         self.executor = executor
         self.replaced = False
-        self._relayed: dict[HeldCall, str] = {}
+        self._relayed: dict[UndecidedCall, str] = {}
         self._relayed_over: Callable[[str], None] = lambda name: None
         self.awaited: asyncio.Event | None = None
-        pods, creates = PodCalls(executor, self.hold), CreateCalls(executor, self.hold)
-        containers = ContainerCalls(executor, sync, start_update, self.hold)
+        pods, creates = PodCalls(executor, self.spawn), CreateCalls(executor, self.spawn)
+        containers = ContainerCalls(executor, sync, start_update, self.spawn)
         self._parts = (pods, creates, containers)
         self._relay_start = containers.relay_start
         self._requests = {**pods.requests, **creates.requests, **containers.requests}
@@ -70,7 +70,7 @@ class CallFlow:
     def hand_over(
         self,
         refuse_held: Callable[[int, str], None],
-        forwarded: Callable[[], Iterable[HeldCall]],
+        forwarded: Callable[[], Iterable[UndecidedCall]],
         over: Callable[[str], None],
     ) -> list[RelayedCall]:
         """Decide nothing any more: another process continues.
@@ -111,7 +111,7 @@ class CallFlow:
 
     # -- front ends call these ----------------------------------------------------------------------------
 
-    def request(self, call: HeldCall) -> None:
+    def request(self, call: UndecidedCall) -> None:
         """A call is held: decide, and send it on now or later."""
         if self.replaced:  # by a client that ignores GOAWAY
             call.refuse(GrpcStatus.UNAVAILABLE, REPLACED)
@@ -120,13 +120,13 @@ class CallFlow:
         elif self.awaited is None and self.executor.reconciled.is_set():
             self._handle(call)
         else:
-            self.hold(call, self._when_reconciled(call))
+            self.spawn(call, self._when_reconciled(call))
 
-    def names(self, call: HeldCall) -> bool:
+    def names(self, call: UndecidedCall) -> bool:
         """Return whether the answer to a call names what was created, and that matters."""
         return call.method in self._answered and isinstance(call.state, CallContext) and not self.replaced
 
-    def answered(self, call: HeldCall, created: str) -> None:
+    def answered(self, call: UndecidedCall, created: str) -> None:
         """The runtime has named what a call has created; an empty name where it cannot be read."""
         trip = call.state
         if isinstance(trip, CallContext):
@@ -135,7 +135,7 @@ class CallFlow:
             except Exception as error:  # noqa: BLE001  the runtime's list will show what was created
                 self._missed(error)
 
-    def finished(self, call: HeldCall, status: int | None) -> None:
+    def finished(self, call: UndecidedCall, status: int | None) -> None:
         """The call is over.
 
         Args:
@@ -159,8 +159,8 @@ class CallFlow:
         self.executor.attention.set()
         self.executor.broken(error)
 
-    def hold(self, call: HeldCall, work: Coroutine[object, object, None]) -> None:
-        """Hold a call while a coroutine decides on it; a fault in there is handled as any."""
+    def spawn(self, call: UndecidedCall, work: Coroutine[object, object, None]) -> None:
+        """Run a coroutine that decides a call, which waits for it; a fault in it is handled as any."""
 
         async def guarded() -> None:
             try:
@@ -175,7 +175,7 @@ class CallFlow:
 
     # -- deciding -----------------------------------------------------------------------------------------
 
-    def _handle(self, call: HeldCall) -> None:
+    def _handle(self, call: UndecidedCall) -> None:
         try:
             self._requests[call.method](call)
         except call.unreadable as error:
@@ -183,14 +183,14 @@ class CallFlow:
         except Exception as error:  # noqa: BLE001  the node must not suffer from an internal error
             self._fault(call, error)
 
-    def _relay(self, call: HeldCall) -> None:
+    def _relay(self, call: UndecidedCall) -> None:
         """Send a call on as it came, because the node is released."""
         if call.method == "StartContainer":
             with contextlib.suppress(*call.unreadable):
                 self._relay_start(call)
         call.release()
 
-    def _undecodable(self, call: HeldCall, error: Exception) -> None:
+    def _undecodable(self, call: UndecidedCall, error: Exception) -> None:
         """Do with a request what can be done without knowing its content.
 
         A runtime may read more than we do, so what it makes of the request is compared at once. Where the pod
@@ -208,7 +208,7 @@ class CallFlow:
         else:
             call.release()
 
-    def _fault(self, call: HeldCall, error: BaseException) -> None:
+    def _fault(self, call: UndecidedCall, error: BaseException) -> None:
         executor = self.executor
         executor.broken(error)
         executor.attention.set()
@@ -223,7 +223,7 @@ class CallFlow:
         else:
             call.release()
 
-    async def _when_reconciled(self, call: HeldCall) -> None:
+    async def _when_reconciled(self, call: UndecidedCall) -> None:
         executor = self.executor
         try:
             async with asyncio.timeout(executor.options.call_timeout):
@@ -243,7 +243,7 @@ class CallFlow:
         if not call.done:
             self._handle(call)
 
-    def _must_be_placed(self, call: HeldCall, *, always: bool = False) -> bool:
+    def _must_be_placed(self, call: UndecidedCall, *, always: bool = False) -> bool:
         """Return whether a call's pod must not run unplaced, or may be such a pod.
 
         A container of a pod that holds devices would run without them.

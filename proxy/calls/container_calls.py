@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.calls.held_call import CallContext, Finished, Handle, HeldCall, Hold, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
+from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCall, UndecidedCall, send
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, PrepareStart
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.enforcement import applies_to, is_applied_to_all
@@ -22,13 +22,13 @@ class ContainerCalls:
     """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
 
     def __init__(
-        self, executor: NodeExecutor, sync: Reconciler, start_update: StartUpdate, hold: Hold
+        self, executor: NodeExecutor, sync: Reconciler, start_update: StartUpdate, spawn: SpawnForCall
     ) -> None:
         self.executor = executor
         self.hooked: HookGateway = NO_HOOKS
         self.sync = sync
         self.start_update = start_update
-        self._hold = hold
+        self._spawn = spawn
         self.requests: Mapping[str, Handle] = {
             "StartContainer": self._start,
             "UpdateContainerResources": self._update,
@@ -42,7 +42,7 @@ class ContainerCalls:
             "RemoveContainer": self._removed,
         }
 
-    def _start(self, call: HeldCall) -> None:
+    def _start(self, call: UndecidedCall) -> None:
         if "pre_start_container" in self.hooked.points and self._may_hook(call.target()):
             self.hooked.start(call, call.target(), self._start_now)
         else:
@@ -54,11 +54,11 @@ class ContainerCalls:
         container = state.containers.get(container_id)
         return is_applied_to_all(state) if container is None else applies_to(state, container.pod)
 
-    def _start_now(self, call: HeldCall) -> None:
+    def _start_now(self, call: UndecidedCall) -> None:
         container_id = call.target()
         answer = self.executor.store.answer(StartRequested(container_id))
         if type(answer) is PrepareStart or self._needs_fence(container_id):
-            self._hold(call, self._start_later(call, container_id))
+            self._spawn(call, self._start_later(call, container_id))
         else:
             self._go_start(call, container_id, answer, None)
 
@@ -67,7 +67,7 @@ class ContainerCalls:
         container = self.executor.state.containers.get(container_id)
         return container is not None and self.executor.unit_properties.fencing.needs_fence(container)
 
-    async def _start_later(self, call: HeldCall, container_id: str) -> None:
+    async def _start_later(self, call: UndecidedCall, container_id: str) -> None:
         fence, obstacle, store = None, "", self.executor.store
         try:
             if await self._is_known(container_id):
@@ -98,7 +98,9 @@ class ContainerCalls:
             return True
         return await self.sync.adoption.adopt_one(container_id, strict=is_applied_to_all(state))
 
-    def _go_start(self, call: HeldCall, container_id: str, answer: CallAnswer, fence: Fence | None) -> None:
+    def _go_start(
+        self, call: UndecidedCall, container_id: str, answer: CallAnswer, fence: Fence | None
+    ) -> None:
         if type(answer) is ForwardStart:
             flight = self.start_update.start(container_id, answer.carries, fence)
             call.state = CallContext(container_id, flight=flight)
@@ -106,13 +108,13 @@ class ContainerCalls:
             self.executor.spawn(self.executor.unit_properties.fencing.drop(fence))
         send(call, answer)
 
-    def relay_start(self, call: HeldCall) -> None:
+    def relay_start(self, call: UndecidedCall) -> None:
         """Count a start as in flight that is relayed: it may hang until the release has been undone."""
         container_id, anywhere = call.target(), self.executor.state.node.machine.online
         flight = self.executor.calls.track(container_id, anywhere, is_start=True, relayed=True)
         call.state = CallContext(container_id, flight=flight)
 
-    def _start_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
+    def _start_done(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if trip.flight is None:
             return
         if status is None:
@@ -120,21 +122,21 @@ class ContainerCalls:
         else:
             self.start_update.started(trip.flight, ok=status == GrpcStatus.OK)
 
-    def _update(self, call: HeldCall) -> None:
+    def _update(self, call: UndecidedCall) -> None:
         if "pre_update_container_resources" in self.hooked.points and self._may_hook(call.target()):
             self.hooked.update(call, call.target(), self._update_now)
         else:
             self._update_now(call)
 
-    def _update_now(self, call: HeldCall) -> None:
+    def _update_now(self, call: UndecidedCall) -> None:
         requested = call.resource_update()
         is_known = requested.container_id in self.executor.state.containers
         if is_known and not self._needs_fence(requested.container_id):
             self._go_update(call, requested, None)
         else:
-            self._hold(call, self._update_later(call, requested))
+            self._spawn(call, self._update_later(call, requested))
 
-    async def _update_later(self, call: HeldCall, asked: UpdateRequested) -> None:
+    async def _update_later(self, call: UndecidedCall, asked: UpdateRequested) -> None:
         containers, fencing, container_id = (
             self.sync.adoption,
             self.executor.unit_properties.fencing,
@@ -150,7 +152,7 @@ class ContainerCalls:
             call.release()
             await fencing.drop(fence)
 
-    def _go_update(self, call: HeldCall, asked: UpdateRequested, fence: Fence | None) -> None:
+    def _go_update(self, call: UndecidedCall, asked: UpdateRequested, fence: Fence | None) -> None:
         executor, container_id = self.executor, asked.container_id
         fencing = executor.unit_properties.fencing
         answer = executor.store.answer(asked)
@@ -166,7 +168,7 @@ class ContainerCalls:
                 call.state = CallContext(container_id, flight=flight)
         send(call, answer)
 
-    def _update_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
+    def _update_done(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if trip.flight is None:
             return
         self.executor.drift.hint("kubelet", (trip.flight.container_id,))
@@ -177,16 +179,16 @@ class ContainerCalls:
             if status == GrpcStatus.OK and self.hooked.active:
                 self.hooked.updated(trip.target, call)
 
-    def _leave(self, call: HeldCall) -> None:
+    def _leave(self, call: UndecidedCall) -> None:
         leave(call, self.hooked)
 
-    def _stopped(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
+    def _stopped(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.lifecycle.phase(trip.target, Phase.EXITED)
         else:
             self.executor.attention.set()
 
-    def _removed(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
+    def _removed(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.lifecycle.removed([trip.target])
         else:

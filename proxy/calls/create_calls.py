@@ -6,8 +6,15 @@ from functools import partial
 
 from msgspec import structs
 
-from proxy.calls.held_call import NO_DEVICES, CallContext, CreateRequest, HeldCall, Hold, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
+from proxy.calls.undecided_call import (
+    NO_DEVICES,
+    CallContext,
+    CreateRequest,
+    SpawnForCall,
+    UndecidedCall,
+    send,
+)
 from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import (
     AllocateFirst,
@@ -42,15 +49,15 @@ from proxy.telemetry import metrics
 class CreateCalls:
     """CreateContainer."""
 
-    def __init__(self, executor: NodeExecutor, hold: Hold) -> None:
+    def __init__(self, executor: NodeExecutor, spawn: SpawnForCall) -> None:
         self.executor = executor
         self.hooked: HookGateway = NO_HOOKS
         self.requests = {"CreateContainer": self._create}
         self.finished = {"CreateContainer": self._create_done}
-        self._hold = hold
+        self._spawn = spawn
         self._unreported = UnreportedPods(executor)
 
-    def _create(self, call: HeldCall) -> None:
+    def _create(self, call: UndecidedCall) -> None:
         requested, executor = call.create_request(), self.executor
         store = executor.store
         pod = store.state.pods.get(requested.sandbox_id)
@@ -70,7 +77,7 @@ class CreateCalls:
             or holders(state, pod)
             or executor.kubelet_cpus.needs_cpus_of_container(pod, requested.resources)
         ):
-            self._hold(call, self._find_out(call, pod, requested, given))
+            self._spawn(call, self._find_out(call, pod, requested, given))
         else:
             self._decide(call, pod, requested)
 
@@ -98,7 +105,9 @@ class CreateCalls:
         """Take what a request says of its pod into the state; that may change which CPUs are shared."""
         self.executor.store.handle(PodLearned(pod, "pod described by a create"))
 
-    async def _find_out(self, call: HeldCall, pod: Pod, asked: CreateRequest, given: DeviceFacts) -> None:
+    async def _find_out(
+        self, call: UndecidedCall, pod: Pod, asked: CreateRequest, given: DeviceFacts
+    ) -> None:
         """Read what the call does not carry, then decide."""
         executor = self.executor
         if executor.fact_lookup.needs_cpus_of_pod(executor.state, pod):
@@ -123,7 +132,7 @@ class CreateCalls:
         if not call.done:
             self._decide(call, pod, asked)
 
-    def _decide(self, call: HeldCall, pod: Pod, asked: CreateRequest) -> None:
+    def _decide(self, call: UndecidedCall, pod: Pod, asked: CreateRequest) -> None:
         executor = self.executor
         if executor.store.state.mode.is_leaving:
             call.release()
@@ -133,13 +142,13 @@ class CreateCalls:
         executor.sandboxes.moved_on(pod, asked.name)
         grants, state = executor.device_grants, executor.store.state
         if grants is not None and requests_devices(state, pod, asked.name) and applies_to(state, pod):
-            self._hold(call, self._decide_devices(call, pod, asked, grants))
+            self._spawn(call, self._decide_devices(call, pod, asked, grants))
         else:
             decided = executor.creates.place(pod, asked.name, asked.attempt, asked.resources)
             self._decided(call, decided)
 
     async def _decide_devices(
-        self, call: HeldCall, pod: Pod, asked: CreateRequest, grants: DeviceGrants
+        self, call: UndecidedCall, pod: Pod, asked: CreateRequest, grants: DeviceGrants
     ) -> None:
         """Decide a create that device plug-ins may have a preference for."""
         decided = await grants.place(pod, asked.name, asked.attempt, asked.resources)
@@ -149,20 +158,20 @@ class CreateCalls:
         elif container is not None:
             self.executor.lifecycle.failed(container.id)  # it never left for the runtime
 
-    def _decided(self, call: HeldCall, decided: PlanDecided) -> None:
+    def _decided(self, call: UndecidedCall, decided: PlanDecided) -> None:
         container, answer = decided.plan.container, decided.answer
         if container is None:
             send(call, answer)
             return
         call.state = CallContext(target=container.id)
         if type(answer) is AllocateFirst:
-            self._hold(call, self._allocate(call, container))
+            self._spawn(call, self._allocate(call, container))
         elif "pre_create_container" in self.hooked.points and type(answer) is not ForwardUnchanged:
             self.hooked.create(call, container, partial(self._resume_decided, self.executor.state, answer))
         else:
             self._go_create(call, container, answer)
 
-    async def _allocate(self, call: HeldCall, container: Container) -> None:
+    async def _allocate(self, call: UndecidedCall, container: Container) -> None:
         """Have device plug-ins prepare a container's devices, and add what they answer to the request."""
         grants, trip = self.executor.device_grants, call.state
         assert grants is not None, "there are no devices without plug-ins"
@@ -181,7 +190,7 @@ class CreateCalls:
         else:
             self._resume(call, container)
 
-    def _without_devices(self, call: HeldCall, container: Container, cause: str) -> None:
+    def _without_devices(self, call: UndecidedCall, container: Container, cause: str) -> None:
         """Refuse a create that cannot use its devices; that of a pod which is observed by now continues."""
         executor = self.executor
         answer = executor.store.answer(CreateWithoutDevices(container, cause))
@@ -194,7 +203,7 @@ class CreateCalls:
         send(call, answer)
 
     def _resume_decided(
-        self, decided_in: NodeState, answer: CallAnswer, call: HeldCall, container: Container
+        self, decided_in: NodeState, answer: CallAnswer, call: UndecidedCall, container: Container
     ) -> None:
         """Go on with a create after hooks have answered; while the state is the same, so is the answer."""
         if self.executor.state is decided_in:
@@ -202,15 +211,15 @@ class CreateCalls:
         else:
             self._resume(call, container)
 
-    def _resume(self, call: HeldCall, container: Container) -> None:
+    def _resume(self, call: UndecidedCall, container: Container) -> None:
         """Go on with a create after hooks have answered."""
         self._go_create(call, container, self.executor.store.answer(CreateResumed(container)))
 
-    def _go_create(self, call: HeldCall, container: Container, answer: CallAnswer) -> None:
+    def _go_create(self, call: UndecidedCall, container: Container, answer: CallAnswer) -> None:
         if type(answer) is ReserveFirst:
             owns = answer.container.placement.pool is Pool.OWN
             create = self._create_owner if owns else self._create_narrowed
-            self._hold(call, create(call, answer.container))
+            self._spawn(call, create(call, answer.container))
             return
         if type(answer) is Forward:
             if isinstance(call.state, CallContext):  # else the create is over already
@@ -219,12 +228,12 @@ class CreateCalls:
                 self.hooked.leaves(container.id, call)
         send(call, answer)
 
-    def _go_on(self, call: HeldCall, container: Container) -> None:
+    def _go_on(self, call: UndecidedCall, container: Container) -> None:
         """Go on with a create after its reservation has been carried out."""
         event = CreateResumed(container, is_reserved=True)
         self._go_create(call, container, self.executor.store.answer(event))
 
-    async def _create_narrowed(self, call: HeldCall, container: Container) -> None:
+    async def _create_narrowed(self, call: UndecidedCall, container: Container) -> None:
         """Record what hooks have named, which no list of the runtime would show after a crash."""
         await self.executor.reservations.narrow(container)
         if not call.done and is_below_class(self.executor.state, container):
@@ -233,7 +242,7 @@ class CreateCalls:
         if not call.done:
             self._go_on(call, container)
 
-    async def _create_owner(self, call: HeldCall, container: Container) -> None:
+    async def _create_owner(self, call: UndecidedCall, container: Container) -> None:
         async def placed_elsewhere(new: Container) -> Container | None:
             nonlocal container
             container = new
@@ -254,7 +263,7 @@ class CreateCalls:
             return
         self._go_on(call, container)
 
-    def _not_reserved(self, call: HeldCall, container: Container, reason: AbortReason) -> None:
+    def _not_reserved(self, call: UndecidedCall, container: Container, reason: AbortReason) -> None:
         """Refuse a create whose CPUs cannot be freed; that of a pod which is observed by now continues."""
         answer = self.executor.store.answer(CreateNotReserved(container, reason))
         if type(answer) is Refuse:
@@ -273,7 +282,7 @@ class CreateCalls:
             if made and executor.state.owners and executor.enforcer.sandboxes.has_monitors(made.pod):
                 executor.spawn(executor.writes.clear_sandboxes())
 
-    def _create_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
+    def _create_done(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if trip.named:
             return
         if status in (None, GrpcStatus.OK):  # OK without a readable id: the list shows what was created

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from proxy.calls.held_call import CallContext, Handle, HeldCall
+from proxy.calls.undecided_call import CallContext, Handle, UndecidedCall
 from proxy.model.workload import Container, Pod
 
 
 class GoRunPod(Protocol):
     """Continues with a RunPodSandbox after hooks have answered."""
 
-    def __call__(self, call: HeldCall, pod: Pod, *, is_changed: bool) -> None:
+    def __call__(self, call: UndecidedCall, pod: Pod, *, is_changed: bool) -> None:
         """Continue.
 
         Args:
@@ -41,31 +41,33 @@ class HookGateway(Protocol):
 
     active: bool
 
-    def run_pod(self, call: HeldCall, go: GoRunPod) -> None:
+    def run_pod(self, call: UndecidedCall, go: GoRunPod) -> None:
         """A sandbox is to be created; ``go`` is called with the pod as hooks want it."""
 
-    def ran(self, pod: Pod, call: HeldCall) -> None:
+    def ran(self, pod: Pod, call: UndecidedCall) -> None:
         """A sandbox has been created by a call."""
 
-    def create(self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]) -> None:
+    def create(
+        self, call: UndecidedCall, container: Container, go: Callable[[UndecidedCall, Container], None]
+    ) -> None:
         """A container has been placed; ``go`` is called with the container as hooks want it."""
 
-    async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
+    async def create_elsewhere(self, call: UndecidedCall, container: Container) -> Container | None:
         """A container has been placed again; returns it as hooks want it, None where the call is over."""
 
-    def leaves(self, token: str, call: HeldCall) -> None:
+    def leaves(self, token: str, call: UndecidedCall) -> None:
         """A create goes to the runtime."""
 
-    def start(self, call: HeldCall, container_id: str, go: Handle) -> None:
+    def start(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
         """A container is to be started."""
 
-    def update(self, call: HeldCall, container_id: str, go: Handle) -> None:
+    def update(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
         """A container's resources are to be changed."""
 
-    def updated(self, container_id: str, call: HeldCall) -> None:
+    def updated(self, container_id: str, call: UndecidedCall) -> None:
         """A container's resources have been changed by a call."""
 
-    def leave(self, call: HeldCall, target: str) -> None:
+    def leave(self, call: UndecidedCall, target: str) -> None:
         """A container or a sandbox is to be stopped or removed, whatever hooks answer."""
 
 
@@ -86,7 +88,7 @@ LEAVING: Final = {
 """Calls that cannot be refused, and the point at which hooks are called before them."""
 
 
-def leave(call: HeldCall, hooked: HookGateway) -> None:
+def leave(call: UndecidedCall, hooked: HookGateway) -> None:
     """Let a call that stops or removes something continue, after hooks where there are any."""
     target = call.target()
     call.state = CallContext(target=target)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from proxy.calls.held_call import CallContext, Finished, Handle, HeldCall, Hold, send
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
+from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCall, UndecidedCall, send
 from proxy.engine.admit import decides_pod
 from proxy.engine.call_answers import RecordFirst, Refuse
 from proxy.engine.enforcement import applies_to, is_applied_to_all
@@ -19,10 +19,10 @@ from proxy.model.workload import Pod
 class PodCalls:
     """RunPodSandbox, StopPodSandbox, RemovePodSandbox."""
 
-    def __init__(self, executor: NodeExecutor, hold: Hold) -> None:
+    def __init__(self, executor: NodeExecutor, spawn: SpawnForCall) -> None:
         self.executor = executor
         self.hooked: HookGateway = NO_HOOKS
-        self._hold = hold
+        self._spawn = spawn
         self.requests: Mapping[str, Handle] = {
             "RunPodSandbox": self._run_pod,
             "StopPodSandbox": self._leave,
@@ -34,7 +34,7 @@ class PodCalls:
             "RemovePodSandbox": self._pod_removed,
         }
 
-    def _run_pod(self, call: HeldCall) -> None:
+    def _run_pod(self, call: UndecidedCall) -> None:
         state = self.executor.state
         asks_hooks = "pre_run_pod_sandbox" in self.hooked.points
         if asks_hooks and is_applied_to_all(state):
@@ -46,21 +46,21 @@ class PodCalls:
         else:
             self._go_run_pod(call, pod)
 
-    def _go_run_pod(self, call: HeldCall, pod: Pod, *, is_changed: bool = False) -> None:
+    def _go_run_pod(self, call: UndecidedCall, pod: Pod, *, is_changed: bool = False) -> None:
         executor, state = self.executor, self.executor.state
         if decides_pod(state.node, pod) or executor.fact_lookup.needs_cpus_of_pod(state, pod):
-            self._hold(call, self._admit(call, pod, is_changed=is_changed))
+            self._spawn(call, self._admit(call, pod, is_changed=is_changed))
         else:
             self._release(call, pod, is_changed=is_changed)
 
-    def _release(self, call: HeldCall, pod: Pod, *, is_changed: bool) -> None:
+    def _release(self, call: UndecidedCall, pod: Pod, *, is_changed: bool) -> None:
         """Send on the call for a pod for which nothing is set aside."""
         if is_changed:
             pod = self.executor.sandboxes.expect(pod)
         call.state = CallContext(pod=pod, token=pod.sandbox_id)
         call.release()
 
-    async def _admit(self, call: HeldCall, pod: Pod, *, is_changed: bool) -> None:
+    async def _admit(self, call: UndecidedCall, pod: Pod, *, is_changed: bool) -> None:
         """Read what the call does not carry, then decide about the pod as a whole."""
         executor, node, total = self.executor, self.executor.state.node, call.sandbox_total()
         if executor.fact_lookup.needs_cpus_of_pod(executor.state, pod):
@@ -92,7 +92,7 @@ class PodCalls:
         """The runtime has named the sandbox."""
         trip.target = sandbox_id
 
-    def _run_pod_done(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
+    def _run_pod_done(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if status == GrpcStatus.OK and trip.target and trip.pod is not None:
             pod = structs.replace(trip.pod, sandbox_id=trip.target)
             self.executor.sandboxes.running(pod, trip.token)
@@ -101,13 +101,13 @@ class PodCalls:
         elif trip.token:
             self.executor.sandboxes.failed(trip.token)
 
-    def _leave(self, call: HeldCall) -> None:
+    def _leave(self, call: UndecidedCall) -> None:
         leave(call, self.hooked)
 
-    def _pod_stopped(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
+    def _pod_stopped(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.sandboxes.stopped(trip.target)
 
-    def _pod_removed(self, call: HeldCall, trip: CallContext, status: int | None) -> None:
+    def _pod_removed(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.sandboxes.removed(trip.target)

@@ -35,8 +35,8 @@ class AbortReason(Struct, frozen=True):
 # -- in the state, at once ----------------------------------------------------------------------------------
 
 
-class HoldCpus(Struct, frozen=True):
-    """Take CPUs in the state for the owner: from here on no other plan uses them.
+class ReserveCpus(Struct, frozen=True):
+    """Reserve CPUs in the state for the owner: from here on no other plan uses them.
 
     Attributes:
         cpus: The CPUs.
@@ -45,12 +45,12 @@ class HoldCpus(Struct, frozen=True):
     cpus: CpuSet
 
 
-class ReleaseHold(Struct, frozen=True):
-    """Give back what is held in the state and not placed. The pools grow, and the kernel follows."""
+class UnreserveCpus(Struct, frozen=True):
+    """Give back the reserved CPUs that are not placed. The pools grow, and the kernel follows."""
 
 
 class AssignReplacement(Struct, frozen=True):
-    """Make the held CPUs part of the placements, in place of CPUs that are offline; nothing is held then."""
+    """Make the reserved CPUs part of the placements, in place of offline ones; none stay reserved."""
 
 
 class AssignOwn(Struct, frozen=True):
@@ -58,11 +58,11 @@ class AssignOwn(Struct, frozen=True):
 
     Attributes:
         cpus: The CPUs that they own from now on.
-        hold: What is held besides, so that no other plan uses it.
+        reserved: CPUs that stay reserved besides, so that no other plan uses them.
     """
 
     cpus: CpuSet
-    hold: CpuSet
+    reserved: CpuSet
 
 
 class WithdrawPlacement(Struct, frozen=True):
@@ -202,8 +202,8 @@ WAITED = (
     PlaceElsewhere,
 )
 Effect = (
-    HoldCpus
-    | ReleaseHold
+    ReserveCpus
+    | UnreserveCpus
     | AssignReplacement
     | AssignOwn
     | WithdrawPlacement

@@ -67,7 +67,7 @@ def _runtime_sync_began(state: NodeState, event: call_events.RuntimeSyncBegan) -
 
 
 def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
-    found = NodeState.of(state.node, event.pods, event.containers, holds=event.holds)
+    found = NodeState.of(state.node, event.pods, event.containers, reservation_cpus=event.reservation_cpus)
     lost = dict.fromkeys(event.lost, event.at)
     runtime = structs.replace(state.runtime, lost=lost, arriving=event.arriving)
     found = structs.replace(
@@ -114,11 +114,11 @@ def _kubelet_cpus_read(state: NodeState, event: node_events.KubeletCpusRead) -> 
     return after, (*change, node_effects.KubeletCpusChanged(came, went))
 
 
-def _cpus_held(state: NodeState, event: node_events.CpusHeld) -> Handled:
+def _reservation_cpus_changed(state: NodeState, event: node_events.ReservationCpusChanged) -> Handled:
     placed = state.changed(put=event.placed) if event.placed else state
-    after = placed.holding(event.reservation, event.hold)
+    after = placed.with_reservation(event.reservation, event.cpus)
     # The reservation writes the kernel itself, until it holds nothing any more.
-    follow = Follow.MOVED if event.hold is None or event.placed else Follow.CALLER
+    follow = Follow.MOVED if event.cpus is None or event.placed else Follow.CALLER
     return after, followed(state, after, event.reason, follow)
 
 
@@ -150,7 +150,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     pod_events.SandboxFailed: sandboxes.sandbox_failed,
     pod_events.SandboxStopped: sandboxes.sandbox_stopped,
     pod_events.SandboxRemoved: sandboxes.sandbox_removed,
-    node_events.CpusHeld: _cpus_held,
+    node_events.ReservationCpusChanged: _reservation_cpus_changed,
     call_events.CallSent: call_ends.call_sent,
     call_events.CallCompleted: call_ends.call_completed,
     call_events.CallOrphaned: call_ends.call_orphaned,

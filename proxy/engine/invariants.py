@@ -65,7 +65,7 @@ def _stale_derived_values(state: NodeState) -> list[str]:
     """Compare what a state carries along with what follows from its containers."""
     node, found = state.node, []
     containers, pods = state.containers.values(), state.pods.values()
-    owners = owners_of(node, containers, state.kubelet, pods, state.holds.values())
+    owners = owners_of(node, containers, state.kubelet, pods, state.reservation_cpus.values())
     if owners != state.owners:
         wrong = sorted(key for key in {*owners, *state.owners} if owners.get(key) != state.owners.get(key))
         found.append(f"what is owned is not what containers own: {', '.join(wrong)}")

@@ -40,7 +40,7 @@ def why_not_movable(state: NodeState, owner: str, cpus: CpuSet) -> str:
     containers = containers_of(state, owner)
     if not containers:
         return "it owns no CPUs"
-    if any(hold.owner == owner for hold in state.holds.values()):
+    if any(reserved.owner == owner for reserved in state.reservation_cpus.values()):
         return "its CPUs are being changed already"
     return (
         _fixed(state, containers)

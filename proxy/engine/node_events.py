@@ -50,7 +50,7 @@ from proxy.engine.container_events import (
 from proxy.engine.device_book import PodDevices
 from proxy.engine.enforcement_state import Enforcement
 from proxy.engine.node import Node
-from proxy.engine.owners import CpuHold
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.partition import PartitionEvent, PartitionsRead
 from proxy.engine.pod_events import (
     PodLearned,
@@ -76,18 +76,18 @@ from proxy.model.workload import Container, Pod
 # -- reservations -------------------------------------------------------------------------------------------
 
 
-class CpusHeld(Struct, frozen=True):
-    """A reservation holds CPUs besides placements, or nothing any more.
+class ReservationCpusChanged(Struct, frozen=True):
+    """The CPUs of a reservation that are part of no placement have changed.
 
     Attributes:
         reservation: Its name.
-        hold: What it holds; None for nothing.
+        cpus: These CPUs; None for none.
         reason: What happened, in a few words.
         placed: Containers whose placements change by it.
     """
 
     reservation: str
-    hold: CpuHold | None
+    cpus: ReservationCpus | None
     reason: str
     placed: tuple[Container, ...] = ()
 
@@ -265,7 +265,7 @@ class LedgerRead(Struct, frozen=True):
     Attributes:
         pods: Its sandboxes.
         containers: Its containers.
-        holds: What reservations of that run held, by reservation.
+        reservation_cpus: CPUs of that run's reservations, by reservation.
         lost: Tokens of the containers whose creates were in flight.
         at: When it was read.
         devices: The devices that pods held, by key of the pod.
@@ -275,7 +275,7 @@ class LedgerRead(Struct, frozen=True):
 
     pods: tuple[Pod, ...]
     containers: tuple[Container, ...]
-    holds: Mapping[str, CpuHold]
+    reservation_cpus: Mapping[str, ReservationCpus]
     lost: tuple[str, ...]
     at: float
     devices: Mapping[str, PodDevices] = {}
@@ -328,7 +328,7 @@ NodeEvent = (
     | SandboxFailed
     | SandboxStopped
     | SandboxRemoved
-    | CpusHeld
+    | ReservationCpusChanged
     | CallSent
     | CallCompleted
     | CallOrphaned

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
 
-class CpuHold(Struct, frozen=True):
-    """CPUs that a reservation has taken for an owner, and that are part of no placement yet, or no more.
+class ReservationCpus(Struct, frozen=True):
+    """CPUs that a reservation has taken for an owner, and that are not or no longer part of a placement.
 
     Attributes:
         owner: The owner, as ``Container.owner``.
@@ -70,7 +70,7 @@ def owners_of(
     containers: Iterable[Container],
     held: Held,
     pods: Iterable[Pod],
-    holds: Iterable[CpuHold] = (),
+    reservation_cpus: Iterable[ReservationCpus] = (),
 ) -> dict[str, Owner]:
     """Return the owners of CPUs, by ``Container.owner``.
 
@@ -79,7 +79,7 @@ def owners_of(
         containers: The containers that exist; one that has exited owns nothing.
         held: The CPUs that kubelet's CPU manager holds, by its state file.
         pods: The pods that are known.
-        holds: What reservations hold; it counts as owned.
+        reservation_cpus: CPUs of reservations; they count as owned.
     """
     owners: dict[str, Owner] = {}
     there: set[tuple[str, str]] = set()
@@ -95,10 +95,10 @@ def owners_of(
         cpus = placement.exclusive | placement.replacement if placement.replacement else placement.exclusive
         cpus = cpus | old.cpus if old else cpus
         owners[container.owner] = Owner(cpus, placement.excludes_be or (old is not None and old.hard))
-    for hold in holds:
-        old = owners.get(hold.owner)
-        hard = hold.hard or (old is not None and old.hard)
-        owners[hold.owner] = Owner(hold.cpus | old.cpus if old else hold.cpus, hard)
+    for reserved in reservation_cpus:
+        old = owners.get(reserved.owner)
+        hard = reserved.hard or (old is not None and old.hard)
+        owners[reserved.owner] = Owner(reserved.cpus | old.cpus if old else reserved.cpus, hard)
     return {**owners, **_owners_known_to_kubelet(node, held, there, owners, pods)} if held else owners
 
 

@@ -73,7 +73,7 @@ def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
     first = short.containers[0]
     if not wanted or any(cpus_are_named(state, c) for c in short.containers):
         return CpuSet()
-    if any(hold.owner == short.owner for hold in state.holds.values()):
+    if any(reserved.owner == short.owner for reserved in state.reservation_cpus.values()):
         return CpuSet()  # its CPUs are being changed; what is missing then is replaced afterwards
     own = state.owners[short.owner].cpus if short.owner in state.owners else CpuSet()
     taken = union(owner.cpus.bits for owner in state.owners.values())

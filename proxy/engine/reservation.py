@@ -8,10 +8,10 @@ for is last, so one result at most is outstanding.
     kind         used by                        taken in the state     recorded before the barrier
     CREATE       CreateContainer of an owner    by its decision        yes; a failure aborts
     START        StartContainer of an owner     by its create          -
-    REPLACEMENT  CPUs in place of offline ones  by ``HoldCpus``        -
+    REPLACEMENT  CPUs in place of offline ones  by ``ReserveCpus``        -
     NARROW       CreateContainer that hooks     by its decision        yes; a failure is reported
                  narrow, and that owns nothing
-    MOVE         a running owner                by ``HoldCpus``        yes; a failure aborts
+    MOVE         a running owner                by ``ReserveCpus``        yes; a failure aborts
 
     REQUESTED -> RECORDING -> WAITING -> SHRINKING --free-->  see below
                      ^                    |  ^   |
@@ -132,11 +132,11 @@ def _to(reservation: Reservation, phase: ReservationPhase, *wanted: Effect, **ch
 
 
 def _requested(one: Reservation, event: seen.ReservationRequested) -> Step:
-    hold = (to_do.HoldCpus(one.cpus),) if one.kind in (_Kind.REPLACEMENT, _Kind.MOVE) else ()
+    reserved = (to_do.ReserveCpus(one.cpus),) if one.kind in (_Kind.REPLACEMENT, _Kind.MOVE) else ()
     if one.kind not in RECORDED:
-        return _to(one, _Phase.WAITING, *hold, to_do.AwaitInflight(one.cpus))
+        return _to(one, _Phase.WAITING, *reserved, to_do.AwaitInflight(one.cpus))
     may_run_on = one.cpus if one.kind is _Kind.MOVE else CpuSet()
-    return _to(one, _Phase.RECORDING, *hold, to_do.AppendLedger(may_run_on))
+    return _to(one, _Phase.RECORDING, *reserved, to_do.AppendLedger(may_run_on))
 
 
 def _recorded(one: Reservation, event: seen.LedgerWritten) -> Step:
@@ -214,7 +214,7 @@ def _free(one: Reservation) -> Step:
     if one.kind is _Kind.REPLACEMENT:
         return _to(one, _Phase.SECURING, end, to_do.AppendLedger())
     if one.kind is _Kind.MOVE:
-        assign = to_do.AssignOwn(one.cpus, hold=one.previous)
+        assign = to_do.AssignOwn(one.cpus, reserved=one.previous)
         return _to(one, _Phase.DRAINING, end, assign, to_do.AwaitOwnInflight(one.cpus))
     return _to(one, _Phase.COMMITTED, to_do.Commit())
 
@@ -255,11 +255,11 @@ def _abort(one: Reservation) -> Step:
     if one.kind is _Kind.CREATE:
         undone = (to_do.WithdrawPlacement(),)
     elif one.kind is _Kind.REPLACEMENT:
-        undone = (to_do.ReleaseHold(),)
+        undone = (to_do.UnreserveCpus(),)
         if one.phase is _Phase.SECURING:
-            undone = to_do.RecordSoon(), to_do.ReleaseHold()
+            undone = to_do.RecordSoon(), to_do.UnreserveCpus()
     elif one.kind is _Kind.MOVE:
-        undone = to_do.RecordSoon(), to_do.ReleaseHold()
+        undone = to_do.RecordSoon(), to_do.UnreserveCpus()
     return _to(one, _Phase.ABORTED, *undone, to_do.Abort(one.reason))
 
 
@@ -319,7 +319,7 @@ def _are_as_planned(one: Reservation, event: seen.CpusetsRead) -> bool:
 
 
 def _confirmed(one: Reservation, event: seen.LedgerWritten) -> Step:
-    return _to(one, _Phase.COMMITTED, to_do.ReleaseHold(), to_do.Commit())
+    return _to(one, _Phase.COMMITTED, to_do.UnreserveCpus(), to_do.Commit())
 
 
 def _unconfirmed(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
@@ -337,7 +337,7 @@ def _restore(one: Reservation, message: str) -> Step:
 
 
 def _rerecorded(one: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
-    assign = to_do.AssignOwn(one.previous, hold=one.cpus)
+    assign = to_do.AssignOwn(one.previous, reserved=one.cpus)
     return _to(one, _Phase.RESTORING, assign, to_do.AwaitOwnInflight(one.previous))
 
 
@@ -359,7 +359,7 @@ def _rechecked(one: Reservation, event: seen.CpusetsRead) -> Step:
 
 def _restored(one: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
     # A record that the ledger cannot hold is never written, however often it is tried.
-    return _to(one, _Phase.ABORTED, to_do.ReleaseHold(), to_do.Abort(one.reason))
+    return _to(one, _Phase.ABORTED, to_do.UnreserveCpus(), to_do.Abort(one.reason))
 
 
 def _restoration_unrecorded(one: Reservation, event: seen.LedgerLate) -> Step:
@@ -397,7 +397,7 @@ def _exited(one: Reservation) -> Step:
         return _abort(structs.replace(one, reason=None))
     if one.kind is _Kind.REPLACEMENT:
         return _to(one, _Phase.COMMITTED, to_do.Commit())
-    back = to_do.AssignOwn(one.previous, hold=CpuSet())
+    back = to_do.AssignOwn(one.previous, reserved=CpuSet())
     return _to(one, _Phase.ABORTED, back, to_do.RecordSoon(), to_do.Abort(), reason=None)
 
 

@@ -22,7 +22,7 @@ from proxy.engine.enforcement_state import APPLIED_TO_ALL, Enforcement
 from proxy.engine.facts import MatterFacts
 from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
-from proxy.engine.owners import CpuHold, owners_of
+from proxy.engine.owners import ReservationCpus, owners_of
 from proxy.engine.placement import pool_cpus, without_hook_limits
 from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.model.grants import Grants
@@ -36,7 +36,7 @@ from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool
 from proxy.pools.pools import CpuPools, Owner, pools_of
 
 _NOTHING_HELD: Held = {}
-_NO_HOLDS: Mapping[str, CpuHold] = {}
+_NO_RESERVATION_CPUS: Mapping[str, ReservationCpus] = {}
 _NOTHING_KNOWN = RuntimeKnowledge()
 _NO_CALLS = InflightCalls()
 _NO_FACTS = MatterFacts()
@@ -54,7 +54,7 @@ class NodeState(Struct, frozen=True):
         providers: The providers of the topology manager, with what containers hold.
         kubelet: The CPUs that kubelet's CPU manager holds for containers, by its state file.
         be_limit: CPUs to which BE is suppressed; None where it is not.
-        holds: What reservations hold for owners besides their placements, by reservation.
+        reservation_cpus: CPUs of reservations that are part of no placement, by reservation.
         runtime: What is known of the runtime besides its containers.
         mode: What is done with the node.
         inflight: Calls at the runtime that may write a container's cpuset.
@@ -71,7 +71,7 @@ class NodeState(Struct, frozen=True):
     providers: tuple[Provider, ...] = ()
     kubelet: Held = _NOTHING_HELD
     be_limit: CpuSet | None = None
-    holds: Mapping[str, CpuHold] = _NO_HOLDS
+    reservation_cpus: Mapping[str, ReservationCpus] = _NO_RESERVATION_CPUS
     runtime: RuntimeKnowledge = _NOTHING_KNOWN
     mode: NodeMode = NodeMode.ENFORCE
     inflight: InflightCalls = _NO_CALLS
@@ -94,12 +94,12 @@ class NodeState(Struct, frozen=True):
         containers: Iterable[Container],
         kubelet: Held | None = None,
         be_limit: CpuSet | None = None,
-        holds: Mapping[str, CpuHold] | None = None,
+        reservation_cpus: Mapping[str, ReservationCpus] | None = None,
     ) -> NodeState:
         """Build a state from what is known to exist."""
         there = PersistentMap({c.id: c for c in containers})
         known = PersistentMap({p.sandbox_id: p for p in pods})
-        held, kept = kubelet or {}, holds or {}
+        held, kept = kubelet or {}, reservation_cpus or {}
         owners = owners_of(node, there.values(), held, known.values(), kept.values())
         pools = _pools(node, owners, be_limit)
         providers = node.providers
@@ -119,7 +119,7 @@ class NodeState(Struct, frozen=True):
     def under(self, node: Node) -> NodeState:
         """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
-        after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.holds)
+        after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.reservation_cpus)
         return structs.replace(
             after,
             runtime=self.runtime,
@@ -144,12 +144,14 @@ class NodeState(Struct, frozen=True):
             return self
         return structs.replace(self, kubelet=held)._recomputed()
 
-    def holding(self, reservation: str, hold: CpuHold | None) -> NodeState:
-        """Return the state with what a reservation holds, None for nothing."""
-        holds = {key: kept for key, kept in self.holds.items() if key != reservation}
-        if hold is not None and hold.cpus:
-            holds[reservation] = hold
-        return self if holds == self.holds else structs.replace(self, holds=holds)._recomputed()
+    def with_reservation(self, reservation: str, reserved: ReservationCpus | None) -> NodeState:
+        """Return the state with the CPUs of a reservation; None for none."""
+        after = {key: cpus for key, cpus in self.reservation_cpus.items() if key != reservation}
+        if reserved is not None and reserved.cpus:
+            after[reservation] = reserved
+        if after == self.reservation_cpus:
+            return self
+        return structs.replace(self, reservation_cpus=after)._recomputed()
 
     def suppressing(self, limit: CpuSet | None) -> NodeState:
         """Return the state with BE suppressed to some CPUs, or with None not suppressed."""
@@ -257,7 +259,7 @@ class NodeState(Struct, frozen=True):
             providers,
             self.kubelet,
             self.be_limit,
-            self.holds,
+            self.reservation_cpus,
             runtime,
             self.mode,
             self.inflight,
@@ -324,7 +326,7 @@ class NodeState(Struct, frozen=True):
     def _recomputed(self) -> NodeState:
         """Return the state with owners and pools counted again."""
         containers, pods = self.containers.values(), self.pods.values()
-        owners = owners_of(self.node, containers, self.kubelet, pods, self.holds.values())
+        owners = owners_of(self.node, containers, self.kubelet, pods, self.reservation_cpus.values())
         return structs.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
     def started(self, container: Container) -> NodeState:

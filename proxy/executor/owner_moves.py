@@ -12,7 +12,7 @@ from msgspec import structs
 from proxy.engine.container_events import CpusGiven
 from proxy.engine.enforcement import applies_to
 from proxy.engine.movable import containers_of, why_not_movable
-from proxy.engine.owners import CpuHold
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
 from proxy.executor.codec import MOVE, MoveRecord
 from proxy.executor.context import NodeContext
@@ -79,7 +79,7 @@ class OwnerMoves:
 
     def recover(
         self, entries: Mapping[str, Mapping[str, object]], containers: list[Container]
-    ) -> dict[str, CpuHold]:
+    ) -> dict[str, ReservationCpus]:
         """Read the records of moves that were under way when the last daemon ended.
 
         The containers get their old CPUs, whatever else is recorded of them; ``resume`` puts them back.
@@ -91,7 +91,7 @@ class OwnerMoves:
         Returns:
             What is held until the containers are back, by reservation.
         """
-        bounds, holds = self._context.state.node.machine.bounds.cpus, dict[str, CpuHold]()
+        bounds, holds = self._context.state.node.machine.bounds.cpus, dict[str, ReservationCpus]()
         for key, value in entries.items():
             if not key.startswith(MOVE):
                 continue
@@ -111,7 +111,7 @@ class OwnerMoves:
                 self._context.journal.put(key, None)
                 continue
             first = living[0]
-            holds[token] = CpuHold(first.owner, record.cpus, first.placement.excludes_be)
+            holds[token] = ReservationCpus(first.owner, record.cpus, first.placement.excludes_be)
             one = restoration(record.containers, record.previous, record.cpus, first.ref)
             self._half_done.append((one, ReservationRun(token, first.owner, first.placement.excludes_be)))
         return holds

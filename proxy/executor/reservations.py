@@ -21,8 +21,8 @@ from proxy.engine.effects import WAITED, AbortReason, Effect
 from proxy.engine.enforcement import applies_to
 from proxy.engine.events import Event
 from proxy.engine.node_effects import Record
-from proxy.engine.node_events import CpusHeld
-from proxy.engine.owners import CpuHold
+from proxy.engine.node_events import ReservationCpusChanged
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.reservation import step
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
 from proxy.engine.state import NodeState
@@ -228,30 +228,34 @@ class Reservations:
             case to_do.RecordSoon():
                 for key, record in self._records(one, run, CpuSet(), context.state).items():
                     context.journal.put(key, record)
-            case to_do.HoldCpus() | to_do.ReleaseHold() | to_do.AssignReplacement() | to_do.AssignOwn():
+            case to_do.ReserveCpus() | to_do.UnreserveCpus() | to_do.AssignReplacement() | to_do.AssignOwn():
                 self._change(effect, one, run)
             case _:  # awaited elsewhere, or the end
                 pass
 
     def _change(
         self,
-        effect: to_do.HoldCpus | to_do.ReleaseHold | to_do.AssignReplacement | to_do.AssignOwn,
+        effect: to_do.ReserveCpus | to_do.UnreserveCpus | to_do.AssignReplacement | to_do.AssignOwn,
         one: Reservation,
         run: ReservationRun,
     ) -> None:
         """Change the state."""
         handle, token = self._context.store.handle, run.token
         match effect:
-            case to_do.HoldCpus(cpus):
-                hold = CpuHold(run.owner, cpus, run.hard)
-                handle(CpusHeld(token, hold, f"CPUs reserved for a {one.kind}"))
-            case to_do.ReleaseHold():
-                handle(CpusHeld(token, None, f"CPUs of a {one.kind} released"))
+            case to_do.ReserveCpus(cpus):
+                reserved = ReservationCpus(run.owner, cpus, run.hard)
+                handle(ReservationCpusChanged(token, reserved, f"CPUs reserved for a {one.kind}"))
+            case to_do.UnreserveCpus():
+                handle(ReservationCpusChanged(token, None, f"CPUs of a {one.kind} released"))
             case to_do.AssignReplacement():
-                handle(CpusHeld(token, None, "replacement CPUs assigned", self._replaced(one)))
+                handle(ReservationCpusChanged(token, None, "replacement CPUs assigned", self._replaced(one)))
             case to_do.AssignOwn(cpus, held):
-                hold = CpuHold(run.owner, held, run.hard)
-                handle(CpusHeld(token, hold, "owner placed on other CPUs", self._placed_on(one, cpus)))
+                reserved = ReservationCpus(run.owner, held, run.hard)
+                handle(
+                    ReservationCpusChanged(
+                        token, reserved, "owner placed on other CPUs", self._placed_on(one, cpus)
+                    )
+                )
 
     def _replaced(self, one: Reservation) -> tuple[Container, ...]:
         """Return the containers of a replacement with its CPUs as part of their placements."""

@@ -34,7 +34,7 @@ from proxy.allocation.koordinator.resource_status import status_text
 from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider
 from proxy.engine.node import Node
-from proxy.engine.owners import CpuHold
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
 from proxy.engine.state import NodeState
 from proxy.model.grants import Block
@@ -173,7 +173,7 @@ def shown_state(node: SchedulableNode) -> NodeState:
         held -= kept
     state = NodeState.empty(rules)
     if held:
-        state = state.holding(SHOWN, CpuHold(SHOWN, held))
+        state = state.with_reservation(SHOWN, ReservationCpus(SHOWN, held))
     if node.memory:
         state = replace(state, providers=tuple(_with_memory(each, node.memory) for each in state.providers))
     return replace(state, devices=_devices(node)) if node.devices else state
@@ -308,8 +308,8 @@ def _after(state: NodeState, turn: PodDemand | CpuSet) -> tuple[NodeState, PodDe
     if isinstance(turn, PodDemand):
         after, refused = _arrive(state, (turn,))
         return after, refused[0] if refused else None
-    held = state.holds.get(SHOWN)
-    return (state.holding(SHOWN, CpuHold(SHOWN, held.cpus - turn)) if held else state), None
+    held = state.reservation_cpus.get(SHOWN)
+    return (state.with_reservation(SHOWN, ReservationCpus(SHOWN, held.cpus - turn)) if held else state), None
 
 
 def _is_left_alike(state: NodeState, other: NodeState) -> bool:

@@ -285,7 +285,7 @@ def test_a_slower_checkout_is_found_out(tmp_path: Path) -> None:
     shutil.copy(BENCH.parent / "requirements.lock", slow)
     target = slow / "proxy/calls/create_calls.py"
     text = target.read_text()
-    at = "    def _create(self, call: HeldCall) -> None:\n"
+    at = "    def _create(self, call: UndecidedCall) -> None:\n"
     assert at in text
     target.write_text(text.replace(at, f"{at}        sum(range(40_000))\n"))
     argv = [sys.executable, str(BENCH / "beside.py"), str(BENCH.parent), "--checkout", str(slow)]

@@ -46,8 +46,8 @@ from proxy.engine.node_effects import (
     Record,
     WriteCpusets,
 )
-from proxy.engine.node_events import CpusHeld, NodeEvent
-from proxy.engine.owners import CpuHold
+from proxy.engine.node_events import NodeEvent, ReservationCpusChanged
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.reservation import step as reservation_step
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
 from proxy.engine.runtime_sync_step import SyncStep, sync_step
@@ -306,16 +306,22 @@ class SearchedNode:
                 self.handle(CreateFailed(one.containers[0]))
             case to_do.RecordSoon():
                 self.queue = (*self.queue, *self.records(task, one, CpuSet()).items())
-            case to_do.HoldCpus(cpus):
-                self.handle(CpusHeld(task.token, CpuHold(self.owner_of(one), cpus), "held"))
-            case to_do.ReleaseHold():
-                self.handle(CpusHeld(task.token, None, "released"))
+            case to_do.ReserveCpus(cpus):
+                self.handle(
+                    ReservationCpusChanged(task.token, ReservationCpus(self.owner_of(one), cpus), "held")
+                )
+            case to_do.UnreserveCpus():
+                self.handle(ReservationCpusChanged(task.token, None, "released"))
             case to_do.AssignOwn(cpus, hold):
                 placed = tuple(
                     changed_copy(c, placement=changed_copy(c.placement, exclusive=cpus))
                     for c in self.containers(one)
                 )
-                self.handle(CpusHeld(task.token, CpuHold(self.owner_of(one), hold), "placed", placed))
+                self.handle(
+                    ReservationCpusChanged(
+                        task.token, ReservationCpus(self.owner_of(one), hold), "placed", placed
+                    )
+                )
             case _ if isinstance(effect, to_do.WAITED):
                 return replace(self.awaited(task, one, effect), effect=effect)
         return task
@@ -631,12 +637,14 @@ class SearchedNode:
 
     # -- a crash ------------------------------------------------------------------------------------------
 
-    def restorations(self) -> tuple[dict[str, CpuHold], list[Container], list[tuple[str, Reservation]]]:
+    def restorations(
+        self,
+    ) -> tuple[dict[str, ReservationCpus], list[Container], list[tuple[str, Reservation]]]:
         """Read what the ledger has of moves: what they hold, the containers, and what puts these back."""
         containers = [
             r for key, r in self.durable.items() if key.startswith(("c/", "i/")) and type(r) is Container
         ]
-        holds, back = dict[str, CpuHold](), list[tuple[str, Reservation]]()
+        holds, back = dict[str, ReservationCpus](), list[tuple[str, Reservation]]()
         for key, value in self.durable.items():
             if not key.startswith(MOVE) or not isinstance(value, Mapping):
                 continue
@@ -650,6 +658,6 @@ class SearchedNode:
             ]
             token = key.removeprefix(MOVE)
             owner = next((c.owner for c in containers if c.id in record.containers), "")
-            holds[token] = CpuHold(owner, record.cpus)
+            holds[token] = ReservationCpus(owner, record.cpus)
             back.append((token, restoration(record.containers, record.previous, record.cpus, "b")))
         return holds, containers, back

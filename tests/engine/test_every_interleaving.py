@@ -92,7 +92,7 @@ def check_end(node: SearchedNode, *, moves: bool) -> None:
     for container_id, cpus in node.groups.items():
         assert cpus == state.wanted(state.containers[container_id]), f"{container_id} runs on {cpus}"
     assert not [key for key in node.durable if key.startswith(("i/", "m/"))]
-    assert not state.holds
+    assert not state.reservation_cpus
 
 
 def check_rest(node: SearchedNode, *, is_disturbed: bool) -> None:
@@ -105,7 +105,7 @@ def check_rest(node: SearchedNode, *, is_disturbed: bool) -> None:
     state = node.state
     creating = {c.id for c in state.containers.values() if c.phase is Phase.CREATING}
     assert creating <= state.runtime.lost.keys(), "a create is over, and its container is not"
-    assert not state.holds
+    assert not state.reservation_cpus
     if not is_disturbed:
         assert {c.id: c.phase for c in state.containers.values()} == node.phases
         assert not state.inflight.calls
@@ -157,7 +157,12 @@ def key_of(node: SearchedNode) -> int:
             tuple(sorted(flights)),
             repr(sorted(tasks, key=str)),
             tuple(sorted((i, cpus.bits) for i, cpus in runtime.saved.items())),
-            (tuple(runtime.unsaved), tuple(runtime.lost), tuple(runtime.failed), repr(state.holds)),
+            (
+                tuple(runtime.unsaved),
+                tuple(runtime.lost),
+                tuple(runtime.failed),
+                repr(state.reservation_cpus),
+            ),
             tuple(map(call_key, node.calls.values())),
             tuple(map(call_key, node.ghosts)),
             tuple(map(call_key, node.requests)),
@@ -349,7 +354,7 @@ def _unrecorded(patch: pytest.MonkeyPatch) -> None:
     """The barrier begins before the ledger has the placement."""
 
     def waiting(one: Reservation, event: object) -> After:
-        hold = (to_do.HoldCpus(one.cpus),) if one.kind is ReservationKind.MOVE else ()
+        hold = (to_do.ReserveCpus(one.cpus),) if one.kind is ReservationKind.MOVE else ()
         wanted = (*hold, to_do.AwaitInflight(one.cpus))
         return changed_copy(one, phase=ReservationPhase.WAITING), wanted
 

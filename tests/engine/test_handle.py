@@ -68,17 +68,17 @@ from proxy.engine.node_effects import (
     WriteCpusets,
 )
 from proxy.engine.node_events import (
-    CpusHeld,
     HardwareChanged,
     KubeletCpusRead,
     LedgerRead,
     ModeChanged,
     NodeEvent,
     NodePolicyRead,
+    ReservationCpusChanged,
     RuntimeListed,
     TakeoverChanged,
 )
-from proxy.engine.owners import CpuHold
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_events import (
     PodLearned,
     SandboxExpected,
@@ -407,11 +407,19 @@ def test_more_is_learned_about_a_pod() -> None:
 
 def test_a_reservation_holds_cpus() -> None:
     play = story(SHARED)
-    assert play >> CpusHeld("r", CpuHold("o", OWN, True), "reserved") << Felt("reserved", Follow.CALLER)
+    assert (
+        play
+        >> ReservationCpusChanged("r", ReservationCpus("o", OWN, True), "reserved")
+        << Felt("reserved", Follow.CALLER)
+    )
     assert play.state.pools.shared == REST
-    assert play >> CpusHeld("r", None, "released") << Felt("released")
+    assert play >> ReservationCpusChanged("r", None, "released") << Felt("released")
     assert play.state.pools.shared == ALL
-    assert play >> CpusHeld("r", CpuHold("o", CpuSet(), True), "moved", (OWNER,)) << Felt("moved")
+    assert (
+        play
+        >> ReservationCpusChanged("r", ReservationCpus("o", CpuSet(), True), "moved", (OWNER,))
+        << Felt("moved")
+    )
     assert play.state.pools.shared == REST
 
 

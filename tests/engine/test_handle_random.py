@@ -17,7 +17,7 @@ from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.node_effects import Change, NodeEffect, NodeEffects, PutRecord
 from proxy.engine.node_events import NodeEvent
-from proxy.engine.owners import CpuHold
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import ReportBeChange, SuppressionEnded
 from proxy.model.idset import CpuSet
@@ -185,8 +185,10 @@ class Life:
                 self.enforcement_event(),
                 SuppressionEnded(self.clock, "it ends"),
                 *used_beside_be(self.state, dice.randrange(16)),
-                node_events.CpusHeld("r", CpuHold("o", cpus, True) if cpus else None, "reserved"),
-                node_events.CpusHeld("r", None, "released"),
+                node_events.ReservationCpusChanged(
+                    "r", ReservationCpus("o", cpus, True) if cpus else None, "reserved"
+                ),
+                node_events.ReservationCpusChanged("r", None, "released"),
                 node_events.RuntimeListed(["s"], ["c"], self.state.runtime.changes.number),
                 node_events.NodePolicyRead(NODE, TopologyOptions(), self.node_object(), None),
                 node_events.TakeoverChanged(

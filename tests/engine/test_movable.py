@@ -9,7 +9,7 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.movable import containers_of, why_not_movable
 from proxy.engine.node import Node
-from proxy.engine.owners import CpuHold
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
@@ -61,9 +61,9 @@ def test_an_owner_that_does_not_run_stays(phase: Phase) -> None:
 
 def test_an_owner_whose_cpus_are_being_changed_stays() -> None:
     there = state(owning("a", "0-1"))
-    hold = CpuHold(f"{POD.key}/a", CpuSet.parse("3"))
-    assert why(there.holding("instead-1", hold)) == "its CPUs are being changed already"
-    other = there.holding("instead-1", CpuHold("another", CpuSet.parse("3")))
+    hold = ReservationCpus(f"{POD.key}/a", CpuSet.parse("3"))
+    assert why(there.with_reservation("instead-1", hold)) == "its CPUs are being changed already"
+    other = there.with_reservation("instead-1", ReservationCpus("another", CpuSet.parse("3")))
     assert why(other) == "CPUs 3 are not free"
 
 

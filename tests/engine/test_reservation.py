@@ -17,15 +17,15 @@ from proxy.engine.effects import (
     AwaitOwnInflight,
     Commit,
     EndDeadline,
-    HoldCpus,
     Pause,
     PlaceElsewhere,
     ReadCpusets,
     RecordSoon,
-    ReleaseHold,
     ReportProblem,
     RequestReconcile,
+    ReserveCpus,
     StartDeadline,
+    UnreserveCpus,
     WithdrawPlacement,
     WriteOwners,
     WriteSharers,
@@ -81,7 +81,7 @@ def at_barrier(kind: ReservationKind) -> Playbook:
     """A reservation: its calls in flight have completed, and its sharers are being written."""
     playbook = Playbook(reserved(kind)) >> ReservationRequested()
     if kind in (ReservationKind.REPLACEMENT, ReservationKind.MOVE):
-        playbook << HoldCpus(NEW)
+        playbook << ReserveCpus(NEW)
     if kind is ReservationKind.CREATE:
         playbook << AppendLedger() >> LedgerWritten()
     elif kind is ReservationKind.MOVE:
@@ -297,12 +297,12 @@ class TestReplacement:
         assert (
             at_barrier(ReservationKind.REPLACEMENT)
             >> refused(errno.EACCES) << RequestReconcile() << ReadCpusets(("ls",))
-            >> found(NEW) << ReleaseHold() << Abort(reason)
+            >> found(NEW) << UnreserveCpus() << Abort(reason)
         )  # fmt: skip
 
     @pytest.mark.parametrize("event", [ContainersExited(), Interrupted(), Cancelled()])
     def test_what_is_held_is_released_when_it_ends_early(self, event: Interrupted) -> None:
-        assert at_barrier(ReservationKind.REPLACEMENT) >> event << ReleaseHold() << Abort()
+        assert at_barrier(ReservationKind.REPLACEMENT) >> event << UnreserveCpus() << Abort()
 
     @pytest.mark.parametrize("event", [LedgerLate("slow"), LedgerRejected("slow")])
     def test_without_a_record_it_is_not_handed_over(self, event: LedgerLate) -> None:
@@ -310,7 +310,7 @@ class TestReplacement:
         assert (
             at_barrier(ReservationKind.REPLACEMENT)
             >> CpusetsWritten() << EndDeadline() << AppendLedger()
-            >> event << RecordSoon() << ReleaseHold() << Abort(reason)
+            >> event << RecordSoon() << UnreserveCpus() << Abort(reason)
         )  # fmt: skip
 
     def test_an_owner_that_cannot_be_written_is_reported_only(self) -> None:
@@ -337,13 +337,13 @@ def own_refused(number: int) -> CpusetsWritten:
 def drained() -> Playbook:
     """A move: its containers are being written."""
     playbook = at_barrier(ReservationKind.MOVE) >> CpusetsWritten()
-    playbook << EndDeadline() << AssignOwn(NEW, hold=OLD) << AwaitOwnInflight(NEW)
+    playbook << EndDeadline() << AssignOwn(NEW, reserved=OLD) << AwaitOwnInflight(NEW)
     return playbook >> InflightCompleted() << StartDeadline() << WriteOwners()
 
 
 def restoring(playbook: Playbook) -> Playbook:
     playbook << EndDeadline() << AppendLedger(may_run_on=NEW)
-    return playbook >> LedgerWritten() << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
+    return playbook >> LedgerWritten() << AssignOwn(OLD, reserved=NEW) << AwaitOwnInflight(OLD)
 
 
 def back(playbook: Playbook, message: str) -> bool:
@@ -352,7 +352,7 @@ def back(playbook: Playbook, message: str) -> bool:
     playbook >> InflightCompleted() << StartDeadline() << WriteOwners()
     playbook >> CpusetsWritten() << ReadCpusets()
     playbook >> found(OLD, OLD, "own") << EndDeadline() << AppendLedger()
-    return bool(playbook >> LedgerWritten() << ReleaseHold() << Abort(reason))
+    return bool(playbook >> LedgerWritten() << UnreserveCpus() << Abort(reason))
 
 
 class TestMove:
@@ -361,7 +361,7 @@ class TestMove:
             drained()
             >> CpusetsWritten() << ReadCpusets()
             >> found(NEW, NEW, "own") << EndDeadline() << AppendLedger()
-            >> LedgerWritten() << ReleaseHold() << Commit()
+            >> LedgerWritten() << UnreserveCpus() << Commit()
         )  # fmt: skip
 
     @pytest.mark.parametrize("event", [LedgerLate("slow"), LedgerRejected("slow")])
@@ -369,17 +369,17 @@ class TestMove:
         reason = AbortReason("cannot record the placement: slow", NEW, final=True)
         assert (
             Playbook(reserved(ReservationKind.MOVE))
-            >> ReservationRequested() << HoldCpus(NEW) << AppendLedger(may_run_on=NEW)
-            >> event << RecordSoon() << ReleaseHold() << Abort(reason)
+            >> ReservationRequested() << ReserveCpus(NEW) << AppendLedger(may_run_on=NEW)
+            >> event << RecordSoon() << UnreserveCpus() << Abort(reason)
         )  # fmt: skip
 
     def test_a_target_that_cannot_be_freed_is_released(self) -> None:
         playbook = at_barrier(ReservationKind.MOVE) >> TimedOut()
-        assert playbook << RecordSoon() << ReleaseHold() << Abort(TIME)
+        assert playbook << RecordSoon() << UnreserveCpus() << Abort(TIME)
 
     def test_a_call_that_carries_the_old_cpus_has_it_restored(self) -> None:
         playbook = at_barrier(ReservationKind.MOVE) >> CpusetsWritten()
-        playbook << EndDeadline() << AssignOwn(NEW, hold=OLD) << AwaitOwnInflight(NEW)
+        playbook << EndDeadline() << AssignOwn(NEW, reserved=OLD) << AwaitOwnInflight(NEW)
         assert back(restoring(playbook >> InflightLate("busy", "", OLD)), "busy")
 
     def test_a_write_that_is_refused_has_it_restored(self) -> None:
@@ -413,22 +413,22 @@ class TestMove:
     @pytest.mark.parametrize("event", [ContainersExited(), PlanWithdrawn()])
     def test_an_end_before_the_containers_are_placed_releases_the_target(self, event: Event) -> None:
         playbook = at_barrier(ReservationKind.MOVE) >> event
-        assert playbook << RecordSoon() << ReleaseHold() << Abort()
+        assert playbook << RecordSoon() << UnreserveCpus() << Abort()
 
     @pytest.mark.parametrize("event", [ContainersExited(), PlanWithdrawn()])
     def test_an_end_after_that_leaves_them_their_old_placement(self, event: Event) -> None:
         playbook = drained() >> event
-        assert playbook << AssignOwn(OLD, hold=NONE) << RecordSoon() << Abort()
+        assert playbook << AssignOwn(OLD, reserved=NONE) << RecordSoon() << Abort()
 
     def test_a_fault_has_it_undone_from_everywhere(self) -> None:
         reason = AbortReason("internal error", NEW)
         playbook = at_barrier(ReservationKind.MOVE) >> Interrupted()
-        assert playbook << RecordSoon() << ReleaseHold() << Abort(reason)
+        assert playbook << RecordSoon() << UnreserveCpus() << Abort(reason)
         assert back(restoring(drained() >> Interrupted()), "internal error")
 
     def test_a_half_done_move_is_left_to_the_next_daemon(self) -> None:
         playbook = at_barrier(ReservationKind.MOVE) >> Cancelled()
-        assert playbook << RecordSoon() << ReleaseHold() << Abort()
+        assert playbook << RecordSoon() << UnreserveCpus() << Abort()
         playbook = drained() >> Cancelled()
         assert playbook
         assert playbook.state.is_over
@@ -438,7 +438,7 @@ class TestRestoration:
     def begun(self) -> Playbook:
         playbook = Playbook(restoration(("own",), OLD, NEW, "ns/p/c")) >> ReservationRequested()
         playbook << AppendLedger(may_run_on=NEW)
-        return playbook >> LedgerWritten() << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
+        return playbook >> LedgerWritten() << AssignOwn(OLD, reserved=NEW) << AwaitOwnInflight(OLD)
 
     def test_the_next_daemon_puts_a_container_back(self) -> None:
         assert back(self.begun(), "the daemon ended before it was done")
@@ -448,7 +448,7 @@ class TestRestoration:
         playbook >> CpusetsWritten() << ReadCpusets()
         playbook >> found(REST, REST, "own") << EndDeadline() << AppendLedger()
         reason = AbortReason("the daemon ended before it was done", NEW)
-        assert playbook >> LedgerWritten() << ReleaseHold() << Abort(reason)
+        assert playbook >> LedgerWritten() << UnreserveCpus() << Abort(reason)
 
     def test_it_is_tried_until_it_succeeds_with_growing_pauses(self) -> None:
         playbook = self.begun()
@@ -459,7 +459,7 @@ class TestRestoration:
             pauses.append(min(0.1 * 2**turn, RESTORE.longest))
             playbook << Pause(pauses[-1])
             playbook >> PauseOver() << AppendLedger(may_run_on=NEW)
-            playbook >> LedgerWritten() << AssignOwn(OLD, hold=NEW) << AwaitOwnInflight(OLD)
+            playbook >> LedgerWritten() << AssignOwn(OLD, reserved=NEW) << AwaitOwnInflight(OLD)
         assert pauses[0] == 0.1
         assert pauses[-1] == RESTORE.longest
         assert back(playbook, "the daemon ended before it was done")
@@ -498,11 +498,11 @@ class TestRestoration:
         playbook >> CpusetsWritten() << ReadCpusets()
         playbook >> found(OLD, OLD, "own") << EndDeadline() << AppendLedger()
         reason = AbortReason("the daemon ended before it was done", NEW)
-        assert playbook >> LedgerRejected("odd") << ReleaseHold() << Abort(reason)
+        assert playbook >> LedgerRejected("odd") << UnreserveCpus() << Abort(reason)
 
     def test_exited_containers_need_no_restore(self) -> None:
         playbook = self.begun() >> ContainersExited()
-        assert playbook << AssignOwn(OLD, hold=NONE) << RecordSoon() << Abort()
+        assert playbook << AssignOwn(OLD, reserved=NONE) << RecordSoon() << Abort()
 
 
 EVENTS = (

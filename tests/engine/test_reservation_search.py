@@ -147,9 +147,9 @@ def performed(node: Small, effect: to_do.Effect) -> Small:
 def placed(node: Small, effect: to_do.Effect) -> Small:
     """Perform an effect on the plan, if it is one."""
     match effect:
-        case to_do.HoldCpus(cpus):
+        case to_do.ReserveCpus(cpus):
             return changed_copy(node, hold=cpus)
-        case to_do.ReleaseHold():
+        case to_do.UnreserveCpus():
             return changed_copy(node, hold=NONE)
         case to_do.AssignReplacement():
             return changed_copy(node, own=node.own | node.hold, hold=NONE)

@@ -50,7 +50,7 @@ def kept(world: Any) -> dict[str, Any]:
         "owners": dict(state.owners),
         "pools": state.pools,
         "placements": {c.id: (c.placement, c.phase) for c in state.containers.values()},
-        "holds": dict(state.holds),
+        "holds": dict(state.reservation_cpus),
         "sets": dict(world.cgroups.sets),
         "ledger": {i: dict(entry) for i, entry in world.ledger.entries.items()},
         "specs": dict(world.runtime.specs),
@@ -92,7 +92,7 @@ def test_an_owner_is_moved(run_scenario: Callable[..., None]) -> None:
         assert container.placement.exclusive == target
         assert container.placement.reasons[-1] == f"moved from CPUs {mine} to {target}"
         assert world.ledger.entries[f"c/{own}"]["placement"]["own"] == str(target)
-        assert not world.executor.state.holds
+        assert not world.executor.state.reservation_cpus
         assert violations(world.executor.state) == []
         assert world.executor.telemetry.value(metrics.OWNERS_MOVED) == 1
 
@@ -243,7 +243,7 @@ def test_a_container_that_exits_meanwhile_gives_its_cpus_back(run_scenario: Call
         await world.quiet()
         assert world.on(ls) == str(ALL)
         assert not world.executor.state.owners
-        assert not world.executor.state.holds
+        assert not world.executor.state.reservation_cpus
         assert world.executor.state.containers[own].placement.exclusive == mine
         assert not [i for i in world.ledger.entries if i.startswith("m/")]
 
@@ -336,7 +336,7 @@ def test_old_cpus_that_go_offline_during_a_move_that_fails_are_replaced_afterwar
         await world.until(lambda: mine in tries)
         await world.sync.once()
         assert await asyncio.wait_for(moving, 10) == f"cannot write {own}: EINVAL"
-        assert not world.executor.state.holds
+        assert not world.executor.state.reservation_cpus
         await world.sync.once()
         await world.quiet()
         assert not [i for i in world.ledger.entries if i.startswith("m/")]
@@ -458,7 +458,7 @@ def test_a_crash_at_every_step_ends_in_the_old_or_the_new_placement(
             await world.sync.once()
             world.now += 3
             await world.sync.once()
-            await world.until(lambda: not world.executor.state.holds)
+            await world.until(lambda: not world.executor.state.reservation_cpus)
             await world.quiet()
             assert overlaps == [], f"after a crash before effect {at}"
             on, state = CpuSet.parse(world.on(own)), world.executor.state
@@ -495,7 +495,7 @@ def test_a_crash_at_every_step_after_which_the_old_cpus_are_offline(
             await world.sync.once()
             world.now += 3
             await world.sync.once()
-            await world.until(lambda: not world.executor.state.holds)
+            await world.until(lambda: not world.executor.state.reservation_cpus)
             await world.sync.once()
             await world.quiet()
             placement = world.executor.state.containers[own].placement

@@ -19,8 +19,8 @@ from proxy.backends.kubelet.cpu_manager import KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletSettings
 from proxy.engine.node import Node
 from proxy.engine.node_effects import Change
-from proxy.engine.node_events import CpusHeld, TakeoverChanged
-from proxy.engine.owners import CpuHold
+from proxy.engine.node_events import ReservationCpusChanged, TakeoverChanged
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.state import NodeState
 from proxy.executor.background import Worker
 from proxy.executor.journal import Journal
@@ -116,9 +116,9 @@ def in_store(work: Callable[[NodeStore, list[BaseException]], None]) -> None:
     asyncio.run(scenario())
 
 
-def held(cpus: str, reason: str) -> CpusHeld:
+def held(cpus: str, reason: str) -> ReservationCpusChanged:
     """An event after which pools differ."""
-    return CpusHeld(reason, CpuHold("o", CpuSet.parse(cpus), hard=True), reason)
+    return ReservationCpusChanged(reason, ReservationCpus("o", CpuSet.parse(cpus), hard=True), reason)
 
 
 def test_observers_are_notified_in_order_and_one_change_at_a_time() -> None:

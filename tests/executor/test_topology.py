@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.calls.held_call import CallContext
+from proxy.calls.undecided_call import CallContext
 from proxy.engine.invariants import violations
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.state import NodeState

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.engine.owners import CpuHold
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_dry_run import dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
@@ -195,12 +195,12 @@ def test_where_each_pod_finds_room_after_all_others_the_order_does_not_matter() 
 
 def any_order_refuses(shown: NodeState, pods: list[PodDemand], ended: CpuSet) -> bool:
     """Try all orders of the pods, with the end of a pod that the object still shows in each place."""
-    held = shown.holds[SHOWN].cpus if SHOWN in shown.holds else CpuSet()
+    held = shown.reservation_cpus[SHOWN].cpus if SHOWN in shown.reservation_cpus else CpuSet()
     for order in itertools.permutations([*pods, None] if ended else pods):
         state = shown
         for each in order:
             if each is None:
-                state = state.holding(SHOWN, CpuHold(SHOWN, held - ended))
+                state = state.with_reservation(SHOWN, ReservationCpus(SHOWN, held - ended))
                 continue
             outcome = dry_run(state, each.arrival())
             if not outcome.verdict.admitted:

@@ -60,8 +60,8 @@ def other_differences(node: Node) -> Iterator[str]:
     creating = [c.ref for c in state.containers.values() if c.phase is Phase.CREATING]
     if creating:
         yield f"creates have left placements behind: {', '.join(creating)}"
-    if state.holds:
-        yield f"CPUs are held for {', '.join(state.holds)}"
+    if state.reservation_cpus:
+        yield f"CPUs are held for {', '.join(state.reservation_cpus)}"
     recorded = {key[2:] for key in node.promises.durable if key.startswith("c/")}
     known = {c.id for c in state.containers.values()}
     if recorded != known:

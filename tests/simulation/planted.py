@@ -160,7 +160,7 @@ def grown_before_commit() -> Patches:
     perform = Reservations._perform
 
     def hasty(reservations: Any, effect: Any, one: Any, run: Any) -> None:
-        if not isinstance(effect, to_do.HoldCpus):
+        if not isinstance(effect, to_do.ReserveCpus):
             perform(reservations, effect, one, run)
 
     yield Reservations, "_perform", hasty

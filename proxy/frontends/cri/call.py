@@ -1,6 +1,6 @@
 """Intercepted calls: which CRI methods are held, how their messages are read, and how a decision is written.
 
-The code that decides knows the CRI only through ``InterceptedCall`` (``proxy.calls.held_call.HeldCall``).
+The code that decides knows an ``InterceptedCall`` only as a ``proxy.calls.undecided_call.UndecidedCall``.
 
 A request that is not one plain gRPC message is counted and reported, and the node is compared with the
 runtime soon after. No client of the CRI sends one. A create that the runtime might execute without a
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.calls.call_flow import CallFlow
-from proxy.calls.held_call import HeldCall
+from proxy.calls.undecided_call import UndecidedCall
 from proxy.engine.call_events import UpdateRequested
 from proxy.engine.enforcement import is_applied_to_all
 from proxy.frontends.cri.messages import (
@@ -110,7 +110,7 @@ class InterceptedCall:
             self.decided = True
             self._link.refuse(self._stream, code, fit(message))
 
-    # -- reading; see ``HeldCall`` ------------------------------------------------------------------------
+    # -- reading; see ``UndecidedCall`` ------------------------------------------------------------------------
 
     def target(self) -> str:
         """Read the id of the container or sandbox that the call is about."""
@@ -221,7 +221,7 @@ class Interceptors(CallFlow):
             return None  # the pod may be one that is observed
         return GrpcStatus.UNIMPLEMENTED, f"cannot place the container: the request {kind}"
 
-    def response(self, call: HeldCall, message: bytes) -> None:
+    def response(self, call: UndecidedCall, message: bytes) -> None:
         """The runtime's answer is about to reach the client."""
         if self.names(call):
             try:

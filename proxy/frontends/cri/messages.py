@@ -81,7 +81,7 @@ def request_of(resources: pb.ResourceFacts) -> Request:
 
 
 class CriCreateRequest:
-    """A CreateContainerRequest; see ``proxy.calls.held_call.CreateRequest``."""
+    """A CreateContainerRequest; see ``proxy.calls.undecided_call.CreateRequest``."""
 
     __slots__ = ("_message", "attempt", "name", "resources", "sandbox_id")
 

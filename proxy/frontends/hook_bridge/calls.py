@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from proxy.calls.held_call import CallContext, Handle, HeldCall
 from proxy.calls.hook_gateway import LEAVING, GoRunPod
+from proxy.calls.undecided_call import CallContext, Handle, UndecidedCall
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
 from proxy.frontends.hook_bridge.update_queue import UpdateQueue
@@ -67,7 +67,7 @@ class HookBridge:
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
-    def run_pod(self, call: HeldCall, go: GoRunPod) -> None:
+    def run_pod(self, call: UndecidedCall, go: GoRunPod) -> None:
         """See ``HookGateway``."""
         bounds = self._executor.state.node.machine.bounds
         pod = call.sandbox(bounds)
@@ -93,21 +93,23 @@ class HookBridge:
 
         self._dispatcher.ask(call, event, decided)
 
-    def ran(self, pod: Pod, call: HeldCall) -> None:
+    def ran(self, pod: Pod, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
         self._following.ran(pod, call.seen_by_hooks())
 
     # -- creates ------------------------------------------------------------------------------------------
 
-    def create(self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]) -> None:
+    def create(
+        self, call: UndecidedCall, container: Container, go: Callable[[UndecidedCall, Container], None]
+    ) -> None:
         """See ``HookGateway``."""
         if self._following.lacks(container.pod.sandbox_id):
-            self._dispatcher.hold(call, self._create_later(call, container.id, go))
+            self._dispatcher.spawn(call, self._create_later(call, container.id, go))
         else:
             self._create(call, container, go)
 
     async def _create_later(
-        self, call: HeldCall, token: str, go: Callable[[HeldCall, Container], None]
+        self, call: UndecidedCall, token: str, go: Callable[[UndecidedCall, Container], None]
     ) -> None:
         """Look up the labels and annotations that the sandbox was made with: a hook may have changed them."""
         executor = self._executor
@@ -122,7 +124,7 @@ class HookBridge:
             self._create(call, container, go)
 
     def _create(
-        self, call: HeldCall, container: Container, go: Callable[[HeldCall, Container], None]
+        self, call: UndecidedCall, container: Container, go: Callable[[UndecidedCall, Container], None]
     ) -> None:
         if isinstance(call.state, CallContext):
             call.state.body = call.body
@@ -138,7 +140,7 @@ class HookBridge:
 
         self._dispatcher.ask(call, event, decided, over)
 
-    async def create_elsewhere(self, call: HeldCall, container: Container) -> Container | None:
+    async def create_elsewhere(self, call: UndecidedCall, container: Container) -> Container | None:
         """See ``HookGateway``. Hooks start again with the original request, which had other CPUs."""
         if isinstance(call.state, CallContext) and call.state.body is not None:
             call.change(call.state.body)
@@ -149,11 +151,11 @@ class HookBridge:
             return None
         return self._placed(call, container, state, event.decision.cpus, outcome)
 
-    def leaves(self, token: str, call: HeldCall) -> None:
+    def leaves(self, token: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
         self._following.sent[token] = call.seen_by_hooks().remembered()
 
-    def _creating(self, call: HeldCall, container: Container) -> PreCreateContainer:
+    def _creating(self, call: UndecidedCall, container: Container) -> PreCreateContainer:
         pod, following = container.pod, self._following
         view: HookView = call.seen_by_hooks()
         known = following.memory.pod(pod.sandbox_id)
@@ -161,7 +163,7 @@ class HookBridge:
         return PreCreateContainer(facts, view.container(), following.decision(container))
 
     def _placed(
-        self, call: HeldCall, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
+        self, call: UndecidedCall, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
     ) -> Container | None:
         """Apply what hooks want to a placement; None where the call has been answered or forwarded.
 
@@ -198,24 +200,24 @@ class HookBridge:
 
     # -- containers that exist ----------------------------------------------------------------------------
 
-    def start(self, call: HeldCall, container_id: str, go: Handle) -> None:
+    def start(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
         """See ``HookGateway``."""
         if self._dispatcher.knows(container_id):
             self._start(call, container_id, go)
         else:
-            self._dispatcher.hold(
+            self._dispatcher.spawn(
                 call,
                 self._later(call, container_id, partial(self._start, call, container_id, go), adopt=True),
             )
 
     async def _later(
-        self, call: HeldCall, target: str, step: Callable[[], None], *, adopt: bool = False
+        self, call: UndecidedCall, target: str, step: Callable[[], None], *, adopt: bool = False
     ) -> None:
         await self._dispatcher.look_up(target, adopt=adopt)
         if not call.done:
             step()
 
-    def _start(self, call: HeldCall, container_id: str, go: Handle) -> None:
+    def _start(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
         container, following = self._executor.state.containers.get(container_id), self._following
         if container is None or container.phase not in STARTABLE:
             go(call)  # the runtime reports what is wrong with any other
@@ -228,18 +230,18 @@ class HookBridge:
         event = PreStartContainer(*following.facts(container), following.decision(container))
         self._dispatcher.ask(call, event, decided)
 
-    def updated(self, container_id: str, call: HeldCall) -> None:
+    def updated(self, container_id: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
         self._following.updated(container_id, call.seen_by_hooks())
 
-    def leave(self, call: HeldCall, target: str) -> None:
+    def leave(self, call: UndecidedCall, target: str) -> None:
         """See ``HookGateway``."""
         if self._following.lacks(target):
-            self._dispatcher.hold(call, self._later(call, target, partial(self._leave, call, target)))
+            self._dispatcher.spawn(call, self._later(call, target, partial(self._leave, call, target)))
         else:
             self._leave(call, target)
 
-    def _leave(self, call: HeldCall, target: str) -> None:
+    def _leave(self, call: UndecidedCall, target: str) -> None:
         event = self._leaving(call, target)
         if event is None:
             call.release()
@@ -251,7 +253,7 @@ class HookBridge:
 
         self._dispatcher.ask(call, event, decided)
 
-    def _leaving(self, call: HeldCall, target: str) -> Point | None:
+    def _leaving(self, call: UndecidedCall, target: str) -> Point | None:
         """Return the event before a stop or a removal; None where it stops or removes nothing."""
         following, state, point = self._following, self._executor.state, LEAVING[call.method]
         if point == PreStopPodSandbox.NAME:

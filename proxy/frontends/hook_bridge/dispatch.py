@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from proxy.calls.held_call import HeldCall, Hold
+from proxy.calls.undecided_call import SpawnForCall, UndecidedCall
 from proxy.engine.narrowing import Narrowing
 from proxy.hooks.answers import CLEAR, LEAVE
 from proxy.hooks.events import Point
@@ -40,7 +40,7 @@ class HookDispatcher:
         asking: HookCaller,
         updates: Updates,
         following: LifecycleEvents,
-        hold: Hold,
+        spawn: SpawnForCall,
         adopt: LookUp,
         learn: LookUp,
         *,
@@ -53,7 +53,7 @@ class HookDispatcher:
             asking: Calls the hooks.
             updates: Does what hooks want of other containers.
             following: Has the facts that hooks are called with.
-            hold: Holds a call while a coroutine decides on it.
+            spawn: Runs a coroutine that decides a call.
             adopt: Adopts a container that a call names and that is not known.
             learn: Looks up the facts of a container or sandbox that are missing.
             owned_cpus: Hooks may give CPUs that have owners.
@@ -61,7 +61,7 @@ class HookDispatcher:
         self.asking = asking
         self.executor = executor
         self.following = following
-        self.hold = hold
+        self.spawn = spawn
         self._updates = updates
         self._adopt = adopt
         self._learn = learn
@@ -97,7 +97,9 @@ class HookDispatcher:
             self.executor.broken(error)
             return AS_IT_IS
 
-    def ask(self, call: HeldCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None) -> None:
+    def ask(
+        self, call: UndecidedCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None
+    ) -> None:
         """Call hooks for a held call.
 
         Args:
@@ -118,9 +120,9 @@ class HookDispatcher:
             else:
                 go(outcome)
 
-        self.hold(call, later())
+        self.spawn(call, later())
 
-    def refuses(self, call: HeldCall, outcome: Outcome) -> bool:
+    def refuses(self, call: UndecidedCall, outcome: Outcome) -> bool:
         """Refuse the call where hooks do; else start what they want of other containers."""
         if outcome.refusal:
             self.executor.telemetry.count(metrics.REFUSED_BY_HOOKS)
@@ -131,7 +133,7 @@ class HookDispatcher:
         self.update(outcome)
         return False
 
-    def relays(self, call: HeldCall) -> bool:
+    def relays(self, call: UndecidedCall) -> bool:
         """Forward a call if the node was released meanwhile: then nothing is decided here any more."""
         if not self.executor.store.mode.is_leaving:
             return False
@@ -144,7 +146,7 @@ class HookDispatcher:
             self._updates.take(outcome.adjustment.updates, outcome.owners)
 
     def apply(
-        self, call: HeldCall, outcome: Outcome, refused: Callable[[str], None] = lambda words: None
+        self, call: UndecidedCall, outcome: Outcome, refused: Callable[[str], None] = lambda words: None
     ) -> Outcome | None:
         """Adjust the message of a call as hooks want it.
 
@@ -165,7 +167,7 @@ class HookDispatcher:
             call.change(body)
         return outcome
 
-    def _written(self, call: HeldCall, outcome: Outcome) -> tuple[Outcome, Any]:
+    def _written(self, call: UndecidedCall, outcome: Outcome) -> tuple[Outcome, Any]:
         """Write what hooks want into a call's message.
 
         Returns:

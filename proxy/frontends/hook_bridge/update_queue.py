@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 
 from msgspec import Struct
 
-from proxy.calls.held_call import Handle, HeldCall
+from proxy.calls.undecided_call import Handle, UndecidedCall
 from proxy.frontends.hook_bridge.dispatch import Decided, HookDispatcher
 from proxy.hooks.events import PreUpdateContainerResources
 from proxy.hooks.hook import Answers, Outcome
@@ -37,17 +37,17 @@ class UpdateQueue:
         self._last: dict[str, asyncio.Future[None]] = {}
         """The last in line of each container that has a line."""
 
-    def update(self, call: HeldCall, container_id: str, go: Handle) -> None:
+    def update(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
         """Call hooks for an update when its turn comes."""
         answers = None
         if container_id not in self._last and self._dispatcher.knows(container_id):
             answers = self._ask(call, container_id, go)
             if answers is None:
                 return
-        self._dispatcher.hold(call, self._in_line(call, container_id, go, answers))
+        self._dispatcher.spawn(call, self._in_line(call, container_id, go, answers))
 
     def _in_line(
-        self, call: HeldCall, container_id: str, go: Handle, answers: _Waiting | None
+        self, call: UndecidedCall, container_id: str, go: Handle, answers: _Waiting | None
     ) -> Coroutine[object, object, None]:
         """Enter the queue now; returns what is to be awaited."""
         before, finished = self._last.get(container_id), asyncio.get_running_loop().create_future()
@@ -72,7 +72,7 @@ class UpdateQueue:
 
         return waiting()
 
-    def _ask(self, call: HeldCall, container_id: str, go: Handle) -> _Waiting | None:
+    def _ask(self, call: UndecidedCall, container_id: str, go: Handle) -> _Waiting | None:
         """Call hooks for an update; returns what is to be waited for, None where it has gone on."""
         container = self._executor.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, cast
 
 from proxy.calls.call_flow import CallFlow
-from proxy.calls.held_call import NO_DEVICES, HeldCall
+from proxy.calls.undecided_call import NO_DEVICES, UndecidedCall
 from proxy.engine.call_events import UpdateRequested
 from proxy.executor.ports import DeviceFacts
 from proxy.frontends.hookserver.messages import ContainerReply, SandboxReply, pod_of, request_of, total_of
@@ -62,8 +62,8 @@ class ForeignCall:
             self.lost()  # the peer does not wait any more
             raise
 
-    def _held(self) -> HeldCall:
-        return cast("HeldCall", self)  # of the methods that read, only those of the call's method are called
+    def _held(self) -> UndecidedCall:
+        return cast("UndecidedCall", self)  # of the methods that read, only those of the call's method are called
 
     # -- called by the code that decides ------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class ForeignCall:
 
 
 class SandboxCall(ForeignCall):
-    """RunPodSandbox; see ``proxy.calls.held_call.HeldCall``."""
+    """RunPodSandbox; see ``proxy.calls.undecided_call.UndecidedCall``."""
 
     __slots__ = ()
     body: SandboxReply
@@ -141,7 +141,7 @@ class SandboxCall(ForeignCall):
 
 
 class ContainerCall(ForeignCall):
-    """CreateContainer, StartContainer or UpdateContainerResources; see ``HeldCall`` and ``CreateRequest``."""
+    """CreateContainer, StartContainer or UpdateContainerResources; see ``UndecidedCall`` and ``CreateRequest``."""
 
     __slots__ = ("_sandbox_attempt", "attempt", "name", "resources", "sandbox_id")
     body: ContainerReply

@@ -41,7 +41,7 @@ class SandboxReply(Struct, frozen=True):
     answer: pb.PodSandboxHookResponse
 
     def read(self, bounds: Bounds) -> Pod:
-        """Read the pod, with what hooks have set; ``bounds`` as for ``HeldCall.sandbox``."""
+        """Read the pod, with what hooks have set; ``bounds`` as for ``UndecidedCall.sandbox``."""
         requested, answer = self.asked, self.answer
         total = requested.resources if requested.HasField("resources") else None
         pod = (
@@ -132,7 +132,7 @@ class ContainerReply(Struct, frozen=True):
     # -- what is decided ----------------------------------------------------------------------------------
 
     def placed(self, cpus: CpuSet | None, mems: Mask | None, quota: int) -> ContainerReply:
-        """Return the answer with a decision; as ``HeldCall.place``."""
+        """Return the answer with a decision; as ``UndecidedCall.place``."""
         answer = _copy(self.answer)
         resources = answer.container_resources
         if resources.cpuset_cpus != (text := str(cpus) if cpus else ""):

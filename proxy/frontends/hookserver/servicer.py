@@ -11,7 +11,7 @@ import asyncio
 
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.calls.call_flow import CallFlow
-from proxy.calls.held_call import CallContext
+from proxy.calls.undecided_call import CallContext
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.container_events import CreateDelegated
 from proxy.engine.enforcement import applies_to

@@ -1,7 +1,7 @@
-"""A call that a front end holds while it is decided, and what is kept of it until it is over.
+"""A call that waits at a front end for its decision, and what is kept of it until it is over.
 
-A front end decodes its protocol into a ``HeldCall``. Its methods that read give values of ``model`` from the
-message as it is then: hooks may have changed it. One of ``release``, ``place`` and ``refuse`` ends the wait.
+A front end decodes its protocol into an ``UndecidedCall``. Its methods that read give values of ``model`` from
+the message as it is then: hooks may have changed it. One of ``release``, ``place`` and ``refuse`` ends the wait.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CreateRequest(Protocol):
         """Read which devices the container gets."""
 
 
-class HeldCall(Protocol):
+class UndecidedCall(Protocol):
     """One call while it is decided.
 
     Attributes:
@@ -152,7 +152,7 @@ class CallContext:
     device_fields: Mapping[str, str] | None = None
 
 
-def send(call: HeldCall, answer: CallAnswer) -> None:
+def send(call: UndecidedCall, answer: CallAnswer) -> None:
     """End the wait of a call as the engine has decided."""
     if type(answer) is Forward:
         call.place(answer.cpus, answer.mems, answer.quota)
@@ -162,7 +162,7 @@ def send(call: HeldCall, answer: CallAnswer) -> None:
         call.release()
 
 
-Hold = Callable[[HeldCall, Coroutine[object, object, None]], None]
-"""Holds a call while a coroutine decides on it."""
-Handle = Callable[[HeldCall], None]
-Finished = Callable[[HeldCall, CallContext, int | None], None]
+SpawnForCall = Callable[[UndecidedCall, Coroutine[object, object, None]], None]
+"""Runs a coroutine that decides a call; the call waits for it."""
+Handle = Callable[[UndecidedCall], None]
+Finished = Callable[[UndecidedCall, CallContext, int | None], None]
