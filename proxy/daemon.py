@@ -455,7 +455,7 @@ class Daemon:
             return []
         former = self._start_update.former_calls
         former.report(successor.over)
-        relayed = self._flow.hand_over(self._front.refuse_held, self._front.calls, successor.over)
+        relayed = self._flow.hand_over(self._front.refuse_undecided, self._front.calls, successor.over)
         return [*relayed, *former.relayed]
 
     def _is_busy(self) -> bool:

@@ -98,12 +98,12 @@ def _error_text(body: bytes) -> str:
 
 def _exchange(path: Path, request: bytes, deadline: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(_left(deadline))
+        client.settimeout(_remaining_s(deadline))
         client.connect(str(path))
         client.sendall(request)
         data = bytearray()
         while True:
-            client.settimeout(_left(deadline))
+            client.settimeout(_remaining_s(deadline))
             piece = client.recv(65536)
             if not piece:
                 return bytes(data)
@@ -112,7 +112,7 @@ def _exchange(path: Path, request: bytes, deadline: float) -> bytes:
                 raise OSError(f"the answer is larger than {ANSWER_LIMIT} bytes")
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError

@@ -295,7 +295,7 @@ def release(data: Mapping[str, object]) -> str:
     return f"{done} of {all_of_them} containers updated, calls are only relayed"
 
 
-def release_left(data: Mapping[str, object]) -> Iterable[str]:
+def release_remaining(data: Mapping[str, object]) -> Iterable[str]:
     """Write what is left to do in a release.
 
     Args:

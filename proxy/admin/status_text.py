@@ -18,7 +18,7 @@ from proxy.admin.status_sections import (
     prescribed,
     quotas,
     release,
-    release_left,
+    release_remaining,
     short,
     suppression,
 )
@@ -44,7 +44,7 @@ def render(status: object, width: int = 100) -> str:
         width: Columns of the terminal; long texts are cut at it.
     """
     data = as_map(status)
-    lines = [_title(data), *table(_head(data)), *release_left(as_map(data.get("release")))]
+    lines = [_title(data), *table(_head(data)), *release_remaining(as_map(data.get("release")))]
     if not is_released(data):
         lines += _pools(data)
     lines += suppression(as_map(data.get("beSuppress")), width)

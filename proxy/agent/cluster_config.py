@@ -189,7 +189,7 @@ class ConfigFollowing:
         self._session = session
         self._path = path
         self._changed = asyncio.Event()
-        self._seen: tuple[str, int, str] | None = None
+        self._observed: tuple[str, int, str] | None = None
         self._answer: ConfigAnswer | None = None
         self._written: ConfigAnswer | None = None
         self._reported = False
@@ -234,13 +234,13 @@ class ConfigFollowing:
         found = select(self.objects.values.values(), dict(labels))
         wanted = ("", 0, "") if found is None else (found.name, found.generation, found.text)
         broken = "" if found is None else await asyncio.to_thread(self._fault, found.text)
-        if (wanted, broken) != (self._seen, self._broken_rule):
+        if (wanted, broken) != (self._observed, self._broken_rule):
             try:
                 self._answer = await self._follow(found, broken)
             except (OSError, TopoproxyError) as error:
                 self._session.telemetry.problem("cannot apply the settings of the cluster", err=error)
                 return False
-            self._seen, self._broken_rule = wanted, broken
+            self._observed, self._broken_rule = wanted, broken
             self._report_at = asyncio.get_running_loop().time() + random.uniform(0, SPREAD_S)  # noqa: S311
             self._session.telemetry.resolved("cannot apply the settings of the cluster")
         if asyncio.get_running_loop().time() < self._report_at:

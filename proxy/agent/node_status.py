@@ -106,17 +106,17 @@ class PublishedStatus:
         uid: Of the Node object; empty where there is none.
     """
 
-    def __init__(self, session: AgentSession, writer: ObjectWriter, wall: Callable[[], float]) -> None:
+    def __init__(self, session: AgentSession, writer: ObjectWriter, wall_clock: Callable[[], float]) -> None:
         """Prepare to write; nothing is sent.
 
         Args:
             session: The node, the API server.
             writer: Writes the status.
-            wall: Seconds since the epoch.
+            wall_clock: Seconds since the epoch.
         """
         self._session = session
         self._writer = writer
-        self._wall = wall
+        self._wall_clock = wall_clock
         self._node_path = f"{NODES}/{session.node}"
         self._path = f"{self._node_path}/status"
         self._devices_path = f"{self._path}#devices"
@@ -136,9 +136,9 @@ class PublishedStatus:
             return True
         if self._condition is not None and self._condition[0] != condition:
             self._condition = None  # another program has written it
-            self._writer.seen(self._path, None)
+            self._writer.observed(self._path, None)
         if self._device_operations():  # kubelet has reset amounts
-            self._writer.seen(self._devices_path, None)
+            self._writer.observed(self._devices_path, None)
         return False
 
     def count_devices(self, healthy: Mapping[str, int]) -> None:
@@ -166,7 +166,7 @@ class PublishedStatus:
         if self._condition is None:
             node = await self._session.api.get(self._node_path)
             self._condition = _condition_in(node)
-        since = timestamp(self._wall())
+        since = timestamp(self._wall_clock())
         if self._condition is not None and self._condition[0].status == condition.status:
             since = self._condition[1]
             if self._condition[0] == condition:

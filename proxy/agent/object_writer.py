@@ -12,7 +12,7 @@ node go first; an Event leaves a write to them.
 
 Writes are server-side applies of the field owner ``topoproxy``, which take the fields from other owners.
 Where another program writes them again and again, the objects are repaired at growing intervals: a watch of
-their metadata names each version that is not ours (``seen``).
+their metadata names each version that is not ours (``observed``).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Write = Callable[[], Awaitable[JsonObject | None]]
 
 
 @dataclass(slots=True)
-class _Kept:
-    """An object.
+class _ManagedObject:
+    """An object that the agent writes.
 
     Attributes:
         wanted: What it is to be, in a form that compares; None: it is to be gone.
@@ -58,7 +58,7 @@ class _Kept:
         delay_factor: This many times longer than an object of the node it may wait; infinity: until none
             waits.
         since: The time from which it has not been written as wanted.
-        settled: The time until which a change that is not urgent waits for another one.
+        delayed_until: The time until which a change that is not urgent waits for another one.
         written: What was written last; a value that nothing equals before the first write.
         due: The time of the next write at the earliest.
         failures: Failed writes in a row.
@@ -102,7 +102,7 @@ class ObjectWriter:
             telemetry: Where it is reported that an object cannot be written.
         """
         self._telemetry = telemetry
-        self._objects: dict[str, _Kept] = {}
+        self._objects: dict[str, _ManagedObject] = {}
         self._budget = WriteBudget(WRITES_PER_SECOND, WRITE_BURST)
         self._wake = asyncio.Event()
 
@@ -130,23 +130,23 @@ class ObjectWriter:
             once: Forget it once it is written; the oldest of more than ``ONCE_LIMIT`` are forgotten before.
             gives_up: Forget it also after ``ONCE_REFUSALS`` refusals in a row.
         """
-        kept = self._objects.get(path)
-        if kept is None:
-            self._objects[path] = _Kept(
+        managed = self._objects.get(path)
+        if managed is None:
+            self._objects[path] = _ManagedObject(
                 wanted, write, delay_factor, self._now(), once=once, gives_up=gives_up
             )
             if once:
                 self._bound()
-        elif kept.wanted == wanted:
+        elif managed.wanted == wanted:
             return
         else:
-            if kept.written == kept.wanted:
-                kept.since, kept.delayed_until = self._now(), self._now() + delay_s
+            if managed.written == managed.wanted:
+                managed.since, managed.delayed_until = self._now(), self._now() + delay_s
             elif not delay_s:
-                kept.delayed_until = 0.0
-            kept.wanted, kept.write = wanted, write
-            if kept.failures:  # something new may be accepted
-                kept.failures, kept.due = 0, min(kept.due, self._now() + LEAST_S)
+                managed.delayed_until = 0.0
+            managed.wanted, managed.write = wanted, write
+            if managed.failures:  # something new may be accepted
+                managed.failures, managed.due = 0, min(managed.due, self._now() + LEAST_S)
         self._wake.set()
 
     def withdraw(self, path: str, remove: Write) -> None:
@@ -157,25 +157,30 @@ class ObjectWriter:
     @property
     def paths(self) -> tuple[str, ...]:
         """The objects that are wanted."""
-        return tuple(path for path, kept in self._objects.items() if kept.wanted is not None)
+        return tuple(path for path, managed in self._objects.items() if managed.wanted is not None)
 
     def forget(self, path: str) -> None:
         """Neither write nor remove an object any more."""
         self._objects.pop(path, None)
 
-    def seen(self, path: str, version: str | None) -> None:
-        """Handle that an object has a version, or is gone (None): one that is not ours is written again."""
-        kept = self._objects.get(path)
-        if kept is None or kept.wanted is None or kept.written != kept.wanted or version in kept.versions:
+    def observed(self, path: str, version: str | None) -> None:
+        """Handle that an object has a version, or was removed (None); it is written again unless we did that."""
+        managed = self._objects.get(path)
+        if (
+            managed is None
+            or managed.wanted is None
+            or managed.written != managed.wanted
+            or version in managed.versions
+        ):
             return
         now = self._now()
-        if now - kept.repaired > OVERWRITTEN.steady:
-            kept.overwritten = 0
-        kept.overwritten += 1
-        kept.repaired = now
-        kept.due = max(kept.due, now + OVERWRITTEN.delay(kept.overwritten))
-        kept.written = object()
-        if kept.overwritten > OVERWRITTEN.tolerated:
+        if now - managed.repaired > OVERWRITTEN.steady:
+            managed.overwritten = 0
+        managed.overwritten += 1
+        managed.repaired = now
+        managed.due = max(managed.due, now + OVERWRITTEN.delay(managed.overwritten))
+        managed.written = object()
+        if managed.overwritten > OVERWRITTEN.tolerated:
             self._telemetry.problem("another program keeps writing an object of this agent", path=path)
         self._wake.set()
 
@@ -186,62 +191,62 @@ class ObjectWriter:
                 self._wake.clear()
                 now = self._now()
                 behind = [
-                    (path, kept)
-                    for path, kept in self._objects.items()
-                    if kept.written != kept.wanted and not kept.busy
+                    (path, managed)
+                    for path, managed in self._objects.items()
+                    if managed.written != managed.wanted and not managed.busy
                 ]
                 behind.sort(key=lambda each: each[1].waited(now), reverse=True)
                 pause = math.inf
-                for path, kept in behind:
-                    wait = max(kept.due, kept.delayed_until) - now
+                for path, managed in behind:
+                    wait = max(managed.due, managed.delayed_until) - now
                     if wait <= 0:
-                        wait = self._budget.wait(now, spare=kept.delay_factor == math.inf)
+                        wait = self._budget.wait(now, spare=managed.delay_factor == math.inf)
                     if wait > 0:
                         pause = min(pause, wait)
                         continue
                     self._budget.take()
-                    kept.busy = True  # an object that is written slowly must not delay the others
-                    tasks.create_task(self._one(path, kept))
+                    managed.busy = True  # an object that is written slowly must not delay the others
+                    tasks.create_task(self._one(path, managed))
                 try:
                     async with asyncio.timeout(pause if pause < math.inf else None):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
 
-    async def _one(self, path: str, kept: _Kept) -> None:
-        wanted, began = kept.wanted, self._now()
+    async def _one(self, path: str, managed: _ManagedObject) -> None:
+        wanted, began = managed.wanted, self._now()
         try:
-            answer = await kept.write()
+            answer = await managed.write()
         except TopoproxyError as error:
-            self._failed(path, kept, error)
+            self._failed(path, managed, error)
             return
         finally:
-            kept.busy = False
+            managed.busy = False
             self._wake.set()
-        kept.failures, kept.written, kept.due = 0, wanted, began + LEAST_S
-        self._telemetry.resolved(CANNOT_WRITE, path=_reported(path, kept))
-        if wanted == kept.wanted and (wanted is None or kept.once):
+        managed.failures, managed.written, managed.due = 0, wanted, began + LEAST_S
+        self._telemetry.resolved(CANNOT_WRITE, path=_reported(path, managed))
+        if wanted == managed.wanted and (wanted is None or managed.once):
             self._objects.pop(path, None)
         elif answer and (version := (answer.get("metadata") or {}).get("resourceVersion")):
-            kept.versions.append(str(version))
+            managed.versions.append(str(version))
 
     def _bound(self) -> None:
-        single = [path for path, kept in self._objects.items() if kept.once]
+        single = [path for path, managed in self._objects.items() if managed.once]
         for path in single[:-ONCE_LIMIT]:
             del self._objects[path]
 
-    def _failed(self, path: str, kept: _Kept, error: TopoproxyError) -> None:
+    def _failed(self, path: str, managed: _ManagedObject, error: TopoproxyError) -> None:
         refused = isinstance(error, ApiServerError) and error.status < 500 and error.status not in _TEMPORARY
         if isinstance(error, ApiUnreachableError):
             self._budget.give_back()
-        kept.failures += 1
-        kept.refusals = kept.refusals + 1 if refused else 0
+        managed.failures += 1
+        managed.refusals = managed.refusals + 1 if refused else 0
         # A starting API server refuses for a moment: attempts of the outage before do not count.
-        pause = REFUSED.delay(kept.refusals) if refused else FAILED.delay(kept.failures)
-        kept.due = self._now() + pause
-        reported = _reported(path, kept)
+        pause = REFUSED.delay(managed.refusals) if refused else FAILED.delay(managed.failures)
+        managed.due = self._now() + pause
+        reported = _reported(path, managed)
         self._telemetry.problem(CANNOT_WRITE, path=reported, err=str(error).replace(path, reported))
-        if kept.gives_up and kept.refusals >= ONCE_REFUSALS and self._objects.get(path) is kept:
+        if managed.gives_up and managed.refusals >= ONCE_REFUSALS and self._objects.get(path) is managed:
             del self._objects[path]
             self._telemetry.forget(CANNOT_WRITE, path=reported)
 
@@ -249,9 +254,9 @@ class ObjectWriter:
         return asyncio.get_running_loop().time()
 
 
-def _reported(path: str, kept: _Kept) -> str:
+def _reported(path: str, managed: _ManagedObject) -> str:
     """Return the path in reports: many Events that cannot be written are one problem."""
-    return path.rpartition("/")[0] if kept.once else path
+    return path.rpartition("/")[0] if managed.once else path
 
 
 _ROUNDING = 1e-6

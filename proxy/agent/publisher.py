@@ -74,21 +74,21 @@ def own_object(item: JsonObject) -> OwnObject:
 class Publisher:
     """Publishes one node."""
 
-    def __init__(self, session: AgentSession, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, session: AgentSession, wall_clock: Callable[[], float] = time.time) -> None:
         """Prepare to publish; nothing is sent.
 
         Args:
             session: The node, the daemon, the API server.
-            wall: Seconds since the epoch.
+            wall_clock: Seconds since the epoch.
         """
         self._session = session
         self._settings = session.config.cluster
-        self._wall = wall
+        self._wall_clock = wall_clock
         self.writer = ObjectWriter(session.telemetry)
         self.follower = NodeFollower(
             session.daemon, session.node, session.telemetry, self._followed, self._silent
         )
-        self._status = PublishedStatus(session, self.writer, wall)
+        self._status = PublishedStatus(session, self.writer, wall_clock)
         self._named = {"fieldSelector": f"metadata.name={session.node}"}
         self._is_silent = False
         self._groups: dict[str, list[str]] = {}
@@ -153,7 +153,7 @@ class Publisher:
     def _own_changed(self, path: str, _: Key, found: OwnObject | None) -> None:
         """Handle a version of an object, or that it is gone; one of an earlier run is withdrawn."""
         version, has_own_fields = found or (None, False)
-        self.writer.seen(path, version)
+        self.writer.observed(path, version)
         if not has_own_fields:
             self._there.discard(path)
         elif path not in self._there:
@@ -334,10 +334,10 @@ class Publisher:
 
     def _event(self, event: PodEvent, count: int) -> None:
         """Write an Event, unless there were too many."""
-        if self._events.wait(self._wall()):
+        if self._events.wait(self._wall_clock()):
             return
         self._events.take()
-        at = timestamp(self._wall())
+        at = timestamp(self._wall_clock())
         value = event_object(event, self._session.node, at, at, count)
         path = f"/api/v1/namespaces/{event.namespace}/events/{event.name}"
         write = self._apply(path, value)

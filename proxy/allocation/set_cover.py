@@ -86,7 +86,7 @@ class _CoverSearch:
         self.apart = apart
         self.weights = [1] * len(needs)
         self.sums: list[int] = []
-        self.left = STEPS
+        self.remaining = STEPS
 
     def weigh(self, weights: list[int]) -> None:
         """Order the nodes by their scores under some weights."""
@@ -102,10 +102,10 @@ class _CoverSearch:
         end = len(self.order)
         missing = _score([max(0, need) for need in needs], self.weights)
         at = start
-        while room and at < end and self.left > 0:
+        while room and at < end and self.remaining > 0:
             if self.sums[min(at + room, end)] - self.sums[at] < missing:
                 return None
-            self.left -= 1
+            self.remaining -= 1
             node = self.order[at]
             has = self.amounts[node]
             rest = [need - amount for need, amount in zip(needs, has, strict=True)]

@@ -124,7 +124,7 @@ def write(state: Path, journal: AttachJournal, root: Path, kept: Path | None = N
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(mode=0o700)
         for number, change in enumerate(journal.changes, 1):
-            _write_entry(draft / str(number), change, root, _kept(kept, change))
+            _write_entry(draft / str(number), change, root, _find_unchanged(kept, change))
         for name, words in (
             ("state", [journal.state]),
             ("unit", [journal.unit]),
@@ -151,7 +151,7 @@ def _publish(state: Path, draft: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _kept(kept: Path | None, change: FileChange) -> Path | None:
+def _find_unchanged(kept: Path | None, change: FileChange) -> Path | None:
     """Find the entry of a file in the journal before, if it still has the file's original."""
     for entry in kept.iterdir() if kept is not None and kept.exists() else ():
         if entry.name.isdigit() and (entry / "path").read_text() == f"{change.path}\n":

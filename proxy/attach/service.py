@@ -140,9 +140,9 @@ def _to_enable() -> tuple[str, ...]:
 
 def _carry_out(node: AttachNode, journal: AttachJournal, changes: list[FileChange], end: float) -> None:
     if journal.enabled:
-        systemctl(["enable", *journal.enabled], _left(end))
+        systemctl(["enable", *journal.enabled], _remaining_s(end))
         node.reached("enabled")
-    systemctl(["start", *OUR_UNITS], _left(end))
+    systemctl(["start", *OUR_UNITS], _remaining_s(end))
     node.reached("started")
     _wait_ready(node, journal.previous, end)
     journals.mark(node.state, CHANGING)
@@ -150,15 +150,15 @@ def _carry_out(node: AttachNode, journal: AttachJournal, changes: list[FileChang
     for number, change in enumerate(changes, 1):
         journals.apply(change, node.root)
         node.reached(f"file {number}")
-    systemctl(["daemon-reload"], _left(end))
+    systemctl(["daemon-reload"], _remaining_s(end))
     node.reached("reloaded")
     began = time.monotonic()
-    systemctl(["restart", journal.unit], _left(end))
+    systemctl(["restart", journal.unit], _remaining_s(end))
     node.reached("restarted")
     _wait_for_calls(node, journal.unit, end, began)
 
 
-def _left(end: float) -> float:
+def _remaining_s(end: float) -> float:
     left = end - time.monotonic()
     if left <= 0:
         raise TopoproxyError("cannot attach kubelet: the time is over (--timeout)")

@@ -69,7 +69,7 @@ class CallFlow:
 
     def hand_over(
         self,
-        refuse_held: Callable[[int, str], None],
+        refuse_undecided: Callable[[int, str], None],
         forwarded: Callable[[], Iterable[UndecidedCall]],
         over: Callable[[str], None],
     ) -> list[RelayedCall]:
@@ -79,7 +79,7 @@ class CallFlow:
         was forwarded continues, and the runtime may carry it out at any time.
 
         Args:
-            refuse_held: Refuses all calls that are held, with a gRPC status and its text.
+            refuse_undecided: Refuses all calls that are held, with a gRPC status and its text.
             forwarded: Returns the calls that are open then.
             over: Called with the name of each relayed call that is over.
 
@@ -87,7 +87,7 @@ class CallFlow:
             The calls that may still change a container, or make one or a sandbox.
         """
         self.replaced = True
-        refuse_held(GrpcStatus.UNAVAILABLE, REPLACED)
+        refuse_undecided(GrpcStatus.UNAVAILABLE, REPLACED)
         for task in self._tasks:  # they would go on deciding on these calls
             task.cancel()
         self._relayed_over = over

@@ -197,7 +197,7 @@ class CreateCalls:
         if type(answer) is Refuse:
             verdict = unallocated_verdict(container, cause)
             executor.history.refused(container.id, verdict)
-            executor.history.gone(container.id)
+            executor.history.removed(container.id)
             executor.telemetry.count(metrics.CREATES_REFUSED)
             executor.rejections.rejected(container.pod, container.name, verdict)
         send(call, answer)

@@ -92,7 +92,7 @@ class UndecidedCall(Protocol):
             The pod; None where the message alone does not identify it.
         """
 
-    def seen_by_hooks(self) -> Any:
+    def hook_view(self) -> Any:
         """Return the message as hooks see it: ``proxy.frontends.hook_bridge.view.HookView``."""
 
     def change(self, body: Any) -> None:

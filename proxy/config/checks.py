@@ -78,7 +78,7 @@ def ineffective(config: Config) -> list[str]:
 def _unsatisfiable(config: Config, machine: Machine) -> Iterator[str]:
     """List settings that this machine can never satisfy."""
     yield from _reserved_cpus(config, machine)
-    yield from _kept_cpus(config, machine)
+    yield from _check_excluded_cpus(config, machine)
     yield from _machine_options(config, machine)
     if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
         yield from memory_misfits(_usable(machine), _reserved_memory(config, machine, away=False))
@@ -261,8 +261,8 @@ def _reserved_cpus(config: Config, machine: Machine) -> Iterator[str]:
         )
 
 
-def _kept_cpus(config: Config, machine: Machine) -> Iterator[str]:
-    """Check what is kept back for processes outside pods and for class SYSTEM."""
+def _check_excluded_cpus(config: Config, machine: Machine) -> Iterator[str]:
+    """Check the CPUs that are reserved for processes outside pods and for class SYSTEM."""
     koordinator, online = config.koordinator, f"(online: {machine.online})"
     for name, cpus in (
         ("reservedCPUs", koordinator.reserved_cpus),
@@ -271,8 +271,8 @@ def _kept_cpus(config: Config, machine: Machine) -> Iterator[str]:
         if absent := cpus - machine.online - machine.present:
             yield f"koordinator.{name}: CPU {absent} is not online here {online}"
     strict = config.cpu_manager_policy_options.strict_cpu_reservation
-    kept = koordinator.kept | (config.reserved_system_cpus if strict else CpuSet())
-    if koordinator.kept and machine.online <= kept:
+    kept = koordinator.excluded_cpus | (config.reserved_system_cpus if strict else CpuSet())
+    if koordinator.excluded_cpus and machine.online <= kept:
         yield f"koordinator: all CPUs are kept back, and none is left for containers {online}"
 
 

@@ -280,7 +280,7 @@ class KoordinatorConfig:
     )
 
     @property
-    def kept(self) -> CpuSet:
+    def excluded_cpus(self) -> CpuSet:
         """CPUs that neither the shared pool nor owners use."""
         return self.reserved_cpus | self.system_cpus if self.system_exclusive else self.reserved_cpus
 

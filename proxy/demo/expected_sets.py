@@ -60,7 +60,7 @@ class Expectation:
         snapshot.check()
         if snapshot.names != tuple(self._running):
             raise DemoError(f"cgroups are there for {snapshot.names}, expected {tuple(self._running)}")
-        for one in snapshot.seen:
+        for one in snapshot.containers:
             cpus, mems = self._wanted(one.name, one.background)
             if one.cpus != cpus:
                 raise DemoError(f"the cgroup of {one.name} has CPUs {one.cpus}, expected {cpus}")

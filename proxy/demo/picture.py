@@ -161,4 +161,4 @@ class SnapshotPicture:
 
 
 def _find(snapshot: Snapshot, name: str) -> ContainerCpuset | None:
-    return next((one for one in snapshot.seen if one.name == name), None)
+    return next((one for one in snapshot.containers if one.name == name), None)

@@ -44,7 +44,7 @@ class ContainerCpuset:
 class Snapshot:
     """All containers that have a cgroup, in the order in which they were started."""
 
-    seen: tuple[ContainerCpuset, ...] = ()
+    containers: tuple[ContainerCpuset, ...] = ()
 
     def get(self, name: str) -> ContainerCpuset:
         """Find a container by its pod's name.
@@ -52,7 +52,7 @@ class Snapshot:
         Raises:
             DemoError: It has no cgroup.
         """
-        for one in self.seen:
+        for one in self.containers:
             if one.name == name:
                 return one
         raise DemoError(f"{name} has no cgroup")
@@ -60,11 +60,11 @@ class Snapshot:
     @property
     def names(self) -> tuple[str, ...]:
         """The pods whose containers have a cgroup."""
-        return tuple(one.name for one in self.seen)
+        return tuple(one.name for one in self.containers)
 
     def owner_of(self, cpu: int) -> ContainerCpuset | None:
         """Return which container owns a CPU."""
-        return next((one for one in self.seen if one.owns and cpu in one.cpus), None)
+        return next((one for one in self.containers if one.owns and cpu in one.cpus), None)
 
     def check(self) -> None:
         """Check what must hold at any moment.
@@ -72,11 +72,11 @@ class Snapshot:
         Raises:
             DemoError: An empty set, a CPU with two owners, or a shared container on an owned CPU.
         """
-        for one in self.seen:
+        for one in self.containers:
             if not one.cpus or not one.mems:
                 raise DemoError(f"{one.name} has an empty cpuset")
-        for owner in (one for one in self.seen if one.owns):
-            for other in self.seen:
+        for owner in (one for one in self.containers if one.owns):
+            for other in self.containers:
                 clash = owner.cpus & other.cpus
                 if other is owner or not clash or (other.background and not owner.hard):
                     continue

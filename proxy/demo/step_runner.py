@@ -74,7 +74,7 @@ class Performance:
         except (DemoError, TopoproxyError):
             self._picture.draw(before, self.stage.snapshot())
             raise
-        if step.middle and before.seen != after.seen:
+        if step.middle and before.containers != after.containers:
             raise DemoError("the cgroup files are not as they were before")
         if step.middle and self.stage.at_create is not None:
             self._picture.draw(before, self.stage.at_create, "meanwhile")
@@ -112,7 +112,7 @@ class Performance:
         while True:
             page = self.stage.status()
             reported = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
-            files = {f"demo/{one.name}/main": str(one.cpus) for one in snapshot.seen}
+            files = {f"demo/{one.name}/main": str(one.cpus) for one in snapshot.containers}
             if reported == files:
                 break
             if time.monotonic() >= deadline:
@@ -166,7 +166,7 @@ class Performance:
         seen = self.stage.at_create
         if seen is None:
             return ""
-        for one in seen.seen:
+        for one in seen.containers:
             stays = one.background and spec.qos == "LSR"
             if not stays and not one.cpus.isdisjoint(cpus):
                 raise DemoError(

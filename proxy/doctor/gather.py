@@ -75,13 +75,13 @@ class NodePaths(Struct, frozen=True):
         nri: Plug-ins that the runtime starts.
         audit: The log of the kernel's audit.
         runc: Where runc may be; the first that is there counts.
-        wall: Seconds since the epoch.
+        wall_clock: Seconds since the epoch.
     """
 
     nri: Path = NRI_PLUGINS
     audit: Path = AUDIT_LOG
     runc: tuple[Path, ...] = RUNC
-    wall: Callable[[], float] = time.time
+    wall_clock: Callable[[], float] = time.time
 
 
 def gather(config: Config, refused: str, timeout: float, places: NodePaths | None = None) -> DoctorFacts:
@@ -98,7 +98,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
     found = survey(config.hooks)
     hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.distrust or c.cause)]
     return DoctorFacts(
-        now=places.wall(),
+        now=places.wall_clock(),
         configuration=ConfigurationFacts(
             config.source,
             refused,

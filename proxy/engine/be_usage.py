@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
 ABOVE = "above BE"
-_GONE = "gone BE"
+_REMOVED_BE = "gone BE"
 LEAST_NS = 10_000_000
 """Readings closer than this carry no information: the node's own counter moves in steps of so much."""
 
@@ -146,7 +146,7 @@ def _growth(before: int | None, now: int, most: int) -> int | None:
     return now if now <= most else None
 
 
-def gone(above: float | None, inside: Collection[str], groups: Mapping[str, float]) -> float:
+def usage_of_removed(above: float | None, inside: Collection[str], groups: Mapping[str, float]) -> float:
     """Return what pods used that are no longer there.
 
     Args:
@@ -163,10 +163,10 @@ def usage_of(state: NodeState, query: UsageQuery, rates: Rates) -> Usage:
     online = node.machine.online
     pods = {key: used for key, used in rates.groups.items() if key != ABOVE}
     be = query.be
-    lost = gone(rates.groups.get(ABOVE), query.inside, rates.groups)
+    lost = usage_of_removed(rates.groups.get(ABOVE), query.inside, rates.groups)
     if lost:
-        pods[_GONE] = lost
-        be |= {_GONE}
+        pods[_REMOVED_BE] = lost
+        be |= {_REMOVED_BE}
     return Usage(
         capacity=1000 * len(online),
         allocatable=1000 * (len(online) - len(node.reserved & online)),

@@ -68,7 +68,7 @@ def call_orphaned(state: NodeState, event: CallOrphaned) -> Handled:
     call = state.inflight.current(event.call)
     if call is None:
         return state, ()
-    orphan = replace(call, orphaned_since=event.at, seen=None)
+    orphan = replace(call, orphaned_since=event.at, answered_at=None)
     return structs.replace(state, inflight=state.inflight.updated(orphan)), (RequestReconcile(),)
 
 
@@ -153,9 +153,11 @@ def orphan_listed(state: NodeState, event: OrphanListed) -> Handled:
     if call is None or call.orphaned_since is None:
         return state, ()  # it is over, or another comparison ends it just now
     phase, requested_at = event.phase, event.asked
-    if call.seen is None and requested_at >= call.orphaned_since:
-        call = replace(call, seen=event.now)
-    is_late = call.seen is not None and requested_at - call.seen >= ORPHAN_GRACE_S and not event.held
+    if call.answered_at is None and requested_at >= call.orphaned_since:
+        call = replace(call, answered_at=event.now)
+    is_late = (
+        call.answered_at is not None and requested_at - call.answered_at >= ORPHAN_GRACE_S and not event.held
+    )
     end: Phase = Phase.CREATED
     if phase is Phase.EXITED or (call.is_start and phase is Phase.RUNNING):
         end = phase

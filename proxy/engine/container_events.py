@@ -105,7 +105,7 @@ class ContainersUpdated(Struct, frozen=True):
     recorded: bool = True
 
 
-class CpusGiven(Struct, frozen=True):
+class CpusAssigned(Struct, frozen=True):
     """Containers may use other CPUs than before, by a hook, a move, or in place of CPUs that are offline.
 
     Attributes:

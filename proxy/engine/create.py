@@ -179,10 +179,10 @@ def permitted_container_claim(
     if pod.cpuset is None and pod.nodes is None and not pod.problem and pod.qos not in RESTRICTED_CLASSES:
         return pod, None
     if pod.cpuset is None or pod.total is not None or pod.asks is not None:
-        return permitted_claim(state.node, pod, None, state.kept_for(pod.key))
+        return permitted_claim(state.node, pod, None, state.retained_cpus(pod.key))
     there = {c.name: c.request for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
     known = sum_requests(list({**there, name: request}.values()))
-    return permitted_claim(state.node, pod, known, state.kept_for(pod.key))
+    return permitted_claim(state.node, pod, known, state.retained_cpus(pod.key))
 
 
 class ContainerDraft(Struct, frozen=True):

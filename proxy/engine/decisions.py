@@ -31,7 +31,7 @@ from proxy.engine.container_events import (
     ContainersRemoved,
     ContainersUpdated,
     ContainerTouched,
-    CpusGiven,
+    CpusAssigned,
     CpusNotFreed,
     CreateDelegated,
     CreateFailed,
@@ -52,11 +52,11 @@ from proxy.engine.node_effects import (
     LossesChanged,
     NodeEffect,
     NodeEffects,
+    NotifyCpusAssigned,
     NotifyCreated,
     NotifyEntered,
     NotifyFailed,
-    NotifyGiven,
-    NotifyGone,
+    NotifyRemoved,
     PlanDecided,
     PutRecord,
     SyncRuntimeSoon,
@@ -73,7 +73,7 @@ from proxy.model.workload import Container, Phase, Pool
 
 def recorded(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
     """Return the records of facts that differ, for the ledger."""
-    if before.facts.kept() == after.facts.kept():
+    if before.facts.recorded() == after.facts.recorded():
         return ()
     old, new = before.facts.records(), after.facts.records()
     return tuple(PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key))
@@ -243,7 +243,7 @@ def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[Node
     after = state.changed(drop=[c.id for c in gone], runtime=runtime)
     records = [PutRecord(f"c/{container.id}", None) for container in gone]
     change = followed(state, after, "container removed")
-    return after, (*records, *change, *map(NotifyGone, gone))
+    return after, (*records, *change, *map(NotifyRemoved, gone))
 
 
 def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[NodeState, NodeEffects]:
@@ -256,10 +256,10 @@ def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[Node
     return after, (*records, *followed(state, after, event.reason))
 
 
-def cpus_given(state: NodeState, event: CpusGiven) -> tuple[NodeState, NodeEffects]:
+def cpus_assigned(state: NodeState, event: CpusAssigned) -> tuple[NodeState, NodeEffects]:
     """Notify observers of containers that may use other CPUs."""
     there = (state.containers.get(container_id) for container_id in event.ids)
-    return state, tuple(NotifyGiven(container) for container in there if container is not None)
+    return state, tuple(NotifyCpusAssigned(container) for container in there if container is not None)
 
 
 def container_touched(state: NodeState, event: ContainerTouched) -> tuple[NodeState, NodeEffects]:

@@ -1,6 +1,6 @@
 """The events of a reservation, as values: the input of ``proxy.engine.reservation.step``.
 
-Most events are the result of an effect (``proxy.engine.effects``); ``ClientGone``, ``ContainersExited``,
+Most events are the result of an effect (``proxy.engine.effects``); ``ClientDisconnected``, ``ContainersExited``,
 ``PlanWithdrawn``, ``Interrupted`` and ``Cancelled`` come at any time. An event carries all that the decision
 needs to know of the node at that moment, so a list of events replays a reservation exactly.
 """
@@ -154,8 +154,8 @@ class PlacementWithdrawn(Struct, frozen=True):
     """The create was answered meanwhile (a hook refused it, say); its placement is withdrawn."""
 
 
-class ClientGone(Struct, frozen=True):
-    """The client of the call went away."""
+class ClientDisconnected(Struct, frozen=True):
+    """The client of the call has disconnected."""
 
 
 class ContainersExited(Struct, frozen=True):
@@ -188,7 +188,7 @@ Event = (
     | PlacedElsewhere
     | NoOtherPlacement
     | PlacementWithdrawn
-    | ClientGone
+    | ClientDisconnected
     | ContainersExited
     | PlanWithdrawn
     | Interrupted

@@ -54,7 +54,7 @@ class MatterFacts(Struct, frozen=True):
     partitions: PartitionFacts = PartitionFacts()
     suppression: BeSuppression = BeSuppression()
 
-    def kept(self) -> tuple[object, ...]:
+    def recorded(self) -> tuple[object, ...]:
         """Return the facts that the ledger keeps."""
         return self.quotas, self.partitions, self.suppression
 

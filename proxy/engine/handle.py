@@ -131,7 +131,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     container_events.ContainerTouched: decisions.container_touched,
     container_events.ContainerIsBack: decisions.container_is_back,
     container_events.ContainersUpdated: decisions.containers_updated,
-    container_events.CpusGiven: decisions.cpus_given,
+    container_events.CpusAssigned: decisions.cpus_assigned,
     container_events.CreateRequested: decisions.create_requested,
     container_events.CreateResumed: decisions.create_resumed,
     container_events.CreateDelegated: decisions.create_delegated,

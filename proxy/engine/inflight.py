@@ -36,7 +36,7 @@ class InflightCall(Struct, frozen=True, eq=False):
         sent_at: When it was sent, by the loop's clock.
         overlapped: Another call for the container was in flight at the same time.
         orphaned_since: When it became an orphan; None while its answer is waited for.
-        seen: When the runtime first answered a call that was made after that.
+        answered_at: When the runtime first answered a call that was made after that.
         refused: It is a start that the runtime has answered with an error: its next list is right about it.
         resend: When it is over, the runtime is sent the CPUs that are right then.
         suspected: It is not known to exist: an earlier run of the daemon may have let it go.
@@ -51,7 +51,7 @@ class InflightCall(Struct, frozen=True, eq=False):
     sent_at: float = 0.0
     overlapped: bool = False
     orphaned_since: float | None = None
-    seen: float | None = None
+    answered_at: float | None = None
     refused: bool = False
     resend: bool = True
     suspected: bool = False

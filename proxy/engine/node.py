@@ -145,7 +145,7 @@ class Node:
         floors = floors_of(self.admission, machine, self.shareable)
         found("floors", floors)
         ownable = machine.online - reserved
-        kept = floors.kept(self.shareable, machine, reserved) if floors else CpuSet()
+        kept = floors.choose(self.shareable, machine, reserved) if floors else CpuSet()
         # Without a floor the shared pool must not be empty anyway.
         found("most_ownable", len(ownable - kept) - (not floors and self.shareable <= ownable))
         counted = self.reserved_memory is not None

@@ -166,7 +166,7 @@ class NotifyEntered(Struct, frozen=True):
     phase: Phase
 
 
-class NotifyGone(Struct, frozen=True):
+class NotifyRemoved(Struct, frozen=True):
     """A container has been removed.
 
     Attributes:
@@ -176,7 +176,7 @@ class NotifyGone(Struct, frozen=True):
     container: Container
 
 
-class NotifyGiven(Struct, frozen=True):
+class NotifyCpusAssigned(Struct, frozen=True):
     """A container may use other CPUs than before.
 
     Attributes:
@@ -206,7 +206,7 @@ class NotifyPodStopped(Struct, frozen=True):
     pod: Pod
 
 
-class NotifyPodGone(Struct, frozen=True):
+class NotifyPodRemoved(Struct, frozen=True):
     """A sandbox has been removed, or was not there.
 
     Attributes:
@@ -305,11 +305,11 @@ Notice = (
     | NotifyCreated
     | NotifyFailed
     | NotifyEntered
-    | NotifyGiven
-    | NotifyGone
+    | NotifyCpusAssigned
+    | NotifyRemoved
     | NotifyPodFound
     | NotifyPodStopped
-    | NotifyPodGone
+    | NotifyPodRemoved
     | NotifyListed
 )
 """What observers are notified of."""

@@ -35,7 +35,7 @@ from proxy.engine.container_events import (
     ContainersRemoved,
     ContainersUpdated,
     ContainerTouched,
-    CpusGiven,
+    CpusAssigned,
     CpusNotFreed,
     CreateDelegated,
     CreateFailed,
@@ -309,7 +309,7 @@ NodeEvent = (
     | ContainerTouched
     | ContainerIsBack
     | ContainersUpdated
-    | CpusGiven
+    | CpusAssigned
     | CreateRequested
     | CreateResumed
     | CreateDelegated

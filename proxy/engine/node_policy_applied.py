@@ -34,13 +34,13 @@ class AppliedPolicy(Struct, frozen=True):
         state: The state under the policy in effect.
         policy: The policy in effect, with what is wrong with other values.
         notes: Owners of CPUs that are reserved now, one sentence each.
-        kept: Why parts of the policy keep their previous values, one sentence each.
+        not_applied: Why parts of the policy keep their previous values, one sentence each.
     """
 
     state: NodeState
     policy: NodePolicy
     notes: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    not_applied: tuple[str, ...] = ()
 
 
 def node_policy_read(state: NodeState, event: NodePolicyRead) -> tuple[NodeState, NodeEffects]:
@@ -58,18 +58,18 @@ def new_refusals(state: NodeState, event: NodePolicyRead) -> list[str]:
     """Return why the node cannot follow another configuration, besides what it cannot follow already."""
     before = state.facts.policy
     known = {value.problem for value in before.named().values()} if before is not None else ()
-    return [words for words in _applied(state, event).kept if words not in known]
+    return [words for words in _applied(state, event).not_applied if words not in known]
 
 
 def _applied(state: NodeState, event: NodePolicyRead) -> AppliedPolicy:
     facts, rules = state.facts, event.configured.for_running(state.node)
     policy = read_node_policy(event.configured, state.node.machine, event.meta, facts.cpu_manager)
-    policy = _with_kept(policy, facts.kubelet_reserved)
+    policy = _with_kubelet_reserved(policy, facts.kubelet_reserved)
     rules = rules if event.labels is None else rules.knowing(event.labels)
     return apply_node_policy(state, policy, facts.policy or policy, event.options, rules)
 
 
-def _with_kept(policy: NodePolicy, kept: CpuSet) -> NodePolicy:
+def _with_kubelet_reserved(policy: NodePolicy, kept: CpuSet) -> NodePolicy:
     reserved = policy.reserved
     if kept <= reserved.value:
         return policy
@@ -104,7 +104,7 @@ def apply_node_policy(
         policy, empty = _applicable(state, rules, policy, before)
         kept, node = (*kept, *empty), policy.on(rules)
     if node == state.node:
-        return AppliedPolicy(state, policy, kept=kept)
+        return AppliedPolicy(state, policy, not_applied=kept)
     after = state.under(node)
     return AppliedPolicy(after, policy, tuple(_owners_of_reserved(state, after)), kept)
 

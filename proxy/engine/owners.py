@@ -192,7 +192,9 @@ def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
     held = state.owners.get(owner)
     if held is not None:
         return held.cpus
-    return CpuSet() if any(key.startswith(f"{pod.key}/") for key in state.owners) else state.kept_for(owner)
+    if any(key.startswith(f"{pod.key}/") for key in state.owners):
+        return CpuSet()
+    return state.retained_cpus(owner)
 
 
 def spare_shared_cpus(state: NodeState, pod: Pod | None) -> CpuSet:
@@ -209,13 +211,13 @@ def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
         return CpuSet()
     pool = spare_shared_cpus(state, pod)
     others = state.pools.shared - pool - state.aside()
-    return node.floors.kept(pool, node.machine, node.cpu.reserved) | others
+    return node.floors.choose(pool, node.machine, node.cpu.reserved) | others
 
 
-def kept_shared(state: NodeState) -> CpuSet:
+def floor_cpus(state: NodeState) -> CpuSet:
     """Return CPUs of the shared pool that no new pod may own: what the floors need."""
     node = state.node
-    return node.floors.kept(spare_shared_cpus(state, None), node.machine, node.cpu.reserved)
+    return node.floors.choose(spare_shared_cpus(state, None), node.machine, node.cpu.reserved)
 
 
 def union_of(sets: Iterable[CpuSet]) -> CpuSet:

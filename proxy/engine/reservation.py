@@ -56,7 +56,7 @@ makes the new placement durable. Where the next daemon finds it, the old placeme
 ledger says: both sets are kept free, and ``restoration`` gives the reservation that puts the containers back.
 Where it finds none, the placement in the ledger counts, and the containers are on it.
 
-``ClientGone`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a REPLACEMENT or a
+``ClientDisconnected`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a REPLACEMENT or a
 MOVE: no container is left that runs on the CPUs. ``PlanWithdrawn`` does the same: nothing is written for the
 containers until the plan is applied again, and then they get their old CPUs. ``Interrupted`` (an effect
 failed in a way not foreseen) and ``Cancelled`` (the daemon stops) release what a REPLACEMENT holds; what
@@ -110,8 +110,8 @@ def step(reservation: Reservation, event: seen.Event) -> Step:
     """
     if reservation.is_over:
         return reservation, ()
-    if isinstance(event, seen.ClientGone):
-        return structs.replace(reservation, client_gone=True), ()
+    if isinstance(event, seen.ClientDisconnected):
+        return structs.replace(reservation, client_disconnected=True), ()
     at_any_time = _AT_ANY_TIME.get(type(event))
     if at_any_time is not None:
         return at_any_time(reservation)
@@ -221,7 +221,7 @@ def _free(one: Reservation) -> Step:
 
 def _not_free(one: Reservation, reason: AbortReason) -> Step:
     """The CPUs cannot be freed: a create is placed elsewhere, a bounded number of times; the rest aborts."""
-    may = one.kind is _Kind.CREATE and not (reason.final or one.client_gone)
+    may = one.kind is _Kind.CREATE and not (reason.final or one.client_disconnected)
     if may and one.alternatives < ELSEWHERE:
         wanted = to_do.EndDeadline(), to_do.PlaceElsewhere(reason)
         return _to(one, _Phase.PLACING, *wanted, reason=reason)

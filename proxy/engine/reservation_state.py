@@ -67,7 +67,7 @@ class Reservation(Struct, frozen=True):
         tries: How often the sharers were written since the CPUs were chosen; in a restoration, how often that
             failed.
         alternatives: How many other placements were made for a create.
-        client_gone: The client of the call went away.
+        client_disconnected: The client of the call has disconnected.
         refused, errors: What the kernel refused, and all that failed, when the sharers were written last.
         reason: Why it aborts; None where it does not, or where no reason needs to be given.
     """
@@ -80,7 +80,7 @@ class Reservation(Struct, frozen=True):
     previous: CpuSet = field(default_factory=CpuSet)
     tries: int = 0
     alternatives: int = 0
-    client_gone: bool = False
+    client_disconnected: bool = False
     refused: tuple[RefusedWrite, ...] = ()
     errors: tuple[str, ...] = ()
     reason: AbortReason | None = None

@@ -12,7 +12,7 @@ from proxy.engine.node_effects import (
     NodeEffect,
     NodeEffects,
     NotifyPodFound,
-    NotifyPodGone,
+    NotifyPodRemoved,
     NotifyPodStopped,
     PodDecided,
     PutRecord,
@@ -110,7 +110,7 @@ def sandbox_removed(state: NodeState, event: SandboxRemoved) -> tuple[NodeState,
     state, removed = containers_removed(state, ContainersRemoved(gone)) if gone else (state, NOTHING)
     effects = list(removed)
     state = _over(state, event.sandbox_id, effects)
-    return state, (*effects, NotifyPodGone(event.sandbox_id))
+    return state, (*effects, NotifyPodRemoved(event.sandbox_id))
 
 
 def _arrived(state: NodeState, token: str, reason: str, effects: list[NodeEffect]) -> NodeState:

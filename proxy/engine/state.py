@@ -347,23 +347,23 @@ class NodeState(Struct, frozen=True):
         changed: list[Container] = []
         for each in self.in_sandbox(sandbox_id):
             if each.name in ended and each.phase is Phase.EXITED:
-                placement = with_grants(each.placement, self._kept(grants_of(each.placement)))
+                placement = with_grants(each.placement, self._after_release(grants_of(each.placement)))
                 if placement != each.placement:
                     changed.append(structs.replace(each, placement=placement))
         after = self.changed(put=changed) if changed else self
         aside = pod.reserved_for_pod if pod else None
         if pod is None or aside is None:
             return after
-        parts = tuple(self._part_kept(part) if part.name in ended else part for part in aside.parts)
+        parts = tuple(self._part_after_release(part) if part.name in ended else part for part in aside.parts)
         if parts == aside.parts:
             return after
         return after.with_pod(structs.replace(pod, reserved_for_pod=structs.replace(aside, parts=parts)))
 
-    def _part_kept(self, part: Part) -> Part:
-        kept = self._kept(Grants(part.cpus, part.blocks, shares=part.shares))
+    def _part_after_release(self, part: Part) -> Part:
+        kept = self._after_release(Grants(part.cpus, part.blocks, shares=part.shares))
         return Part(part.name, kept.cpus, kept.blocks, kept.shares)
 
-    def _kept(self, grants: Grants) -> Grants:
+    def _after_release(self, grants: Grants) -> Grants:
         for provider in self.providers:
             grants = provider.release(grants)
         return grants
@@ -413,7 +413,7 @@ class NodeState(Struct, frozen=True):
         """Return the containers that owned CPUs, have ended, and may come back to them."""
         return [c for c in self.containers.values() if c.phase is Phase.EXITED and self._may_return(c)]
 
-    def kept_for(self, owner: str) -> CpuSet:
+    def retained_cpus(self, owner: str) -> CpuSet:
         """Return the CPUs that an owner holds, or to which its ended containers may come back."""
         held = self.owners.get(owner)
         if held is not None:

@@ -125,17 +125,17 @@ class WriteConflicts(Struct, frozen=True):
 
 
 class CpusetsRepaired(Struct, frozen=True):
-    """Cpusets that other programs had written were repaired, or left because a repair was not due.
+    """Cpusets that other programs had written were repaired, or not, because a repair was not due.
 
     Attributes:
         at: When.
         repaired: What the kernel held before, by container id; None where that was not read.
-        left: What the kernel holds, of those that were left.
+        unrepaired: What the kernel holds of those that were not repaired.
     """
 
     at: float
     repaired: Mapping[str, CpuSet | None]
-    left: Mapping[str, CpuSet] = field(default_factory=dict)
+    unrepaired: Mapping[str, CpuSet] = field(default_factory=dict)
 
 
 class WritersFound(Struct, frozen=True):
@@ -150,8 +150,8 @@ class ConflictsDue(Struct, frozen=True):
     at: float
 
 
-class WriterSeen(Struct, frozen=True):
-    """A program was seen that may write the cpusets of some containers; see ``likely_writer.ALL``."""
+class WriterDetected(Struct, frozen=True):
+    """A program runs that may write the cpusets of some containers; see ``likely_writer.ALL``."""
 
     hint: WriterHint
     ids: tuple[str, ...]
@@ -203,7 +203,7 @@ class EndConflict(Struct, frozen=True):
     conflict: WriteConflict
 
 
-DriftEvent = CpusetsRepaired | WritersFound | ConflictsDue | WriterSeen | CpusetsCompared
+DriftEvent = CpusetsRepaired | WritersFound | ConflictsDue | WriterDetected | CpusetsCompared
 DriftEffect = FindWriters | CheckCpusets | ReportDrift | EndConflict
 DriftStep = tuple[WriteConflicts, tuple[DriftEffect, ...]]
 
@@ -220,15 +220,15 @@ def step(known: WriteConflicts, event: DriftEvent) -> DriftStep:
             return _found(known, writers)
         case ConflictsDue(at):
             return _check(known, at)
-        case WriterSeen(hint, ids):
-            return _seen(known, hint, ids), ()
+        case WriterDetected(hint, ids):
+            return _with_hint(known, hint, ids), ()
         case CpusetsCompared(at, live):
-            return _kept(known, live, at), ()
+            return _without_ended(known, live, at), ()
 
 
 def _repaired(known: WriteConflicts, event: CpusetsRepaired) -> DriftStep:
     conflicts, recent, repairs, at = {**known.conflicts}, {**known.recent}, {**known.repairs}, event.at
-    for container_id, cpus in event.left.items():
+    for container_id, cpus in event.unrepaired.items():
         if container_id in conflicts:
             conflicts[container_id] = structs.replace(conflicts[container_id], wrong=at, found=cpus)
     for container_id, found in event.repaired.items():
@@ -281,15 +281,15 @@ def _check(known: WriteConflicts, at: float) -> DriftStep:
     return known, (*(EndConflict(i, one) for i, one in over.items()), check)
 
 
-def _seen(known: WriteConflicts, hint: WriterHint, ids: Collection[str]) -> WriteConflicts:
+def _with_hint(known: WriteConflicts, hint: WriterHint, ids: Collection[str]) -> WriteConflicts:
     hints = known.hints
     for container_id in ids:
         hints = hints.put(container_id, hint)
     return structs.replace(known, hints=hints)
 
 
-def _kept(known: WriteConflicts, live: Collection[str], at: float) -> WriteConflicts:
-    """Forget all containers but these."""
+def _without_ended(known: WriteConflicts, live: Collection[str], at: float) -> WriteConflicts:
+    """Forget all containers but those that live."""
     return structs.replace(
         known,
         conflicts={i: conflict for i, conflict in known.conflicts.items() if i in live},

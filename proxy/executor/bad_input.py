@@ -30,7 +30,7 @@ class BadInput:
     def __init__(self, telemetry: Telemetry) -> None:
         """Start with a count of 0 for every kind."""
         self._telemetry = telemetry
-        self._seen: OrderedDict[str, set[str]] = OrderedDict()
+        self._reported: OrderedDict[str, set[str]] = OrderedDict()
         for kind in DefectKind:
             telemetry.count(metrics.BAD_INPUT, 0, kind=kind)
         for rule in AdmissionRule:
@@ -74,16 +74,16 @@ class BadInput:
                 self.beyond(pod, message, report=admitted)
 
     def _note(self, pod: Pod, fault: InputDefect, *, report: bool = True) -> None:
-        seen = self._seen.get(pod.key)
-        if seen is None:
-            seen = self._seen[pod.key] = set()
-            if len(self._seen) > REMEMBERED:
-                self._seen.popitem(last=False)
+        reported = self._reported.get(pod.key)
+        if reported is None:
+            reported = self._reported[pod.key] = set()
+            if len(self._reported) > REMEMBERED:
+                self._reported.popitem(last=False)
         # The words of these change from attempt to attempt: which containers block a claim, how much is left.
         what = fault.kind if fault.kind in (DefectKind.OVERLAP, DefectKind.ADMISSION) else str(fault)
-        if what in seen:
+        if what in reported:
             return
-        seen.add(what)
+        reported.add(what)
         self._telemetry.count(metrics.BAD_INPUT, kind=fault.kind)
         if report:
             self._telemetry.problem(NOT_AS_ASKED, pod=pod.ref, kind=fault.kind, reason=str(fault))

@@ -63,17 +63,19 @@ class Notice(Struct, frozen=True):
 class ChangeFeed(Observer):
     """Counts changes, and wakes the followers that wait for the next one. For the event loop."""
 
-    def __init__(self, store: NodeStore, telemetry: Telemetry, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, store: NodeStore, telemetry: Telemetry, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         """Prepare a feed; nothing is counted before the first follower.
 
         Args:
             store: The node.
             telemetry: Where notices come from.
-            wall: Seconds since the epoch.
+            wall_clock: Seconds since the epoch.
         """
         self._store = store
         self._telemetry = telemetry
-        self._wall = wall
+        self._wall_clock = wall_clock
         self._word = secrets.token_hex(4)
         self._number = 0
         self._notices: deque[Notice] = deque(maxlen=KEPT)
@@ -146,7 +148,7 @@ class ChangeFeed(Observer):
 
     def _note(self, message: str, keys: dict[str, str]) -> None:
         self._count()
-        self._notices.append(Notice(self._number, self._wall(), message, keys))
+        self._notices.append(Notice(self._number, self._wall_clock(), message, keys))
 
     def _count(self) -> None:
         self._number += 1
@@ -167,14 +169,14 @@ class ChangeFeed(Observer):
         if phase is Phase.EXITED:
             self._count()
 
-    def given(self, container: Container) -> None:
+    def cpus_assigned(self, container: Container) -> None:
         """See ``Observer``."""
         self._count()
 
-    def gone(self, container: Container) -> None:
+    def removed(self, container: Container) -> None:
         """See ``Observer``."""
         self._count()
 
-    def pod_gone(self, sandbox_id: str) -> None:
+    def pod_removed(self, sandbox_id: str) -> None:
         """See ``Observer``."""
         self._count()

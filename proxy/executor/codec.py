@@ -24,7 +24,7 @@ from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, 
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import listed
-from proxy.model.pod_selection import kept_labels
+from proxy.model.pod_selection import selectable_labels
 from proxy.model.quoting import MESSAGE, SENTENCE, printable
 from proxy.model.workload import (
     Container,
@@ -244,7 +244,7 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
         reserved_for_pod=_aside(data["aside"], bounds) if "aside" in data else None,
         cgroup_changed_by_hook=data.get("reparented") is True,
         total=_total(data["total"]) if "total" in data else None,
-        labels=kept_labels({_text(key): _text(text) for key, text in data.get("labels", {}).items()}),
+        labels=selectable_labels({_text(key): _text(text) for key, text in data.get("labels", {}).items()}),
     )
 
 

@@ -44,7 +44,7 @@ class NodeContext(BackgroundTasks):
         to_step: Set when running pods may have to be changed in steps.
         options: The options of the executor.
         clock: A monotonic clock, in seconds.
-        wall: Seconds since the epoch.
+        wall_clock: Seconds since the epoch.
         runtime: The container runtime.
         kernel: The one thread that writes cpusets.
         enforcer: Writes cpusets, in that thread.
@@ -64,7 +64,7 @@ class NodeContext(BackgroundTasks):
         options: ExecutorOptions,
         telemetry: Telemetry,
         clock: Callable[[], float],
-        wall: Callable[[], float] | None = None,
+        wall_clock: Callable[[], float] | None = None,
     ) -> None:
         """Start with an empty state, on the running event loop.
 
@@ -76,9 +76,9 @@ class NodeContext(BackgroundTasks):
             options: The options of the executor.
             telemetry: Where to log, count and report problems.
             clock: A monotonic clock, in seconds.
-            wall: Seconds since the epoch, for display; ``clock`` if None.
+            wall_clock: Seconds since the epoch, for display; ``clock`` if None.
         """
-        self.wall = wall or clock
+        self.wall_clock = wall_clock or clock
         super().__init__(telemetry)
         self.options = options
         self.clock = clock
@@ -98,7 +98,7 @@ class NodeContext(BackgroundTasks):
         self.to_step = asyncio.Event()
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)
-        self.rejections = Rejections(telemetry, clock, self.wall)
+        self.rejections = Rejections(telemetry, clock, self.wall_clock)
         self.kernel = Worker("kernel", self.broken)
         self.enforcer = Enforcer(
             cgroups,

@@ -90,7 +90,7 @@ class Creates:
         """Count, record and log a decision."""
         context, plan = self._context, decided.plan
         if decided.withdrawn:
-            context.history.gone(decided.withdrawn)
+            context.history.removed(decided.withdrawn)
         context.telemetry.observe(metrics.CREATE_DECISION_SECONDS, time.perf_counter() - began)
         if plan.problem or pod.defects or plan.container is None:
             plan = self._with_problems(plan, pod, name)
@@ -112,7 +112,7 @@ class Creates:
         context = self._context
         applied = applies_to(context.state, pod)
         if plan.explanation is not None:
-            context.history.note(context.wall(), structs.replace(plan.explanation, applied=applied))
+            context.history.note(context.wall_clock(), structs.replace(plan.explanation, applied=applied))
         context.telemetry.count(metrics.CREATES_REFUSED if applied else metrics.CREATES_WOULD_REFUSE)
         context.rejections.rejected(pod, name, plan.verdict, applied=applied)
 
@@ -174,10 +174,10 @@ class Creates:
         assert container is not None
         if why is None:
             cpus = context.store.state.wanted(container) if cpus is None else cpus
-            context.history.note_simple(context.wall(), container, cpus, applied=applied)
+            context.history.note_simple(context.wall_clock(), container, cpus, applied=applied)
         else:
             why = why if applied else structs.replace(why, applied=False)
-            context.history.note(context.wall(), why, container.id)
+            context.history.note(context.wall_clock(), why, container.id)
 
 
 class Lifecycle:
@@ -201,7 +201,7 @@ class Lifecycle:
     def failed(self, token: str) -> None:
         """Note that the create failed: the containers that moved for it go back."""
         context = self._context
-        context.history.gone(token)
+        context.history.removed(token)
         if token in context.state.containers:
             context.telemetry.count(metrics.CREATES_FAILED)
         self._store.handle(CreateFailed(token))
@@ -219,7 +219,7 @@ class Lifecycle:
         ids = tuple(ids)
         self._store.handle(ContainersRemoved(ids))
         for container_id in ids:
-            self._context.history.gone(container_id)
+            self._context.history.removed(container_id)
 
 
 class Sandboxes:
@@ -256,7 +256,7 @@ class Sandboxes:
         admitted, applied = admission.verdict.admitted, applies_to(context.state, pod)
         if admission.explanation is not None:
             why = structs.replace(admission.explanation, applied=applied)
-            context.history.note(context.wall(), why, token if admitted or not applied else "")
+            context.history.note(context.wall_clock(), why, token if admitted or not applied else "")
         words = admission.problem or admission.verdict.operator_message
         context.bad_input.limited(pod, admission.limit, words, admitted=admitted, applied=applied)
         if admission.problem and admission.limit is None and admitted:
@@ -293,7 +293,7 @@ class Sandboxes:
     def failed(self, token: str) -> None:
         """Note that creating a sandbox failed, or may have: what was reserved for it is free again."""
         context = self._context
-        context.history.gone(token)
+        context.history.removed(token)
         context.store.handle(SandboxFailed(token))
 
     def running(self, pod: Pod, token: str = "", *, is_found: bool = False) -> None:
@@ -323,7 +323,7 @@ class Sandboxes:
 
     def stopped(self, sandbox_id: str) -> None:
         """Note that a sandbox was stopped: nothing in it runs any more."""
-        self._context.history.gone(sandbox_id)
+        self._context.history.removed(sandbox_id)
         self._context.store.handle(SandboxStopped(sandbox_id))
 
     def removed(self, sandbox_id: str) -> None:
@@ -331,8 +331,8 @@ class Sandboxes:
         context = self._context
         for container in context.state.in_sandbox(sandbox_id):
             if container.phase is not Phase.CREATING:
-                context.history.gone(container.id)
-        context.history.gone(sandbox_id)
+                context.history.removed(container.id)
+        context.history.removed(sandbox_id)
         context.store.handle(SandboxRemoved(sandbox_id))
 
     def missing(self, sandbox_id: str, listed: Iterable[RuntimePod]) -> None:

@@ -42,7 +42,7 @@ class Enforced:
         notes: Messages about what else could not be written; no call is refused or delayed for these.
         found: The cpusets found in cgroups that another program had written to, by container id, where they
             were read.
-        left: Those of them that were not overwritten.
+        unrepaired: Those of them that were not overwritten.
         seconds: How long the enforcement took.
     """
 
@@ -54,7 +54,7 @@ class Enforced:
     refused: dict[str, CgroupError] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     found: dict[str, CpuSet] = field(default_factory=dict)
-    left: dict[str, CpuSet] = field(default_factory=dict)
+    unrepaired: dict[str, CpuSet] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -95,7 +95,7 @@ class Enforcer:
         self._paths: dict[str, str] = {}
         self._missed: dict[str, tuple[Phase, int]] = {}
         """How often the cgroup of each container was not found in its phase."""
-        self._gone: dict[str, str] = {}
+        self._removed: dict[str, str] = {}
         self._held: dict[str, CpuSet] = {}
         self._refused: set[str] = set()
         self._passes = 0
@@ -162,7 +162,7 @@ class Enforcer:
         self._paths = {k: v for k, v in self._paths.items() if k in there}
         self._held = {k: v for k, v in self._held.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
-        self._gone = {k: v for k, v in self._gone.items() if k in there}
+        self._removed = {k: v for k, v in self._removed.items() if k in there}
         self._refused = {k for k in self._refused if k in there}
         some = [c for c in there.values() if not (c.id in leave or self._is_missing(c))]
         done = self._enforce(state, *_sharers_first(state, some))
@@ -237,9 +237,9 @@ class Enforcer:
         """Return the path of a container's cgroup if it is known; callable from any thread."""
         known = self._paths.get(container.id) or container.cgroup
         # The path of a cgroup that is gone does not show where the container is now.
-        return known if known and self._gone.get(container.id) != known else None
+        return known if known and self._removed.get(container.id) != known else None
 
-    def given(self, container_id: str) -> CpuSet | None:
+    def last_written(self, container_id: str) -> CpuSet | None:
         """Return the cpuset last written for a container; None if a call in flight may write another one."""
         return None if self._busy(container_id) else self._held.get(container_id)
 
@@ -266,7 +266,7 @@ class Enforcer:
         """
         left: list[str] = []
         sets: dict[tuple[int, int], tuple[CpuSet, CpuSet | None, list[str], list[str]]] = {}
-        known, gone, held = self._paths, self._gone, self._held
+        known, gone, held = self._paths, self._removed, self._held
         for container in some:
             if not self.is_live(container):
                 continue
@@ -310,9 +310,9 @@ class Enforcer:
             self._held.pop(container_id, None)
         else:
             self._held[container_id] = want
-        if self._missed or self._gone:
+        if self._missed or self._removed:
             self._missed.pop(container_id, None)
-            self._gone.pop(container_id, None)
+            self._removed.pop(container_id, None)
 
     def _one(self, container: Container, done: Enforced, *, again: bool = True) -> None:
         path = self.path_of(container)
@@ -331,7 +331,7 @@ class Enforcer:
                 self._refused.add(container.id)
                 return
             self._paths.pop(container.id, None)
-            self._gone[container.id] = path
+            self._removed[container.id] = path
             if again:  # the container has exited, or has another cgroup now
                 self._one(container, done, again=False)
             else:

@@ -52,7 +52,7 @@ class History:
         self.limit = limit
         self._count = 0
         self._living: dict[str, list[_Entry]] = {}
-        self._gone: OrderedDict[int, tuple[str, _Entry]] = OrderedDict()  # in the order of removal
+        self._removed: OrderedDict[int, tuple[str, _Entry]] = OrderedDict()  # in the order of removal
         self._named: dict[tuple[str, str], list[int]] = {}  # removed ones, by pod and container
 
     def resize(self, limit: int) -> None:
@@ -63,7 +63,7 @@ class History:
     @property
     def size(self) -> int:
         """The number of records."""
-        return len(self._gone) + sum(map(len, self._living.values()))
+        return len(self._removed) + sum(map(len, self._living.values()))
 
     # -- taking note --------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class History:
         if known or (container_id and runs):
             self._living[container_id] = [*self._living.get(container_id, ()), entry][-KEEP:]
         else:
-            self._mark_gone(container_id, entry)
+            self._mark_removed(container_id, entry)
 
     def note_simple(self, when: float, container: Container, cpus: CpuSet, *, applied: bool = True) -> None:
         """Record a placement for which nothing was weighed.
@@ -159,7 +159,7 @@ class History:
         numbers = self._named.get((container.pod.uid or container.pod.ref, container.name))
         if not numbers:
             return False
-        container_id, entry = self._gone[numbers[-1]]
+        container_id, entry = self._removed[numbers[-1]]
         what = entry[2]
         if not isinstance(what, Explanation) or what.applied or what.verdict.admitted or container_id:
             return False
@@ -179,26 +179,26 @@ class History:
                 newest[name] = RememberedDecision(entry[1], what, container_id, there)
         return list(newest.values())
 
-    def gone(self, container_id: str) -> None:
-        """Note that a container (or a sandbox) is gone, or was never created."""
+    def removed(self, container_id: str) -> None:
+        """Note that a container (or a sandbox) was removed, or was never created."""
         for entry in self._living.pop(container_id, ()):
-            self._mark_gone(container_id, entry)
+            self._mark_removed(container_id, entry)
 
-    def _mark_gone(self, container_id: str, entry: _Entry) -> None:
+    def _mark_removed(self, container_id: str, entry: _Entry) -> None:
         number, what = entry[0], entry[2]
         mates = self._named.setdefault((pod_key(what), container_name(what)), [])
         mates.append(number)
-        self._gone[number] = (container_id, entry)
+        self._removed[number] = (container_id, entry)
         if len(mates) > KEEP:
             self._forget(min(mates))
         self._displace()
 
     def _displace(self) -> None:
-        while len(self._gone) > self.limit:
-            self._forget(next(iter(self._gone)))
+        while len(self._removed) > self.limit:
+            self._forget(next(iter(self._removed)))
 
     def _forget(self, number: int) -> None:
-        _, entry = self._gone.pop(number)
+        _, entry = self._removed.pop(number)
         name = (pod_key(entry[2]), container_name(entry[2]))
         self._named[name].remove(number)
         if not self._named[name]:
@@ -246,7 +246,7 @@ class History:
         return sorted(self._each(), key=lambda known: known[1][0])
 
     def _each(self) -> Iterator[tuple[str, _Entry, bool]]:
-        for container_id, entry in self._gone.values():
+        for container_id, entry in self._removed.values():
             yield container_id, entry, False
         for container_id, entries in self._living.items():
             for entry in entries:

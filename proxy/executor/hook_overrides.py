@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from proxy.engine.admit import EVENT
-from proxy.engine.container_events import ContainersUpdated, CpusGiven
+from proxy.engine.container_events import ContainersUpdated, CpusAssigned
 from proxy.engine.explain_record import explain
 from proxy.engine.narrowing import Narrowing, lost, narrowed, within_its_own
 from proxy.engine.node_effects import Change
@@ -58,14 +58,14 @@ class HookOverrides(Observer):
         context.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
         if exists:
             self._writes.later([container_id])
-        context.store.handle(CpusGiven((container_id,)))
+        context.store.handle(CpusAssigned((container_id,)))
         return problem
 
     def refused_pod(self, pod: Pod, message: str) -> None:
         """Record for ``explain`` that hooks have refused a pod's sandbox; nothing was decided for it."""
         context = self._context
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
-        context.history.note(context.wall(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
+        context.history.note(context.wall_clock(), explain(EVENT, pod, "", pod.attempt, Request(), verdict))
 
     def take_back(self) -> None:
         """Withdraw owned CPUs that hooks gave to other containers while the configuration allowed it."""

@@ -37,13 +37,13 @@ class KernelReading(Struct, frozen=True):
         when: When the reading began, on the monotonic clock of the node; None before the first one.
         cpusets: By container id; containers without a cgroup are left out.
         quotas: CFS quotas in microseconds by the key of the record (``proxy.engine.quotas``); -1 for none.
-        left_out: How many containers were not read for lack of time.
+        omitted: How many containers were not read for lack of time.
     """
 
     when: float | None = None
     cpusets: Mapping[str, CpusetValue] = MappingProxyType({})
     quotas: Mapping[str, int] = MappingProxyType({})
-    left_out: int = 0
+    omitted: int = 0
 
 
 class _Group(Struct, frozen=True):
@@ -90,7 +90,7 @@ class KernelView:
     def is_complete(self) -> bool:
         """Whether every container was read, and not long ago."""
         age = self.age
-        return age is not None and age <= STALE_S and not self.last.left_out
+        return age is not None and age <= STALE_S and not self.last.omitted
 
     async def refresh(self) -> None:
         """Read everything now; after ``WAIT_S`` the last reading stays."""

@@ -99,7 +99,7 @@ class LedgerRecovery:
             )
         for container in context.state.containers.values():
             cpus, applied = context.state.wanted(container), applies_to(context.state, container.pod)
-            context.history.note_simple(context.wall(), container, cpus, applied=applied)
+            context.history.note_simple(context.wall_clock(), container, cpus, applied=applied)
             yield
         self._cgroup_locator.recall()
 

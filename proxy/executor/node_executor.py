@@ -124,7 +124,7 @@ class NodeExecutor(NodeContext):
         options: ExecutorOptions,
         telemetry: Telemetry,
         clock: Callable[[], float],
-        wall: Callable[[], float] | None = None,
+        wall_clock: Callable[[], float] | None = None,
         ports: Callable[[NodeContext], Ports] = lambda context: Ports(),
     ) -> None:
         """Make all parts, on the running event loop; nothing runs yet.
@@ -137,10 +137,10 @@ class NodeExecutor(NodeContext):
             options: The options of the executor.
             telemetry: Where to log, count and report problems.
             clock: A monotonic clock, in seconds.
-            wall: Seconds since the epoch, for display; ``clock`` if None.
+            wall_clock: Seconds since the epoch, for display; ``clock`` if None.
             ports: Makes the optional ports; called once, with the context that they may report to.
         """
-        super().__init__(node, cgroups, runtime, ledger, options, telemetry, clock, wall)
+        super().__init__(node, cgroups, runtime, ledger, options, telemetry, clock, wall_clock)
         others = ports(self)
         self.cluster = others.cluster
         self.device_plugins = others.device_plugins

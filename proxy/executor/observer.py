@@ -31,10 +31,10 @@ class Observer:
     def entered(self, container: Container, phase: Phase) -> None:
         """Handle that an existing container has entered another phase."""
 
-    def given(self, container: Container) -> None:
+    def cpus_assigned(self, container: Container) -> None:
         """Handle that a container may use other CPUs than before, by a hook or in place of offline CPUs."""
 
-    def gone(self, container: Container) -> None:
+    def removed(self, container: Container) -> None:
         """Handle that a container has been removed."""
 
     def pod_found(self, pod: Pod) -> None:
@@ -43,7 +43,7 @@ class Observer:
     def pod_stopped(self, pod: Pod) -> None:
         """Handle that a sandbox has been stopped."""
 
-    def pod_gone(self, sandbox_id: str) -> None:
+    def pod_removed(self, sandbox_id: str) -> None:
         """Handle that a sandbox has been removed, or did not exist."""
 
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:

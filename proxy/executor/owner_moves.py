@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from proxy.engine.container_events import CpusGiven
+from proxy.engine.container_events import CpusAssigned
 from proxy.engine.enforcement import applies_to
 from proxy.engine.movable import containers_of, why_not_movable
 from proxy.engine.owners import ReservationCpus
@@ -72,7 +72,7 @@ class OwnerMoves:
             if one.is_committed:
                 context.history.amend(container.id, f"moved {moved}")
             context.sync_later(container.id)
-            context.store.handle(CpusGiven((container.id,)))
+            context.store.handle(CpusAssigned((container.id,)))
         return why
 
     # -- moves that an earlier daemon has left unfinished -------------------------------------------------

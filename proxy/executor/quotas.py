@@ -153,7 +153,7 @@ class OwnerQuotas(Observer):
         """See ``Observer``."""
         self.restore_soon()
 
-    def gone(self, container: Container) -> None:
+    def removed(self, container: Container) -> None:
         """See ``Observer``."""
         self.restore_soon()
 

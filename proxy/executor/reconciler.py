@@ -44,7 +44,7 @@ from proxy.executor.worker_health import STUCK_S
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.pod_selection import kept_labels
+from proxy.model.pod_selection import selectable_labels
 from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
@@ -240,7 +240,7 @@ class Reconciler:
         context = self._context
         for sandbox_id, seen in listing.pods.items():
             pod = context.state.pods.get(sandbox_id)
-            if pod is not None and not pod.labels and (labels := kept_labels(seen.labels)):
+            if pod is not None and not pod.labels and (labels := selectable_labels(seen.labels)):
                 context.store.handle(
                     PodLearned(structs.replace(pod, labels=labels), "labels of a pod listed")
                 )

@@ -58,18 +58,18 @@ class Rejections(Observer):
     """Reports rejections, and their ends."""
 
     def __init__(
-        self, telemetry: Telemetry, clock: Callable[[], float], wall: Callable[[], float] | None = None
+        self, telemetry: Telemetry, clock: Callable[[], float], wall_clock: Callable[[], float] | None = None
     ) -> None:
         """Report nothing yet.
 
         Args:
             telemetry: Where to report.
             clock: A monotonic clock in seconds.
-            wall: Seconds since the epoch, for readers; ``clock`` if None.
+            wall_clock: Seconds since the epoch, for readers; ``clock`` if None.
         """
         self._telemetry = telemetry
         self._clock = clock
-        self._wall = wall or clock
+        self._wall_clock = wall_clock or clock
         self._open: OrderedDict[tuple[str, str], _Rejected] = OrderedDict()
 
     def rejected(self, pod: Pod, name: str, verdict: Verdict, *, applied: bool = True) -> None:
@@ -82,7 +82,7 @@ class Rejections(Observer):
             applied: Whether the plan is applied to the pod; else it continues anyway.
         """
         message = _MESSAGES["container" if name else "pod", applied]
-        known, now = self._open.get((pod.ref, name)), self._wall()
+        known, now = self._open.get((pod.ref, name)), self._wall_clock()
         if known is not None and known.message != message:
             self._end((pod.ref, name))
         again = known is not None and (known.message, known.pod.uid) == (message, pod.uid)
@@ -148,7 +148,7 @@ class Rejections(Observer):
         """See ``Observer``."""
         self._end_of_sandbox(pod.sandbox_id)
 
-    def pod_gone(self, sandbox_id: str) -> None:
+    def pod_removed(self, sandbox_id: str) -> None:
         """See ``Observer``."""
         self._end_of_sandbox(sandbox_id)
 

@@ -59,12 +59,12 @@ class CreateClient(Struct, frozen=True):
     """The client's call that a create is reserved for.
 
     Attributes:
-        is_gone: Reports whether the client went away.
+        is_disconnected: Reports whether the client has disconnected.
         placed_elsewhere: Called with the container when it is placed on other CPUs; returns the container as
             it is to be, or None where the call was answered meanwhile, and the placement withdrawn.
     """
 
-    is_gone: Callable[[], bool] = _never
+    is_disconnected: Callable[[], bool] = _never
     placed_elsewhere: Callable[[Container], Awaitable[Container | None]] = _as_placed
 
 
@@ -189,8 +189,8 @@ class Reservations:
             if reservation.kind is ReservationKind.MOVE and not self._is_applied(reservation):
                 event = seen.PlanWithdrawn()
                 continue
-            if run.client.is_gone():
-                reservation, _ = step(reservation, seen.ClientGone())
+            if run.client.is_disconnected():
+                reservation, _ = step(reservation, seen.ClientDisconnected())
             if reservation.kind in HELD and not self._living(reservation):
                 event = seen.ContainersExited()
 
@@ -413,7 +413,7 @@ class Reservations:
         if decided is None:
             return seen.NoOtherPlacement()
         plan = decided.plan
-        context.history.gone(token)
+        context.history.removed(token)
         context.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
         lost, why = container.placement.exclusive, reason.message
         context.telemetry.problem("cannot free CPUs", **subject(container), cpus=lost, err=why)

@@ -206,7 +206,7 @@ class RuntimeEvents(Observer):
             self.events_state = now
             context.telemetry.debug("the runtime's event stream changed", state=now.value)
 
-    def gone(self, container: Container) -> None:
+    def removed(self, container: Container) -> None:
         """Forget the exit of a container that has been removed."""
         self._exits.pop(container.id, None)
 

@@ -57,7 +57,7 @@ class SandboxCgroups:
     def __init__(self, cgroups: Cgroups, quirks: RuntimeQuirks) -> None:
         self._cgroups = cgroups
         self._quirks = quirks
-        self._seen: dict[str, tuple[str, CpuSet]] = {}
+        self._observed: dict[str, tuple[str, CpuSet]] = {}
         self._missed: dict[str, int] = {}
         self._monitored: set[str] = set()
         self._passes = 0
@@ -77,7 +77,7 @@ class SandboxCgroups:
         if not state.owners:
             return errors  # the pools have all CPUs
         for key, pod, pool in self._ours(state):
-            known = self._seen.get(key)
+            known = self._observed.get(key)
             if known is None and self._missed.get(key, 0) < TRIES:
                 known = self._read_cgroup(key, pod, errors)
             if known is not None and not known[1] <= pool:
@@ -93,11 +93,11 @@ class SandboxCgroups:
         self._passes += 1
         self._monitored &= state.pods.keys()
         there = state.pods.keys() | {self._quirks.monitor(i) for i in state.containers if self._monitored}
-        self._seen = {k: v for k, v in self._seen.items() if k in there}
+        self._observed = {k: v for k, v in self._observed.items() if k in there}
         self._missed = {k: v for k, v in self._missed.items() if k in there}
         errors: list[str] = []
         for key, pod, pool in self._ours(state):
-            known = self._seen.get(key)
+            known = self._observed.get(key)
             if state.owners or known is None or known[1] != pool:
                 known = self._read_cgroup(key, pod, errors)
             if known is None or (known[1] <= pool and (state.owners or known[1] == pool)):
@@ -142,14 +142,14 @@ class SandboxCgroups:
 
     def _read_cgroup(self, key: str, pod: Pod, errors: list[str]) -> tuple[str, CpuSet] | None:
         """Read the path and CPUs of the cgroup of a sandbox or a monitor; None if it has no cgroup."""
-        known = self._seen.get(key)
+        known = self._observed.get(key)
         missed = self._missed.get(key, 0)
         if known is None and missed >= TRIES and self._passes % RARE_EVERY:
             return None
         path = known[0] if known is not None else self._cgroups.find(pod.cgroup_parent, key)
         if path is not None:
             try:
-                found = self._seen[key] = path, self._cgroups.read(path).effective_cpus
+                found = self._observed[key] = path, self._cgroups.read(path).effective_cpus
             except CgroupError as error:
                 self._failed(key, pod, path, error, errors)
             else:
@@ -163,7 +163,7 @@ class SandboxCgroups:
     def _write(self, key: str, pod: Pod, path: str, cpus: CpuSet, errors: list[str]) -> None:
         try:
             self.written += self._cgroups.write(path, cpus, None)
-            self._seen[key] = path, cpus
+            self._observed[key] = path, cpus
         except CgroupError as error:
             self._failed(key, pod, path, error, errors)
 
@@ -174,7 +174,7 @@ class SandboxCgroups:
             return CpuSet()
 
     def _failed(self, key: str, pod: Pod, path: str, error: CgroupError, errors: list[str]) -> None:
-        self._seen.pop(key, None)
+        self._observed.pop(key, None)
         is_left = error.errno == errno.EOPNOTSUPP and self._quirks.is_left_behind(path)
         if error.errno not in GONE and not is_left:
             what = "sandbox" if key == pod.sandbox_id else "monitor of a container"

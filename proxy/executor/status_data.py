@@ -79,7 +79,7 @@ def _reading(executor: NodeExecutor) -> dict[str, object]:
     """Return how old the values of the kernel are, and how many are missing."""
     view = executor.kernel_view
     age = view.age
-    return {"age_s": None if age is None else round(age, 1), "not_read": view.last.left_out}
+    return {"age_s": None if age is None else round(age, 1), "not_read": view.last.omitted}
 
 
 def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, object]:

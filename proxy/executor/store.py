@@ -164,11 +164,11 @@ _NOTICES: dict[type[Notice], Callable[..., None]] = {
     to_do.NotifyCreated: Observer.created,
     to_do.NotifyFailed: Observer.failed,
     to_do.NotifyEntered: Observer.entered,
-    to_do.NotifyGiven: Observer.given,
-    to_do.NotifyGone: Observer.gone,
+    to_do.NotifyCpusAssigned: Observer.cpus_assigned,
+    to_do.NotifyRemoved: Observer.removed,
     to_do.NotifyPodFound: Observer.pod_found,
     to_do.NotifyPodStopped: Observer.pod_stopped,
-    to_do.NotifyPodGone: Observer.pod_gone,
+    to_do.NotifyPodRemoved: Observer.pod_removed,
     to_do.NotifyListed: Observer.listed,
 }
 """The methods of observers, by the effect; the fields of the effect are the arguments."""

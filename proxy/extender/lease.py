@@ -47,7 +47,7 @@ class Lease:
         self._identity = identity
         self._telemetry = telemetry
         self._version = ""
-        self._seen: tuple[str, float] = ("", 0.0)
+        self._observed: tuple[str, float] = ("", 0.0)
         self._until = 0.0
 
     @property
@@ -97,10 +97,10 @@ class Lease:
                 raise
             return await self._create()
         spec, version = found.get("spec") or {}, str(found["metadata"]["resourceVersion"])
-        if version != self._seen[0]:
-            self._seen = version, time.monotonic()
+        if version != self._observed[0]:
+            self._observed = version, time.monotonic()
         lasts = spec.get("leaseDurationSeconds") or DURATION_S
-        free = not spec.get("holderIdentity") or time.monotonic() - self._seen[1] > lasts
+        free = not spec.get("holderIdentity") or time.monotonic() - self._observed[1] > lasts
         return free and await self._write(version, {**self._renewed(), "acquireTime": _now()})
 
     async def _create(self) -> bool:

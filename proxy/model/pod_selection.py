@@ -31,7 +31,7 @@ _OWN = "io.kubernetes."
 """kubelet's own labels of a sandbox (kubernetes v1.36 pkg/kubelet/types/labels.go); they are ignored."""
 
 
-def kept_labels(labels: Mapping[str, str]) -> Labels:
+def selectable_labels(labels: Mapping[str, str]) -> Labels:
     """Return the labels of a sandbox that selectors see: those of its pod, as far as they are valid."""
     if not labels:
         return ()

@@ -64,8 +64,8 @@ def shown(value: object, limit: int = QUOTED) -> str:
     return "an object" if isinstance(value, dict) else printable(repr(value), limit)
 
 
-def kept(text: str, limit: int = NAME) -> str:
-    """Make a name fit to be kept: it can be encoded, and a hash ends one that is too long and is cut.
+def storable_name(text: str, limit: int = NAME) -> str:
+    """Return a name that can be stored: it can be encoded, and one that is too long is cut and ends with a hash.
 
     A name that Kubernetes allows is given as it is.
     """

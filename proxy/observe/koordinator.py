@@ -173,8 +173,8 @@ class NodeFacts(Struct, frozen=True):
         kubelet: Its settings and checkpoint.
         pods: Live pods.
         chosen: CPUs that were chosen on the node itself, without a scheduler.
-        kept: CPUs that no new pod may own: reserved CPUs, and those that stay in the shared pool. A scheduler
-            knows them as kubelet's reserve.
+        unavailable: CPUs that no new pod may own: reserved CPUs, and those that stay in the shared pool. A
+            scheduler knows them as kubelet's reserve.
         basic: What is known of the processor, by the keys of ``cpu-basic-info``.
     """
 
@@ -187,7 +187,7 @@ class NodeFacts(Struct, frozen=True):
     kubelet: KubeletFacts = field(default_factory=KubeletFacts)
     pods: tuple[PodRow, ...] = ()
     chosen: tuple[Alloc, ...] = ()
-    kept: CpuSet = field(default_factory=CpuSet)
+    unavailable: CpuSet = field(default_factory=CpuSet)
     basic: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -214,7 +214,7 @@ def topology_annotations(locations: Iterable[CpuLocation], facts: NodeFacts) -> 
         CPU_TOPOLOGY: _json({"detail": [_location(location) for location in ordered]}),
         SHARED_POOLS: write_pools(pools.shared),
         BE_POOLS: write_pools(pools.be),
-        MANAGER_POLICY: _json(_reserving(policy, facts.kept).data()),
+        MANAGER_POLICY: _json(_reserving(policy, facts.unavailable).data()),
         POD_ALLOCS: _json([alloc.data() for alloc in allocs] or None),
         RESERVATION: _json(reserved.data()),
         SYSTEM_QOS: _json(system.data()),

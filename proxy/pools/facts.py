@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import Mask
 from proxy.model.machine import ANY_MACHINE, Bounds
-from proxy.model.pod_selection import kept_labels
-from proxy.model.quoting import NAME, kept, quoted
+from proxy.model.pod_selection import selectable_labels
+from proxy.model.quoting import NAME, quoted, storable_name
 from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.pools.annotations import (
     NUMA_TOPOLOGY_SPEC,
@@ -99,7 +99,7 @@ def pod_facts(
         bounds: CPUs and NUMA nodes that annotations may name.
     """
     if len(uid) + len(namespace) + len(name) > NAME or not (uid + namespace + name).isascii():
-        uid, namespace, name = kept(uid), kept(namespace), kept(name)
+        uid, namespace, name = storable_name(uid), storable_name(namespace), storable_name(name)
     if len(cgroup_parent) > LONGEST_PATH or not cgroup_parent.isascii():
         cgroup_parent = _path(cgroup_parent)
     label = labels.get(QOS_LABEL, "")
@@ -107,7 +107,7 @@ def pod_facts(
     plain = not annotations or annotations.keys().isdisjoint(POD_KEYS)
     if plain and (qos or not label):  # most pods
         kube = kube_qos(cgroup_parent)
-        chosen = kept_labels(labels)
+        chosen = selectable_labels(labels)
         return Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent, labels=chosen)
     status, wrong = resource_status(annotations, bounds)
     spec, spoilt = resource_spec(annotations)
@@ -136,7 +136,7 @@ def pod_facts(
         numa_exclusive=numa.exclusive,
         volcano_policy=preferences.policy,
         volcano_nodes=preferences.nodes,
-        labels=kept_labels(labels),
+        labels=selectable_labels(labels),
     )
 
 

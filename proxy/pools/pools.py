@@ -141,7 +141,7 @@ class Floors(Struct, frozen=True):
                 return Breach(AdmissionRule.SHARED_FLOOR, message) if taken else None
         return None
 
-    def kept(self, pool: CpuSet, machine: Machine, never: CpuSet) -> CpuSet:
+    def choose(self, pool: CpuSet, machine: Machine, never: CpuSet) -> CpuSet:
         """Choose CPUs of the pool that meet all floors as long as nothing takes them.
 
         CPUs that can have no owner come first, then those of cores that are not wholly in the pool, then the

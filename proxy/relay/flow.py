@@ -67,20 +67,20 @@ class Outgoing:
         id: HTTP/2 stream id.
         window: The runtime's stream-level window.
         chunks: What is to be sent; ``offset`` bytes of the first chunk are gone.
-        left: Bytes that are to be sent.
+        remaining: Bytes that are to be sent.
         end: The stream ends behind them.
         sent: Everything has been sent.
         passing: The bytes belong to a stream that only passes (its stream-level window is not ours to watch).
     """
 
-    __slots__ = ("chunks", "end", "id", "left", "offset", "passing", "sent", "window")
+    __slots__ = ("chunks", "end", "id", "offset", "passing", "remaining", "sent", "window")
 
     def __init__(self, stream: int, window: int = _ENDLESS, *, passing: bool = False) -> None:
         self.id = stream
         self.window = window
         self.chunks: deque[bytes | bytearray] = deque()
         self.offset = 0
-        self.left = 0
+        self.remaining = 0
         self.end = False
         self.sent = False
         self.passing = passing
@@ -89,7 +89,7 @@ class Outgoing:
         """Append bytes."""
         if not piece:
             return
-        self.left += len(piece)
+        self.remaining += len(piece)
         if len(piece) >= _SMALL_BYTES or not self.chunks:
             self.chunks.append(piece)
             return
@@ -101,7 +101,7 @@ class Outgoing:
 
     def take(self, count: int) -> bytes | memoryview:
         """Take the next ``count`` bytes (there are as many); those of a large chunk are not copied."""
-        self.left -= count
+        self.remaining -= count
         first = self.chunks[0] if self.chunks else b""
         begin, end = self.offset, self.offset + count
         if end < len(first) and type(first) is bytes:
@@ -240,7 +240,7 @@ class FlowControl:
         self.credits.pop(stream, None)
         item = self.queue.pop(stream, None)
         if item is not None and item.passing:
-            self.waiting -= item.left
+            self.waiting -= item.remaining
 
     def pump(self) -> tuple[list[bytes | memoryview], list[int]]:
         """Take from the queue the frames for which there is window.
@@ -252,20 +252,20 @@ class FlowControl:
         done: list[int] = []
         for item in self.queue.values():
             while True:
-                count = min(item.left, self.largest, self.server, item.window)
-                if count <= 0 < item.left:
+                count = min(item.remaining, self.largest, self.server, item.window)
+                if count <= 0 < item.remaining:
                     break
                 self.server -= count
                 item.window -= count
                 piece = item.take(count)
                 if item.passing:
                     self.waiting -= count
-                last = item.end and not item.left
+                last = item.end and not item.remaining
                 if piece or last:
                     flags = frames.END_STREAM if last else 0
                     out.append(frames.head(frames.DATA, flags, item.id, count))
                     out.append(piece)
-                if not item.left:
+                if not item.remaining:
                     item.sent = last
                     done.append(item.id)
                     break

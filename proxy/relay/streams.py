@@ -273,7 +273,7 @@ class Streams:
         for piece in body:
             stream.add(bytes(piece))
         del self.tracked[stream.id]
-        if stream.left:
+        if stream.remaining:
             self.flow.enqueue(stream)
             self.pump()
         self._uncount(stream)
@@ -376,10 +376,10 @@ class Streams:
         for chunk in chunks:
             stream.add(chunk)
         stream.tail = b""
-        more = stream.left - stream.size
+        more = stream.remaining - stream.size
         self.held += more
         self.budget.total += more
-        stream.size = stream.left
+        stream.size = stream.remaining
         stream.end = True
         self.flow.enqueue(stream)
         self.pump()

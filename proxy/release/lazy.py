@@ -120,7 +120,7 @@ class LazyRelease:
         release = self.get()
         await release.begin(lasting=False)
         if not await release.finish(limit):
-            left = "; ".join(map(str, release.progress.left.values()))
+            left = "; ".join(map(str, release.progress.remaining.values()))
             self._executor.telemetry.problem(
                 "cannot release the node before the shutdown in time", seconds=limit, err=left
             )

@@ -26,13 +26,13 @@ class Progress:
 
     Attributes:
         reported: Containers that were updated at the runtime, and with what.
-        left: What could not be restored in the last sweep, by container, group or part, with the reason.
+        remaining: What could not be restored in the last sweep, by container, group or part, with the reason.
         sweeps: How often all containers were checked.
         pending: Ids that the last sweep found and that are not updated yet.
     """
 
     reported: dict[str, ReleasedCpuset] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
+    remaining: dict[str, str] = field(default_factory=dict)
     sweeps: int = 0
     pending: list[str] = field(default_factory=list)
 
@@ -75,12 +75,12 @@ class RuntimeUpdater:
                 if await self._update(container_id, given.due[container_id]):
                     await pace()
             except UnavailableError as error:
-                self.progress.left["runtime"] = str(error)
+                self.progress.remaining["runtime"] = str(error)
                 return  # the others would fail, too
             except RuntimeCallError as error:
                 self._executor.quotas.refused(container_id)
                 if error.code != GrpcStatus.NOT_FOUND:
-                    self.progress.left[container_id] = str(error)
+                    self.progress.remaining[container_id] = str(error)
             del pending[0]
 
     async def _update(self, container_id: str, due: ReleasedCpuset) -> bool:

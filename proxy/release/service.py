@@ -87,7 +87,7 @@ class Release:
         stage, since = record.get("stage"), record.get("since")
         # A record that cannot be read counts as one of a release: no container is moved by mistake.
         enter(self._executor, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
-        self.since = float(since) if isinstance(since, int | float) else self._executor.wall()
+        self.since = float(since) if isinstance(since, int | float) else self._executor.wall_clock()
         self._executor.telemetry.warning(
             "containers are not placed, although the mode is enforce (topoproxy release --undo)",
             node=self.stage,
@@ -112,7 +112,7 @@ class Release:
         async with self._one:
             if not self.stage:
                 self._lasting = lasting
-                self.since = self._executor.wall()
+                self.since = self._executor.wall_clock()
                 self._updater.progress = Progress()
                 enter(self._executor, NodeMode.RELEASING)
                 await self._record(self.stage)
@@ -151,7 +151,7 @@ class Release:
             "updated": updated,
             "told": updated,  # the former name, for one release
             "pending": len(progress.pending),
-            "left": [progress.left[key] for key in sorted(progress.left)],
+            "left": [progress.remaining[key] for key in sorted(progress.remaining)],
         }
 
     # -- doing --------------------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ class Release:
                     return
             except Exception as error:  # noqa: BLE001 - whatever it is, the next sweep must come
                 self._executor.broken(error)
-                self.progress.left["release"] = f"internal error: {type(error).__name__}: {error}"
+                self.progress.remaining["release"] = f"internal error: {type(error).__name__}: {error}"
             await asyncio.sleep(pauses.next())
-            if not self.progress.left:
+            if not self.progress.remaining:
                 pauses.reset()
 
     async def _pace(self) -> None:
@@ -201,7 +201,7 @@ class Release:
             True when nothing was left to do.
         """
         executor, progress = self._executor, self.progress
-        progress.left = {}
+        progress.remaining = {}
         # Without a runtime the kernel is given back anyway, by the ledger's account.
         listed = not progress.sweeps or await self._passed()
         await executor.kubelet_cpus.refresh(self._worker)
@@ -209,7 +209,7 @@ class Release:
         if executor.partitions is not None:
             await executor.partitions.once()
         given = await self._kernel()
-        progress.left |= given.errors
+        progress.remaining |= given.errors
         progress.pending = [i for i in given.due if self._updater.is_due(i, given)]
         clean = bool(progress.sweeps) and listed and not progress.pending and not given.written
         progress.sweeps += 1
@@ -222,7 +222,7 @@ class Release:
         return True
 
     def _is_over(self, clean: bool) -> bool:
-        executor, left = self._executor, self.progress.left
+        executor, left = self._executor, self.progress.remaining
         if executor.quotas.groups is not None and executor.quotas.known.records:
             left["quotas"] = f"{len(executor.quotas.known.records)} CFS quotas are not restored yet"
         if executor.partitions is not None and executor.partitions.jobs.known.records:
@@ -246,7 +246,7 @@ class Release:
                     while executor.telemetry.value(metrics.RECONCILES) == passes:
                         await asyncio.sleep(0.02)
             except TimeoutError:
-                self.progress.left["runtime"] = "the runtime does not answer"
+                self.progress.remaining["runtime"] = "the runtime does not answer"
                 return False
             passes = executor.telemetry.value(metrics.RECONCILES)
         return True

@@ -98,7 +98,7 @@ class Reload:
         telemetry: Telemetry,
         notifier: SystemdNotifier,
         read: Callable[[Origin], Awaitable[Config]] = reread,
-        wall: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Take what was read at the start.
 
@@ -109,7 +109,7 @@ class Reload:
             telemetry: Where to log, count and report.
             notifier: Is notified that a reload begins and ends.
             read: Reads and validates the configuration.
-            wall: Seconds since the epoch.
+            wall_clock: Seconds since the epoch.
         """
         self.config = config
         self.waiting: list[KeyChange] = []
@@ -119,8 +119,8 @@ class Reload:
         self._telemetry = telemetry
         self._notifier = notifier
         self._read = read
-        self._wall = wall
-        self._since = wall()
+        self._wall_clock = wall_clock
+        self._since = wall_clock()
         self._notices: Sequence[str] = ()
         self._lock = asyncio.Lock()
 
@@ -150,16 +150,16 @@ class Reload:
     async def _reload(self, by: str) -> ReloadOutcome:
         origin = self.config.origin
         if origin is None:
-            return ReloadOutcome("refused", self._wall(), by, reason=NO_ORIGIN)
+            return ReloadOutcome("refused", self._wall_clock(), by, reason=NO_ORIGIN)
         try:
             wanted = await self._read(origin)
             notes = await asyncio.to_thread(exposed, wanted)
             return self._take(wanted, notes, by)
         except TopoproxyError as error:
-            return ReloadOutcome("refused", self._wall(), by, reason=str(error))
+            return ReloadOutcome("refused", self._wall_clock(), by, reason=str(error))
         except Exception as error:  # noqa: BLE001  an internal error must not end the daemon
             self._telemetry.fault(error)
-            return ReloadOutcome("refused", self._wall(), by, reason=f"internal error: {error!r}")
+            return ReloadOutcome("refused", self._wall_clock(), by, reason=f"internal error: {error!r}")
 
     def _take(self, wanted: Config, notes: list[str], by: str) -> ReloadOutcome:
         """Apply a configuration as far as that needs no restart."""
@@ -179,7 +179,7 @@ class Reload:
         notes = [*check_start(effect, self._machine()), *notes]
         applied = changes(running, effect)
         self._apply(running, effect, [change.key for change in applied])
-        self.config, self._since = effect, self._wall()
+        self.config, self._since = effect, self._wall_clock()
         self.waiting = changes(effect, wanted)
         return ReloadOutcome(
             "applied" if applied else "unchanged", self._since, by, applied=applied, notes=notes

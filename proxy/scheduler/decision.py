@@ -297,7 +297,7 @@ def _refused_in_some_order(
                     state, refused = _after(before, turn)
                     if refused is not None and refused not in expected.lost:
                         return refused
-                    if not any(_is_left_alike(state, each) for each in after):
+                    if not any(_is_equivalent(state, each) for each in after):
                         after.append(state)
         left = further
     return None
@@ -312,8 +312,8 @@ def _after(state: NodeState, turn: PodDemand | CpuSet) -> tuple[NodeState, PodDe
     return (state.with_reservation(SHOWN, ReservationCpus(SHOWN, held.cpus - turn)) if held else state), None
 
 
-def _is_left_alike(state: NodeState, other: NodeState) -> bool:
-    """Return whether two orders of the same pods have left the same for the next one."""
+def _is_equivalent(state: NodeState, other: NodeState) -> bool:
+    """Return whether two states after the same pods, in different orders, are equal for the next pod."""
     return (
         state.pools == other.pools
         and state.devices == other.devices

@@ -129,7 +129,7 @@ def join_facts(
     distances = zones.distances if zones else ()
     manager = _manager(numa, zones)
     options = tuple(sorted((zones.node_options if zones and zones.node_options else manager.options).items()))
-    kept = _kept_labels(meta)
+    kept = _policy_labels(meta)
     memory = zones.memory if zones else ()
     pages = tuple((where, resource, most) for where, resource, most, _ in memory)
     rules = _rules(rows, distances, pages, options, _hashable(manager), kept)
@@ -160,7 +160,7 @@ def _manager(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None
     return CpuManager(policy, options, zones.reserved if zones else CpuSet(), topology, scope)
 
 
-def _kept_labels(meta: NodeMeta | None) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+def _policy_labels(meta: NodeMeta | None) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
     """Return the labels and annotations of the Node object that a policy is read from."""
     meta = meta or _NO_LABELS
     return (

@@ -25,14 +25,16 @@ def page(simulation: Simulation, found: Findings, notes: Sequence[str]) -> Data:
         "configuration": simulation.config.source,
         "notes": list(notes),
         "summary": dataclasses.asdict(found.summary),
-        "machines": [_host(h, left) for h, left in zip(simulation.hosts, found.left, strict=True)],
+        "machines": [
+            _host(h, remaining) for h, remaining in zip(simulation.hosts, found.remaining, strict=True)
+        ],
         "pods": [
             _pod(r, alignments) for r, alignments in zip(simulation.results, found.alignments, strict=True)
         ],
     }
 
 
-def _host(host: Host, left: RemainingCpus) -> Data:
+def _host(host: Host, remaining: RemainingCpus) -> Data:
     machine = host.node.machine
     return {
         "name": host.name,
@@ -43,7 +45,7 @@ def _host(host: Host, left: RemainingCpus) -> Data:
             "owned": str(host.owned),
             "left": str(host.ownable),
         },
-        "left": dataclasses.asdict(left),
+        "left": dataclasses.asdict(remaining),
         "offered": dict(host.offers),
         "asked": {name: amount - host.free[name] for name, amount in host.offers.items()},
         "nodes": [_row(row) for row in rows_of(host)],
@@ -56,7 +58,7 @@ def _row(row: NumaNodeRow) -> Data:
         "cpus": str(row.cpus),
         "owned": str(row.owned),
         "reserved": str(row.reserved),
-        "left": str(row.left),
+        "left": str(row.remaining),
         "pods": row.pods,
         "memory": None if row.memory is None else {"given": row.memory[0], "of": row.memory[1]},
         "devices": {name: {"given": given, "of": of} for name, (given, of) in row.devices.items()},

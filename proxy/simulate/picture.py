@@ -43,7 +43,7 @@ class NumaNodeRow:
     devices: Mapping[str, tuple[int, int]]
 
     @property
-    def left(self) -> CpuSet:
+    def remaining(self) -> CpuSet:
         """CPUs that could still become exclusive."""
         return self.cpus - self.owned - self.reserved
 
@@ -126,7 +126,7 @@ def lines_of(host: Host) -> list[str]:
     longest = max((len(row.cpus) for row in rows), default=1) or 1
     scale = min(1.0, _BAR / longest)
     cells = [_cells(row, scale) for row in rows]
-    return [_headline(host), *(f"  {line}" for line in columns(cells)), f"  {_left(host)}"]
+    return [_headline(host), *(f"  {line}" for line in columns(cells)), f"  {_remaining(host)}"]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -143,7 +143,7 @@ def bar(row: NumaNodeRow, scale: float) -> str:
 
     What is there has a column at least, so that a bar never hides that something is owned or left.
     """
-    parts = [(OWNED, len(row.owned)), (RESERVED, len(row.reserved - row.owned)), (LEFT, len(row.left))]
+    parts = [(OWNED, len(row.owned)), (RESERVED, len(row.reserved - row.owned)), (LEFT, len(row.remaining))]
     width = max(round(len(row.cpus) * scale), sum(count > 0 for _, count in parts))
     sizes = [max(1, round(count * scale)) if count else 0 for _, count in parts]
     while sum(sizes) != width and any(sizes):
@@ -171,7 +171,7 @@ def _headline(host: Host) -> str:
     return f"{clean(host.name)}: {counted(host.pod_count, 'pod')}, {cpus}; requested: {', '.join(requested)}"
 
 
-def _left(host: Host) -> str:
+def _remaining(host: Host) -> str:
     left = remaining_cpus_of(host.node, host.ownable)
     return (
         f"left {counted(left.cpus, 'CPU')}, {left.whole} in whole cores; "
@@ -195,7 +195,7 @@ def _cells(row: NumaNodeRow, scale: float) -> list[str]:
             bar(row, scale),
             f"{len(row.owned)} owned" if row.cpus else "no CPUs",
             f"{reserved} reserved" if reserved else "",
-            f"{len(row.left)} left" if row.cpus else "",
+            f"{len(row.remaining)} left" if row.cpus else "",
         ]
     memory = ""
     if row.memory is not None:

@@ -60,11 +60,11 @@ class Findings:
 
     Attributes:
         alignments: The alignments of the containers of each pod, in the order of the results.
-        left: What is left of each machine, in their order.
+        remaining: The CPUs that remain of each machine, in their order.
     """
 
     alignments: tuple[tuple[Alignment, ...], ...]
-    left: tuple[RemainingCpus, ...]
+    remaining: tuple[RemainingCpus, ...]
     summary: Summary
 
 
@@ -73,8 +73,8 @@ def find(simulation: Simulation) -> Findings:
     meter = AlignmentMeter()
     hosts = {host.name: host for host in simulation.hosts}
     alignments = tuple(_alignments(meter, hosts, result) for result in simulation.results)
-    left = tuple(remaining_cpus_of(host.node, host.ownable) for host in simulation.hosts)
-    return Findings(alignments, left, _summary(simulation, alignments, left))
+    remaining = tuple(remaining_cpus_of(host.node, host.ownable) for host in simulation.hosts)
+    return Findings(alignments, remaining, _summary(simulation, alignments, remaining))
 
 
 def _alignments(meter: AlignmentMeter, hosts: Mapping[str, Host], result: Result) -> tuple[Alignment, ...]:
@@ -84,7 +84,9 @@ def _alignments(meter: AlignmentMeter, hosts: Mapping[str, Host], result: Result
 
 
 def _summary(
-    simulation: Simulation, alignments: tuple[tuple[Alignment, ...], ...], left: tuple[RemainingCpus, ...]
+    simulation: Simulation,
+    alignments: tuple[tuple[Alignment, ...], ...],
+    remaining: tuple[RemainingCpus, ...],
 ) -> Summary:
     results, hosts = simulation.results, simulation.hosts
     outcomes = Counter(result.outcome for result in results)
@@ -105,11 +107,11 @@ def _summary(
         unschedulable=dict(short.most_common()),
         cpus=sum(len(host.node.machine.online) for host in hosts),
         owned=sum(len(host.owned) for host in hosts),
-        left=sum(one.cpus for one in left),
-        whole=sum(one.whole for one in left),
-        largest=max((one.largest for one in left), default=0),
-        largest_whole=max((one.largest_whole for one in left), default=0),
-        empty=max((one.of for one in left), default=0),
+        left=sum(one.cpus for one in remaining),
+        whole=sum(one.whole for one in remaining),
+        largest=max((one.largest for one in remaining), default=0),
+        largest_whole=max((one.largest_whole for one in remaining), default=0),
+        empty=max((one.of for one in remaining), default=0),
     )
 
 

@@ -115,7 +115,7 @@ class StagedEnforcement:
 
     def _remember(self, applied: Collection[str], given: Collection[str]) -> None:
         """Note for ``explain`` what is in effect for the containers of pods from now on."""
-        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._executor.wall()))
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._executor.wall_clock()))
         history = self._executor.history
         for container in self._containers(applied):
             history.treated(container.id, f"the plan is applied since {at}", applied=True)
@@ -236,18 +236,18 @@ class StagedEnforcement:
     async def _sweep(self, updater: RuntimeUpdater, keys: Collection[str]) -> dict[str, str]:
         """Widen and send what is left to do; returns the keys of the pods of which something is left."""
         executor, progress = self._executor, updater.progress
-        progress.left = {}
+        progress.remaining = {}
         state, manager = executor.state, executor.kubelet_cpus.manager
         existing = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
         targets = [(c, target_of(c, state.node.machine, manager)) for c in existing]
         pods = [pod for pod in state.pods.values() if pod.key in keys]
         given = await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
-        progress.left |= given.errors
+        progress.remaining |= given.errors
         progress.pending = [i for i in given.due if updater.is_due(i, given)]
         due = set(progress.pending)
         await updater.all(given, lambda: asyncio.sleep(0))
         unsent = due - progress.reported.keys() | {c.id for c in existing if updater.is_in_flight(c)}
-        return _left(existing, progress.left, unsent)
+        return _remaining(existing, progress.remaining, unsent)
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ def _ref(containers: Iterable[Container], key: str) -> str:
     return next((c.pod.ref for c in containers if c.pod.key == key), key)
 
 
-def _left(
+def _remaining(
     containers: Iterable[Container], errors: Mapping[str, str], unsent: Collection[str]
 ) -> dict[str, str]:
     """Return the keys of the pods that are not given back yet, and why.

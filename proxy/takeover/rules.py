@@ -42,11 +42,11 @@ class KubeletStateText:
 
     Attributes:
         text: The text.
-        left_out: Containers that it cannot express, one sentence each.
+        omitted: Containers that it cannot express, one sentence each.
     """
 
     text: str
-    left_out: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
 
 
 def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> KubeletStateText:
@@ -267,7 +267,7 @@ def finish(
     pending = Pending("finish", inputs.file.text, made.text, target)
     return StepOutcome(
         dataclasses.replace(record, pending=pending, forced=bool(inputs.running)),
-        (f"kubelet's file is now that of policy {target}", *_reported(made.left_out)),
+        (f"kubelet's file is now that of policy {target}", *_reported(made.omitted)),
     )
 
 
@@ -293,7 +293,7 @@ def revert(record: TakeoverRecord, inputs: TakeoverInputs, *, force: bool) -> St
         dataclasses.replace(record, pending=pending),
         (
             "kubelet's file is that of policy static, with the CPUs that are in effect now",
-            *_reported(made.left_out),
+            *_reported(made.omitted),
         ),
     )
 

@@ -177,7 +177,7 @@ class Takeover:
                 message = await self._worker.run(self._writer.resolve_pending)
                 inputs = await self._inputs()
                 before = self.record
-                outcome = decide(before, inputs, executor.wall())
+                outcome = decide(before, inputs, executor.wall_clock())
                 outcome = await self._worker.run(self._writer.take, outcome)
             except StepRefusedError as error:
                 return _not_done(step, error, error.hints)

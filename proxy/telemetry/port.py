@@ -218,20 +218,20 @@ class Telemetry:
     """
 
     def __init__(
-        self, sink: Sink, clock: Callable[[], float], wall: Callable[[], float] | None = None
+        self, sink: Sink, clock: Callable[[], float], wall_clock: Callable[[], float] | None = None
     ) -> None:
         """Begin with nothing counted.
 
         Args:
             sink: The log.
             clock: Seconds that never jump.
-            wall: Seconds since the epoch, for people; ``clock`` if None.
+            wall_clock: Seconds since the epoch, for people; ``clock`` if None.
         """
         self.registry = Registry()
         self._sink = sink
         self._lock = threading.Lock()
-        self._problems = Problems(wall or clock)
-        self._throttle = Throttle(wall or clock)
+        self._problems = Problems(wall_clock or clock)
+        self._throttle = Throttle(wall_clock or clock)
         self._frequent = Throttle(clock)
         self._listener: Listener | None = None
 

@@ -15,7 +15,7 @@ from proxy.admin.status_sections import (
     prescribed,
     quotas,
     release,
-    release_left,
+    release_remaining,
     short,
     suppression,
 )
@@ -237,8 +237,8 @@ def test_nothing_breaks_it(entries: list[dict[str, str | None]]) -> None:
 def test_how_far_it_is() -> None:
     data = {"stage": "releasing", "updated": 3, "containers": 9, "left": ["cannot update: busy"]}
     assert release(data) == "3 of 9 containers updated, calls are only relayed"
-    assert list(release_left(data)) == ["  still: cannot update: busy"]
-    assert list(release_left({**data, "left": None})) == []
+    assert list(release_remaining(data)) == ["  still: cannot update: busy"]
+    assert list(release_remaining({**data, "left": None})) == []
 
 
 def test_that_it_is_over() -> None:

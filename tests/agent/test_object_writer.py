@@ -122,13 +122,13 @@ def test_a_version_of_another_writer_is_written_over_and_our_own_is_not() -> Non
     async def test(server: Server) -> None:
         server.want("a", 1)
         await asyncio.sleep(0.01)
-        server.writer.seen("a", "1")
+        server.writer.observed("a", "1")
         await asyncio.sleep(0.12)
         assert server.values == [1]
-        server.writer.seen("a", "77")
+        server.writer.observed("a", "77")
         await asyncio.sleep(0.12)
         assert server.values == [1, 1]
-        server.writer.seen("a", None)
+        server.writer.observed("a", None)
         await asyncio.sleep(0.12)
         assert server.values == [1, 1, 1], "it was deleted"
 
@@ -140,7 +140,7 @@ def test_against_a_stubborn_writer_the_repairs_become_rare_and_are_reported() ->
         server.want("a", 1)
         for step in range(40):
             await asyncio.sleep(0.02)
-            server.writer.seen("a", f"theirs {step}")
+            server.writer.observed("a", f"theirs {step}")
         assert 3 <= len(server.writes) <= 8
         assert "another program keeps writing" in str(server.telemetry.problems())
 
@@ -173,7 +173,7 @@ def test_what_is_withdrawn_is_removed_once_and_forgotten() -> None:
         server.writer.withdraw("never", lambda: server.write("never", "gone"))
         await asyncio.sleep(2 * LEAST)
         assert server.values == [1, "gone"]
-        server.writer.seen("a", None)
+        server.writer.observed("a", None)
         await asyncio.sleep(2 * LEAST)
         assert server.values == [1, "gone"]
 

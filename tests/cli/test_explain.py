@@ -140,7 +140,7 @@ def test_nothing_is_known_of_the_pod(daemon: Path) -> None:
 def test_nothing_is_known_at_all(daemon: Path, history: History) -> None:
     history.limit = 0
     for _, _, key in DAY:
-        history.gone(key)
+        history.removed(key)
     assert run("--config", daemon).startswith("No decision recorded")
     with pytest.raises(TopoproxyError, match="there is no decision for it, nothing was decided since"):
         run("x", "--config", daemon)

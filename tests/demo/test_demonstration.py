@@ -104,7 +104,7 @@ class Unjudged(DemoEnvironment):
     def status(self):
         rows = [
             {"ref": f"demo/{one.name}/main", "cpus": str(one.cpus), "phase": "running", "reason": ""}
-            for one in self.snapshot().seen
+            for one in self.snapshot().containers
         ]
         return {"containers": rows, "violations": [], "exclusive": [], "ready": True}
 

@@ -58,7 +58,7 @@ def test_the_rules():
         (node(web="0"), "web has CPUs 0, expected 0-1,6-15"),
         (node(batch="0-1,6-15"), "batch has CPUs 0-1,6-15, expected 0-1,4-15"),
         (node(near="0-1"), "trading has memory nodes 0-1, expected 0"),
-        (Snapshot(node().seen[:3]), "cgroups are there for"),
+        (Snapshot(node().containers[:3]), "cgroups are there for"),
     ],
 )
 def test_what_is_wrong_is_seen(wrong, words):
@@ -77,7 +77,7 @@ def test_the_files_are_what_is_read(client, cgroups):
     waiting = client.run_pod(DemoPod("later", "LS"))
     path = cgroups.find(pod.config.linux.cgroup_parent, pod.container_id)
     cgroups.write(path, CpuSet.parse("3"), Mask([1]))
-    (one,) = take(cgroups, [pod, waiting]).seen
+    (one,) = take(cgroups, [pod, waiting]).containers
     assert (str(one.cpus), str(one.mems)) == ("3", "1")
     client.stop(pod.container_id)
-    assert take(cgroups, [pod, waiting]).seen == ()
+    assert take(cgroups, [pod, waiting]).containers == ()

@@ -147,7 +147,9 @@ def lost(node: SearchedNode, pod: str) -> None:
         node.handle(CreateLost(call.target, node.clock))
         task = node.tasks.get(f"create {pod}")
         if task is not None and task.reservation is not None:
-            node.put(replace(task, reservation=reservations.step(task.reservation, seen.ClientGone())[0]))
+            node.put(
+                replace(task, reservation=reservations.step(task.reservation, seen.ClientDisconnected())[0])
+            )
     elif call.flight is not None:
         node.handle(CallOrphaned(call.flight, node.clock))
     if at_runtime(call):

@@ -31,7 +31,7 @@ from proxy.engine.call_events import (
     StartRequested,
     UpdateEnded,
 )
-from proxy.engine.container_events import CpusGiven, CpusNotFreed, CreateFailed, CreateResumed
+from proxy.engine.container_events import CpusAssigned, CpusNotFreed, CreateFailed, CreateResumed
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node import Node
@@ -383,7 +383,7 @@ class SearchedNode:
         """Continue after a reservation."""
         if one.kind is KIND.MOVE:
             self.handle(ContainersUnsaved(one.containers))
-            self.handle(CpusGiven(one.containers))
+            self.handle(CpusAssigned(one.containers))
         elif one.kind is KIND.START:
             self.started(task, "" if one.is_committed else "its CPUs are not free")
         elif (call := self.calls.get("b")) is not None and call.method == "Create" and not call.gone:

@@ -14,10 +14,10 @@ from proxy.engine.be_usage import (
     UsageGroup,
     UsageQuery,
     UsageReading,
-    gone,
     rates,
     shares_of,
     usage_of,
+    usage_of_removed,
     usage_query,
 )
 from proxy.engine.node import Node
@@ -86,9 +86,9 @@ def test_readings_without_content(at: float, node: float) -> None:
 
 def test_what_pods_used_that_are_gone() -> None:
     groups = {"a": 1.0, "b": 2.0, "other": 9.0}
-    assert gone(5.0, ("a", "b", "unknown"), groups) == 2.0
-    assert gone(2.5, ("a", "b"), groups) == 0.0  # two files are never read at one moment
-    assert gone(None, ("a",), groups) == 0.0
+    assert usage_of_removed(5.0, ("a", "b", "unknown"), groups) == 2.0
+    assert usage_of_removed(2.5, ("a", "b"), groups) == 0.0  # two files are never read at one moment
+    assert usage_of_removed(None, ("a",), groups) == 0.0
 
 
 COUNTER = st.integers(0, 2**62)

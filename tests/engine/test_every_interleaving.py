@@ -141,7 +141,7 @@ def key_of(node: SearchedNode) -> int:
     flights = [
         (
             *(numbers[c.number], c.container_id, c.carries.bits, c.is_start, c.overlapped),
-            *(c.orphaned_since is None, c.seen is None, c.refused, c.resend, c.suspected, c.confined),
+            *(c.orphaned_since is None, c.answered_at is None, c.refused, c.resend, c.suspected, c.confined),
         )
         for calls in state.inflight.calls.values()
         for c in calls

@@ -32,7 +32,7 @@ from proxy.engine.container_events import (
     ContainersRemoved,
     ContainersUpdated,
     ContainerTouched,
-    CpusGiven,
+    CpusAssigned,
     CpusNotFreed,
     CreateFailed,
     CreateLost,
@@ -51,15 +51,15 @@ from proxy.engine.node_effects import (
     Follow,
     KubeletCpusChanged,
     NodePolicyApplied,
+    NotifyCpusAssigned,
     NotifyCreated,
     NotifyEntered,
     NotifyFailed,
-    NotifyGiven,
-    NotifyGone,
     NotifyListed,
     NotifyPodFound,
-    NotifyPodGone,
+    NotifyPodRemoved,
     NotifyPodStopped,
+    NotifyRemoved,
     OrphanOver,
     PlanDecided,
     PodDecided,
@@ -289,7 +289,7 @@ def test_a_container_is_removed_with_all_that_is_known_of_it() -> None:
     both = state.changed(put=(SHARER,))
     play = story(handle(both, ContainersUnsaved(("lse", "ls")))[0])
     play >> ContainersRemoved(("lse", "unknown")) << PutRecord("c/lse", None)
-    assert play << Felt("container removed") << NotifyGone(OWNER)
+    assert play << Felt("container removed") << NotifyRemoved(OWNER)
     assert not play.state.runtime.saved
     assert list(play.state.runtime.unsaved) == ["ls"]
     assert not play.state.runtime.changes.is_unchanged("unknown", 0)
@@ -305,7 +305,7 @@ def test_containers_get_another_placement_or_cgroup() -> None:
 
 
 def test_observers_are_notified_of_cpus_that_were_given() -> None:
-    assert story(SHARED) >> CpusGiven(("ls", "unknown")) << NotifyGiven(SHARER)
+    assert story(SHARED) >> CpusAssigned(("ls", "unknown")) << NotifyCpusAssigned(SHARER)
 
 
 def test_changes_date_lists() -> None:
@@ -390,10 +390,10 @@ def test_a_sandbox_that_stops() -> None:
 def test_a_sandbox_that_is_removed() -> None:
     play = story(handle(OWNED, CreateRequested(LSE, "d", 0, Request(), "t"))[0])
     play >> SandboxRemoved("s-lse") << PutRecord("c/lse", None) << Felt("container removed", moved="")
-    play << NotifyGone(OWNER) << PutRecord("p/s-lse", None) << NotifyPodStopped(LSE)
-    assert play << NotifyPodGone("s-lse")
+    play << NotifyRemoved(OWNER) << PutRecord("p/s-lse", None) << NotifyPodStopped(LSE)
+    assert play << NotifyPodRemoved("s-lse")
     assert "t" in play.state.containers, "the create of it ends by itself"
-    assert play >> SandboxRemoved("s-lse") << NotifyPodGone("s-lse")
+    assert play >> SandboxRemoved("s-lse") << NotifyPodRemoved("s-lse")
 
 
 def test_more_is_learned_about_a_pod() -> None:

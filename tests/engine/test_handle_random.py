@@ -124,7 +124,7 @@ class Life:
                 container_events.ContainersRemoved((some, other)),
                 container_events.ContainerTouched(some),
                 container_events.ContainerIsBack(some),
-                container_events.CpusGiven((some, other)),
+                container_events.CpusAssigned((some, other)),
                 call_events.SavedCpusLearned(some, self.dice.choice((None, CpuSet((2, 3))))),
                 call_events.ContainersUnsaved((some, other)),
                 call_events.RuntimeSyncBegan(some),

@@ -163,14 +163,14 @@ def test_rules_that_no_policy_has_follow_too() -> None:
     done = apply_node_policy(state, policy, rules(state), CALM, strict)
     assert str(done.state.pools.shared) == "1,3,5-7"
     assert str(done.state.owners["a/c"].cpus) == "0,4"
-    assert (done.state.node.keep_quota, done.kept) == (KeepQuota.ALWAYS, ())
+    assert (done.state.node.keep_quota, done.not_applied) == (KeepQuota.ALWAYS, ())
     assert violations(done.state) == []
 
 
 def test_what_keeps_its_previous_value_is_reported_apart() -> None:
     state = there(container("a", "0-3"))
-    assert enacted(state, rules(state, "0-1")).kept == ()
-    (words,) = enacted(state, rules(state, "4-7")).kept
+    assert enacted(state, rules(state, "0-1")).not_applied == ()
+    (words,) = enacted(state, rules(state, "4-7")).not_applied
     assert words.startswith("cannot keep CPUs 4-7 back: they would leave the shared pool empty")
 
 

@@ -235,7 +235,7 @@ def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_made_again() -> None:
     plan = guaranteed(state, "u", 7)
     assert plan.container is not None
     assert plan.container.placement.exclusive.isdisjoint(
-        state.node.floors.kept(MACHINE.online, MACHINE, CpuSet())
+        state.node.floors.choose(MACHINE.online, MACHINE, CpuSet())
     )
     for node in MACHINE.nodes:
         assert len(plan.state.pools.shared & node.cpus) >= 2

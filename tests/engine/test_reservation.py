@@ -32,7 +32,7 @@ from proxy.engine.effects import (
 )
 from proxy.engine.events import (
     Cancelled,
-    ClientGone,
+    ClientDisconnected,
     ContainersExited,
     ContestedCpus,
     CpusetsRead,
@@ -199,7 +199,7 @@ class TestCreate:
         ]
         for number, (event, effect) in enumerate(events):
             if number == moment:
-                playbook >> ClientGone()
+                playbook >> ClientDisconnected()
             playbook >> event << effect
         assert playbook << Abort(AbortReason("busy", REST))
 
@@ -514,7 +514,7 @@ EVENTS = (
         InflightCompleted(),
     ),
     *(InflightLate("busy", "", NEW), CpusetsWritten(), CpusetsRead(), PauseOver(), TimedOut()),
-    *(PlacedElsewhere("t", REST), NoOtherPlacement(), PlacementWithdrawn(), ClientGone()),
+    *(PlacedElsewhere("t", REST), NoOtherPlacement(), PlacementWithdrawn(), ClientDisconnected()),
     *(ContainersExited(), PlanWithdrawn(), Interrupted(), Cancelled()),
 )
 

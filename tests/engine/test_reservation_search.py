@@ -268,7 +268,7 @@ def beside(node: Small) -> Iterator[Small]:
         yield queued(less, ("own", node.own))  # its phase has changed, say
     if node.reservation.is_over:
         return
-    yield given(less, seen.ClientGone())
+    yield given(less, seen.ClientDisconnected())
     if not (node.reservation.is_assigned and node.reservation.kind is KIND.REPLACEMENT):
         yield given(less, seen.Interrupted())
     if node.reservation.kind in (KIND.MOVE, KIND.REPLACEMENT):

@@ -41,7 +41,7 @@ from proxy.engine.write_conflicts import (
     WriteAction,
     WriteConflict,
     WriteConflicts,
-    WriterSeen,
+    WriterDetected,
     WritersFound,
     action_for,
     retry_pause,
@@ -195,7 +195,7 @@ def test_a_container_that_is_gone_is_forgotten() -> None:
     for container in ("a", "b"):
         known = after(0, 1, 2, container=container, known=known)
         known = after(2, container=f"{container}-once", known=known)
-        known, _ = step(known, WriterSeen(WriterHint(Author.RUNC, 2), (container, ALL)))
+        known, _ = step(known, WriterDetected(WriterHint(Author.RUNC, 2), (container, ALL)))
     known, _ = step(known, CpusetsCompared(3, {"a", "a-once"}))
     assert list(known.conflicts) == ["a"]
     assert sorted(known.hints) == [ALL, "a"]

@@ -20,7 +20,7 @@ from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grants import Block, Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy
-from proxy.model.pod_selection import kept_labels
+from proxy.model.pod_selection import selectable_labels
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
@@ -145,11 +145,11 @@ ANY_CONTAINER = Container(
 @given(PODS, st.dictionaries(st.sampled_from(["a", "b", "x/y"]), st.sampled_from(["", "1"])))
 def test_labels_are_kept_with_the_pod_alone(pod: Pod, labels: dict[str, str]) -> None:
     """The records of its containers repeat the pod, and would repeat them."""
-    labelled = structs.replace(pod, labels=kept_labels(labels))
+    labelled = structs.replace(pod, labels=selectable_labels(labels))
     read, plain = load_pod(json.loads(json.dumps(dump(labelled)))), load_pod(dump(pod))
     assert read is not None
     assert plain is not None
-    assert read == structs.replace(plain, labels=kept_labels(labels))
+    assert read == structs.replace(plain, labels=selectable_labels(labels))
     container = structs.replace(ANY_CONTAINER, pod=labelled)
     assert dump(container) == dump(structs.replace(ANY_CONTAINER, pod=pod))
 

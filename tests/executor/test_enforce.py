@@ -187,7 +187,7 @@ def test_what_a_call_of_ours_writes_is_nobodys_drift() -> None:
 class Many(Cgroups):
     """Cgroups that are written together, but for some."""
 
-    left: tuple[str, ...] = ()
+    unwritten: tuple[str, ...] = ()
     between: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, **sets: str) -> None:
@@ -205,7 +205,7 @@ class Many(Cgroups):
         self.together.append((str(cpus), str(known or ""), *paths))
         done: list[bool | None] = []
         for path in paths:
-            if path in self.left or not should_continue():
+            if path in self.unwritten or not should_continue():
                 done.append(None)
                 continue
             assert known is None or self.sets[path] == known
@@ -219,7 +219,7 @@ NINE = [f"c{number}" for number in range(9)]
 
 def test_many_are_written_together_and_the_rest_one_by_one() -> None:
     cgroups = Many(**dict.fromkeys(NINE, "0-3"), late="0-3")
-    cgroups.left = ("c3",)
+    cgroups.unwritten = ("c3",)
     there = [one(key, cgroup=key) for key in NINE]
     ours = enforcer(
         cgroups, *there, one("late"), one("own", "0"), one("dead", phase=Phase.EXITED, cgroup="c0")

@@ -50,7 +50,7 @@ def test_what_is_there_stays_and_of_the_rest_the_newest() -> None:
         history.note(i, decision(f"ns/p{i}/c"), f"id{i}")
     assert history.size == 20
     for i in range(10):
-        history.gone(f"id{i}")
+        history.removed(f"id{i}")
     assert history.size == 13
     assert [line.pod for line in history.pods() if not line.there] == ["ns/p7", "ns/p8", "ns/p9"]
     for i in range(5):
@@ -76,8 +76,8 @@ def test_the_last_container_to_go_is_remembered_longest() -> None:
     history = History(limit=1)
     history.note(1, decision("ns/old/c"), "old")
     history.note(2, decision("ns/new/c"), "new")
-    history.gone("new")
-    history.gone("old")
+    history.removed("new")
+    history.removed("old")
     assert not history.find("new")
     assert whens(history.find("old")) == [1]
 
@@ -88,7 +88,7 @@ def test_one_container_does_not_push_out_all_others() -> None:
     for i in range(50):
         history.note(i, decision("ns/loop/c", REFUSED))
         history.note(i, decision("ns/crash/c", attempt=i), f"id{i}")
-        history.gone(f"id{i}")
+        history.removed(f"id{i}")
     assert whens(history.find("loop")) == [45, 46, 47, 48, 49]
     assert [r.explanation.attempt for r in history.find("crash")] == [45, 46, 47, 48, 49]
     assert history.find("other")
@@ -119,7 +119,7 @@ def test_a_token_becomes_an_id() -> None:
     assert (record.container_id, record.there) == ("0123456789ab", True)
     assert history.find("ba987654")[0].explanation.ref == "ns/q/c"
     assert not history.find("call-1")
-    history.gone("0123456789ab")
+    history.removed("0123456789ab")
     assert not history.find("p")[0].there
     history.note(3, decision("ns/p/c"), "call-4")
     history.note(4, decision("ns/p/c"), "known")
@@ -225,10 +225,10 @@ def test_memory_is_bounded_whatever_happens() -> None:
             history.note_simple(i, pooled(ref, key), CPUS)
         alive.append(key)
         if len(alive) > 100:
-            history.gone(alive.pop(chance.randrange(100)))
+            history.removed(alive.pop(chance.randrange(100)))
     assert history.size == 100 + 200
     for key in alive:
-        history.gone(key)
+        history.removed(key)
     assert history.size == 200
     assert len(history._living) == 0
     assert sum(map(len, history._named.values())) == 200
@@ -261,7 +261,7 @@ def test_a_refusal_that_was_not_applied_becomes_the_record_of_the_container() ->
     assert (found.container_id, found.there, found.explanation) == ("id", True, refused)
     (line,) = history.pods()
     assert (line.refused, line.there, line.applied) == (REFUSED.reason, True, False)
-    history.gone("id")
+    history.removed("id")
     assert [r.there for r in history.would_be_refused()] == [False]
     history.note(2, decision("ns/p/c"), "other")
     assert history.would_be_refused() == [], "the newest decision admits it"

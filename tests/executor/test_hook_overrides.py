@@ -125,7 +125,7 @@ def test_partitions_are_checked_again(run_scenario) -> None:
         stirred: list[bool] = []
 
         class Partitions(Observer):
-            def given(self, container: Container) -> None:
+            def cpus_assigned(self, container: Container) -> None:
                 stirred.append(True)
 
         world.executor.store.subscribe(Partitions())

@@ -90,9 +90,9 @@ def pod(name: str = "web", sandbox: str = "s1") -> Pod:
 
 def test_it_is_over_when_its_sandbox_has_ended() -> None:
     world = Rejected()
-    for end in (lambda: world.rejections.pod_stopped(pod()), lambda: world.rejections.pod_gone("s1")):
+    for end in (lambda: world.rejections.pod_stopped(pod()), lambda: world.rejections.pod_removed("s1")):
         world.rejections.rejected(pod(), "c", NO_ROOM)
-        world.rejections.pod_gone("s2")
+        world.rejections.pod_removed("s2")
         assert world.problems() == ["refused a container pod=ns/web container=c err=full"]
         end()
         assert world.problems() == []
@@ -121,7 +121,7 @@ def test_a_pod_that_runs_is_not_rejected_unless_it_only_would_be() -> None:
     world.now += 2 * FORGET_S
     world.rejections.listed((), (), 0)
     assert world.problems() == ["would refuse a pod pod=ns/web err=full"]
-    world.rejections.pod_gone("s1")
+    world.rejections.pod_removed("s1")
     assert world.problems() == []
 
 

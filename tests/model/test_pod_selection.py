@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.model.admission import Namespaces
 from proxy.model.label_selector import LONGEST_VALUE, LabelExpression, LabelOperator, LabelSelector
-from proxy.model.pod_selection import ALL_PODS, MOST_LABELS, PodSelection, kept_labels, number_of
+from proxy.model.pod_selection import ALL_PODS, MOST_LABELS, PodSelection, number_of, selectable_labels
 
 IN, NOT_IN, EXISTS, ABSENT = LabelOperator
 KEYS = st.sampled_from(["app", "tier", "zone"])
@@ -116,7 +116,7 @@ def test_what_is_no_rule_is_refused(change: dict[str, object]) -> None:
 
 def test_only_labels_that_pods_can_have_are_kept() -> None:
     labels = {"b": "2", "a": "1", "io.kubernetes.pod.uid": "u", "long": "x" * (LONGEST_VALUE + 1), "ä": "1"}
-    assert kept_labels(labels) == (("a", "1"), ("b", "2"))
+    assert selectable_labels(labels) == (("a", "1"), ("b", "2"))
     many = {f"k{at:04}": "" for at in range(MOST_LABELS + 50)}
-    assert kept_labels(many) == tuple(sorted(many.items()))[:MOST_LABELS]
-    assert kept_labels({}) == ()
+    assert selectable_labels(many) == tuple(sorted(many.items()))[:MOST_LABELS]
+    assert selectable_labels({}) == ()

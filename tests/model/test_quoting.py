@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import ROOM, cpus, listed, nodes
-from proxy.model.quoting import MESSAGE, escaped, kept, message, printable, quoted, shown
+from proxy.model.quoting import MESSAGE, escaped, message, printable, quoted, shown, storable_name
 
 ANY = st.text(st.characters() | st.sampled_from("\ud800\udfff\u202e\x00\n\x1b'\"\\"))
 
@@ -72,16 +72,16 @@ def test_values_of_json_are_shown_by_their_kind() -> None:
 @given(ANY, ANY)
 def test_names_stay_apart_and_can_be_kept(one: str, other: str) -> None:
     for times in (1, 300):
-        first, second = kept(one * times), kept(other * times)
+        first, second = storable_name(one * times), storable_name(other * times)
         assert (first == second) <= (one * times == other * times or "\\" in one + other)
         assert len(first) <= 253
         json.dumps(first, ensure_ascii=False).encode()
 
 
 def test_names_of_kubernetes_are_kept_as_they_are() -> None:
-    assert kept("a" * 253) == "a" * 253
-    assert kept("\u4e2d") == "\u4e2d"
-    assert kept("a" * 254) != kept("a" * 255)
+    assert storable_name("a" * 253) == "a" * 253
+    assert storable_name("\u4e2d") == "\u4e2d"
+    assert storable_name("a" * 254) != storable_name("a" * 255)
 
 
 def test_sets_in_sentences() -> None:

@@ -85,7 +85,7 @@ def test_the_history_has_containers_that_came_with_devices_and_none_that_were_re
     history.note(3.0, decided("observed", "x/a=1", "x/a=2", verdict=no, applied=False), "3")
     history.note(4.0, decided("plain"), "4")
     history.note(5.0, decided("", "x/a=1"), "5")
-    history.gone("1")
+    history.removed("1")
     page = assignments_page(NOT_ASKED, None, history.with_devices())
     check(page)
     assert page["history"] == [

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
-from proxy.engine.owners import kept_shared
+from proxy.engine.owners import floor_cpus
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
@@ -74,7 +74,7 @@ def test_the_picture_of_a_running_node() -> None:
 def test_the_floor_of_the_shared_pool_is_not_free_and_schedulers_know_it_as_reserve() -> None:
     node = replace(NODE, admission=AdmissionRules(floor=0, numa_floor=2))
     state = NodeState.of(node, [LSR], [owner("a", LSR, "2,10")])
-    assert str(kept_shared(state)) == "3,7,11,15"
+    assert str(floor_cpus(state)) == "3,7,11,15"
     assert describe_node(state, "n1")["freeCPUs"] == "1,4-6,9,12-14"
     reported = node_resource_topology(MACHINE, node_facts(state, "n1", CpuManager("static")))
     metadata = reported["metadata"]
@@ -107,7 +107,7 @@ def test_schedulers_know_reserved_cpus_as_reserve_where_there_is_no_floor() -> N
     )
     assert json.loads(str(texts[MANAGER_POLICY])) == {"reservedCPUs": "1,9"}
     observed = node_facts(structs.replace(state, mode=NodeMode.OBSERVE), "n1")
-    assert observed.kept == CpuSet()
+    assert observed.unavailable == CpuSet()
 
 
 @pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.RELEASED])

@@ -148,7 +148,7 @@ def test_what_is_chosen_beside_the_kept_cpus_breaks_no_floor(
     floors = floors_of(AdmissionRules(floor=floor, numa_floor=numa), machine, machine.online)
     never = CpuSet(reserved) & machine.online
     pool = machine.online - (CpuSet(owned) - never)
-    kept = floors.kept(pool, machine, never)
+    kept = floors.choose(pool, machine, never)
     assert kept <= pool
     free = list(pool - kept - never)
     taken = CpuSet(cpu for cpu in free if chance.random() < 0.5)  # type: ignore[attr-defined]
@@ -158,15 +158,15 @@ def test_what_is_chosen_beside_the_kept_cpus_breaks_no_floor(
 def test_reserved_cpus_and_parts_of_cores_are_kept_first() -> None:
     machine = described(1, 1, 4, 2)  # cores 0,4 1,5 2,6 3,7
     floors = Floors((Floor(2),))
-    assert floors.kept(machine.online, machine, CpuSet([0])) == CpuSet([0, 4])
-    assert floors.kept(machine.online - CpuSet([1]), machine, CpuSet()) == CpuSet([5, 7])
-    assert floors.kept(machine.online, machine, CpuSet()) == CpuSet([3, 7])
+    assert floors.choose(machine.online, machine, CpuSet([0])) == CpuSet([0, 4])
+    assert floors.choose(machine.online - CpuSet([1]), machine, CpuSet()) == CpuSet([5, 7])
+    assert floors.choose(machine.online, machine, CpuSet()) == CpuSet([3, 7])
 
 
 def test_cpus_that_are_kept_for_a_numa_node_count_for_the_whole_node() -> None:
     machine = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
     floors = floors_of(AdmissionRules(floor=3, numa_floor=1), machine, machine.online)
-    assert floors.kept(machine.online, machine, CpuSet()) == CpuSet([7, 11, 15])
+    assert floors.choose(machine.online, machine, CpuSet()) == CpuSet([7, 11, 15])
 
 
 def test_a_node_without_cpus_has_no_floor() -> None:

@@ -288,7 +288,7 @@ def test_data_that_waits_for_window_costs_as_much_as_came():
             net.session.to_client(), net.session.to_server()
 
     assert kept_by(come) < 60_000
-    assert net.session._streams.flow.queue[upload].left > 20_000
+    assert net.session._streams.flow.queue[upload].remaining > 20_000
 
 
 def test_streams_of_a_connection_are_bounded():

@@ -156,7 +156,7 @@ def test_bytes_are_taken_across_pieces():
     for piece in (b"abc", b"", b"defg", b"h"):
         out.add(piece)
     assert [out.take(2), out.take(3), out.take(3)] == [b"ab", b"cde", b"fgh"]
-    assert out.left == 0
+    assert out.remaining == 0
 
 
 def test_small_pieces_are_gathered_and_large_ones_are_not_copied():

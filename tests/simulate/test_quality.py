@@ -116,10 +116,10 @@ def test_rows_show_what_is_on_each_node(pod: Callable[..., SimulatedPod]) -> Non
     )
     assert [result.outcome for result in played.results] == ["placed", "placed"]
     first, second, _, fourth, nowhere = rows_of(hosts[0])
-    assert (str(first.reserved), len(first.owned), len(first.left), first.pods) == ("0,16", 4, 2, 2)
+    assert (str(first.reserved), len(first.owned), len(first.remaining), first.pods) == ("0,16", 4, 2, 2)
     assert first.memory == (3 << 30, 7 << 30)
     assert first.devices == {GPU: (1, 1)}
-    assert (len(second.owned), len(second.left), second.memory, second.pods) == (0, 8, (0, 8 << 30), 0)
+    assert (len(second.owned), len(second.remaining), second.memory, second.pods) == (0, 8, (0, 8 << 30), 0)
     assert fourth.devices == {GPU: (0, 1)}, "the ill one counts as nothing that can be given"
     assert (nowhere.node, nowhere.devices, nowhere.pods) == (None, {GPU: (0, 1)}, 0)
 

@@ -242,7 +242,7 @@ class Daemon:
         former = executor.start_update.former_calls
         former.report(self._tell)
         relayed = self.wire.hand_over(
-            lambda code, words: kubelet.refuse_held(self, code, words),
+            lambda code, words: kubelet.refuse_undecided(self, code, words),
             lambda: [trip.call for trip in kubelet.open_at(self)],
             self._tell,
         )

@@ -194,7 +194,7 @@ class Kubelet:
         """Return whether a call that decides where containers are is open at a daemon."""
         return any(trip.method in PLACING for trip in self.open_at(daemon))
 
-    def refuse_held(self, daemon: Daemon, code: int, message: str) -> None:
+    def refuse_undecided(self, daemon: Daemon, code: int, message: str) -> None:
         """A daemon refuses all calls that it holds."""
         for trip in self.open_at(daemon):
             trip.call.refuse(code, message)

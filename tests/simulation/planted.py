@@ -200,7 +200,7 @@ def held_calls_kept() -> Patches:
     """A daemon that is replaced continues with the calls that it holds."""
     hand_over = CallFlow.hand_over
 
-    def keep(flow: Any, refuse_held: Any, *others: Any) -> Any:
+    def keep(flow: Any, refuse_undecided: Any, *others: Any) -> Any:
         held, flow._tasks = flow._tasks, set()
         try:
             return hand_over(flow, _nothing, *others)

@@ -223,7 +223,7 @@ def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
     )
     made = kubelet_state_text(begun(), inputs({}, owning=owning), "static")
     assert sets(made.text) == {}
-    assert made.left_out == (
+    assert made.omitted == (
         "ns/a/x has CPUs 0-1: CPUs 0 are reserved by kubelet",
         "ns/b/y has CPUs 9: none of them is online",
     )

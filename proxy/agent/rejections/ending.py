@@ -80,7 +80,7 @@ class RejectedPodEnding:
         session: AgentSession,
         history: EndingHistory,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepare; nothing is requested yet.
 
@@ -88,16 +88,16 @@ class RejectedPodEnding:
             session: The node, the daemon, the API server.
             history: What was done before.
             clock: Seconds that only grow.
-            wall: Seconds since the epoch.
+            wall_clock: Seconds since the epoch.
         """
         self._session = session
         self._settings = session.config.rejected_pods
         self._clock = clock
-        self._wall = wall
+        self._wall_clock = wall_clock
         self._changed = asyncio.Event()
         self._page: NodePage | None = None
         self._history = history
-        self._left: dict[str, str] = {}
+        self._skipped: dict[str, str] = {}
         self._pods: dict[str, tuple[PodAtServer | None, float]] = {}
         self._mark: NodeMark | None = None
         self._marked: NodeMark | None = None
@@ -111,7 +111,7 @@ class RejectedPodEnding:
                 text = ((node.get("metadata") or {}).get("annotations") or {}).get(KEY)
                 taints = [each.get("key") for each in (node.get("spec") or {}).get("taints") or ()]
                 if text is not None or KEY in taints:
-                    self._marked = from_annotation(text or "") or NodeMark(self._wall(), 0, {})
+                    self._marked = from_annotation(text or "") or NodeMark(self._wall_clock(), 0, {})
                     self._mark = self._marked
                     if self._settings.policy is RejectedPolicy.RETRY:
                         self._mark = None
@@ -163,7 +163,7 @@ class RejectedPodEnding:
     async def _without_page(self) -> float:
         """Remove the mark after its time; without the daemon that is all that is known."""
         keep_for = self._settings.keep_away_for
-        if self._mark is not None and is_over(self._mark, {}, keep_for, self._wall()):
+        if self._mark is not None and is_over(self._mark, {}, keep_for, self._wall_clock()):
             self._mark = None
         await self._write_mark()
         return RECHECK_S
@@ -178,24 +178,24 @@ class RejectedPodEnding:
             Seconds after which there may be more to do; None for nothing before the node changes.
         """
         rejected = {each.uid for each in page.rejections}
-        self._left = {uid: why for uid, why in self._left.items() if uid in rejected}
+        self._skipped = {uid: why for uid, why in self._skipped.items() if uid in rejected}
         self._pods = {uid: known for uid, known in self._pods.items() if uid in rejected}
         wanted = due(page.rejections, self._settings) if page.published else []
         wanted = [
             each
             for each in wanted
-            if each.uid not in self._left and each.uid not in self._history.done.reported
+            if each.uid not in self._skipped and each.uid not in self._history.done.reported
         ]
         later = [] if await self._read(wanted) else [PAUSES.first]
-        if page.published and rejected - self._left.keys() - self._history.done.reported:
+        if page.published and rejected - self._skipped.keys() - self._history.done.reported:
             later.append(RECHECK_S)
         pods = {uid: pod for uid, (pod, _) in self._pods.items() if pod is not None}
         decided = decide(wanted, pods, self._settings, self._history.done, self._clock())
         self._history.done = decided.done
-        for left in decided.left:
-            self._left[left.rejection.uid] = left.why
+        for skipped in decided.skipped:
+            self._skipped[skipped.rejection.uid] = skipped.why
             self._session.telemetry.event(
-                "left a rejected pod alone", pod=left.rejection.pod, reason=left.why
+                "left a rejected pod alone", pod=skipped.rejection.pod, reason=skipped.why
             )
         later += [decided.later] if decided.later is not None else []
         # Before they end: a controller makes the next pod at once, and the scheduler binds it at once.
@@ -281,13 +281,15 @@ class RejectedPodEnding:
             await self._session.api.apply(f"/api/v1/namespaces/{namespace}/events/{event.name}", value)
 
     def _time(self) -> str:
-        return datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return datetime.datetime.fromtimestamp(self._wall_clock(), datetime.UTC).strftime(
+            "%Y-%m-%dT%H:%M:%SZ"
+        )
 
     # -- the mark -----------------------------------------------------------------------------------------
 
     async def _follow_mark(self, page: NodePage, ends: list[EndPod]) -> list[float]:
         """Set the mark for pods that end now, or take it off; returns when to look again, in seconds."""
-        free, now, keep_for = free_cpus(page), self._wall(), self._settings.keep_away_for
+        free, now, keep_for = free_cpus(page), self._wall_clock(), self._settings.keep_away_for
         cpus = [each.cpus for each in ends if each.rejection.reason not in EVERYWHERE]
         if cpus:
             self._mark = marked(self._mark, cpus, free, now)

@@ -129,7 +129,7 @@ class EndPod(Struct, frozen=True):
         rejection: The pod, and why.
         policy: How.
         cpus: Whole CPUs that it requests.
-        would: It is only to be said that this would be done.
+        would: The end of the pod is only reported, not carried out.
     """
 
     rejection: Rejection
@@ -138,8 +138,8 @@ class EndPod(Struct, frozen=True):
     would: bool = False
 
 
-class LeftAlone(Struct, frozen=True):
-    """A pod that is left alone, and why."""
+class SkippedPod(Struct, frozen=True):
+    """A rejected pod that is not ended, and why."""
 
     rejection: Rejection
     why: str
@@ -164,13 +164,13 @@ class EndingDecision(Struct, frozen=True):
 
     Attributes:
         ends: Pods to end, in this order.
-        left: Pods that are permanently left alone, and why.
+        skipped: Pods that are never ended, and why.
         later: Seconds after which to decide again, because a limit holds back; None for none.
         done: What counts as done then.
     """
 
     ends: tuple[EndPod, ...]
-    left: tuple[LeftAlone, ...]
+    skipped: tuple[SkippedPod, ...]
     later: float | None
     done: EndedPods
 
@@ -204,14 +204,14 @@ def decide(
     """
     done = _recent(done, now)
     ends: list[EndPod] = []
-    left: list[LeftAlone] = []
+    skipped: list[SkippedPod] = []
     waits: list[float] = []
     for each in rejections:
         pod = pods.get(each.uid)
         if pod is None or pod.ends:
             continue
         if why := _obstacle(each, pod, settings):
-            left.append(LeftAlone(each, why))
+            skipped.append(SkippedPod(each, why))
             continue
         if not each.applied:
             if each.uid not in done.reported:
@@ -224,7 +224,7 @@ def decide(
             continue
         ends.append(EndPod(each, settings.policy, pod.cpus))
         done = _counted(done, pod, now)
-    return EndingDecision(tuple(ends), tuple(left), min(waits, default=None), done)
+    return EndingDecision(tuple(ends), tuple(skipped), min(waits, default=None), done)
 
 
 def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConfig) -> str:

@@ -61,7 +61,7 @@ class PreferenceMissing(Exception):  # noqa: N818 - a question, not an error
         self.size = size
 
 
-def given_preference(
+def answered_preference(
     container: str,
     resource: str,
     preferred: tuple[str, ...] | None,
@@ -69,7 +69,7 @@ def given_preference(
     must_include: Sequence[str],
     size: int,
 ) -> tuple[str, ...]:
-    """Return what a plug-in has answered; with all but the last three arguments bound it is a ``Prefer``.
+    """Return the preference that a plug-in has answered; a ``Prefer`` once all but the last three are bound.
 
     Raises:
         PreferenceMissing: It has not been read yet.

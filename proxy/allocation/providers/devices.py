@@ -15,7 +15,7 @@ from functools import partial
 
 from msgspec import structs
 
-from proxy.allocation.devices.allocate import Prefer, allocate, given_preference
+from proxy.allocation.devices.allocate import Prefer, allocate, answered_preference
 from proxy.allocation.devices.hints import container_hints, pod_hints
 from proxy.allocation.devices.state import DeviceState
 from proxy.allocation.providers.provider import Allocation, Provider, ProviderRequest
@@ -122,7 +122,7 @@ class AssignedDevices(Provider):
 def _preferences(request: ProviderRequest) -> dict[str, Prefer]:
     """Return what plug-ins prefer for a container, by resource."""
     return {
-        resource: partial(given_preference, named, resource, preferred)
+        resource: partial(answered_preference, named, resource, preferred)
         for (named, resource), preferred in request.preferred.items()
         if named == request.name
     }

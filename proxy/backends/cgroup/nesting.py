@@ -95,14 +95,14 @@ class _Narrowing:
 
     def __init__(self, lists: NestedLists) -> None:
         self._lists = lists
-        self._left = GROUPS
+        self._remaining = GROUPS
         self._written: list[tuple[str, IdSet, IdSet]] = []
 
     def narrow(self, path: str, value: IdSet, depth: int, refusal: CgroupError) -> None:
         lists = self._lists
         below = lists.children(path)
-        self._left -= len(below)
-        if not below or depth >= DEPTH or self._left < 0:
+        self._remaining -= len(below)
+        if not below or depth >= DEPTH or self._remaining < 0:
             raise refusal
         held = lists.held(path)
         if not value <= held:

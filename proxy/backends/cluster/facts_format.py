@@ -48,7 +48,7 @@ class FactsFile(Generic[T]):
         directory: Path,
         kind: FactsKind,
         convert: Callable[[ClusterFacts], T],
-        wall: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Set the path of a file; it is read when it is requested.
 
@@ -57,14 +57,14 @@ class FactsFile(Generic[T]):
             kind: Which of its files.
             convert: Converts the objects to the value that is used; raises ValueError for objects it cannot
                 use.
-            wall: Seconds since the epoch, as the file system has them.
+            wall_clock: Seconds since the epoch, as the file system has them.
         """
         self.path = directory / kind.file_name
         self._kind = kind
         self._convert = convert
-        self._wall = wall
+        self._wall_clock = wall_clock
         self._lock = threading.Lock()
-        self._seen: Stamp | None = None
+        self._stamp: Stamp | None = None
         self._facts: ClusterFacts | None = None
         self._digest = b""
         self._items = 0
@@ -88,7 +88,7 @@ class FactsFile(Generic[T]):
     @property
     def is_current(self) -> bool:
         """Whether the agent has confirmed the contents within the last ``CURRENT_S`` seconds."""
-        return self._facts is not None and -CURRENT_S <= self._wall() - self._confirmed <= CURRENT_S
+        return self._facts is not None and -CURRENT_S <= self._wall_clock() - self._confirmed <= CURRENT_S
 
     def read(self) -> T | None:
         """Return the contents; the last ones if it cannot be read now, None if it never could be."""
@@ -96,9 +96,9 @@ class FactsFile(Generic[T]):
             try:
                 now = stamp(str(self.path))
                 if now is None:
-                    self._seen, self._problem = None, "there is no such file"
-                elif now != self._seen:
-                    self._seen = now
+                    self._stamp, self._problem = None, "there is no such file"
+                elif now != self._stamp:
+                    self._stamp = now
                     self._read_again()
             except (OSError, ValueError) as error:
                 cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -109,18 +109,18 @@ class FactsFile(Generic[T]):
         """Read the file, and use it if it can be used; else ignore it until it has changed."""
         if problem := Trust().file_problem(self.path):
             raise ValueError(problem)
-        data, self._seen = read_small(str(self.path), LARGEST)
+        data, self._stamp = read_small(str(self.path), LARGEST)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if digest != self._digest:
             facts = decode_facts(data, self._kind)
             self._value, self._items = self._convert(facts), len(facts.items)
             self._facts, self._digest = structs.replace(facts, items=[]), digest
-        self._confirmed = self._seen.modified_ns / 1e9
+        self._confirmed = self._stamp.modified_ns / 1e9
         self._problem = ""
 
     def page(self) -> dict[str, object]:
         """Return what is in effect and how old it is, as plain data."""
-        facts, now = self._facts, self._wall()
+        facts, now = self._facts, self._wall_clock()
         return {
             "name": self._kind.value,
             "path": self.source,

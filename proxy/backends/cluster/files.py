@@ -21,11 +21,11 @@ class AgentFiles:
         pods: This node's pods.
     """
 
-    def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path, wall_clock: Callable[[], float] = time.time) -> None:
         """Set the directory; a file is read when it is requested."""
-        self.node = ClusterNode(directory, wall)
-        self.namespaces = ClusterNamespaces(directory, wall)
-        self.pods = ClusterPods(directory, wall)
+        self.node = ClusterNode(directory, wall_clock)
+        self.namespaces = ClusterNamespaces(directory, wall_clock)
+        self.pods = ClusterPods(directory, wall_clock)
 
     def read(self) -> None:
         """Read the files that have changed."""
@@ -40,9 +40,9 @@ class AgentFiles:
 class ClusterNode(FactsFile[NodeMeta]):
     """The Node object; implements ``proxy.executor.ports.NodeObject``."""
 
-    def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path, wall_clock: Callable[[], float] = time.time) -> None:
         """Set the directory of the agent's files."""
-        super().__init__(directory, FactsKind.NODE, lambda facts: node_meta_of(facts.items[0]), wall)
+        super().__init__(directory, FactsKind.NODE, lambda facts: node_meta_of(facts.items[0]), wall_clock)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -51,6 +51,6 @@ class ClusterNode(FactsFile[NodeMeta]):
 class ClusterNamespaces(FactsFile[Mapping[str, Mapping[str, str]]]):
     """The labels of namespaces; implements ``proxy.executor.ports.NamespaceLabels``."""
 
-    def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path, wall_clock: Callable[[], float] = time.time) -> None:
         """Set the directory of the agent's files."""
-        super().__init__(directory, FactsKind.NAMESPACES, namespace_labels, wall)
+        super().__init__(directory, FactsKind.NAMESPACES, namespace_labels, wall_clock)

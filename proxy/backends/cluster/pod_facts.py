@@ -32,9 +32,9 @@ SOURCE = "the cluster agent"
 class ClusterPods(FactsFile[PodIndex]):
     """This node's pods."""
 
-    def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path, wall_clock: Callable[[], float] = time.time) -> None:
         """Set the directory of the agent's files."""
-        super().__init__(directory, FactsKind.PODS, lambda facts: index_pods(facts.items), wall)
+        super().__init__(directory, FactsKind.PODS, lambda facts: index_pods(facts.items), wall_clock)
 
 
 class PodFactSources:

@@ -60,7 +60,7 @@ class ConfigFile:
     def __init__(self, path: str) -> None:
         """Store the path; nothing is opened yet."""
         self.path = path
-        self._seen: Stamp | None = None
+        self._stamp: Stamp | None = None
         self._settings: ManagerSettings | None = None
         self._failure = ""
 
@@ -72,12 +72,12 @@ class ConfigFile:
         """
         try:
             now = stamp(self.path)
-            if now is None or now != self._seen:
-                self._settings, self._seen, self._failure = None, None, ""
+            if now is None or now != self._stamp:
+                self._settings, self._stamp, self._failure = None, None, ""
             if now is None:
                 return None
-            if self._seen is None:
-                content, self._seen = read_small(self.path)
+            if self._stamp is None:
+                content, self._stamp = read_small(self.path)
                 self._settings = manager_settings(_parsed(content))
         except (OSError, ValueError, RecursionError) as error:
             cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -113,7 +113,7 @@ class _Bounded:
         self._deadline = deadline
 
     def sendall(self, data: bytes) -> None:
-        self._socket.settimeout(_left(self._deadline))
+        self._socket.settimeout(_remaining_s(self._deadline))
         self._socket.sendall(data)
 
     def makefile(self, *_: object) -> io.BufferedReader:
@@ -132,11 +132,11 @@ class _DeadlineReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self._socket.settimeout(_left(self._deadline))
+        self._socket.settimeout(_remaining_s(self._deadline))
         return self._socket.recv_into(buffer)
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -155,7 +155,7 @@ def _exchange(settings: KubeletSettings, url: SplitResult, page: _Page) -> bytes
     connected = _connect(url.hostname, port, deadline)
     try:
         if secure:
-            connected.settimeout(_left(deadline))
+            connected.settimeout(_remaining_s(deadline))
             connected = secure.wrap_socket(connected, server_hostname=url.hostname)
         connection = http.client.HTTPConnection(url.hostname, port)
         bounded: Any = _Bounded(connected, deadline)
@@ -174,7 +174,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         made = socket.socket(family, kind, protocol)
         try:
-            made.settimeout(_left(deadline))
+            made.settimeout(_remaining_s(deadline))
             made.connect(address)
         except OSError as error:
             made.close()

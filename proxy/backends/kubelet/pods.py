@@ -37,8 +37,8 @@ LONGEST_PAUSE_S = 30.0
 
 _NEVER = float("-inf")
 _CONTAINERS = ("containers", "initContainers")
-_KEPT = (*_CONTAINERS, "resources", "overhead")
-_KEPT_OF_CONTAINER = ("name", "restartPolicy", "resources")
+_SPEC_FIELDS = (*_CONTAINERS, "resources", "overhead")
+_CONTAINER_FIELDS = ("name", "restartPolicy", "resources")
 Item = Mapping[str, Any]
 PodIndex = dict[tuple[str, ...], Item]
 
@@ -208,22 +208,22 @@ def _file(item: object, found: PodIndex) -> None:
         return
     uid, annotations = metadata.get("uid"), metadata.get("annotations")
     hashed = annotations.get(CONFIG_HASH) if isinstance(annotations, dict) else None
-    kept = _kept(item)
+    used = _used_fields(item)
     if isinstance(uid, str):
-        found[(uid,)] = kept
+        found[(uid,)] = used
     if isinstance(hashed, str):
-        found[(hashed, str(metadata.get("namespace")), str(metadata.get("name")))] = kept
+        found[(hashed, str(metadata.get("namespace")), str(metadata.get("name")))] = used
 
 
-def _kept(item: Item) -> Item:
+def _used_fields(item: Item) -> Item:
     """Drop the fields that are not used here, nine tenths of a list."""
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
     spec, status = item.get("spec"), item.get("status")
     if isinstance(spec, dict):
-        spec = _only(spec, _KEPT)
+        spec = _only(spec, _SPEC_FIELDS)
         for key in _CONTAINERS:
             if isinstance(spec.get(key), list):
-                spec[key] = [_only(c, _KEPT_OF_CONTAINER) if isinstance(c, dict) else c for c in spec[key]]
+                spec[key] = [_only(c, _CONTAINER_FIELDS) if isinstance(c, dict) else c for c in spec[key]]
     if isinstance(status, dict):
         status = _only(status, ("qosClass",))
     return {**item, "metadata": metadata, "spec": spec, "status": status}

@@ -51,21 +51,21 @@ class StateFile:
         self,
         path: str,
         pause: Callable[[float], None] = time.sleep,
-        wall_ns: Callable[[], int] = time.time_ns,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Store the path; nothing is opened yet.
 
         Args:
             path: The file.
             pause: Waits for some seconds.
-            wall_ns: Nanoseconds since the epoch, as times of files are.
+            wall_clock_ns: Nanoseconds since the epoch, as times of files are.
         """
         self.path = path
         self._pause = pause
-        self._wall_ns = wall_ns
+        self._wall_clock_ns = wall_clock_ns
         self._stamp: Stamp | None = None
         self._content = b""
-        self._seen = StateFileContents()
+        self._contents = StateFileContents()
 
     def read(self) -> StateFileContents:
         """Return what the file says now; the same object as the last time while that is the same."""
@@ -77,7 +77,7 @@ class StateFile:
                 self._read()
         except OSError as error:
             self._failed(error.strerror or str(error))
-        return self._seen
+        return self._contents
 
     def _read(self) -> None:
         """Read the file, again where it is not whole."""
@@ -90,8 +90,12 @@ class StateFile:
             except ValueError as error:
                 self._failed(str(error))
                 return
-            stamp = found if self._wall_ns() - found.modified_ns > RECENT_NS else None
-            if self._seen.checkpoint is not None and not self._seen.problem and content == self._content:
+            stamp = found if self._wall_clock_ns() - found.modified_ns > RECENT_NS else None
+            if (
+                self._contents.checkpoint is not None
+                and not self._contents.problem
+                and content == self._content
+            ):
                 self._stamp = stamp
                 return
             checkpoint, cause = _whole(content)
@@ -103,19 +107,19 @@ class StateFile:
         self._failed(cause)
         self._stamp = stamp
 
-    def _keep(self, seen: StateFileContents, found: Stamp | None, content: bytes) -> None:
-        if seen != self._seen:
-            self._seen = seen
+    def _keep(self, contents: StateFileContents, found: Stamp | None, content: bytes) -> None:
+        if contents != self._contents:
+            self._contents = contents
         self._stamp, self._content = found, content
 
     def _failed(self, cause: str) -> None:
         """Return why it cannot be read; the last good content stays in effect."""
-        stands = "; its last content stays in effect" if self._seen.checkpoint is not None else ""
-        seen = StateFileContents(
-            self._seen.checkpoint, f"cannot use kubelet's state file {self.path}: {cause}{stands}"
+        stands = "; its last content stays in effect" if self._contents.checkpoint is not None else ""
+        contents = StateFileContents(
+            self._contents.checkpoint, f"cannot use kubelet's state file {self.path}: {cause}{stands}"
         )
-        if seen != self._seen:
-            self._seen = seen
+        if contents != self._contents:
+            self._contents = contents
         self._stamp = None
 
 

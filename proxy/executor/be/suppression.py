@@ -142,10 +142,10 @@ class Suppression:
         try:
             above, reading = await self._read(query)
         except (TopoproxyError, TimeoutError, OSError) as error:
-            event = engine.BeUsageUnreadable(context.wall(), str(error) or "it takes too long")
+            event = engine.BeUsageUnreadable(context.wall_clock(), str(error) or "it takes too long")
             await self._handle(event)
         else:
-            await self._handle(engine.BeUsageRead(context.wall(), self.settings, query, reading, above))
+            await self._handle(engine.BeUsageRead(context.wall_clock(), self.settings, query, reading, above))
 
     async def _handle(self, event: NodeEvent) -> None:
         """Apply an event to the state, and carry out its effects."""
@@ -206,7 +206,7 @@ class Suppression:
                 if isinstance(effect, WriteBeQuota):
                     await context.journal.flush()
                     await self._worker.run(groups.set_quota, limit.path, effect.quota)
-                    await self._handle(engine.BeQuotaWritten(context.wall(), effect))
+                    await self._handle(engine.BeQuotaWritten(context.wall_clock(), effect))
         except CgroupError as error:
             if limit.matters:
                 context.telemetry.problem("cannot write the CFS quota of BE pods", err=error)
@@ -229,14 +229,14 @@ class Suppression:
                     telemetry = self._context.telemetry
                     telemetry.problem("cannot write the CFS quota of BE pods", path=path, err=error)
                     continue
-            await self._handle(engine.BeQuotaRemoved(self._context.wall(), path, why))
+            await self._handle(engine.BeQuotaRemoved(self._context.wall_clock(), path, why))
         if self.known.written != before:
             await self._context.journal.flush()
 
     # -- giving back --------------------------------------------------------------------------------------
 
     async def _give_back(self, why: str) -> None:
-        await self._handle(engine.SuppressionEnded(self._context.wall(), why))
+        await self._handle(engine.SuppressionEnded(self._context.wall_clock(), why))
 
     async def stop(self) -> None:
         """Restore everything; ``run`` has ended."""

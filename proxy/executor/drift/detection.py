@@ -114,7 +114,7 @@ class Drift:
         """Note a program that may write the cpusets of some containers now; see ``likely_writer.ALL``."""
         if author != UNKNOWN:
             hint = WriterHint(Author(author), self._context.clock())
-            self._context.store.handle(conflicts.WriterSeen(hint, tuple(ids)))
+            self._context.store.handle(conflicts.WriterDetected(hint, tuple(ids)))
 
     async def _follow_suspected(self) -> None:
         try:
@@ -152,7 +152,7 @@ class Drift:
             late = enforcer.enforce(new)  # what was written between finding a group and watching it
             done.written += late.written
             done.drifted += late.drifted
-        done.found, done.left = found, left
+        done.found, done.unrepaired = found, left
         return done
 
     def enforce_all(self) -> Enforced:
@@ -163,7 +163,7 @@ class Drift:
         left = self._not_due(found)
         done = self._context.enforcer.enforce_all(left)
         self._arm(live)
-        done.found, done.left = found, left
+        done.found, done.unrepaired = found, left
         return done
 
     def _not_due(self, found: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
@@ -183,7 +183,11 @@ class Drift:
         found: dict[str, CpuSet] = {}
         for container in live:
             want, path = state.wanted(container), enforcer.known_path(container)
-            if path is None or self._context.store.mode.is_leaving or enforcer.given(container.id) != want:
+            if (
+                path is None
+                or self._context.store.mode.is_leaving
+                or enforcer.last_written(container.id) != want
+            ):
                 continue
             try:
                 cpus = enforcer.cgroups.cpus(path)
@@ -204,10 +208,10 @@ class Drift:
 
     def note(self, done: Enforced) -> None:
         """Record what an enforcement repaired, and what it left."""
-        if done.drifted or done.left:
+        if done.drifted or done.unrepaired:
             self._context.telemetry.count(metrics.CPUSETS_REPAIRED, len(done.drifted))
             repaired = {i: done.found.get(i) for i in done.drifted}
-            self._step(conflicts.CpusetsRepaired(self._context.clock(), repaired, done.left))
+            self._step(conflicts.CpusetsRepaired(self._context.clock(), repaired, done.unrepaired))
 
     def _step(self, event: DriftEvent) -> None:
         context = self._context

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.engine.call_events import SavedCpusLearned
-from proxy.engine.container_events import ContainersUpdated, CpusGiven
+from proxy.engine.container_events import ContainersUpdated, CpusAssigned
 from proxy.engine.enforcement import applies_to
 from proxy.engine.hotplug import (
     differences,
@@ -219,7 +219,7 @@ class Hotplug:
             return
         changed = with_replacement(self._existing(ids), used)
         context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
-        self._given_again(ids)
+        self._notify_assigned(ids)
 
     def _update_replacements_after(self, flight: InflightCall) -> None:
         """Mend again once a call is over: it may bring an owner back to its replacements."""
@@ -240,7 +240,7 @@ class Hotplug:
         ended = await self._reservations.replace(short.containers, cpus, short.instead)
         if ended.is_committed:
             context.telemetry.count(metrics.REPLACEMENT_CPUS)
-            self._given_again([container.id for container in short.containers])
+            self._notify_assigned([container.id for container in short.containers])
         elif ended.reason is not None:
             context.telemetry.problem(
                 "cannot replace offline CPUs",
@@ -250,10 +250,10 @@ class Hotplug:
                 err=ended.reason.message,
             )
 
-    def _given_again(self, ids: list[str]) -> None:
+    def _notify_assigned(self, ids: list[str]) -> None:
         """Note that other CPUs than before are in effect for owners."""
         living = tuple(container.id for container in self._existing(ids))
-        self._context.store.handle(CpusGiven(living))
+        self._context.store.handle(CpusAssigned(living))
 
     def _existing(self, ids: list[str]) -> list[Container]:
         there = (self._context.state.containers.get(container_id) for container_id in ids)
@@ -293,7 +293,7 @@ class Shortage:
         effects = context.store.handle(LossesDue())
         changes = next(effect.changes for effect in effects if type(effect) is LossesChanged)
         for container, words in changes:
-            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(context.wall()))
+            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(context.wall_clock()))
             back = f"at {at} all that it was promised was there again"
             context.history.amend(container.id, f"since {at} {words}" if words else back)
             context.telemetry.count(metrics.EXCLUSIVE_CPU_SHORTFALLS, container.id not in before)

@@ -77,7 +77,7 @@ class PartitionSync(Observer):
         if phase is Phase.RUNNING and container.placement.pool is Pool.OWN:
             self.check_soon()
 
-    def given(self, container: Container) -> None:
+    def cpus_assigned(self, container: Container) -> None:
         """See ``Observer``."""
         self.check_soon()
 

@@ -120,7 +120,7 @@ class Acceptor:
             if past >= limit_s:
                 break
             late = past >= min(_GOAWAY_GRACE_S, limit_s / 2)
-            for link in [link for link in self._links if link.idle and (late or link.left)]:
+            for link in [link for link in self._links if link.idle and (late or link.saw_goaway)]:
                 link.lost()
             await asyncio.sleep(min(_DRAIN_STEP_S, limit_s - past))
         self.close()
@@ -137,16 +137,16 @@ class Acceptor:
         """
         self._stop_accepting()
         end = asyncio.get_running_loop().time() + limit_s
-        while self._opening or any(not link.left for link in self._links):
+        while self._opening or any(not link.saw_goaway for link in self._links):
             self._send_goaway()
             if asyncio.get_running_loop().time() >= end:
                 return
             await asyncio.sleep(_QUIET_STEP_S)
 
-    def refuse_held(self, code: int, message: str) -> None:
+    def refuse_undecided(self, code: int, message: str) -> None:
         """Refuse the calls that are not decided yet."""
         for link in list(self._links):
-            link.refuse_held(code, message)
+            link.refuse_undecided(code, message)
 
     def calls(self) -> list[InterceptedCall]:
         """Return the intercepted calls that are open on all connections."""

@@ -154,7 +154,7 @@ class InterceptedCall:
             return known[sandbox_id]
         return pod_of(config, sandbox_id, bounds)
 
-    def seen_by_hooks(self) -> CriHookView:
+    def hook_view(self) -> CriHookView:
         """Return the message as hooks see it."""
         return _hook_view()(self.method, self.body)
 

@@ -63,7 +63,7 @@ class RelayContext(Struct, frozen=True):
     Attributes:
         interceptor: What decides.
         intercepts: Says which paths are intercepted.
-        gone: Called once for each link, when it has ended.
+        on_end: Called once for each link, when it has ended.
         report: Called where a peer misbehaves, and for a fault of the interceptor.
         fault: Takes an exception that has ended a link.
         swollen: Called when a link has much to write that a peer does not read.
@@ -73,7 +73,7 @@ class RelayContext(Struct, frozen=True):
 
     interceptor: Interceptor
     intercepts: Callable[[str], bool]
-    gone: Callable[[Link], None] = _nothing
+    on_end: Callable[[Link], None] = _nothing
     report: Report = _nothing
     fault: Callable[[Exception], None] = _nothing
     over_limit: Callable[[], None] = _nothing
@@ -197,7 +197,7 @@ class Link:
                 end.close()
             except Exception:  # noqa: BLE001  it must not stay open
                 end.abort()
-        self._context.gone(self)
+        self._context.on_end(self)
         try:
             self._session.break_cycles()  # it refers to us, too: see Pipe
             for stream in list(self._calls):  # there are none, but for a fault
@@ -252,7 +252,7 @@ class Link:
         return not self._session.open_streams and not self.client.waiting
 
     @property
-    def left(self) -> bool:
+    def saw_goaway(self) -> bool:
         """Whether the client begins nothing more on this connection, after ``goaway``."""
         return self._session.saw_goaway
 
@@ -272,7 +272,7 @@ class Link:
         except Exception as error:  # noqa: BLE001  as in ``received``
             self.failed(error)
 
-    def refuse_held(self, code: int, message: str) -> None:
+    def refuse_undecided(self, code: int, message: str) -> None:
         """Refuse the calls that are not decided yet; what is decided about them later has no effect."""
         for call in list(self._calls.values()):
             call.refuse(code, message)

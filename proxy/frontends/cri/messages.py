@@ -109,7 +109,7 @@ class CriCreateRequest:
 
     def devices(self) -> DeviceFacts:
         """Read the devices that the request gives to the container."""
-        return given_of(self._message.config)
+        return device_facts_of(self._message.config)
 
     def _sandbox(self) -> pb.SandboxFacts:
         pieces = self._message.sandbox_config
@@ -133,7 +133,7 @@ _LONGEST = 4096
 """Characters of a path or a name of a device; Linux takes no longer path."""
 
 
-def given_of(config: pb.ContainerFacts) -> DeviceFacts:
+def device_facts_of(config: pb.ContainerFacts) -> DeviceFacts:
     """Read the devices that a container is given; in the order of the request, each once.
 
     kubelet's device manager and its plug-ins decide on them. The request carries only the result: device

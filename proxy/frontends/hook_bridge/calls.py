@@ -72,7 +72,7 @@ class HookBridge:
         bounds = self._executor.state.node.machine.bounds
         pod = call.sandbox(bounds)
         try:
-            event = PreRunPodSandbox(*call.seen_by_hooks().sandbox(pod))
+            event = PreRunPodSandbox(*call.hook_view().sandbox(pod))
         except TooManyFieldsError as error:
             self._executor.telemetry.problem("cannot show a RunPodSandbox request to hooks", err=error)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot call hooks for the sandbox: {error}")
@@ -95,7 +95,7 @@ class HookBridge:
 
     def ran(self, pod: Pod, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
-        self._following.ran(pod, call.seen_by_hooks())
+        self._following.ran(pod, call.hook_view())
 
     # -- creates ------------------------------------------------------------------------------------------
 
@@ -153,11 +153,11 @@ class HookBridge:
 
     def leaves(self, token: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
-        self._following.sent[token] = call.seen_by_hooks().remembered()
+        self._following.sent[token] = call.hook_view().remembered()
 
     def _creating(self, call: UndecidedCall, container: Container) -> PreCreateContainer:
         pod, following = container.pod, self._following
-        view: HookView = call.seen_by_hooks()
+        view: HookView = call.hook_view()
         known = following.memory.pod(pod.sandbox_id)
         facts = remembered_pod_facts(pod, known) if known else view.pod(pod)
         return PreCreateContainer(facts, view.container(), following.decision(container))
@@ -232,7 +232,7 @@ class HookBridge:
 
     def updated(self, container_id: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
-        self._following.updated(container_id, call.seen_by_hooks())
+        self._following.updated(container_id, call.hook_view())
 
     def leave(self, call: UndecidedCall, target: str) -> None:
         """See ``HookGateway``."""
@@ -269,7 +269,7 @@ class HookBridge:
             return PreRemoveContainer(*following.facts(container))
         if container.phase is Phase.EXITED:
             return None
-        grace = call.seen_by_hooks().grace()
+        grace = call.hook_view().grace()
         return PreStopContainer(*following.facts(container), following.decision(container), grace)
 
 

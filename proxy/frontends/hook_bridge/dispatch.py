@@ -177,7 +177,7 @@ class HookDispatcher:
         if outcome.refusal:
             return outcome, call.body
         try:
-            return outcome, call.seen_by_hooks().adjusted(outcome.adjustment)
+            return outcome, call.hook_view().adjusted(outcome.adjustment)
         except Exception as error:  # noqa: BLE001  of whatever kind: the hooks' part is lost, and reported
             message = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
             self.executor.telemetry.problem(

@@ -207,7 +207,7 @@ class LifecycleEvents(Observer):
         elif phase is Phase.EXITED:
             self._notify(PostStopContainer, container)
 
-    def gone(self, container: Container) -> None:
+    def removed(self, container: Container) -> None:
         """See ``Observer``."""
         if container.phase is Phase.RUNNING:
             self._notify(PostStopContainer, container.in_phase(Phase.EXITED))
@@ -230,7 +230,7 @@ class LifecycleEvents(Observer):
         self.stopped[pod.sandbox_id] = pod
         self.notify(PostStopPodSandbox, lambda: PostStopPodSandbox(self.pod(pod)))
 
-    def pod_gone(self, sandbox_id: str) -> None:
+    def pod_removed(self, sandbox_id: str) -> None:
         """See ``Observer``."""
         pod = self.stopped.pop(sandbox_id, None)
         if pod is not None:
@@ -246,7 +246,7 @@ class LifecycleEvents(Observer):
         for sandbox_id in [
             i for i in self.stopped if i not in pods and state.runtime.changes.is_unchanged(i, since)
         ]:
-            self.pod_gone(sandbox_id)
+            self.pod_removed(sandbox_id)
         self.memory.keep_only({*pods, *state.pods, *self.stopped}, {*containers, *state.containers})
         there = [c.id for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED)]
         if any(i in containers and not self.memory.knows(i) for i in there) or any(

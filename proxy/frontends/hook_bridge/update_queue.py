@@ -90,7 +90,7 @@ class UpdateQueue:
             PreUpdateContainerResources(
                 *following.facts(container),
                 following.decision(container),
-                *call.seen_by_hooks().update(),
+                *call.hook_view().update(),
             )
         )
         if answers.outcome is None:

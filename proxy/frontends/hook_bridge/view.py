@@ -1,4 +1,4 @@
-"""A message as hooks see it. Each front end has its own: ``UndecidedCall.seen_by_hooks``."""
+"""A message as hooks see it. Each front end has its own: ``UndecidedCall.hook_view``."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ class ForeignCall:
             raise
 
     def _held(self) -> UndecidedCall:
-        return cast("UndecidedCall", self)  # of the methods that read, only those of the call's method are called
+        # Of the methods that read, only those of the call's method are called.
+        return cast("UndecidedCall", self)
 
     # -- called by the code that decides ------------------------------------------------------------------
 
@@ -71,7 +72,7 @@ class ForeignCall:
         """Replace the answer."""
         self.body = body
 
-    def seen_by_hooks(self) -> Any:
+    def hook_view(self) -> Any:
         """Return the message as hooks see it."""
         return self.body
 

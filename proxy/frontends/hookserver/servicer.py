@@ -90,7 +90,7 @@ class RuntimeLookup:
         """
         executor = self._executor
         if container_id not in executor.state.containers and self._pending.creates:
-            for one in await self.seen(container_id) or ():
+            for one in await self.list_container(container_id) or ():
                 self._pending.handle_listed_container(one)
         container = executor.state.containers.get(container_id)
         if container is None or container.phase is not Phase.CREATED:
@@ -106,8 +106,8 @@ class RuntimeLookup:
         if detail.cpu_quota > 0 > executor.quotas.carried(container):
             executor.quotas.send((container_id,))
 
-    async def seen(self, container_id: str) -> list[RuntimeContainer] | None:
-        """Query the runtime for one container: none, or one; None if it does not answer."""
+    async def list_container(self, container_id: str) -> list[RuntimeContainer] | None:
+        """Query the runtime for one container: a list of one or none; None if the runtime does not answer."""
         executor = self._executor
         try:
             return list(await self._start_update.lookups.run(executor.runtime.list_containers, container_id))
@@ -234,7 +234,7 @@ class Servicer:
         """A container was started, or was not: the runtime knows."""
         container_id = request.container_meta.id
         if container_id in self.pending.starts or container_id in self._executor.state.containers:
-            seen = await self._find.seen(container_id)
+            seen = await self._find.list_container(container_id)
             call = self.pending.starts.take(container_id)
             if call is None:
                 self._executor.attention.set()
@@ -266,7 +266,7 @@ class Servicer:
         """A container was stopped, or was not: the runtime knows."""
         container_id = request.container_meta.id
         if container_id in self._executor.state.containers:
-            seen = await self._find.seen(container_id)
+            seen = await self._find.list_container(container_id)
             if seen is not None and all(one.state == "EXITED" for one in seen):
                 self._executor.lifecycle.phase(container_id, Phase.EXITED)
             else:

@@ -22,13 +22,13 @@ _END_S = 1.0
 class LoopThread:
     """One loop in a thread."""
 
-    __slots__ = ("_gone", "_loop", "_report_problem", "ended", "gone", "has_returned", "ident", "lost")
+    __slots__ = ("_loop", "_on_exit", "_report_problem", "ended", "has_exited", "has_returned", "ident", "lost")
 
-    def __init__(self, name: str, report_problem: Callable[[str], None], gone: Callable[[], None]) -> None:
+    def __init__(self, name: str, report_problem: Callable[[str], None], on_exit: Callable[[], None]) -> None:
         self._report_problem = report_problem
-        self._gone = gone
+        self._on_exit = on_exit
         self.has_returned = False
-        self.gone = False
+        self.has_exited = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._unhandled)
         self.ident = 0
@@ -57,8 +57,8 @@ class LoopThread:
         except BaseException:  # noqa: BLE001 - tasks may raise anything
             self.lost = True  # its tasks cannot be cleaned up
         finally:
-            self.gone = True
-            self._gone()
+            self.has_exited = True
+            self._on_exit()
 
     def _clear(self, loop: asyncio.AbstractEventLoop) -> None:
         tasks = asyncio.all_tasks(loop)

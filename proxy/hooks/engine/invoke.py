@@ -167,7 +167,7 @@ class HookTask:
     @property
     def has_returned(self) -> bool:
         """Whether the coroutine or its loop has ended."""
-        return self.ended or self.loop_thread.gone
+        return self.ended or self.loop_thread.has_exited
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]], back: Callable[[HookTask], None]) -> None:
         """Start the coroutine; ``back`` is called at its end, also if it was cancelled before its first step.

@@ -121,7 +121,7 @@ def _content(descriptor: int, path: Path, what: str, *, trusted: bool) -> Conten
     with _only_root_writes(descriptor):
         data = _all(descriptor, before.st_size)
         after = os.fstat(descriptor)
-    if _seen(before) != _seen(after) or len(data) != after.st_size:
+    if _fingerprint(before) != _fingerprint(after) or len(data) != after.st_size:
         raise FileBeingWrittenError("it was written while it was read")
     version = (after.st_dev, after.st_ino, after.st_mtime_ns, hashlib.sha256(data).digest())
     return Content(data, version)
@@ -135,7 +135,7 @@ def _all(descriptor: int, size: int) -> bytes:
     return data
 
 
-def _seen(found: os.stat_result) -> tuple[int, ...]:
+def _fingerprint(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid)
 
 

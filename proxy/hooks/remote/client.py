@@ -53,7 +53,7 @@ _TIME: Final = struct.Struct("@ll")
 """struct timeval: seconds, microseconds."""
 _ALLOW: Final = "which hooks.serverUsers does not name"
 
-_Seen: TypeAlias = tuple[int, int, int]
+_Fingerprint: TypeAlias = tuple[int, int, int]
 
 
 class Peer:
@@ -68,7 +68,7 @@ class Peer:
         """
         self._path = path
         self._users = frozenset(users)
-        self._good: _Seen | None = None
+        self._good: _Fingerprint | None = None
 
     def distrust_reason(self, timeout: float) -> str:
         """Return why the process that answers there is not trusted; empty if it is.
@@ -80,8 +80,8 @@ class Peer:
             OSError: No process answers, or the socket cannot be examined.
         """
         found = self._path.stat()
-        seen = _seen(found)
-        if seen == self._good:
+        fingerprint = _fingerprint(found)
+        if fingerprint == self._good:
             return ""
         trust = Trust(self._users)
         if not stat.S_ISSOCK(found.st_mode):
@@ -94,13 +94,13 @@ class Peer:
         process, user = _listener(self._path, timeout)
         if user not in trusted:
             return f"process {process} of user {user} answers there, {_ALLOW}"
-        if _seen(self._path.stat()) != seen:
+        if _fingerprint(self._path.stat()) != fingerprint:
             return "the socket is being replaced"
-        self._good = seen
+        self._good = fingerprint
         return ""
 
 
-def _seen(found: os.stat_result) -> _Seen:
+def _fingerprint(found: os.stat_result) -> _Fingerprint:
     return found.st_dev, found.st_ino, found.st_ctime_ns  # an inode number alone may be used again
 
 

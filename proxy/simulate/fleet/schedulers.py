@@ -63,7 +63,7 @@ class Ranking:
         self._ranks: dict[_Rank, list[int]] = {}
         self._rank_of: list[_Rank | None] = [None] * len(names)
         self._fitting = 0
-        self._seen = 0
+        self._changes_read = 0
         self._known: dict[int, NodeVerdict] | None = None
 
     def update(self, demand: PodDemand, changes: Sequence[int], view: StockView) -> None:
@@ -76,8 +76,8 @@ class Ranking:
         """
         known = self._table.verdicts_of(demand)
         fresh = known is not self._known  # verdicts are forgotten when there are too many
-        changed: Iterable[int] = range(len(self._names)) if fresh else set(changes[self._seen :])
-        self._known, self._seen = known, len(changes)
+        changed: Iterable[int] = range(len(self._names)) if fresh else set(changes[self._changes_read :])
+        self._known, self._changes_read = known, len(changes)
         for at in changed:
             self._rank(at, self._rank_now(at, demand, known, view.scores[at]))
         judged, fits = 0, self._fitting

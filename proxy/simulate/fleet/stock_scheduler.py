@@ -91,12 +91,12 @@ class StockView:
     Attributes:
         scores: Of all nodes; ``INFEASIBLE`` where a node lacks room.
         fitting: Those that do not lack it, in ascending order.
-        seen: How many changes of nodes are counted.
+        changes_read: How many changes of nodes are counted.
     """
 
     scores: list[int]
     fitting: list[int]
-    seen: int
+    changes_read: int
 
 
 class StockScheduler:
@@ -145,14 +145,14 @@ class StockScheduler:
             if len(self._views) > MOST_KINDS:
                 self._views.popitem(last=False)
         self._views.move_to_end(demand)
-        for at in set(self.changes[known.seen :]):
+        for at in set(self.changes[known.changes_read :]):
             score, before = self._score(at, demand), known.scores[at]
             known.scores[at] = score
             if before == INFEASIBLE != score:
                 bisect.insort(known.fitting, at)
             elif before != INFEASIBLE == score:
                 del known.fitting[bisect.bisect_left(known.fitting, at)]
-        known.seen = len(self.changes)
+        known.changes_read = len(self.changes)
         return known
 
     def choose(self, demand: StockDemand, asked: Asked | None = None) -> int:

@@ -75,7 +75,7 @@ def test_a_pod_with_several_rejected_containers_ends_once() -> None:
 def test_pods_that_are_left_alone(pod: PodAtServer, settings: RejectedPodsConfig, why: str) -> None:
     found = decided(rejection(), pod=pod, settings=settings)
     assert found.ends == ()
-    (left,) = found.left
+    (left,) = found.skipped
     assert why in left.why
     assert found.later is None
     assert found.done == NOTHING, "what is left alone counts for no limit"
@@ -93,7 +93,7 @@ def test_a_running_pod_may_be_evicted() -> None:
 @pytest.mark.parametrize("reason", sorted(EVERYWHERE))
 def test_a_pod_that_every_node_rejects_is_not_evicted_and_may_fail(reason: str) -> None:
     found = decided(rejection(reason=reason))
-    assert (found.ends, "every node" in found.left[0].why) == ((), True)
+    assert (found.ends, "every node" in found.skipped[0].why) == ((), True)
     assert len(decided(rejection(reason=reason), settings=FAIL).ends) == 1
 
 

@@ -9,7 +9,7 @@ from proxy.allocation.devices.allocate import (
     PreferenceMissing,
     _Taking,
     allocate,
-    given_preference,
+    answered_preference,
 )
 from proxy.allocation.devices.hints import container_hints, family, pod_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
@@ -60,11 +60,11 @@ def test_what_a_container_holds_is_all_that_counts_for_it() -> None:
 
 def test_a_preference_that_is_not_known_ends_the_allocation_with_the_question() -> None:
     with pytest.raises(PreferenceMissing, match=r"^which 2 of vendor/gpu are preferred\?$") as question:
-        given_preference("c", "vendor/gpu", None, ["a", "b", "z"], ["a"], 2)
+        answered_preference("c", "vendor/gpu", None, ["a", "b", "z"], ["a"], 2)
     asked = question.value
     assert (asked.container, asked.resource, asked.size) == ("c", "vendor/gpu", 2)
     assert (asked.available, asked.must_include) == ({"a", "b", "z"}, {"a"})
-    assert given_preference("c", "vendor/gpu", ("z", "a"), ["a", "z"], [], 1) == ("z", "a")
+    assert answered_preference("c", "vendor/gpu", ("z", "a"), ["a", "z"], [], 1) == ("z", "a")
 
 
 def test_reusable_devices_have_to_be_near() -> None:

@@ -67,7 +67,7 @@ def test_no_file_says_that_nothing_is_known(path: Path) -> None:
 def test_checking_an_unchanged_file_reads_nothing(path: Path, monkeypatch: Any) -> None:
     write_text(path.parent, content(2))
     later = time.time_ns() + 10**9
-    file, _ = opened(path, wall_ns=lambda: later)
+    file, _ = opened(path, wall_clock_ns=lambda: later)
     first = file.read()
     monkeypatch.setattr("proxy.backends.kubelet.state_files.read_small", None)
     assert file.read() is first
@@ -77,7 +77,7 @@ def test_a_file_that_was_written_just_now_is_read_again(path: Path) -> None:
     """Two contents of one length, written within one tick of the file system's clock, have one stamp."""
     write_text(path.parent, content(2))
     stamp = path.stat()
-    file, _ = opened(path, wall_ns=lambda: stamp.st_mtime_ns + RECENT_NS)
+    file, _ = opened(path, wall_clock_ns=lambda: stamp.st_mtime_ns + RECENT_NS)
     first = file.read()
     assert file.read() is first, "the same content is the same answer all the same"
     with path.open("r+") as same:
@@ -120,7 +120,7 @@ def test_a_torn_file_is_read_again_for_a_short_while(path: Path, torn: str, caus
 def test_a_file_that_was_never_whole_says_nothing(path: Path, torn: str, cause: str) -> None:
     path.write_bytes(torn.encode(errors="surrogateescape"))
     later = path.stat().st_mtime_ns + 10**9
-    file, pauses = opened(path, wall_ns=lambda: later)
+    file, pauses = opened(path, wall_clock_ns=lambda: later)
     seen = file.read()
     assert seen.checkpoint is None
     assert cause in seen.problem

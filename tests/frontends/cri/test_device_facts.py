@@ -4,7 +4,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.executor.ports import DeviceFacts
-from proxy.frontends.cri.messages import given_of
+from proxy.frontends.cri.messages import device_facts_of
 
 POD = "/var/lib/kubelet/pods/5f3c7c1e-9c0b-4d0e-8d0a-2f6a2b1f3c4d"
 
@@ -52,10 +52,10 @@ PLAIN = (
 
 
 def test_a_plain_container_is_given_nothing() -> None:
-    given = given_of(facts(PLAIN))
+    given = device_facts_of(facts(PLAIN))
     assert given == DeviceFacts()
     assert not given
-    assert given_of(facts(b"")) == DeviceFacts()
+    assert device_facts_of(facts(b"")) == DeviceFacts()
 
 
 def test_devices_names_and_mounts_are_read_each_once_and_in_order() -> None:
@@ -72,7 +72,7 @@ def test_devices_names_and_mounts_are_read_each_once_and_in_order() -> None:
         + mount("/dev/infiniband", "/dev/infiniband/")
         + mount("/host", "/sys/bus/pci/devices/0000:3b:00.0")
     )
-    assert given_of(facts(config)) == DeviceFacts(
+    assert device_facts_of(facts(config)) == DeviceFacts(
         ("/dev/nvidia1", "/dev/nvidia0"),
         ("nvidia.com/gpu=1", "intel.com/qat=a", "amd.com/gpu=7"),
         ("/dev/infiniband", "/sys/bus/pci/devices/0000:3b:00.0"),
@@ -88,15 +88,15 @@ def test_each_piece_is_found_alone(piece: str) -> None:
         "mount": (mount("/x", "/dev/dri"), DeviceFacts(mounts=("/dev/dri",))),
     }
     config, expected = given[piece]
-    assert given_of(facts(PLAIN + config)) == expected
-    assert given_of(facts(config + PLAIN)) == expected
+    assert device_facts_of(facts(PLAIN + config)) == expected
+    assert device_facts_of(facts(config + PLAIN)) == expected
 
 
 @pytest.mark.parametrize("length", [10, 13, 18, 46, 47, 48, 127, 128, 300])
 def test_a_mount_is_found_whatever_the_length_of_its_path_looks_like(length: int) -> None:
     """A length can be any byte, among them ``/`` (47), a line's end (10), and two bytes from 128 on."""
     host = "/dev/dri/".ljust(length, "x")
-    assert given_of(facts(mount("/x", host))).mounts == (host,)
+    assert device_facts_of(facts(mount("/x", host))).mounts == (host,)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_a_mount_is_found_whatever_the_length_of_its_path_looks_like(length: int
     ],
 )
 def test_mounts_that_say_nothing_about_a_place(host: str) -> None:
-    assert not given_of(facts(mount("/x", host) + device(host)))
+    assert not device_facts_of(facts(mount("/x", host) + device(host)))
 
 
 def test_a_driver_in_a_container_has_its_own_dev_except_for_mounts() -> None:
     path = "/run/nvidia/driver/dev/nvidia0"
-    assert given_of(facts(device(path) + mount("/x", path))) == DeviceFacts(paths=("/dev/nvidia0",))
-    assert not given_of(facts(device(f"{POD}/volumeDevices/pvc")))
+    assert device_facts_of(facts(device(path) + mount("/x", path))) == DeviceFacts(paths=("/dev/nvidia0",))
+    assert not device_facts_of(facts(device(f"{POD}/volumeDevices/pvc")))
 
 
 def test_entries_that_cannot_be_decoded_are_left_out() -> None:
@@ -129,11 +129,11 @@ def test_entries_that_cannot_be_decoded_are_left_out() -> None:
         + field(17, field(1, b"\xff\xfe"))
         + field(7, b"\x12\x0c/dev/\xff\xfeaaaa")
     )
-    assert given_of(facts(broken + device("/dev/dri/card0"))) == DeviceFacts(paths=("/dev/dri/card0",))
+    assert device_facts_of(facts(broken + device("/dev/dri/card0"))) == DeviceFacts(paths=("/dev/dri/card0",))
 
 
 def test_a_request_of_thousands_is_cut() -> None:
-    given = given_of(facts(b"".join(device(f"/dev/x{i}") for i in range(3000))))
+    given = device_facts_of(facts(b"".join(device(f"/dev/x{i}") for i in range(3000))))
     assert len(given.paths) == 1024
     assert given.paths[1023] == "/dev/x1023"
 
@@ -142,7 +142,7 @@ def test_names_that_are_not_paths_are_left_out() -> None:
     config = pb.ContainerConfig()
     for name in ("a.com/gpu=" + "x" * 4086, "a.com/gpu=" + "x" * 4087):
         config.CDI_devices.add(name=name)
-    found = given_of(pb.ContainerFacts.FromString(config.SerializeToString()))
+    found = device_facts_of(pb.ContainerFacts.FromString(config.SerializeToString()))
     assert [len(name) for name in found.cdi] == [4096]
 
 
@@ -152,5 +152,5 @@ def test_facts_are_what_the_whole_message_says() -> None:
     config.devices.add(host_path="/dev/nvme0n1")
     config.CDI_devices.add(name="a.com/b=c")
     config.annotations["cdi.k8s.io/p"] = "a.com/b=d"
-    given = given_of(pb.ContainerFacts.FromString(config.SerializeToString()))
+    given = device_facts_of(pb.ContainerFacts.FromString(config.SerializeToString()))
     assert given == DeviceFacts(("/dev/nvme0n1",), ("a.com/b=c", "a.com/b=d"))

@@ -333,7 +333,7 @@ def test_a_runtime_that_reports_nothing_is_compared_soon() -> None:
     )
     start_update: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
     nothing: Any = None
-    assert asyncio.run(RuntimeLookup(executor, start_update, nothing).seen("c")) is None
+    assert asyncio.run(RuntimeLookup(executor, start_update, nothing).list_container("c")) is None
     assert reported == ['cannot list what the runtime has err="cannot reach it"']
     assert executor.attention.is_set()
 

@@ -106,7 +106,7 @@ class FakeCgroups(KernelCgroups):
             for file in gone.iterdir():
                 file.unlink()
             gone.rmdir()
-            self._tree.gone(path)
+            self._tree.group_removed(path)
 
     def attach(self, path: str, pid: int) -> None:
         """Move a task into a group.

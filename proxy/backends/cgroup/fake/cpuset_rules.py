@@ -163,7 +163,7 @@ class FakeCgroupFiles:
             self._store("", partitions.ISOLATED, str(isolated))
         self._spread("", "cpuset.cpus")
 
-    def gone(self, path: str) -> None:
+    def group_removed(self, path: str) -> None:
         """A group has been removed; if it was a partition, drop that state (lock held)."""
         table = partitions.load(self._root)
         if path in table:
