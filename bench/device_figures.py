@@ -47,7 +47,7 @@ def pod(uid: str, devices: int, kube: KubeQos) -> Pod:
     amounts = {"cpu": 8000, "memory": 1} if kube is KubeQos.GUARANTEED else {}
     limits = {**amounts, **({RESOURCE: devices} if devices else {})}
     asks = PodRequests(uid, (ContainerResources("c", requests=amounts, limits=limits),))
-    return Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, asks=asks)
+    return Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, requests=asks)
 
 
 def node() -> NodeState:

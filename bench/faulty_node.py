@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from procs import BENCH, BenchError, environment
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.client import CriClient, DemoPod
@@ -144,7 +144,7 @@ class Node:
         """Ask what ``topoproxy status`` shows; None where no daemon answers."""
         with contextlib.suppress(TopoproxyError, OSError), socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(self.admin))  # without the retries of a command that a person gives
-            page = ask(self.admin, "/status")
+            page = query_admin(self.admin, "/status")
             return page if isinstance(page, dict) else None
         return None
 

@@ -45,7 +45,7 @@ from hostile import ATTACKS, NAMESPACE, HonestPod, HostilePod, attack, attacks, 
 from procs import ROOT, BenchError, checkout, environment
 from table import number, render
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.model.errors import TopoproxyError
@@ -190,7 +190,7 @@ class Daemon:
 
     def page(self) -> dict[str, Any]:
         """Return what ``topoproxy status`` shows."""
-        answer = ask(self.admin, "/status", timeout=CALL_S)
+        answer = query_admin(self.admin, "/status", timeout=CALL_S)
         assert isinstance(answer, dict)
         return answer
 

@@ -33,7 +33,7 @@ from messages import container, identifier
 from procs import BENCH, TOPOPROXY, BenchError, Process, ended, start, wait_until
 from table import number, render
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
@@ -185,7 +185,7 @@ class Kubelet:
 
 def page(daemon: Process) -> dict[str, object]:
     """Ask the daemon how it is."""
-    shown = ask(daemon.sock.parent / "admin.sock", "/status")
+    shown = query_admin(daemon.sock.parent / "admin.sock", "/status")
     assert isinstance(shown, dict)
     return shown
 

@@ -34,7 +34,7 @@ from faulty_node import KINDS, Node, node
 from procs import BenchError
 from table import number, percentile, render
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import CriClient, DemoPod
 from proxy.model.errors import RuntimeCallError
@@ -211,7 +211,7 @@ class Probe:
         return [*self.seen, *found, json.dumps(self._page(), sort_keys=True).encode()]
 
     def _page(self) -> list[Any]:
-        page: Any = ask(self.one.admin, "/status", LIMIT_S)
+        page: Any = query_admin(self.one.admin, "/status", LIMIT_S)
         config = {key: page["config"][key] for key in ("source", "since", "restart")}
         return [config, page["settings"], page["nodePolicy"], page["pools"], page["violations"]]
 
@@ -219,7 +219,7 @@ class Probe:
 def reload_once(one: Node, number: int) -> dict[str, Any]:
     """Reload by the admin socket or by SIGHUP; return how it ended."""
     if number % 4 < 2:
-        page: Any = ask(one.admin, "/reload", LIMIT_S, act=True)
+        page: Any = query_admin(one.admin, "/reload", LIMIT_S, act=True)
         return dict(page["reload"])
     assert one.popen is not None
     before = _last(one)
@@ -229,7 +229,7 @@ def reload_once(one: Node, number: int) -> dict[str, Any]:
 
 
 def _last(one: Node) -> dict[str, Any]:
-    page: Any = ask(one.admin, "/status", LIMIT_S)
+    page: Any = query_admin(one.admin, "/status", LIMIT_S)
     return dict(page["config"]["reload"])
 
 

@@ -34,7 +34,7 @@ from faulty_node import KINDS, Node, node
 from procs import BENCH, BenchError
 from table import number, percentile, render
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import CriClient, DemoPod
 from proxy.model.errors import TopoproxyError
@@ -208,7 +208,7 @@ class UpgradedNode:
         if (first := self._first) is not None:  # a child process
             self.one.until(lambda: first.poll() is not None, LIMIT_S, "the end of the former daemon")
             self._first = None
-        page: Any = ask(self.one.admin, "/interface")
+        page: Any = query_admin(self.one.admin, "/interface")
         if (page["version"] == "99.0.0") != (name == "new"):
             self.out.wrong.append(f"{page['version']} runs after the change to {name}")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.admin.status_text import render
 from proxy.cli.main import cli
 from proxy.demo.client import CriClient, DemoPod
@@ -118,7 +118,9 @@ def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
             while (await readyz())[0] != 200:
                 await asyncio.sleep(0.02)
         assert (await readyz())[1] == "[+]runtime ok\n[+]state ok\n[+]workers ok\nreadyz check passed\n"
-        assert (await asyncio.to_thread(ask, node.directory / "admin.sock", "/readyz")) == (await readyz())[1]
+        assert (await asyncio.to_thread(query_admin, node.directory / "admin.sock", "/readyz")) == (
+            await readyz()
+        )[1]
         assert "No problems." in render(daemon.pages.status())
 
     run(daemon, scenario)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.atomic_write import write_file
 from proxy.backends.cluster.facts_format import ClusterFacts, FactsKind, encode_facts
 from proxy.demo.client import DemoPod
@@ -36,7 +36,7 @@ class ClusterNode(DaemonNode):
         write_file(self.directory / "cluster" / kind.file_name, data)
 
     async def ask(self, route: str, *, act: bool = False) -> Any:
-        answer: Any = await asyncio.to_thread(ask, self.directory / "admin.sock", route, 30, act=act)
+        answer: Any = await asyncio.to_thread(query_admin, self.directory / "admin.sock", route, 30, act=act)
         check(answer)
         return answer
 
@@ -145,8 +145,8 @@ def test_what_a_pod_requests_is_known_without_kubelet(
         assert executor is not None
         pod = executor.state.containers[container].pod
         assert pod.source == "the cluster agent"
-        assert pod.asks is not None
-        assert pod.asks.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
+        assert pod.requests is not None
+        assert pod.requests.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
 
     daemon = node.daemon("cpuManagerPolicy: static\n")
     run(daemon, scenario)
@@ -157,6 +157,8 @@ def test_a_daemon_without_a_directory_refuses_to_refresh() -> None:
 
         async def scenario() -> None:
             with pytest.raises(InputError, match="clusterFacts"):
-                await asyncio.to_thread(ask, plain.directory / "admin.sock", "/cluster/refresh", 30, act=True)
+                await asyncio.to_thread(
+                    query_admin, plain.directory / "admin.sock", "/cluster/refresh", 30, act=True
+                )
 
         run(plain.daemon(), scenario)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.hierarchies import MARKER
 from proxy.demo.client import CriClient, DemoPod
@@ -92,7 +92,7 @@ class Node:
 
     def page(self) -> dict[str, Any]:
         with contextlib.suppress(TopoproxyError):
-            page = ask(self.directory / "admin.sock", "/status", 30)
+            page = query_admin(self.directory / "admin.sock", "/status", 30)
             assert isinstance(page, dict)
             return page
         return {}
@@ -140,7 +140,7 @@ def test_sigterm_ends_the_process_in_time_although_the_kernel_hangs(
             page = node.page()
             assert page["ready"] is False
             assert any("is stuck in one job worker=kernel" in p["what"] for p in page["problems"])
-            metrics = ask(node.directory / "admin.sock", "/metrics", 30)
+            metrics = query_admin(node.directory / "admin.sock", "/metrics", 30)
             assert isinstance(metrics, str)
             (line,) = [
                 x

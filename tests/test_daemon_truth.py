@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.admin.status_text import render as render_status
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod, Started
@@ -70,12 +70,14 @@ class Outputs:
     def __init__(self, node: DaemonNode, pods: list[str]) -> None:
         """Read all; blocks."""
         at = node.directory / "admin.sock"
-        self.status: Any = ask(at, "/status", 30)
-        self.report: Any = ask(at, "/report", 30)
-        self.plan: Any = ask(at, "/observe/report", 30)
-        self.explained: dict[str, Any] = {pod: ask(at, "/explain", 30, {"query": pod}) for pod in pods}
-        text = str(ask(at, "/metrics", 30))
-        again: Any = ask(at, "/status", 30)
+        self.status: Any = query_admin(at, "/status", 30)
+        self.report: Any = query_admin(at, "/report", 30)
+        self.plan: Any = query_admin(at, "/observe/report", 30)
+        self.explained: dict[str, Any] = {
+            pod: query_admin(at, "/explain", 30, {"query": pod}) for pod in pods
+        }
+        text = str(query_admin(at, "/metrics", 30))
+        again: Any = query_admin(at, "/status", 30)
         self.is_of_one_time = self.status["containers"] == again["containers"]
         self.metrics = {(name, labels): float(value) for name, labels, value in SAMPLE.findall(text)}
 
@@ -263,7 +265,7 @@ def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: FileNode, mode
         for number in range(STEPS):
             if mode == "released" and number == STEPS // 2:
                 await asyncio.to_thread(
-                    ask, node.directory / "admin.sock", "/release/start", 30, {}, act=True
+                    query_admin, node.directory / "admin.sock", "/release/start", 30, {}, act=True
                 )
                 await until(lambda: daemon.executor.store.mode.value == "released")
             if mode == "reloaded" and number in RELOADS:

@@ -14,7 +14,7 @@ from proxy.model.errors import InputError, PermissionDeniedError, TopoproxyError
 ANSWER_LIMIT = 64 << 20
 
 
-def ask(
+def query_admin(
     path: Path,
     route: str,
     timeout: float = 5.0,
@@ -62,14 +62,14 @@ def unanswered(path: Path, error: OSError) -> TopoproxyError:
 
 
 def request_bytes(route: str, params: Mapping[str, str] | None = None, *, act: bool = False) -> bytes:
-    """Write a request for the admin socket; see ``ask``."""
+    """Write a request for the admin socket; see ``query``."""
     target = f"{route}?{urlencode(params, errors='replace')}" if params else route
     verb = "POST" if act else "GET"
     return f"{verb} {target} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
 
 
 def read_answer(path: Path, route: str, data: bytes) -> object:
-    """Read the whole answer of an admin socket; see ``ask``."""
+    """Read the whole answer of an admin socket; see ``query``."""
     head, gap, body = data.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     if not gap or len(words) < 3 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():

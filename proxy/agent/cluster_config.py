@@ -292,7 +292,7 @@ class ConfigFollowing:
 
     async def _reload(self) -> str:
         """Reload the daemon; returns why it refuses, empty if it does not."""
-        answer = as_map(await self._session.daemon.ask("/reload", act=True, timeout=RELOAD_S))
+        answer = as_map(await self._session.daemon.query("/reload", act=True, timeout=RELOAD_S))
         reload = as_map(answer.get("reload"))
         if reload.get("result") == "refused":
             return str(reload.get("reason", ""))

@@ -23,7 +23,7 @@ class DaemonClient:
         """
         self._path = path
 
-    async def ask(
+    async def query(
         self,
         route: str,
         params: Mapping[str, str] | None = None,
@@ -31,7 +31,7 @@ class DaemonClient:
         timeout: float = CONNECT_S,
         act: bool = False,
     ) -> object:
-        """Query the daemon; see ``proxy.admin.client.ask``.
+        """Query the daemon; see ``proxy.admin.client.query_admin``.
 
         Args:
             route: What to request, as ``/status``.

@@ -91,7 +91,7 @@ class NodeFollower:
     async def _next(self) -> None:
         """Wait for a change, and read the description where there is one."""
         requested = {"since": self._since, "wait": f"{WAIT_S:g}"}
-        changes = as_map(await self._daemon.ask("/changes", requested, timeout=WAIT_S + 10))
+        changes = as_map(await self._daemon.query("/changes", requested, timeout=WAIT_S + 10))
         version = str(changes.get("version", ""))
         if version == self._since:
             return
@@ -101,7 +101,7 @@ class NodeFollower:
             )
             for each in map(as_map, as_list(changes.get("notices")))
         ]
-        page = read_node_page(await self._daemon.ask("/node", {"node": self._node}))
+        page = read_node_page(await self._daemon.query("/node", {"node": self._node}))
         self._since = version
         before, self.page = self.page, page
         self._changed(before, page, notices)

@@ -164,7 +164,7 @@ class ObjectWriter:
         self._objects.pop(path, None)
 
     def observed(self, path: str, version: str | None) -> None:
-        """Handle that an object has a version, or was removed (None); it is written again unless we did that."""
+        """Handle a new version of an object; None: it was removed. What we did not write is written again."""
         managed = self._objects.get(path)
         if (
             managed is None

@@ -208,7 +208,7 @@ class WatchedFile:
         telemetry.resolved(_CANNOT, path=self._path)
         if self._kind is not FactsKind.PODS:
             try:
-                await self._session.daemon.ask("/cluster/refresh", act=True)
+                await self._session.daemon.query("/cluster/refresh", act=True)
             except TopoproxyError as error:  # it reads the file at its next start or comparison
                 telemetry.debug("cannot make the daemon reread a file", path=self._path, err=error)
         return True

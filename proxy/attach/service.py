@@ -39,7 +39,7 @@ class AttachNode:
         directory: kubelet's directory, without ``root``.
         procfs: What stands for /proc.
         listen: The socket that kubelet is to use.
-        ask: Queries the daemon: the route, and whether it is an action.
+        query: Queries the daemon: the route, and whether it is an action.
         report_progress: Takes messages.
         reached: Called after each step, with its name.
     """
@@ -49,7 +49,7 @@ class AttachNode:
     directory: Path
     procfs: Path
     listen: Path
-    ask: Callable[[str, bool], Mapping[str, object]]
+    query: Callable[[str, bool], Mapping[str, object]]
     report_progress: Callable[[str], None]
     reached: Callable[[str], None] = lambda step: None
 
@@ -166,7 +166,7 @@ def _remaining_s(end: float) -> float:
 
 
 def _status(node: AttachNode) -> Mapping[str, object]:
-    return node.ask("/status", False)
+    return node.query("/status", False)
 
 
 def _wait_ready(node: AttachNode, previous: str, end: float) -> None:
@@ -260,9 +260,9 @@ def _undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None
 def _place_again(node: AttachNode) -> None:
     """Undo the release of the last detach, after which the daemon only relays."""
     try:
-        released = node.ask("/release", False).get("stage") in ("releasing", "released")
+        released = node.query("/release", False).get("stage") in ("releasing", "released")
         if released:
-            node.ask("/release/undo", True)
+            node.query("/release/undo", True)
     except TopoproxyError as error:
         node.report_progress(
             f"the release of the last detach is not undone: {error}; later: topoproxy release --undo"
@@ -335,11 +335,11 @@ def foreign_changes_of(node: AttachNode, journal: AttachJournal) -> list[FileCha
 def _release(node: AttachNode) -> None:
     """Make the daemon release the containers; without a daemon they keep their cpusets."""
     try:
-        answer = node.ask("/release/start", True)
+        answer = node.query("/release/start", True)
         end = time.monotonic() + RELEASE_S
         while answer.get("stage") == "releasing" and time.monotonic() < end:
             time.sleep(POLL_S)
-            answer = node.ask("/release", False)
+            answer = node.query("/release", False)
     except UnavailableError as error:
         node.report_progress(f"containers keep their cpusets: {error}; later: topoproxy release --offline")
         return

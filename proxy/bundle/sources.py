@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from proxy import __version__
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.atomic_write import write_file
 from proxy.backends.kubelet.small_file import read_small
 from proxy.backends.ledger.format import recover
@@ -140,7 +140,7 @@ def _sources(settings: BundleSettings) -> dict[str, Callable[[], object]]:
     config = settings.config
 
     def page(route: str) -> Callable[[], object]:
-        return lambda: ask(config.admin_path, route, settings.timeout)
+        return lambda: query_admin(config.admin_path, route, settings.timeout)
 
     return {
         "versions.json": versions,
@@ -182,14 +182,14 @@ def _doctor(settings: BundleSettings) -> list[dict[str, object]]:
 
 def _decisions(settings: BundleSettings) -> dict[str, object]:
     path, end = settings.config.admin_path, time.monotonic() + DECISIONS_S
-    known = as_map(ask(path, "/explain", settings.timeout))
+    known = as_map(query_admin(path, "/explain", settings.timeout))
     pods = [as_map(each) for each in as_list(known.get("pods"))]
     newest = sorted(pods, key=lambda pod: str(pod.get("when")), reverse=True)
     records: list[object] = []
     for pod in newest[:DECIDED_PODS]:
         if time.monotonic() > end:
             break
-        answer = as_map(ask(path, "/explain", settings.timeout, {"query": str(pod.get("uid"))}))
+        answer = as_map(query_admin(path, "/explain", settings.timeout, {"query": str(pod.get("uid"))}))
         records += as_list(answer.get("records"))
     return {**known, "records": records}
 

@@ -85,7 +85,9 @@ class CreateCalls:
         """Return the pod as the request describes it; it was not known, or not known well."""
         pod = asked.pod(self.executor.state.node.machine.bounds)
         if known is not None:
-            pod = structs.replace(with_earlier_decision(pod, known), asks=known.asks, source=known.source)
+            pod = structs.replace(
+                with_earlier_decision(pod, known), requests=known.requests, source=known.source
+            )
         elif pod.uid:
             pod = self.executor.sandboxes.named_by_create(pod)
         if pod.uid:
@@ -114,8 +116,8 @@ class CreateCalls:
             found = await executor.fact_lookup.pod(pod)
             # More may be known of the pod by now; only what kubelet has answered is new.
             pod = executor.state.pods.get(pod.sandbox_id) or pod
-            if found.asks is not None:
-                pod = structs.replace(pod, asks=found.asks, source=found.source)
+            if found.requests is not None:
+                pod = structs.replace(pod, requests=found.requests, source=found.source)
             if pod.sandbox_id in executor.state.pods:
                 executor.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
             if self._unreported.includes(pod, asked.name) and executor.options.refuse_on_error:
@@ -322,7 +324,7 @@ class UnreportedPods:
         executor = self._executor
         state = executor.state
         devices = state.devices
-        unknown = pod.asks is None and bool(devices.registered) and applies_to(state, pod)
+        unknown = pod.requests is None and bool(devices.registered) and applies_to(state, pod)
         unknown = unknown and not devices.held.get(pod.key, {}).get(name)
         if unknown:
             self.refs[pod.key] = pod.ref
@@ -336,7 +338,7 @@ class UnreportedPods:
         known = {each.key: each for each in executor.state.pods.values()}
         for key, ref in list(self.refs.items()):
             each = known.get(key)
-            if each is None or each.asks is not None or not executor.state.devices.registered:
+            if each is None or each.requests is not None or not executor.state.devices.registered:
                 del self.refs[key]
                 end = executor.telemetry.forget if each is None else executor.telemetry.resolved
                 end(DEVICES_UNKNOWN, pod=ref)

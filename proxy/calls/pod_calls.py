@@ -73,7 +73,11 @@ class PodCalls:
         if not decides_pod(node, pod):
             self._release(call, pod, is_changed=is_changed)
             return
-        if executor.device_grants is not None and pod.asks is not None and applies_to(executor.state, pod):
+        if (
+            executor.device_grants is not None
+            and pod.requests is not None
+            and applies_to(executor.state, pod)
+        ):
             decided = await executor.device_grants.admit(pod, total)
         else:
             decided = executor.sandboxes.admit(pod, total)

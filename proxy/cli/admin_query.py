@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.cli.settings import config_option, read_config
 from proxy.model.errors import ConfigError, PermissionDeniedError, UnavailableError
 
@@ -80,7 +80,7 @@ def query_daemon(
     act: bool = False,
     hint: str = f"{RUNS}, --admin names another socket",
 ) -> object:
-    """Query the daemon; see ``proxy.admin.client.ask``.
+    """Query the daemon; see ``proxy.admin.client.query_admin``.
 
     Args:
         config: Names the socket.
@@ -91,9 +91,9 @@ def query_daemon(
         hint: What to do where the daemon does not answer.
 
     Raises:
-        UnavailableError, InputError, PermissionDeniedError: As for ``ask``.
+        UnavailableError, InputError, PermissionDeniedError: As for ``query_admin``.
     """
     try:
-        return ask(config.admin_path, route, timeout, params, act=act)
+        return query_admin(config.admin_path, route, timeout, params, act=act)
     except UnavailableError as error:
         raise UnavailableError(f"{error} ({hint})") from error

@@ -45,7 +45,7 @@ def node_for(file: Path | None, root: Path) -> AttachNode:
 
     config = read_config(file, {}, trusted=True)
 
-    def ask(route: str, act: bool) -> Mapping[str, object]:
+    def query(route: str, act: bool) -> Mapping[str, object]:
         answer = query_daemon(config, route, ASK_S, act=act)
         return answer if isinstance(answer, dict) else {}
 
@@ -57,7 +57,7 @@ def node_for(file: Path | None, root: Path) -> AttachNode:
         directory,
         config.procfs_root,
         listen,
-        ask,
+        query,
         lambda message: click.echo(message, err=True),
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.admin.status_text import render
 from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.model.errors import UnavailableError, UsageError
@@ -96,7 +96,7 @@ def _wait(config: Config, seconds: float) -> None:
     end = time.monotonic() + seconds
     while True:
         with contextlib.suppress(UnavailableError):
-            ask(config.admin_path, "/readyz", max(POLL_S, end - time.monotonic()))
+            query_admin(config.admin_path, "/readyz", max(POLL_S, end - time.monotonic()))
             return
         if time.monotonic() + POLL_S > end:
             return

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.client import NAMESPACE, CriClient, Started
@@ -150,7 +150,7 @@ class DemoEnvironment:
 
     def status(self) -> dict[str, Any]:
         """Ask the proxy what ``topoproxy status --json`` shows."""
-        page = ask(self.proxy.admin, "/status")
+        page = query_admin(self.proxy.admin, "/status")
         assert isinstance(page, dict)
         return page
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.attach import journal as journals
 from proxy.attach.service import RESCUE
 from proxy.attach.state_file import ATTACHED, directory_of
@@ -222,7 +222,7 @@ def _attach(state: Path) -> AttachFacts:
 
 def _daemon(config: Config, timeout: float) -> DaemonFacts:
     try:
-        status = as_map(ask(config.admin_path, "/status", timeout))
+        status = as_map(query_admin(config.admin_path, "/status", timeout))
     except TopoproxyError as error:
         return DaemonFacts(str(error))
     checks = [as_map(each) for each in as_list(status.get("checks"))]

@@ -108,9 +108,11 @@ def requested_cpus(pod: Pod, request: Request) -> int:
         pod: The pod, with what kubelet or its sandbox reports.
         request: What is known where neither does.
     """
-    if pod.asks is not None:
-        requested = peak_request(pod.asks.containers, lambda ask: {CPU: ask.requests.get(CPU, 0)}).get(CPU, 0)
-        return (requested if pod.asks.own is None else pod.asks.own.get(CPU, requested)) // MILLI
+    if pod.requests is not None:
+        requested = peak_request(pod.requests.containers, lambda ask: {CPU: ask.requests.get(CPU, 0)}).get(
+            CPU, 0
+        )
+        return (requested if pod.requests.own is None else pod.requests.own.get(CPU, requested)) // MILLI
     total = pod.total or request
     if total.cpu_shares >= MOST_SHARES:  # the kernel takes no more shares: beyond them the limit counts
         limit = total.cpu_quota // (total.cpu_period or _PERIOD_US)
@@ -132,8 +134,8 @@ def sum_requests(requests: list[Request]) -> Request:
 
 def ownership_problem(pod: Pod, total: Request) -> str:
     """Return why a pod may not own CPUs; empty where it may."""
-    if pod.asks is not None:
-        return claims.ownership_problem(pod.qos, pod.asks)
+    if pod.requests is not None:
+        return claims.ownership_problem(pod.qos, pod.requests)
     limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED
     if limited and whole_cpus(total):
         return ""
@@ -158,7 +160,7 @@ def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSe
         message = f"its resource-status annotation names {cpus(kept)}, which this node reserves"
         return Breach(AdmissionRule.RESERVED_CPUS, message)
     known = pod.total or request
-    if known is None and pod.asks is None:
+    if known is None and pod.requests is None:
         return None
     known = known or Request()
     may = requested_cpus(pod, known)

@@ -307,7 +307,7 @@ def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) 
     granted: list[tuple[str, Grants]] = []
     steps: list[AllocationStep] = []
     cpus = CpuSet()
-    for ask in context.request.asks.containers:
+    for ask in context.request.requests.containers:
         one = structs.replace(context, request=container_request(context.request, ask.name))
         served = allocate(one, decision.hint)
         prefix = f"{ask.name}: " if ask.name else ""

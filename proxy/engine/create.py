@@ -178,7 +178,7 @@ def permitted_container_claim(
     """Return the permitted claim of a pod, by what is known when one of its containers comes."""
     if pod.cpuset is None and pod.nodes is None and not pod.problem and pod.qos not in RESTRICTED_CLASSES:
         return pod, None
-    if pod.cpuset is None or pod.total is not None or pod.asks is not None:
+    if pod.cpuset is None or pod.total is not None or pod.requests is not None:
         return permitted_claim(state.node, pod, None, state.retained_cpus(pod.key))
     there = {c.name: c.request for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
     known = sum_requests(list({**there, name: request}.values()))
@@ -293,8 +293,8 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
 
 def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
     """Return how many CPUs a container may own by kubelet's report of its pod; None without a report."""
-    known = next((ask for ask in pod.asks.containers if ask.name == name), None) if pod.asks else None
-    return None if known is None or pod.asks is None else container_cpus(pod.asks, known)
+    known = next((ask for ask in pod.requests.containers if ask.name == name), None) if pod.requests else None
+    return None if known is None or pod.requests is None else container_cpus(pod.requests, known)
 
 
 def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
@@ -325,7 +325,7 @@ def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> 
     if pod.qos in RESTRICTED_CLASSES and permitted_claim(state.node, pod)[1] is not None:
         return None
     if pod.kube_qos is KubeQos.GUARANTEED and (
-        state.node.serves_guaranteed or pod.asks is not None or whole_cpus(request)
+        state.node.serves_guaranteed or pod.requests is not None or whole_cpus(request)
     ):
         return None
     key = (pod.qos, pod.kube_qos)

@@ -107,11 +107,11 @@ def explain_pooled(container: Container, cpus: CpuSet) -> Explanation:
 def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
     """Return what was known about a request, and from where."""
     facts = [_class(pod)]
-    known = next((a for a in pod.asks.containers if a.name == name), None) if pod.asks else None
+    known = next((a for a in pod.requests.containers if a.name == name), None) if pod.requests else None
     if known is not None:
         facts += _requests(known, pod.source)
-    elif pod.asks is not None:
-        names = printable(", ".join(a.name for a in pod.asks.containers))
+    elif pod.requests is not None:
+        names = printable(", ".join(a.name for a in pod.requests.containers))
         facts.append(Fact("containers", names, pod.source))
     else:
         facts += _from_cri(request)

@@ -55,8 +55,10 @@ def wants_alignment(pod: Pod) -> bool:
 
 def shared_request_milli(pod: Pod, total: Request) -> int:
     """Return what a pod that shares CPUs requests, in thousandths; 0 where it is not known."""
-    if pod.asks is not None:
-        return sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(ContainerKind.APP, ContainerKind.SIDECAR))
+    if pod.requests is not None:
+        return sum(
+            ask.requests.get(CPU, 0) for ask in pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+        )
     return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
 
 
@@ -83,7 +85,7 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
         PolicyConflictError: The node has another policy.
         BindError: CPUs cannot be bound as the pod or the node requires.
     """
-    node, pod, asks = state.node, context.request.pod, context.request.asks
+    node, pod, asks = state.node, context.request.pod, context.request.requests
     policy = policy_of(pod.aligned, _KOORDINATORS[node.policy])
     requests: dict[str, int] = {CPU: milli} if milli else {}
     memory = _provider(context, MemoryProvider)

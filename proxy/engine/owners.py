@@ -145,15 +145,15 @@ def owns_cpus_as_pod(node: Node, pod: Pod) -> bool:
 
 def request_is_known(pod: Pod, total: Request) -> bool:
     """Return whether it is known what the pod requests."""
-    return pod.asks is not None or total.cpu_shares > NO_SHARES
+    return pod.requests is not None or total.cpu_shares > NO_SHARES
 
 
 def pod_cpu_count(pod: Pod, total: Request) -> int:
     """Return how many CPUs a pod owns."""
-    if pod.asks is None:
+    if pod.requests is None:
         return whole_cpus(total)
     return (
-        sum(ask.requests.get(CPU, 0) for ask in pod.asks.of(ContainerKind.APP, ContainerKind.SIDECAR))
+        sum(ask.requests.get(CPU, 0) for ask in pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR))
         // MILLI
     )
 
@@ -214,7 +214,7 @@ def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
     return node.floors.choose(pool, node.machine, node.cpu.reserved) | others
 
 
-def floor_cpus(state: NodeState) -> CpuSet:
+def unowned_floor_cpus(state: NodeState) -> CpuSet:
     """Return CPUs of the shared pool that no new pod may own: what the floors need."""
     node = state.node
     return node.floors.choose(spare_shared_cpus(state, None), node.machine, node.cpu.reserved)

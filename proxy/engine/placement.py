@@ -117,8 +117,8 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
 
 def _limit(pod: Pod, request: Request) -> int | None:
     """Return the CPU limit of the pod or container in thousandths; None where there is none."""
-    if pod.asks is not None:
-        limits = [ask.limits.get(CPU, 0) for ask in pod.asks.containers]
+    if pod.requests is not None:
+        limits = [ask.limits.get(CPU, 0) for ask in pod.requests.containers]
         return sum(limits) if limits and all(limits) else None
     if request.cpu_quota <= 0:
         return None

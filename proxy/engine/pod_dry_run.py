@@ -24,7 +24,7 @@ class ArrivingPod(Struct, frozen=True):
     """A pod as it arrives at a node.
 
     Attributes:
-        pod: The pod; ``sandbox_id`` and ``uid`` are its own on this node, ``asks`` says what it requests.
+        pod: The pod; ``sandbox_id`` and ``uid`` are its own on this node, ``requests`` says what it requests.
         total: The request of its sandbox: the sum over its containers.
         requests: The requests of CreateContainer, by container name.
     """
@@ -63,7 +63,7 @@ def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
     if not admission.verdict.admitted:
         return DryRunOutcome(admission.verdict, state, explanations=tuple(explanations))
     pod = structs.replace(admission.pod, sandbox_id=sandbox_id)
-    kinds = {ask.name: ask.kind for ask in pod.asks.containers} if pod.asks else {}
+    kinds = {ask.name: ask.kind for ask in pod.requests.containers} if pod.requests else {}
     after, _ = handle(after, SandboxRunning(pod, token))
     placed: list[Container] = []
     for name, request in arrival.requests:

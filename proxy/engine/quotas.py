@@ -273,8 +273,8 @@ def removable(state: NodeState, off: Iterable[Container]) -> dict[str, QuotaPlac
 
 def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
     """Return how many containers of a pod run at the same time, one of this name among them."""
-    if pod.asks is not None:
-        return len(pod.asks.of(ContainerKind.APP, ContainerKind.SIDECAR))
+    if pod.requests is not None:
+        return len(pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR))
     there = state.in_sandbox(pod.sandbox_id)
     return len({name, *(c.name for c in there if c.phase is not Phase.EXITED)})
 

@@ -56,11 +56,11 @@ makes the new placement durable. Where the next daemon finds it, the old placeme
 ledger says: both sets are kept free, and ``restoration`` gives the reservation that puts the containers back.
 Where it finds none, the placement in the ledger counts, and the containers are on it.
 
-``ClientDisconnected`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a REPLACEMENT or a
-MOVE: no container is left that runs on the CPUs. ``PlanWithdrawn`` does the same: nothing is written for the
-containers until the plan is applied again, and then they get their old CPUs. ``Interrupted`` (an effect
-failed in a way not foreseen) and ``Cancelled`` (the daemon stops) release what a REPLACEMENT holds; what
-CREATE and START have taken is released by the caller, which handles every fault of a call alike.
+``ClientDisconnected`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a REPLACEMENT
+or a MOVE: no container runs on the CPUs any more. ``PlanWithdrawn`` does the same: nothing is written for the
+containers until the plan is applied again, and then they get their old CPUs. ``Interrupted`` (an effect failed
+in an unforeseen way) and ``Cancelled`` (the daemon stops) release the CPUs that a REPLACEMENT has reserved;
+those of CREATE and START are released by the caller, which handles every fault of a call alike.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ class NodeState(Struct, frozen=True):
         if not self.node.accounts:
             return self
         pod = self.pods.get(container.pod.sandbox_id)
-        asks = container.pod.asks or (pod.asks if pod else None)
+        asks = container.pod.requests or (pod.requests if pod else None)
         if asks is None:
             return self  # init containers are not known; most pods are like that
         return self._released(container.pod.sandbox_id, pod, inits_before(asks, container.name))
@@ -439,7 +439,7 @@ class NodeState(Struct, frozen=True):
 
     def _is_over(self, container: Container) -> bool:
         """Return whether an ended container will not come back: an init container before a later one."""
-        asks = container.pod.asks
+        asks = container.pod.requests
         kinds = {ask.name: ask.kind for ask in asks.containers} if asks else {}
         return kinds.get(container.name) is ContainerKind.INIT and any(
             kinds.get(other.name) is ContainerKind.APP for other in self.in_sandbox(container.pod.sandbox_id)

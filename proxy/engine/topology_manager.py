@@ -187,8 +187,8 @@ def pod_requests(
         devices: What containers hold. Without kubelet's report, a container requests what it holds: the
             CRI does not carry it.
     """
-    if pod.asks is not None and (not name or any(ask.name == name for ask in pod.asks.containers)):
-        return pod.asks if pod.asks.uid == pod.key else structs.replace(pod.asks, uid=pod.key)
+    if pod.requests is not None and (not name or any(ask.name == name for ask in pod.requests.containers)):
+        return pod.requests if pod.requests.uid == pod.key else structs.replace(pod.requests, uid=pod.key)
     amounts = {CPU: cpus * MILLI, "memory": request.memory_limit, **dict(request.huge_pages)}
     amounts = {resource: amount for resource, amount in amounts.items() if amount > 0}
     held = devices.held.get(pod.key, {}).get(name, {}) if devices is not None else {}
@@ -207,9 +207,9 @@ def requests_devices(state: NodeState, pod: Pod, name: str) -> bool:
         return False
     if devices.held.get(pod.key, {}).get(name):
         return True
-    if pod.asks is None:
+    if pod.requests is None:
         return False
-    for ask in pod.asks.containers:
+    for ask in pod.requests.containers:
         if ask.name == name:
             return not devices.registered.keys().isdisjoint(ask.limits)
     return False

@@ -314,9 +314,9 @@ class Sandboxes:
 
     def moved_on(self, pod: Pod, name: str) -> None:
         """Note that a container is requested: the init containers before it have exited, reported or not."""
-        if pod.asks is None:
+        if pod.requests is None:
             return
-        ended = inits_before(pod.asks, name)
+        ended = inits_before(pod.requests, name)
         for container in self._context.state.in_sandbox(pod.sandbox_id) if ended else ():
             if container.name in ended and container.phase is Phase.RUNNING:
                 self._lifecycle.phase(container.id, Phase.EXITED)

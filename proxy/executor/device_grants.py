@@ -162,7 +162,7 @@ class DeviceGrants:
         """Return the resources of a container, or of all, whose plug-ins have a preference to read."""
         return {
             (ask.name, resource): None
-            for ask in (pod.asks.containers if pod.asks else ())
+            for ask in (pod.requests.containers if pod.requests else ())
             if name in ("", ask.name)
             for resource in ask.limits
             if resource in self._context.state.devices.registered

@@ -80,7 +80,7 @@ class FactLookup:
     def needs_cpus_of_pod(self, state: NodeState, pod: Pod) -> bool:
         """Return whether to query kubelet for what a pod's containers request."""
         kubelet, node = self._kubelet, state.node
-        if kubelet is None or not kubelet.knows_pods or pod.asks is not None:
+        if kubelet is None or not kubelet.knows_pods or pod.requests is not None:
             return False
         if state.devices.registered or pod.key in state.devices.held:
             return True  # devices are in the pod's limits and nowhere in the CRI
@@ -118,14 +118,14 @@ class FactLookup:
         kubelet = self._kubelet
 
         def asked() -> Pod:
-            answer = kubelet.asks(pod.uid, pod.namespace, pod.name)
+            answer = kubelet.pod_requests(pod.uid, pod.namespace, pod.name)
             if answer is None:
                 return pod
             asks, source = answer
             # The QoS class by the cgroup parent counts: it is the one that takes effect in the kernel.
             guaranteed = asks.guaranteed and pod.kube_qos is KubeQos.GUARANTEED
             asks = structs.replace(asks, uid=pod.key, guaranteed=guaranteed)
-            return structs.replace(pod, asks=asks, source=source)
+            return structs.replace(pod, requests=asks, source=source)
 
         return self._try(asked, pod)
 
@@ -138,9 +138,9 @@ class FactLookup:
         return self._try(lambda: hardware.near(given), ()) if given and hardware is not None else ()
 
     def _pod_devices(self, pod: Pod) -> tuple[LocatedDevice, ...]:
-        if self._kubelet is None or not self._kubelet.knows_devices or pod.asks is None:
+        if self._kubelet is None or not self._kubelet.knows_devices or pod.requests is None:
             return ()
-        return self._device_nodes(self._kubelet, pod, [ask.name for ask in pod.asks.containers])
+        return self._device_nodes(self._kubelet, pod, [ask.name for ask in pod.requests.containers])
 
     def _device_nodes(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[LocatedDevice, ...]:
         """Query kubelet for the devices of some containers of a pod."""
@@ -228,7 +228,7 @@ class KubeletCpus:
             return False
         if pod.cpuset or pod.qos in STRICT:
             return True
-        return may_own(pod) and (pod.asks is not None or whole_cpus(request) > 0)
+        return may_own(pod) and (pod.requests is not None or whole_cpus(request) > 0)
 
     async def refresh(self, worker: Worker) -> None:
         """Read kubelet's settings where that is due, in a worker that may block, then ``look``."""
@@ -309,7 +309,7 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
     reported the pod's containers, it is known without asking which of them have exited
     (``Sandboxes.moved_on``).
     """
-    if pod.asks is not None or pod.kube_qos is not KubeQos.GUARANTEED:
+    if pod.requests is not None or pod.kube_qos is not KubeQos.GUARANTEED:
         return []
     if not state.owners and state.memory is None:
         return []

@@ -90,13 +90,13 @@ class Kubelet(Protocol):
 
     @property
     def knows_pods(self) -> bool:
-        """True if ``asks`` can return an answer."""
+        """True if ``pod_requests`` can return an answer."""
 
     @property
     def knows_devices(self) -> bool:
         """True if ``devices`` can return an answer."""
 
-    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
+    def pod_requests(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
         """Query kubelet for a pod's requests and limits.
 
         Returns:

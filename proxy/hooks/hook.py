@@ -79,7 +79,7 @@ AS_IT_IS = Outcome()
 
 
 class Answers(Protocol):
-    """Outcome of a call, now or later: what ``HookCaller.ask`` gives."""
+    """Outcome of a call, now or later: what ``HookCaller.call_hooks`` gives."""
 
     outcome: Outcome | None
 
@@ -93,7 +93,7 @@ class HookCaller(Protocol):
     points: frozenset[str]
     """Points that some hook handles now; changes as hooks come and go."""
 
-    def ask(self, event: Point) -> Answers:
+    def call_hooks(self, event: Point) -> Answers:
         """Call all hooks of an event's point. ``outcome`` is available at once where all were quick."""
 
     def notify(self, event: Point) -> None:

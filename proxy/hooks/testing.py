@@ -264,7 +264,7 @@ async def _ask(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
     try:
         engine.use(hooks)
         async with asyncio.timeout(SPARE_S + sum(hook.timeout for hook in hooks)):
-            outcome = await engine.ask(event).wait()
+            outcome = await engine.call_hooks(event).wait()
         failed = [one for one in engine.report() if one.last_error]
     finally:
         engine.close()

@@ -65,7 +65,7 @@ def shown(value: object, limit: int = QUOTED) -> str:
 
 
 def storable_name(text: str, limit: int = NAME) -> str:
-    """Return a name that can be stored: it can be encoded, and one that is too long is cut and ends with a hash.
+    """Return a name that can be stored: encodable, and cut with a hash at the end if it is too long.
 
     A name that Kubernetes allows is given as it is.
     """

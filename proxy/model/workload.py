@@ -105,8 +105,8 @@ class Pod(Struct, frozen=True):
         nodes: NUMA nodes whose part of a pool the annotation binds the pod to; None for no such binding.
         bind_required, bind_preferred: How it wants its CPUs bound (resource-spec annotation).
         exclusive: The pods that it would rather not share cores or NUMA nodes with (the same annotation).
-        asks: What its containers request, from kubelet; None where only the CRI is known.
-        source: Where ``asks`` came from, in words.
+        requests: What its containers request, from kubelet; None where only the CRI is known.
+        source: Where ``requests`` came from, in words.
         cpuset_chosen_locally: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
         reserved_for_pod: What was decided for the pod as a whole; None where each container is decided by
             itself.
@@ -134,7 +134,7 @@ class Pod(Struct, frozen=True):
     bind_required: BindPolicy = BindPolicy.NONE
     bind_preferred: BindPolicy = BindPolicy.NONE
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
-    asks: PodRequests | None = None
+    requests: PodRequests | None = None
     source: str = ""
     cpuset_chosen_locally: bool = False
     reserved_for_pod: SetAside | None = None

@@ -23,7 +23,7 @@ from proxy.engine.admission import assigned_cpus, permitted_claim
 from proxy.engine.adoption import parse_cpus
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node import Node
-from proxy.engine.owners import floor_cpus
+from proxy.engine.owners import unowned_floor_cpus
 from proxy.engine.state import NodeState
 from proxy.model import schema_ids
 from proxy.model.idset import CpuSet, union
@@ -85,7 +85,7 @@ def node_facts(
         kubelet=_kubelet(node, manager or CpuManager(), own_policy=applied),
         pods=tuple(rows[key] for key in sorted(rows)),
         chosen=_by_pod(*_chosen(state), *_coming(state)),
-        unavailable=floor_cpus(state) | node.reserved if applied else CpuSet(),
+        unavailable=unowned_floor_cpus(state) | node.reserved if applied else CpuSet(),
     )
 
 
@@ -228,7 +228,7 @@ def _free(state: NodeState) -> CpuSet:
     applied = applies_to(state, None)
     owned = [state.aside(), *(owner.cpus for owner in state.owners.values())] if applied else _pinned(state)
     free = state.node.machine.online - state.node.reserved - state.node.withheld
-    free -= floor_cpus(state) if applied else CpuSet()
+    free -= unowned_floor_cpus(state) if applied else CpuSet()
     return free - CpuSet.from_bits(union(each.bits for each in owned))
 
 

@@ -88,4 +88,4 @@ def pod_of(spec: PodSpec, sandbox_id: str, source: str = "") -> Pod:
         sandbox_id, spec.uid, spec.namespace, spec.name, 0, spec.labels, spec.annotations, parent
     )
     # A uid may contain the words that identify a class in a path; here the class is known.
-    return replace(facts, kube_qos=spec.qos, asks=spec.ask, source=source)
+    return replace(facts, kube_qos=spec.qos, requests=spec.requests, source=source)

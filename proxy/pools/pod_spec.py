@@ -50,8 +50,8 @@ class PodSpec(Struct, frozen=True):
         namespace: ``metadata.namespace``; ``default`` where there is none.
         name, labels, annotations: As in ``metadata``.
         qos: Kubernetes' QoS class.
-        ask: What the containers request.
-        own_limits: ``spec.resources.limits``, units as in Ask; empty where there are none.
+        requests: What the containers request.
+        own_limits: ``spec.resources.limits``, units as in ``ContainerResources``; empty where there are none.
         overhead: ``spec.overhead``, the same.
     """
 
@@ -61,7 +61,7 @@ class PodSpec(Struct, frozen=True):
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     qos: KubeQos
-    ask: PodRequests
+    requests: PodRequests
     own_limits: Amounts
     overhead: Amounts
 

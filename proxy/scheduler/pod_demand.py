@@ -92,21 +92,21 @@ class PodDemand(Struct, frozen=True):
     @property
     def holds_memory(self) -> bool:
         """Whether a static memory manager gives the pod memory of NUMA nodes."""
-        return gets_memory(self.spec.ask)
+        return gets_memory(self.spec.requests)
 
     @property
     def largest(self) -> int:
         """Most CPUs that one container owns, where the policy of the node alone aligns the pod; else 0."""
         if not self.exclusive or self.pod.qos in STRICT or self.pod.aligned is not NumaPolicy.NONE:
             return 0
-        asks = self.spec.ask
+        asks = self.spec.requests
         return max(container_cpus(asks, ask) for ask in asks.containers)
 
     def arrival(self) -> ArrivingPod:
         """Return the pod as it arrives at a node."""
         spec = self.spec
-        requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.ask.containers)
-        return ArrivingPod(self.pod, sandbox_total(spec.ask, spec.own_limits), requests)
+        requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.requests.containers)
+        return ArrivingPod(self.pod, sandbox_total(spec.requests, spec.own_limits), requests)
 
 
 def read_demand(raw: Mapping[str, Any]) -> PodDemand:
@@ -134,17 +134,17 @@ def demand_of(spec: PodSpec, node: str = "", priority: int = 0) -> PodDemand:
         priority: ``spec.priority``.
     """
     key = spec.uid or f"{spec.namespace}/{spec.name}"
-    pod = pod_of(replace(spec, uid=key, ask=replace(spec.ask, uid=key)), f"sandbox {key}", SOURCE)
-    needs = {**needed(spec.ask.containers, lambda ask: ask.requests), **(spec.ask.own or {})}
+    pod = pod_of(replace(spec, uid=key, requests=replace(spec.requests, uid=key)), f"sandbox {key}", SOURCE)
+    needs = {**needed(spec.requests.containers, lambda ask: ask.requests), **(spec.requests.own or {})}
     devices = {name: amount for name, amount in needs.items() if amount and _is_device(name)}
-    strict = _strict_cpus(spec.ask) if pod.qos in STRICT else 0
+    strict = _strict_cpus(spec.requests) if pod.qos in STRICT else 0
     return PodDemand(
         key,
         spec,
         pod,
         _signature(spec),
-        max(strict, pod_cpus(spec.ask)),
-        max(strict, _lasting(spec.ask)),
+        max(strict, pod_cpus(spec.requests)),
+        max(strict, _lasting(spec.requests)),
         devices,
         {name: amount for name, amount in needs.items() if amount},
         priority,
@@ -161,7 +161,9 @@ def with_cpus(demand: PodDemand, text: str) -> PodDemand:
     """Return the demand of a pod whose annotation ``resource-status`` names its CPUs."""
     spec = replace(demand.spec, annotations={**demand.spec.annotations, RESOURCE_STATUS: text})
     pod = pod_of(replace(spec, uid=demand.key), demand.pod.sandbox_id, SOURCE)
-    return replace(demand, spec=spec, pod=replace(pod, asks=demand.pod.asks), signature=_signature(spec))
+    return replace(
+        demand, spec=spec, pod=replace(pod, requests=demand.pod.requests), signature=_signature(spec)
+    )
 
 
 def _is_device(name: str) -> bool:
@@ -179,7 +181,7 @@ def _strict_cpus(asks: PodRequests) -> int:
 
 
 def _signature(spec: PodSpec) -> Hashable:
-    asks = spec.ask
+    asks = spec.requests
     containers = tuple(
         (ask.name, ask.kind, tuple(sorted(ask.requests.items())), tuple(sorted(ask.limits.items())))
         for ask in asks.containers

@@ -44,7 +44,7 @@ class PodTemplate:
             host: The machine that it must run on; that of the template if empty.
         """
         uid = f"{self.spec.uid or 'pod'}-{number}"
-        spec = replace(self.spec, uid=uid, name=name, ask=replace(self.spec.ask, uid=uid))
+        spec = replace(self.spec, uid=uid, name=name, requests=replace(self.spec.requests, uid=uid))
         arrival = ArrivingPod(pod_of(spec, f"sandbox-{number}", SOURCE), self.total, self.requests)
         return SimulatedPod(arrival, self, host or self.host)
 
@@ -81,8 +81,8 @@ class SimulatedPod:
 
 def pod_template_of(spec: PodSpec, host: str = "", where: str = "") -> PodTemplate:
     """Compute what a pod requests from a scheduler and from its machine."""
-    requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.ask.containers)
-    total = sandbox_total(spec.ask, spec.own_limits)
+    requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.requests.containers)
+    total = sandbox_total(spec.requests, spec.own_limits)
     return PodTemplate(spec, needs_of(spec), total, requests, host, where)
 
 
@@ -92,7 +92,7 @@ def needs_of(spec: PodSpec) -> dict[str, int]:
     It is Kubernetes' sum over the containers; what the pod itself requests (``spec.resources``) replaces it,
     and the overhead of its runtime class comes on top.
     """
-    needs = {**needed(spec.ask.containers, lambda ask: ask.requests), **(spec.ask.own or {})}
+    needs = {**needed(spec.requests.containers, lambda ask: ask.requests), **(spec.requests.own or {})}
     for resource, amount in spec.overhead.items():
         needs[resource] = needs.get(resource, 0) + amount
     return {resource: amount for resource, amount in needs.items() if amount and resource not in _UNCOUNTED}

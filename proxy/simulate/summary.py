@@ -124,7 +124,7 @@ def too_small(simulation: Simulation) -> Iterator[str]:
     hosts = {host.name: host for host in simulation.hosts}
     refused: Counter[tuple[str, int]] = Counter()
     for result in simulation.results:
-        asks = result.simulated_pod.arrival.pod.asks
+        asks = result.simulated_pod.arrival.pod.requests
         host = hosts.get(result.host)
         if (
             result.outcome is PodOutcome.REFUSED

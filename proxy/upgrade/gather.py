@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.backends.kubelet.small_file import read_small
 from proxy.backends.ledger.format import recover
 from proxy.backends.ledger.journal import NAME, SIZE_LIMIT
@@ -40,7 +40,7 @@ def gather(
     silent = ""
     if running is None:
         try:
-            running = as_map(ask(config.admin_path, "/interface", timeout))
+            running = as_map(query_admin(config.admin_path, "/interface", timeout))
         except TopoproxyError as error:
             running, silent = {}, str(error)
     found = survey(config.hooks)

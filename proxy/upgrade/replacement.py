@@ -7,7 +7,7 @@ import struct
 import time
 from pathlib import Path
 
-from proxy.admin.client import ask, unanswered
+from proxy.admin.client import query_admin, unanswered
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.succession.messages import FAILED
 
@@ -31,7 +31,7 @@ def replace_daemon(admin: Path, timeout: float) -> int:
         PermissionDeniedError: Only root may.
     """
     end, former = time.monotonic() + timeout, _owner(admin)
-    ask(admin, "/successor", timeout, act=True)
+    query_admin(admin, "/successor", timeout, act=True)
     while not (pid := _replaced(admin, former)):
         if time.monotonic() >= end:
             raise TopoproxyError(
@@ -49,7 +49,7 @@ def _replaced(admin: Path, former: int) -> int:
     """
     try:
         pid = _owner(admin)
-        page = str(ask(admin, "/successor" if pid == former else "/readyz"))
+        page = str(query_admin(admin, "/successor" if pid == former else "/readyz"))
     except (UnavailableError, OSError):  # between the two of them no process listens
         return 0
     if pid == former and page.startswith(FAILED):

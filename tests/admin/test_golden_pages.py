@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import proxy.frontends.cri.client_watch as client_watch
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.admin.status_text import render
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
@@ -45,7 +45,7 @@ class GoldenNode(FileNode):
 
     async def page(self) -> Any:
         """Return the answer of ``/status``."""
-        return await asyncio.to_thread(ask, self.directory / "admin.sock", "/status", 30)
+        return await asyncio.to_thread(query_admin, self.directory / "admin.sock", "/status", 30)
 
     async def calm(self, clients: int = 0) -> Any:
         """Return the answer once so many clients are connected, and all containers are as desired."""
@@ -179,7 +179,7 @@ def test_staged(node: GoldenNode, golden: Callable[..., None]) -> None:
 def test_released(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def scenario(daemon: Daemon) -> None:
         await node.pods()
-        await asyncio.to_thread(ask, node.directory / "admin.sock", "/release/start", 30, act=True)
+        await asyncio.to_thread(query_admin, node.directory / "admin.sock", "/release/start", 30, act=True)
         await until(lambda: daemon.pages is not None and daemon.pages.status()["mode"] == "released")
 
     golden("released", scenario)

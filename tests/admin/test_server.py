@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.admin import server as module
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.admin.server import AdminServer
 from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, UnavailableError
 
@@ -83,18 +83,18 @@ def at(tmp_path: Path) -> Path:
 def test_the_client_gets_what_the_routes_give(at: Path) -> None:
     async def check() -> None:
         assert stat.S_IMODE(at.stat().st_mode) == 0o600
-        assert await asyncio.to_thread(ask, at, "/status") == {"mode": "enforce", "path": "/x"}
-        assert await asyncio.to_thread(ask, at, "/status?x=1") == {"mode": "enforce", "path": "/x"}
-        assert await asyncio.to_thread(ask, at, "/late") == {"late": "yes"}
-        assert await asyncio.to_thread(ask, at, "/healthz") == "ok\n"
-        assert await asyncio.to_thread(ask, at, "/livez") == "ok\n"
+        assert await asyncio.to_thread(query_admin, at, "/status") == {"mode": "enforce", "path": "/x"}
+        assert await asyncio.to_thread(query_admin, at, "/status?x=1") == {"mode": "enforce", "path": "/x"}
+        assert await asyncio.to_thread(query_admin, at, "/late") == {"late": "yes"}
+        assert await asyncio.to_thread(query_admin, at, "/healthz") == "ok\n"
+        assert await asyncio.to_thread(query_admin, at, "/livez") == "ok\n"
         with pytest.raises(
             UnavailableError,
             match=r"for /no: there is /broken, /echo, /echo-later, /healthz, /late, /livez, /optional, /stat",
         ):
-            await asyncio.to_thread(ask, at, "/no")
+            await asyncio.to_thread(query_admin, at, "/no")
         with pytest.raises(UnavailableError, match="for /broken: cannot answer: ValueError: no page"):
-            await asyncio.to_thread(ask, at, "/broken")
+            await asyncio.to_thread(query_admin, at, "/broken")
 
     with_server(at, check)
 
@@ -137,10 +137,10 @@ def test_parameters_reach_the_routes_that_take_them(at: Path) -> None:
     async def check() -> None:
         odd = {"query": "ns/pod name&x=1%2F+\u00e9\r\n", "empty": ""}
         for route in ("/echo", "/echo-later"):
-            assert await asyncio.to_thread(ask, at, route, 5, odd) == odd
-        assert await asyncio.to_thread(ask, at, "/echo") == {}
-        assert await asyncio.to_thread(ask, at, "/echo", 5, {}) == {}
-        assert await asyncio.to_thread(ask, at, "/optional", 5, {"more": "x"}) == {"more": "default"}
+            assert await asyncio.to_thread(query_admin, at, route, 5, odd) == odd
+        assert await asyncio.to_thread(query_admin, at, "/echo") == {}
+        assert await asyncio.to_thread(query_admin, at, "/echo", 5, {}) == {}
+        assert await asyncio.to_thread(query_admin, at, "/optional", 5, {"more": "x"}) == {"more": "default"}
         raw = await send(at, b"GET /echo?q=a%20b+c%2Fd HTTP/1.1\r\n\r\n")
         assert json.loads(raw.partition(b"\r\n\r\n")[2]) == {"q": "a b c/d"}
 
@@ -150,9 +150,9 @@ def test_parameters_reach_the_routes_that_take_them(at: Path) -> None:
 def test_a_bad_request_is_answered_with_the_reason(at: Path) -> None:
     async def check() -> None:
         with pytest.raises(InputError, match="for /echo: cannot say no"):
-            await asyncio.to_thread(ask, at, "/echo", 5, {"no": "1"})
+            await asyncio.to_thread(query_admin, at, "/echo", 5, {"no": "1"})
         with pytest.raises(InputError, match="for /echo: the parameters are longer than 1024 bytes"):
-            await asyncio.to_thread(ask, at, "/echo", 5, {"a": "x" * 2000})
+            await asyncio.to_thread(query_admin, at, "/echo", 5, {"a": "x" * 2000})
         assert b"one is there twice" in await send(at, b"GET /echo?a=1&a=2 HTTP/1.1\r\n\r\n")
 
     with_server(at, check)
@@ -234,7 +234,7 @@ def test_a_dead_socket_is_replaced_and_a_living_one_is_not(at: Path) -> None:
     async def check() -> None:
         with pytest.raises(CannotCreateError, match="another process answers there"):
             await AdminServer(at, {}).start()
-        assert await asyncio.to_thread(ask, at, "/healthz") == "ok\n"
+        assert await asyncio.to_thread(query_admin, at, "/healthz") == "ok\n"
 
     with_server(at, check)
 
@@ -244,20 +244,20 @@ class TestClient:
         with pytest.raises(
             UnavailableError, match=f"cannot query the daemon at {at}: no process listens there"
         ):
-            ask(at, "/status")
+            query_admin(at, "/status")
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(at))
         with pytest.raises(UnavailableError, match="no process listens there"):
-            ask(at, "/status")
+            query_admin(at, "/status")
         with pytest.raises(UnavailableError, match=f"at {at.parent}: it is not a socket"):
-            ask(at.parent, "/status")
+            query_admin(at.parent, "/status")
 
     def test_no_answer_in_time(self, at: Path) -> None:
         with socket.socket(socket.AF_UNIX) as silent:
             silent.bind(str(at))
             silent.listen()
             with pytest.raises(UnavailableError, match=r"no answer in 0\.1 seconds"):
-                ask(at, "/status", timeout=0.1)
+                query_admin(at, "/status", timeout=0.1)
 
     def test_not_for_this_user(self, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: object) -> None:
@@ -265,7 +265,7 @@ class TestClient:
 
         monkeypatch.setattr("proxy.admin.client._exchange", refuse)
         with pytest.raises(PermissionDeniedError, match="Permission denied"):
-            ask(at, "/status")
+            query_admin(at, "/status")
 
     @pytest.mark.parametrize(
         ("answer", "words"),
@@ -281,13 +281,13 @@ class TestClient:
     ) -> None:
         monkeypatch.setattr("proxy.admin.client._exchange", lambda *_: answer)
         with pytest.raises(UnavailableError, match=words):
-            ask(at, "/status")
+            query_admin(at, "/status")
 
     def test_json_is_decoded(self, monkeypatch: pytest.MonkeyPatch, at: Path) -> None:
         body = json.dumps({"a": [1]}).encode()
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
         monkeypatch.setattr("proxy.admin.client._exchange", lambda *_: head + body)
-        assert ask(at, "/x") == {"a": [1]}
+        assert query_admin(at, "/x") == {"a": [1]}
 
 
 def test_actions_are_for_post_and_for_the_owner(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,11 +306,11 @@ def test_actions_are_for_post_and_for_the_owner(at: Path, monkeypatch: pytest.Mo
             assert b"Allow: POST\r\n" in got
             assert b" 405 " in (await send(at, b"POST /status HTTP/1.1\r\n\r\n")).splitlines()[0]
             assert done == []
-            answer = await asyncio.to_thread(ask, at, "/do", 20.0, {"what": "it"}, act=True)
+            answer = await asyncio.to_thread(query_admin, at, "/do", 20.0, {"what": "it"}, act=True)
             assert (answer, done) == ({"done": True}, ["it"])
             monkeypatch.setattr(struct, "unpack", lambda form, data: (1, 12345, 12345))
             with pytest.raises(PermissionDeniedError, match="only root and the daemon's own user may act"):
-                await asyncio.to_thread(ask, at, "/do", 20.0, {"what": "again"}, act=True)
+                await asyncio.to_thread(query_admin, at, "/do", 20.0, {"what": "again"}, act=True)
             assert done == ["it"]
         finally:
             await server.stop()

@@ -55,7 +55,7 @@ class ReloadedDaemon:
         self.refusal = ""
         self.notes: list[str] = []
 
-    async def ask(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
+    async def query(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
         assert (route, act) == ("/reload", True)
         if self.down:
             raise UnavailableError("it is down")

@@ -63,7 +63,7 @@ class AskedDaemon:
         self.asked: list[str] = []
         self.down = False
 
-    async def ask(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
+    async def query(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
         self.asked.append(route)
         if self.down:
             raise UnavailableError("it is down")
@@ -293,8 +293,8 @@ def test_namespaces_that_change_often_are_written_seldom(world: World) -> None:
 
 def test_the_daemon_reads_of_a_pod_what_it_would_read_of_the_whole_object() -> None:
     kept = json.loads(pod_fields(POD))
-    assert pod_spec(kept, listed=True).ask == pod_spec(POD, listed=True).ask
-    ask = pod_spec(kept, listed=True).ask
+    assert pod_spec(kept, listed=True).requests == pod_spec(POD, listed=True).requests
+    ask = pod_spec(kept, listed=True).requests
     assert [c.kind for c in ask.containers] == [ContainerKind.SIDECAR, ContainerKind.APP]
     assert ask.own == {"cpu": 2000, "memory": 1 << 30}
     assert kept["metadata"]["annotations"] == {RESOURCE_STATUS: "{}", "kubernetes.io/config.hash": "h"}

@@ -53,7 +53,7 @@ class Daemon:
         self.page = {**self.page, **changes}
         self.number += 1
 
-    async def ask(self, route: str, params: Mapping[str, str], **more: Any) -> Any:
+    async def query(self, route: str, params: Mapping[str, str], **more: Any) -> Any:
         if self.down:
             raise UnavailableError("cannot query the daemon")
         if route == "/node":

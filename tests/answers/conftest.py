@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.backends.cluster.facts_format import ClusterFacts, FactsKind, encode_facts
 from proxy.backends.kubelet.checkpoint_writer import static_state
 from proxy.cli.main import cli
@@ -87,7 +87,7 @@ class Answers:
 
     def page(self, node: AnsweringNode, route: str, *, act: bool = False, **params: str) -> Any:
         """Ask the admin socket and keep the answer."""
-        answer = ask(node.directory / "admin.sock", route, 30, params, act=act)
+        answer = query_admin(node.directory / "admin.sock", route, 30, params, act=act)
         self.each.append((f"{'POST' if act else 'GET'} {route} {params}", answer))
         return answer
 

@@ -211,7 +211,7 @@ class FakeNode:
             Path("/var/lib/kubelet"),
             proc,
             Path("/run/topoproxy/cri.sock"),
-            self.ask,
+            self.query,
             self.reported.append,
             self.reach,
         )
@@ -221,7 +221,7 @@ class FakeNode:
         if step == self.die_at:
             raise Killed
 
-    def ask(self, route: str, act: bool) -> Mapping[str, object]:
+    def query(self, route: str, act: bool) -> Mapping[str, object]:
         if not self.answers:
             raise UnavailableError("cannot query the daemon: no process listens there")
         if route.startswith("/release"):

@@ -44,7 +44,7 @@ def admin_socket(node: FakeNode) -> Iterator[Path]:
     class Answer(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             verb, route, _ = self.rfile.readline().decode().split()
-            body = json.dumps(node.ask(route, verb == "POST"))
+            body = json.dumps(node.query(route, verb == "POST"))
             self.wfile.write(f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{body}".encode())
 
     path = node.state.with_name("admin.sock")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.cli.hooks.file_commands import TEMPLATE, shipped
 from proxy.config.load import parse
@@ -124,7 +124,7 @@ def _script(path: Path, text: str) -> None:
 
 def _until_ready(proxy: ProxyProcess) -> None:
     end = time.monotonic() + LIMIT_S
-    while not (answer := ask(proxy.admin, "/status", LIMIT_S)) or not answer["ready"]:  # type: ignore[index]
+    while not (answer := query_admin(proxy.admin, "/status", LIMIT_S)) or not answer["ready"]:  # type: ignore[index]
         assert time.monotonic() < end
         time.sleep(0.02)
 

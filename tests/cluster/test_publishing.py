@@ -234,9 +234,9 @@ def test_an_agent_cannot_write_objects_of_another_node(cluster: ControlPlane) ->
 
 def test_a_released_node_withdraws_its_objects(cluster: ControlPlane) -> None:
     def test(bed: Bed) -> None:
-        from proxy.admin.client import ask
+        from proxy.admin.client import query_admin
 
-        ask(bed.node.directory / "admin.sock", "/release/start", 60, act=True)
+        query_admin(bed.node.directory / "admin.sock", "/release/start", 60, act=True)
         wait_until(lambda: cluster.get(NUMATOPOLOGY) is None and cluster.get(TOPOLOGY) is None)
         wait_until(lambda: condition(cluster)["reason"] == "Released")
 

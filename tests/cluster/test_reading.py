@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.agent.cluster_config import ANNOTATION, COLLECTION
 from proxy.agent.rejections.node_mark import KEY
 from proxy.daemon import Daemon
@@ -58,7 +58,7 @@ class Bed:
         self.agent = agent
 
     def status(self) -> Any:
-        return ask(self.node.directory / "admin.sock", "/status", 30)
+        return query_admin(self.node.directory / "admin.sock", "/status", 30)
 
     def file(self, name: str) -> Any:
         return next(each for each in self.status()["cluster"] if each["name"] == name)

@@ -16,7 +16,7 @@ from typing import Any
 from bed import Bed, end_process, wait_for
 from cri import Cri, cpuset_of, online
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.model.idset import CpuSet
 
 PROGRAM = Path(sys.executable).with_name("topoproxy")
@@ -120,7 +120,7 @@ class Daemon:
 
     def passes(self) -> int:
         """How often it has compared everything with the runtime and the kernel since it started."""
-        answer: Any = ask(self.directory / "admin.sock", "/status", timeout=20)
+        answer: Any = query_admin(self.directory / "admin.sock", "/status", timeout=20)
         return int(answer["counters"].get("passes", 0))
 
     def compared(self, times: int = 2, check: Callable[[], None] = lambda: None) -> None:

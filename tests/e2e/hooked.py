@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bed import wait_for
 from daemon import PROGRAM, Daemon
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 
 if TYPE_CHECKING:
     from cri import Cri
@@ -55,7 +55,7 @@ class HookedNode:
 
     def hooks(self) -> dict[str, dict[str, Any]]:
         """What the daemon says of each of its hooks."""
-        answer: Any = ask(self.daemon.directory / "admin.sock", "/status", timeout=20)
+        answer: Any = query_admin(self.daemon.directory / "admin.sock", "/status", timeout=20)
         return {entry["name"]: entry for entry in answer.get("hooks", {}).get("hooks", [])}
 
     def hook(self, name: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class HookedNode:
 
     def problems(self) -> str:
         """All that is wrong, as the daemon's status has it."""
-        answer: Any = ask(self.daemon.directory / "admin.sock", "/status", timeout=20)
+        answer: Any = query_admin(self.daemon.directory / "admin.sock", "/status", timeout=20)
         return json.dumps(answer["problems"])
 
     def command(self, *words: str) -> str:

@@ -27,7 +27,7 @@ from daemon import Daemon, Node
 from kubelet import Kubelet
 from sample_plugin import built_sample_plugin
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -112,7 +112,7 @@ class DeviceNodes:
 
     def healthy(self, resource: str = DEVICE) -> int:
         """How many devices of a resource the daemon could give out, in use or not."""
-        page: Any = ask(self.node.daemon.directory / "admin.sock", "/devices/capacity", timeout=20)
+        page: Any = query_admin(self.node.daemon.directory / "admin.sock", "/devices/capacity", timeout=20)
         found = {each["name"]: int(each["allocatable"]) for each in page["resources"]}
         return found.get(resource, 0)
 
@@ -122,7 +122,7 @@ class DeviceNodes:
 
     def holders(self) -> dict[str, list[str]]:
         """Which containers hold each device, by the daemon."""
-        page: Any = ask(self.node.daemon.directory / "admin.sock", "/devices", timeout=20)
+        page: Any = query_admin(self.node.daemon.directory / "admin.sock", "/devices", timeout=20)
         return {each["id"]: each["containers"] for each in page["managed"]}
 
 

@@ -21,7 +21,7 @@ from bed import Bed, wait_for
 from cri import CREATED, EXITED, UNTIL_TOLD, Cri, cgroup_of, code, cpuset_of, online
 from daemon import KINDS, Daemon, Member, Node
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.model.idset import CpuSet
 
 pytestmark = pytest.mark.e2e
@@ -436,7 +436,7 @@ def test_observing_changes_nothing(bed: Bed, proxies: Callable[..., Daemon]) -> 
         sharer, owner = node.spawn("ls"), node.spawn("lse", LAST)
         assert cpuset_of(sharer).cpus == cpuset_of(owner).cpus
         assert "would place pod=default/lse" in daemon.log.read_text()
-        page: Any = ask(daemon.directory / "admin.sock", "/observe/report", 20)
+        page: Any = query_admin(daemon.directory / "admin.sock", "/observe/report", 20)
         rows = {row["id"]: row for pod in page["pods"] for row in pod["containers"]}
         assert {key: rows[key]["cpus"] for key in (sharer, owner)} == {
             key: str(cpuset_of(key).cpus) for key in (sharer, owner)

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 from cri import Cri, code, cpuset_root, is_v2, online
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.model.idset import CpuSet, Mask
 
@@ -133,14 +133,14 @@ def place_in(directory: Path) -> Place:
 
 def as_seen(cri: Cri, container: str) -> tuple[CpuSet, Mask]:
     """CPUs and memory nodes as a program in a container finds them: by exec, in its own ``/proc/self``."""
-    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = cri.channel.unary_unary(
+    fetch: grpc.UnaryUnaryMultiCallable[bytes, bytes] = cri.channel.unary_unary(
         "/runtime.v1.RuntimeService/ExecSync"
     )
     words = [container, "grep", "_allowed_list", "/proc/self/status"]
     # ExecSyncRequest: container_id (1), cmd (2); ExecSyncResponse: stdout (1), which is a short text here.
     fields = zip(b"\x0a\x12\x12\x12", words, strict=True)
     request = b"".join(bytes([key, len(word)]) + word.encode() for key, word in fields)
-    reported = pb.ImageSpec.FromString(ask(request, timeout=LONG_S)).image
+    reported = pb.ImageSpec.FromString(fetch(request, timeout=LONG_S)).image
     lines = dict(line.split(":") for line in reported.splitlines())
     return CpuSet.parse(lines["Cpus_allowed_list"].strip()), Mask.parse(lines["Mems_allowed_list"].strip())
 
@@ -205,7 +205,7 @@ class Daemon:
 
     def status(self) -> Any:
         """What ``topoproxy status --json`` says; asked for here, as to start a Python takes seconds."""
-        return ask(DIRECTORY / "admin.sock", "/status", timeout=60)
+        return query_admin(DIRECTORY / "admin.sock", "/status", timeout=60)
 
     def explain(self, subject: str) -> str:
         """What ``topoproxy explain`` says, with sentences in one line each."""

@@ -352,7 +352,7 @@ def timings(bed: Bed) -> None:
 
         def ask(settings: KubeletSettings = settings, shared: KubeletClient = shared) -> None:
             client = KubeletClient(settings, print) if settings.pods_url else shared
-            assert client.asks(pod["uid"], "default", pod["name"]) is not None
+            assert client.pod_requests(pod["uid"], "default", pod["name"]) is not None
 
         ask()
         step(f"{words}: {median_ms(ask)}")

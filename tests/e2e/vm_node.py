@@ -32,7 +32,7 @@ sys.path.insert(0, "/in/chart")
 
 from leases import Leases
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.config import Config
 
 UNITS = Path("/usr/lib/systemd/system")
@@ -122,11 +122,11 @@ def answers(bed: Bed) -> bool:
 
 
 def status() -> Any:
-    return ask(Config().admin_path, "/status", timeout=LONG_S)
+    return query_admin(Config().admin_path, "/status", timeout=LONG_S)
 
 
 def version() -> str:
-    page: Any = ask(Config().admin_path, "/interface", timeout=60)
+    page: Any = query_admin(Config().admin_path, "/interface", timeout=60)
     return str(page["version"])
 
 

@@ -19,7 +19,7 @@ from cri import Cri
 from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, core_of, place_in, save_journals, step, wait
 from vm_pools import Node
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.config import Config
 
 OWN = core_of(max(ALL))
@@ -48,7 +48,7 @@ def main_process() -> int:
 
 
 def status() -> Any:
-    return ask(Config().admin_path, "/status", timeout=60)
+    return query_admin(Config().admin_path, "/status", timeout=60)
 
 
 def install() -> None:

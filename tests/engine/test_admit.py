@@ -43,7 +43,7 @@ def ask(
 
 def pod(uid: str, *asks: ContainerResources, **more: object) -> Pod:
     asked = PodRequests("as kubelet has it", asks) if asks else None
-    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, asks=asked, source="kubelet"), **more)
+    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, requests=asked, source="kubelet"), **more)
 
 
 def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:

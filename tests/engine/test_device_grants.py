@@ -71,7 +71,7 @@ class Story:
         return effects
 
     def pod(self, uid: str, *asks: ContainerResources, kube: KubeQos = KubeQos.BURSTABLE) -> Pod:
-        pod = Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, asks=PodRequests(uid, asks))
+        pod = Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, requests=PodRequests(uid, asks))
         self.play(PodLearned(pod, "sandbox running"))
         return pod
 
@@ -263,7 +263,7 @@ def test_scope_pod_sets_devices_aside(*, refused: bool) -> None:
     )
     story = Story(node)
     asks = (ask(1, "c"), ask(1, "d"))
-    pod = Pod("token", "a", "ns", "a", kube_qos=KubeQos.BURSTABLE, asks=PodRequests("a", asks))
+    pod = Pod("token", "a", "ns", "a", kube_qos=KubeQos.BURSTABLE, requests=PodRequests("a", asks))
     question = story.play(SandboxRequested(pod, Request(), {("c", NIC): None}))[-1]
     assert question == QueryPreference("c", NIC, frozenset({"nic0", "nic1"}), frozenset(), 1)
     effects = story.play(SandboxRequested(pod, Request()))
@@ -374,7 +374,7 @@ def test_named_cpus_and_devices_together() -> None:
         "l",
         kube_qos=KubeQos.GUARANTEED,
         cpuset=CpuSet.parse("4-5"),
-        asks=PodRequests("l", (ask(1, cpu=2000, memory=1),)),
+        requests=PodRequests("l", (ask(1, cpu=2000, memory=1),)),
     )
     story.play(PodLearned(structs.replace(lse, qos=lse.qos), "sandbox running"))
     story.create(lse, request=Request(2048, 200_000, 100_000), preferred={("c", NIC): ("nic3",)})

@@ -59,7 +59,7 @@ def devices(names: str) -> dict[str, RegisteredDevice]:
 
 def pod(uid: str) -> Pod:
     asks = PodRequests(uid, (ContainerResources("c", limits={R: 1}),))
-    return Pod(f"s-{uid}", uid, "ns", uid, kube_qos=KubeQos.BURSTABLE, asks=asks)
+    return Pod(f"s-{uid}", uid, "ns", uid, kube_qos=KubeQos.BURSTABLE, requests=asks)
 
 
 @dataclass(frozen=True)

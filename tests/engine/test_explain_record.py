@@ -25,7 +25,7 @@ CRI = "the CRI request"
 POD_FACTS = changed_copy(
     POD,
     source="kubelet's /pods",
-    asks=PodRequests(
+    requests=PodRequests(
         "u",
         (
             ContainerResources(

@@ -91,8 +91,8 @@ class CacheWays(Provider):
 
     def _count(self, request: ProviderRequest) -> int:
         if request.scope is Scope.POD:
-            return peak_request(request.asks.containers, lambda ask: ask.limits).get(RESOURCE, 0)
-        return request.asks.named(request.name).limits.get(RESOURCE, 0)
+            return peak_request(request.requests.containers, lambda ask: ask.limits).get(RESOURCE, 0)
+        return request.requests.named(request.name).limits.get(RESOURCE, 0)
 
     def _free(self, node: int) -> int:
         return self.ways[node] - self.taken.get(node, 0)
@@ -158,7 +158,7 @@ def asking(uid: str, ways: int, cpus: int = 2, **more: object) -> Pod:
             uid,
             "ns",
             uid,
-            asks=PodRequests(uid, (ContainerResources("c", ContainerKind.APP, amounts, limits),)),
+            requests=PodRequests(uid, (ContainerResources("c", ContainerKind.APP, amounts, limits),)),
         ),
         **more,
     )
@@ -244,7 +244,7 @@ def test_what_is_set_aside_for_a_pod_is_what_its_containers_get() -> None:
         ContainerResources(name, ContainerKind.APP, {"cpu": 1000}, {"cpu": 1000, RESOURCE: count})
         for name, count in (("x", 2), ("y", 3))
     ]
-    pod = Pod("s-p", "p", "ns", "p", asks=PodRequests("p", tuple(asks)))
+    pod = Pod("s-p", "p", "ns", "p", requests=PodRequests("p", tuple(asks)))
     got = admit(empty(TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD), pod, Request(2048, 200_000, 100_000))
     assert got.pod.reserved_for_pod is not None
     assert [part.shares[0].amount for part in got.pod.reserved_for_pod.parts] == [2, 3]
@@ -262,7 +262,7 @@ def test_an_init_container_releases_its_share_at_a_later_start() -> None:
         ContainerResources(name, kind, {"cpu": 1000}, {"cpu": 1000, RESOURCE: 2})
         for name, kind in (("i", ContainerKind.INIT), ("c", ContainerKind.APP))
     ]
-    pod = Pod("s-p", "p", "ns", "p", asks=PodRequests("p", tuple(asks)))
+    pod = Pod("s-p", "p", "ns", "p", requests=PodRequests("p", tuple(asks)))
     one = Request(1024, 100_000, 100_000)
     got = dry_run(empty(TopologyPolicy.RESTRICTED), ArrivingPod(pod, one, (("i", one), ("c", one))))
     assert got.verdict.admitted

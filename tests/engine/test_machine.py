@@ -120,7 +120,7 @@ class Life:
         )
         self.serial = itertools.count()
         self.pods: dict[str, list[tuple[ContainerResources, tuple[LocatedDevice, ...]]]] = {}
-        self.asks: dict[str, PodRequests] = {}
+        self.requests: dict[str, PodRequests] = {}
         self.forgotten = False
 
     # -- kubelet ------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Life:
         inside = within(wanted)
         asks = PodRequests(uid, tuple(ask for ask, _ in inside), kube is KubeQos.GUARANTEED)
         named = (CpuSet.parse(cpus) or None) if qos is not QosClass.NONE else None
-        pod = Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", named, asks=asks if known else None)
+        pod = Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", named, requests=asks if known else None)
         total = request_of(
             peak_request(asks.containers, lambda ask: ask.requests),
             tuple(d for _, near in inside for d in near),
@@ -153,7 +153,7 @@ class Life:
         self.state = got.state.with_pod(got.pod)
         self.pods[uid] = inside
         if known:
-            self.asks[uid] = asks
+            self.requests[uid] = asks
 
     def newest(self, uid: str) -> dict[str, Container]:
         """Return the newest attempt of each container of a pod."""
@@ -184,8 +184,8 @@ class Life:
             return
         uid, ask, near, attempt = dice.choice(able)
         before, pod = self.state, self.state.pods[f"s-{uid}"]
-        if pod.asks is None and uid in self.asks:
-            pod = changed_copy(pod, asks=self.asks[uid])
+        if pod.requests is None and uid in self.requests:
+            pod = changed_copy(pod, requests=self.requests[uid])
             before = self.state = before.with_pod(pod)
         key = f"x{next(self.serial)}"
         old = self.newest(uid).get(ask.name)
@@ -203,8 +203,8 @@ class Life:
         self.state = plan.state
         if (
             old is not None
-            and pod.asks is not None
-            and old.pod.asks is not None
+            and pod.requests is not None
+            and old.pod.requests is not None
             and before.memory is not None
         ):
             assert plan.container.placement.blocks == old.placement.blocks, "a restart keeps its memory"

@@ -104,10 +104,10 @@ def even(name: str, milli: int, kind: ContainerKind = ContainerKind.APP) -> Cont
 
 def test_kubelets_facts_count_what_runs_together() -> None:
     asks = known(even("i", 8000, ContainerKind.INIT), even("s", 500, ContainerKind.SIDECAR), even("a", 1500))
-    got = admitted(NodeState.empty(NODE), pod(asks=asks), total(8000))
+    got = admitted(NodeState.empty(NODE), pod(requests=asks), total(8000))
     assert len(got.pod.cpuset or ()) == 2
     uneven = known(ContainerResources("a", ContainerKind.APP, {"cpu": 2000}, {"cpu": 3000}))
-    reported = admit(NodeState.empty(NODE), pod(asks=uneven), total(2000)).verdict.message
+    reported = admit(NodeState.empty(NODE), pod(requests=uneven), total(2000)).verdict.message
     assert "container a requests 2000m CPU and is limited to 3000m" in reported
 
 

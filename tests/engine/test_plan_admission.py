@@ -139,14 +139,14 @@ def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
         ),
         guaranteed=False,
     )
-    pod = changed_copy(pod_of('{"cpuset":"0-5"}', "", asked(100)), asks=asks)
+    pod = changed_copy(pod_of('{"cpuset":"0-5"}', "", asked(100)), requests=asks)
     assert requested_cpus(pod, Request()) == 6, "the init container needs more than what runs after it"
     assert rule_of(pod) is None
     more = changed_copy(pod, cpuset=CpuSet(range(7)))
     assert rule_of(more) is AdmissionRule.REQUEST
-    whole = changed_copy(pod, asks=changed_copy(asks, own={"cpu": 8000}))
+    whole = changed_copy(pod, requests=changed_copy(asks, own={"cpu": 8000}))
     assert requested_cpus(whole, Request()) == 8, "what the pod itself requests"
-    assert requested_cpus(changed_copy(pod, asks=changed_copy(asks, own={"memory": 1})), Request()) == 6
+    assert requested_cpus(changed_copy(pod, requests=changed_copy(asks, own={"memory": 1})), Request()) == 6
 
 
 def test_beyond_256_cpus_the_limit_is_used() -> None:

@@ -142,7 +142,7 @@ def test_quotas_of_owners_and_their_pods_would_be_removed() -> None:
 def test_quotas_that_a_setting_keeps_would_not_be_removed(keep: KeepQuota, containers: int) -> None:
     """How many containers a pod has is read from the newest that is known of it."""
     asks = PodRequests("u1", tuple(ContainerResources(str(n)) for n in range(containers)))
-    known = structs.replace(OWNER, asks=asks)
+    known = structs.replace(OWNER, requests=asks)
     there = structs.replace(
         NodeState.of(changed_copy(NODE, keep_quota=keep), [known, SHARER], [OWN]), mode=NodeMode.OBSERVE
     )

@@ -51,7 +51,7 @@ def arrival(uid: str, *asks: ContainerResources) -> ArrivingPod:
     def request(amounts: dict[str, int]) -> Request:
         return Request(amounts["cpu"] * 1024 // 1000, amounts["cpu"] * 100, 100_000, amounts["memory"])
 
-    pod = Pod(f"s-{uid}", uid, "ns", uid, asks=PodRequests(uid, asks), source="its manifest")
+    pod = Pod(f"s-{uid}", uid, "ns", uid, requests=PodRequests(uid, asks), source="its manifest")
     total = request(peak_request(asks, lambda one: one.requests))
     return ArrivingPod(pod, total, tuple((one.name, request(dict(one.requests))) for one in asks))
 

@@ -80,7 +80,7 @@ def test_the_limit_is_that_of_the_pod_where_kubelet_reports_it(
     limits: tuple[int, ...], nodes: str | None
 ) -> None:
     asks = tuple(ContainerResources(str(i), limits={"cpu": milli}) for i, milli in enumerate(limits))
-    pod = changed_copy(POD, asks=PodRequests("u", asks))
+    pod = changed_copy(POD, requests=PodRequests("u", asks))
     found = with_burst_limit(state(), pod, limit(1000), SHARED)
     assert found.nodes == (None if nodes is None else Mask.parse(nodes))
 

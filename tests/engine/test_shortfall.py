@@ -36,7 +36,7 @@ def taken(cpus: str, scope: Scope = Scope.CONTAINER, **more: object) -> NodeStat
 
 
 def lacks(state: NodeState, request: Request, *asks: ContainerResources) -> tuple[Shortfall, ...]:
-    pod = Pod("s", "u", "ns", "p", asks=PodRequests("u", asks) if asks else None)
+    pod = Pod("s", "u", "ns", "p", requests=PodRequests("u", asks) if asks else None)
     got = admit(state, pod, request)
     plan = place(got.state, got.pod, "c", 0, request, "t") if got.verdict.admitted else got
     assert not plan.verdict.admitted
@@ -101,7 +101,7 @@ def test_memory() -> None:
 
 def test_devices_of_our_own() -> None:
     state = taken("4-5", devices=GPUS)
-    first = Pod("s-f", "f", "ns", "f", asks=PodRequests("f", (ask("c", 1, gpus=1),)))
+    first = Pod("s-f", "f", "ns", "f", requests=PodRequests("f", (ask("c", 1, gpus=1),)))
     state = place(state.with_pod(first), first, "c", 0, whole(1), "f/c").state
     assert state.devices.available("gpu") == {"b", "c"}
     assert lacks(state, whole(7), ask("c", 7, gpus=2)) == (cpus(1, 7, 6),)

@@ -68,7 +68,7 @@ def test_an_ended_init_container_keeps_its_cpus_until_a_container_of_the_pod_fol
     asks = PodRequests(
         "as kubelet has it", tuple(ContainerResources(name, kind, {}, {}) for name, kind in kinds)
     )
-    pod = changed_copy(POD, asks=asks)
+    pod = changed_copy(POD, requests=asks)
     ended = {
         name: changed_copy(owning(name, f"a/{name}", cpus, Phase.EXITED, pod=pod), name=name)
         for name, cpus in (("i", "0"),)

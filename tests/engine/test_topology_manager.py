@@ -56,7 +56,7 @@ def empty(
 def pod(uid: str, cpus: int = 0, *, known: bool = False, mib: int = 0, **more: object) -> Pod:
     amounts = {"cpu": cpus * 1000, **({"memory": mib * MIB} if mib else {})}
     asks = PodRequests(uid, (ContainerResources("c", requests=amounts, limits=amounts),)) if known else None
-    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, asks=asks), **more)
+    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, requests=asks), **more)
 
 
 def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:
@@ -253,7 +253,7 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
         }
     }
     amounts = {"cpu": 2000, "gpu": 2}
-    known = pod("p", asks=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
+    known = pod("p", requests=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
     for scope in Scope:
         plan = arrives(empty(TopologyPolicy.RESTRICTED, scope, devices=devices), known, whole(2))
         assert plan.container is not None
@@ -277,7 +277,7 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
 def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
     devices = {"gpu": {"a": RegisteredDevice("a", Mask([0])), "b": RegisteredDevice("b", Mask([1]))}}
     amounts = {"cpu": 2000, "memory": 60 * MIB, "gpu": 1}
-    lsr = pod("p", asks=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
+    lsr = pod("p", requests=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
     lsr = changed_copy(lsr, qos=QosClass.LSR, cpuset=CpuSet.parse("4,12"))
     for policy, scope in (
         (TopologyPolicy.NONE, Scope.CONTAINER),
@@ -297,7 +297,7 @@ def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
         assert second.placement.mems == Mask([0]), "near is full"
         third = changed_copy(lsr, sandbox_id="u", uid="u", cpuset=CpuSet.parse("6,14"))
         assert not arrives(plan.state.changed(put=[second]), third, whole(2, 60)).verdict.admitted
-        free = changed_copy(twin, kube_qos=KubeQos.BURSTABLE, asks=None)
+        free = changed_copy(twin, kube_qos=KubeQos.BURSTABLE, requests=None)
         assert arrives(plan.state, free, Request(memory_limit=99 * MIB)).verdict.admitted
 
 
@@ -331,8 +331,8 @@ def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> Contai
 ASKS = PodRequests(
     "p", (ask("i", 4, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
 )
-POD = Pod("s-p", "p", "ns", "p", asks=ASKS)
-BARE = changed_copy(POD, asks=None)
+POD = Pod("s-p", "p", "ns", "p", requests=ASKS)
+BARE = changed_copy(POD, requests=None)
 
 
 def provider(context: AdmissionContext, kind: type[P]) -> P:

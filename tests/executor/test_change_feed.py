@@ -19,7 +19,7 @@ OWNER = DemoPod("owner", kube_qos=KubeQos.GUARANTEED, cpus=2)
 
 
 async def ask(client: DaemonClient, since: str = "", wait: float = 0.0) -> Any:
-    return await client.ask("/changes", {"since": since, "wait": str(wait)}, timeout=30)
+    return await client.query("/changes", {"since": since, "wait": str(wait)}, timeout=30)
 
 
 def test_a_follower_is_woken_by_a_create_and_reads_it() -> None:
@@ -37,7 +37,7 @@ def test_a_follower_is_woken_by_a_create_and_reads_it() -> None:
             woken = await waiting
             assert woken["version"] != first
             assert time.monotonic() - began < 5
-            page: Any = await client.ask("/node", {"node": "n1"})
+            page: Any = await client.query("/node", {"node": "n1"})
             (pod,) = page["pods"]
             (container,) = pod["containers"]
             assert (pod["name"], container["name"], container["pool"]) == ("owner", "main", "own")
@@ -87,7 +87,7 @@ def test_a_rejection_is_a_notice_each_time_and_a_stranger_gets_no_old_ones() -> 
             assert {each["message"] for each in seen} == {"refused a container"}
             assert seen[0]["keys"]["pod"] == "demo/wide"
             assert (await ask(client, "another.1"))["notices"] == []
-            page: Any = await client.ask("/node")
+            page: Any = await client.query("/node")
             assert [each["pod"] for each in page["rejections"]] == ["demo/wide"]
 
         run(daemon, scenario)
@@ -99,6 +99,6 @@ def test_a_wait_that_is_no_number_is_refused() -> None:
 
         async def scenario() -> None:
             with pytest.raises(InputError, match="is not a number"):
-                await DaemonClient(daemon.config.admin_path).ask("/changes", {"wait": "x"})
+                await DaemonClient(daemon.config.admin_path).query("/changes", {"wait": "x"})
 
         run(daemon, scenario)

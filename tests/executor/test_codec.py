@@ -169,14 +169,14 @@ def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> Non
 
 def test_facts_of_kubelet_are_asked_again_and_not_stored() -> None:
     ask = PodRequests("u", (ContainerResources("c"),))
-    pod = Pod("s", "u", "ns", "p", asks=ask, source="kubelet")
+    pod = Pod("s", "u", "ns", "p", requests=ask, source="kubelet")
     assert load_pod(dump(pod)) == Pod("s", "u", "ns", "p")
     near = Container(
         "x", "c", pod, Request(devices=(LocatedDevice("/dev/a"),)), CONTAINER.placement, Phase.RUNNING
     )
     read = load_container(dump(near))
     assert read is not None
-    assert (read.request, read.pod.asks) == (Request(), None)
+    assert (read.request, read.pod.requests) == (Request(), None)
 
 
 def test_records_of_the_previous_version_lack_set_asides_and_memory() -> None:

@@ -78,7 +78,7 @@ class Kubelet:
         self.answer = asks
         self.asked = 0
 
-    def asks(self, uid: str, namespace: str, name: str) -> Any:
+    def pod_requests(self, uid: str, namespace: str, name: str) -> Any:
         self.asked += 1
         return PodRequests(uid, self.answer, guaranteed=False), "kubelet's /pods"
 
@@ -322,7 +322,7 @@ def test_owners_of_cpus_get_devices_near_to_them(run_scenario: Any) -> None:
         assert paths(call) == ["/dev/nic2"]
 
     kubelet = sources(whole)
-    kubelet[0].asks = lambda *_: (PodRequests("a", (whole,)), "kubelet's /pods")
+    kubelet[0].pod_requests = lambda *_: (PodRequests("a", (whole,)), "kubelet's /pods")
     run_scenario(story, sources=kubelet, plugins=plugins, rules=rules)
 
 
@@ -462,8 +462,8 @@ def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_res
         one = await world.pod("a", kube="burstable")
         await world.create(one)
         register(world, None)
-        for answer in (kubelet[0].asks, lambda *_: None):
-            kubelet[0].asks, asked = answer, kubelet[0].asked
+        for answer in (kubelet[0].pod_requests, lambda *_: None):
+            kubelet[0].pod_requests, asked = answer, kubelet[0].asked
             await world.executor.journal.flush()
             await world.executor.close()
             world.boot()
@@ -546,7 +546,7 @@ def test_a_pod_that_kubelet_does_not_give_is_a_problem(run_scenario: Any, *, ref
             found = world.executor.telemetry.problems()
             return [each["what"] for each in found if "asks for devices" in str(each["what"])]
 
-        answer, kubelet[0].asks = kubelet[0].asks, lambda *_: None
+        answer, kubelet[0].pod_requests = kubelet[0].pod_requests, lambda *_: None
         one = await world.pod("a", kube="burstable")
         call = await world.begin(one)
         assert (call.refused, problems()) == (None, []), "nothing is registered"
@@ -559,15 +559,15 @@ def test_a_pod_that_kubelet_does_not_give_is_a_problem(run_scenario: Any, *, ref
         else:
             assert paths(call) == []
         world.wire.finished(call, None)
-        kubelet[0].asks = answer
+        kubelet[0].pod_requests = answer
         assert paths(await world.begin(one)) == ["/dev/nic0"]
         assert problems() == []
-        kubelet[0].asks = lambda *_: None
+        kubelet[0].pod_requests = lambda *_: None
         two = await world.pod("b", kube="burstable")
         world.wire.finished(await world.begin(two), None)
         assert len(problems()) == 1
         world.executor.sandboxes.stopped(two)
-        kubelet[0].asks = answer
+        kubelet[0].pod_requests = answer
         world.wire.finished(await world.begin(await world.pod("d", kube="burstable")), None)
         assert problems() == [], "its pod is gone"
         world.logged.clear()

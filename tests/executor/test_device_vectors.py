@@ -55,7 +55,7 @@ def test_devices_come_from_the_nodes_of_kubelets_table(run_scenario: Any, case: 
     amounts = {"cpu": 2000, "memory": 1 << 20}
     ask = ContainerResources("c", requests=amounts, limits={**amounts, RESOURCE: case["request"]})
     kubelet = Kubelet(ask)
-    kubelet.asks = lambda uid, *_: (PodRequests(uid, (ask,)), "kubelet's /pods")  # type: ignore[method-assign]
+    kubelet.pod_requests = lambda uid, *_: (PodRequests(uid, (ask,)), "kubelet's /pods")  # type: ignore[method-assign]
 
     async def story(world: Any) -> None:
         world.executor.store.handle(DevicesChanged(RESOURCE, devices))

@@ -792,7 +792,7 @@ def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             h.add(pre_create_container=Veto("never"))
-            h.engine.ask = lambda event: 1 / 0  # type: ignore[assignment,return-value]
+            h.engine.call_hooks = lambda event: 1 / 0  # type: ignore[assignment,return-value]
             call = await world.begin(await world.pod("ls", "LS"))
             assert linux(call).cpuset_cpus == "0-15"
             await world.quiet()
@@ -813,7 +813,7 @@ def test_no_call_waits_for_answers_that_never_come(run_scenario, monkeypatch) ->
         monkeypatch.setattr(dispatch, "_MARGIN_S", 0.0)
         async with hooks(world) as h:
             h.add(pre_create_container=Veto("never"), pre_update_container_resources=Veto("never"))
-            h.engine.ask = lambda event: Never()  # type: ignore[assignment,return-value]
+            h.engine.call_hooks = lambda event: Never()  # type: ignore[assignment,return-value]
             one = await world.run(await world.pod("ls", "LS"))
             assert (await world.update(one, cpu_shares=9)).cpu_shares == 9
             assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 2

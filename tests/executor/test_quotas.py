@@ -324,7 +324,7 @@ def test_several_containers_that_only_kubelet_knows(run_scenario: Callable[..., 
                 (ContainerResources("a", kind, {}, {}), ContainerResources("b", ContainerKind.APP, {}, {})),
             )
 
-            known = changed_copy(world.executor.state.pods[pod], asks=asks, source="a test")
+            known = changed_copy(world.executor.state.pods[pod], requests=asks, source="a test")
             world.executor.store.handle(PodLearned(known, "a test", recorded=False))
             pods.append((pod, await world.run(pod, "b", **TWO)))
         (pair, one), (alone, other) = pods

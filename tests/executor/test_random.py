@@ -403,7 +403,7 @@ class SlowSources:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
 
-    def asks(self, uid: str, namespace: str, name: str) -> Any:
+    def pod_requests(self, uid: str, namespace: str, name: str) -> Any:
         time.sleep(self.dice.choice((0, 0.001, 0.005)))
         if self.dice.random() < 0.1:
             raise OSError("gone")

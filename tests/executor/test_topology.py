@@ -57,7 +57,7 @@ class PlayedKubelet:
         if self.error is not None:
             raise self.error
 
-    def asks(self, uid: str, namespace: str, name: str) -> Any:
+    def pod_requests(self, uid: str, namespace: str, name: str) -> Any:
         self._wait()
         return self.answer
 
@@ -410,7 +410,7 @@ def test_kubelet_that_learns_of_a_pod_late_is_asked_again(run_scenario) -> None:
 
     async def scenario(world: Any) -> None:
         s = await world.pod("a")
-        assert world.executor.state.pods[s].asks is None
+        assert world.executor.state.pods[s].requests is None
         kubelet.answer = PodRequests("?", (ask("c", 3),)), "kubelet's /pods"
         container = await world.create(s, "c", **TWO_CPUS)
         assert len(world.executor.state.containers[container].placement.exclusive) == 3
@@ -499,7 +499,7 @@ def test_an_empty_answer_takes_back_nothing(run_scenario) -> None:
         silent = asyncio.create_task(world.begin(s, "c", **TWO_CPUS))
         await world.until(lambda: kubelet.asked == 2)
         pod = world.executor.state.pods[s]
-        pod = changed_copy(pod, asks=PodRequests("a", (ask("c", 2),)), source="kubelet's /pods")
+        pod = changed_copy(pod, requests=PodRequests("a", (ask("c", 2),)), source="kubelet's /pods")
         world.executor.store.handle(PodLearned(pod, "a test", recorded=False))
         kubelet.gate.set()
         await silent
@@ -629,6 +629,6 @@ def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(run_scenario)
         container = await world.run(s, "c", **TWO_CPUS)
         placement = world.executor.state.containers[container].placement
         assert (placement.exclusive, placement.blocks) == (CpuSet(), ())
-        assert world.executor.state.pods[s].asks.guaranteed is False
+        assert world.executor.state.pods[s].requests.guaranteed is False
 
     run_scenario(scenario, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, sources=(kubelet, None))

@@ -47,7 +47,7 @@ def ask(*handlers):
         said = []
         engine = HookEngine(of_hooks(said), lambda *_: None)
         engine.use([Hook(f"{i}0-x", "x.py", {"pre_create_container": h}) for i, h in enumerate(handlers)])
-        outcome = await asyncio.wait_for(engine.ask(sample("pre_create_container")).wait(), 30)
+        outcome = await asyncio.wait_for(engine.call_hooks(sample("pre_create_container")).wait(), 30)
         engine.close()
         return outcome.adjustment.labels, said
     return asyncio.run(main())

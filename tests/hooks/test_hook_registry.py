@@ -714,7 +714,7 @@ def test_the_real_engine_is_kept_to_the_files(setup: Setup) -> None:
         setup.library = library
 
         async def asked() -> Any:
-            answers = engine.ask(PreCreateContainer(PodFacts(), ContainerFacts(), Decision()))
+            answers = engine.call_hooks(PreCreateContainer(PodFacts(), ContainerFacts(), Decision()))
             return answers.outcome or await answers.wait()
 
         for word in ("one", "two"):

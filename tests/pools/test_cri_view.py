@@ -101,7 +101,7 @@ def test_the_pod_that_placement_sees() -> None:
     assert (pod.sandbox_id, pod.uid, pod.ref, pod.source) == ("s-1", "burstable-1", "shop/web", "a file")
     assert (pod.qos, pod.kube_qos) == (QosClass.LSR, KubeQos.GUARANTEED)
     assert (pod.cpuset, pod.cgroup_parent) == (CpuSet.parse("2-3"), "/kubepods/podburstable-1")
-    assert pod.asks == spec.ask
+    assert pod.requests == spec.requests
 
 
 def test_a_pod_without_uid_has_its_cgroup_by_its_sandbox() -> None:

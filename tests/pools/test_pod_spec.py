@@ -51,8 +51,8 @@ def test_what_a_pod_says() -> None:
     assert (spec.labels, spec.annotations) == ({"app": "web"}, {"a/b": "c", "none": ""})
     assert spec.overhead == {"cpu": 250, "memory": 120 << 20}
     assert spec.qos is KubeQos.BURSTABLE
-    assert (spec.ask.uid, spec.ask.guaranteed, spec.ask.own) == ("u-1", False, None)
-    assert spec.ask.containers == (
+    assert (spec.requests.uid, spec.requests.guaranteed, spec.requests.own) == ("u-1", False, None)
+    assert spec.requests.containers == (
         ContainerResources("i0", ContainerKind.INIT, {"cpu": 3000}),
         ContainerResources("i1", ContainerKind.SIDECAR, {"cpu": 500}),
         ContainerResources("i2", ContainerKind.INIT),
@@ -69,7 +69,7 @@ def test_a_manifest_without_uid_and_namespace() -> None:
     raw = pod(FULL)
     del raw["metadata"]["uid"], raw["metadata"]["namespace"]
     spec = pod_spec(raw)
-    assert (spec.uid, spec.namespace, spec.ask.uid) == ("", "default", "")
+    assert (spec.uid, spec.namespace, spec.requests.uid) == ("", "default", "")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_manifest_without_uid_and_namespace() -> None:
 def test_qos_class(raw: Raw, qos: KubeQos) -> None:
     spec = pod_spec(raw)
     assert spec.qos is qos
-    assert spec.ask.guaranteed is (qos is KubeQos.GUARANTEED)
+    assert spec.requests.guaranteed is (qos is KubeQos.GUARANTEED)
 
 
 def test_kubelets_class_wins_in_its_lists_only() -> None:
@@ -110,7 +110,7 @@ def test_kubelets_class_wins_in_its_lists_only() -> None:
     assert pod_spec(raw).qos is KubeQos.GUARANTEED
     reported = pod_spec(raw, listed=True)
     assert reported.qos is KubeQos.BURSTABLE
-    assert not reported.ask.guaranteed
+    assert not reported.requests.guaranteed
     raw["status"] = {"qosClass": "Splendid"}
     assert pod_spec(raw, listed=True).qos is KubeQos.GUARANTEED
 
@@ -118,10 +118,10 @@ def test_kubelets_class_wins_in_its_lists_only() -> None:
 def test_pod_requests_default_to_container_needs_then_to_limits() -> None:
     raw = pod(res({"cpu": 1}), res({"cpu": 2}), resources=res(limits={"cpu": 4, "memory": "1Gi"}))
     spec = pod_spec(raw)
-    assert spec.ask.own == {"cpu": 3000, "memory": G}
+    assert spec.requests.own == {"cpu": 3000, "memory": G}
     assert spec.own_limits == {"cpu": 4000, "memory": G}
     raw["spec"]["resources"]["requests"] = {"cpu": "3500m"}
-    assert pod_spec(raw).ask.own == {"cpu": 3500, "memory": G}
+    assert pod_spec(raw).requests.own == {"cpu": 3500, "memory": G}
     assert pod_spec(pod(res({"cpu": 1}), resources=res({"memory": 5}))).ask.own == {"memory": 5}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.cli.release import release
 from proxy.config.load import parse
 from proxy.daemon import Daemon
@@ -43,7 +43,7 @@ settle: {{perSecond: 100}}
         return "" if path is None else str(self.cgroups.read(path).effective_mems)
 
     async def ask(self, what: str, **options: Any) -> Any:
-        return await asyncio.to_thread(ask, self.directory / "admin.sock", what, 30, **options)
+        return await asyncio.to_thread(query_admin, self.directory / "admin.sock", what, 30, **options)
 
     async def release(self, daemon: Daemon) -> None:
         await self.ask("/release/start", act=True)

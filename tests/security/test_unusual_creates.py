@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hostile import QOS, STATUS
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.model.errors import TopoproxyError
 from tests.security.tenants import Node
@@ -39,7 +39,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def page(daemon: Any) -> dict[str, Any]:
-    shown = ask(daemon.sock.parent / "admin.sock", "/status")
+    shown = query_admin(daemon.sock.parent / "admin.sock", "/status")
     assert isinstance(shown, dict)
     return shown
 

@@ -68,8 +68,8 @@ def test_a_pod_becomes_what_kubelet_would_ask(tmp_path: Path) -> None:
     ((name, request),) = simulated_pod.arrival.requests
     assert (name, request.cpu_shares, request.memory_limit) == ("c", 2048, 1 << 30)
     assert simulated_pod.arrival.total.cpu_shares == 2048
-    assert pod.asks is not None
-    assert pod.asks.uid == pod.uid != ""
+    assert pod.requests is not None
+    assert pod.requests.uid == pod.uid != ""
 
 
 def test_what_a_scheduler_counts(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ spec:
 """
     simulated_pod = read(tmp_path, text).simulated_pods[0]
     assert simulated_pod.needs == {"cpu": 3750, "memory": 2 << 20, "example.com/gpu": 1}
-    asks = simulated_pod.arrival.pod.asks
+    asks = simulated_pod.arrival.pod.requests
     assert asks is not None
     assert [a.kind for a in asks.containers] == [
         ContainerKind.INIT,
@@ -113,9 +113,9 @@ def test_replicas_are_pods_of_their_own(tmp_path: Path) -> None:
     assert [g.ref for g in simulated_pods] == ["default/web-1", "default/web-2", "default/web-3"]
     assert len({g.arrival.pod.uid for g in simulated_pods}) == 3
     assert len({g.arrival.pod.sandbox_id for g in simulated_pods}) == 3
-    assert {g.arrival.pod.asks.uid == g.arrival.pod.uid for g in simulated_pods if g.arrival.pod.asks} == {
-        True
-    }
+    assert {
+        g.arrival.pod.requests.uid == g.arrival.pod.uid for g in simulated_pods if g.arrival.pod.requests
+    } == {True}
 
 
 def test_lists_directories_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.model.errors import UnavailableError
 from tests.testkit.daemon import DaemonNode, temporary_node
 
@@ -70,7 +70,7 @@ class Node(DaemonNode):
     def answers(self, key: str) -> Any:
         assert self.popen.poll() is None, self.log
         try:
-            page: Any = ask(self.admin, "/status")
+            page: Any = query_admin(self.admin, "/status")
         except UnavailableError:
             return None
         return page[key]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import DemoPod
 from proxy.early_socket import EarlySocket
@@ -68,7 +68,7 @@ def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
         with node.client() as another:
             assert another.version().startswith("standin")
             later = another.launch(DemoPod("late", "LS")).container_id
-        page: Any = ask(node.admin, "/status")
+        page: Any = query_admin(node.admin, "/status")
         assert [row["cpus"] for row in page["exclusive"]] == ["2-3"]
         slow.set()
         stopping.join(LIMIT_S)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state
@@ -263,7 +263,7 @@ def kubelet_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletNo
             node.kubelet_runs(runs=True)
             proxy.start()
             end = time.monotonic() + 60
-            while not ask(proxy.admin, "/status", 30)["ready"]:  # type: ignore[index]
+            while not query_admin(proxy.admin, "/status", 30)["ready"]:  # type: ignore[index]
                 assert time.monotonic() < end
                 time.sleep(0.02)
             try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.backends.kubelet.checkpoint_writer import none_state
 from proxy.cli.main import command_line
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
@@ -142,7 +142,7 @@ def test_the_whole_way_and_back(kubelet_node: Any) -> None:
     assert pods_at(node, old, new) == ["2-3", "6,14"]
     assert len(CpuSet.parse(node.cpus(later))) == 2
     assert data(node, "status")["stage"] == "finished"
-    page: Any = ask(node.proxy.admin, "/status", 60)
+    page: Any = query_admin(node.proxy.admin, "/status", 60)
     assert page["settings"]["reservedSystemCPUs"] == "0-1", "kubelet kept them back before it was none"
 
     assert "kubelet runs" in refused(node, "revert")
@@ -236,24 +236,24 @@ def test_odd_questions(kubelet_node: Any) -> None:
         ("/takeover/start", {"force": "true"}, "there is no parameter 'force'"),
     ):
         with pytest.raises(InputError, match=words):
-            ask(admin, route, 60, params, act=True)
+            query_admin(admin, route, 60, params, act=True)
     with pytest.raises(InputError, match="there is no view 'odd'"):
-        ask(admin, "/takeover", 60, {"view": "odd"})
+        query_admin(admin, "/takeover", 60, {"view": "odd"})
     with pytest.raises(UnavailableError, match="only POST is answered"):
-        ask(admin, "/takeover/start", 60)
+        query_admin(admin, "/takeover/start", 60)
     assert data(kubelet_node, "status")["stage"] == "none"
 
 
 def test_the_status_of_the_daemon_shows_a_takeover(kubelet_node: Any) -> None:
     admin = kubelet_node.proxy.admin
-    page: Any = ask(admin, "/status", 60)
+    page: Any = query_admin(admin, "/status", 60)
     assert "takeover" not in page
     did(kubelet_node, "start")
-    page = ask(admin, "/status", 60)
+    page = query_admin(admin, "/status", 60)
     assert (page["takeover"], page["settings"]["cpuManagerPolicy"]) == ("started", "static")
     assert page["settings"]["reservedSystemCPUs"] == "0-1"
     did(kubelet_node, "revert")
-    page = ask(admin, "/status", 60)
+    page = query_admin(admin, "/status", 60)
     assert page["settings"]["cpuManagerPolicy"] == "none"
 
 
@@ -278,7 +278,7 @@ def mortal(write):
 writer.write_text = mortal(writer.write_text)
 keep = writer.Writer._keep
 writer.Writer._keep = mortal(keep)
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.cli.main import main
 main()
 """
@@ -306,7 +306,7 @@ def mortal(node: Any, dies_at: int) -> Iterator[None]:
 
 def is_ready(node: Any) -> bool:
     try:
-        page: Any = ask(node.proxy.admin, "/status", 60)
+        page: Any = query_admin(node.proxy.admin, "/status", 60)
     except TopoproxyError:
         return False
     return bool(page["ready"])

@@ -156,7 +156,7 @@ class RejectedPodEnding:
         """Read the page; where the daemon does not answer there is none: nothing is decided on old facts."""
         try:
             requested = {"node": self._session.node}
-            self._page = read_node_page(await self._session.daemon.ask("/node", requested))
+            self._page = read_node_page(await self._session.daemon.query("/node", requested))
         except TopoproxyError:  # the follower reports it
             self._page = None
 

@@ -115,7 +115,7 @@ def _has_run(status: Mapping[str, Any]) -> bool:
 
 def _cpus(item: Mapping[str, Any]) -> int:
     try:
-        ask = pod_spec(item, listed=True).ask
+        ask = pod_spec(item, listed=True).requests
     except InputError:
         return 0
     peak = peak_request(ask.containers, lambda each: {CPU: each.requests.get(CPU, 0)}).get(CPU, 0)

@@ -140,8 +140,8 @@ def _held(
         if _holds(container, pods) and container.attempt >= attempts.get(entry, -1):
             attempts[entry] = container.attempt
             found[entry] = container.placement.blocks
-            if container.pod.asks is not None:
-                known[entry[0]] = container.pod.asks
+            if container.pod.requests is not None:
+                known[entry[0]] = container.pod.requests
     for key, asks in known.items():
         if key not in divided:  # the parts of a pod are divided already
             _take_over(found, key, asks)
@@ -174,7 +174,7 @@ def _take_over(found: dict[Entry, Blocks], key: str, asks: PodRequests) -> None:
 def _holds(container: Container, pods: Mapping[str, Pod]) -> bool:
     if container.phase is not Phase.EXITED:
         return True
-    return container.pod.asks is not None and container.pod.sandbox_id in pods
+    return container.pod.requests is not None and container.pod.sandbox_id in pods
 
 
 def inits_before(asks: PodRequests, name: str) -> set[str]:

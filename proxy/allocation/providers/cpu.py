@@ -76,12 +76,12 @@ class CpuProvider(Provider):
         if not request.exclusive:
             return None
         if request.scope is Scope.POD:
-            return cpu_static.pod_hints(self.policy, self.state, request.asks)
-        return cpu_static.container_hints(self.policy, self.state, request.asks, request.name)
+            return cpu_static.pod_hints(self.policy, self.state, request.requests)
+        return cpu_static.container_hints(self.policy, self.state, request.requests, request.name)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Choose exclusive CPUs; CPUs that the container has already stay."""
-        asks, name = request.asks, request.name
+        asks, name = request.requests, request.name
         wanted = container_cpus(asks, asks.named(name)) if request.exclusive else 0
         if not wanted:
             return Allocation(self, grants)
@@ -113,15 +113,15 @@ class CpuProvider(Provider):
 
     def free(self, request: ProviderRequest) -> CpuSet:
         """Return the CPUs that may become the pod's: the free ones, and those that it may use again."""
-        return cpu_static.available(self.policy, self.state) | self.state.reusable_by(request.asks.uid)
+        return cpu_static.available(self.policy, self.state) | self.state.reusable_by(request.requests.uid)
 
     def wanted(self, request: ProviderRequest) -> int:
         """Return how many exclusive CPUs are wanted."""
         if not request.exclusive:
             return 0
         if request.whole or request.scope is Scope.POD:
-            return pod_cpus(request.asks)
-        return container_cpus(request.asks, request.asks.named(request.name))
+            return pod_cpus(request.requests)
+        return container_cpus(request.requests, request.requests.named(request.name))
 
     def _chosen(
         self, request: ProviderRequest, wanted: int, affinity: Mask | None, steps: list[str]
@@ -136,14 +136,14 @@ class CpuProvider(Provider):
 
     def _offered(self, view: NodeView, request: ProviderRequest) -> CpuState:
         """Return what the CPU manager may choose from, and what the pod's containers have."""
-        pod, asks, name, wanted = request.pod, request.asks, request.name, request.cpus
+        pod, asks, name, wanted = request.pod, request.requests, request.name, request.cpus
         key, avoid, every = pod.key, request.avoid, self.policy.topo.cpus
         own_cpus, taken_by_others = view.exclusive_cpus(key)
         others = taken_by_others.bits
         if [ask.name for ask in asks.containers] == [""]:
             own_cpus = _as_one(view, request, own_cpus)
         reusable = CpuSet()
-        if pod.asks is not None:
+        if pod.requests is not None:
             reusable = _ended(view, request, own_cpus) & every
         reusable = CpuSet.from_bits(reusable.bits & ~others & ~avoid.bits)
         part = pod.reserved_for_pod.part(name) if pod.reserved_for_pod is not None else None
@@ -178,7 +178,7 @@ def _as_one(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet
 
 def _ended(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet]) -> CpuSet:
     """Return the CPUs of init containers that have ended; those of other ended containers stay theirs."""
-    kinds = {ask.name: ask.kind for ask in request.asks.containers}
+    kinds = {ask.name: ask.kind for ask in request.requests.containers}
     free = CpuSet()
     for container in sorted(view.in_sandbox(request.pod.sandbox_id), key=lambda c: -c.attempt):
         if container.phase is not Phase.EXITED or not container.placement.exclusive:

@@ -53,8 +53,8 @@ class DeviceProvider(Provider):
     def hints(self, request: ProviderRequest) -> Hints:
         """Return hints for the registered resources among the limits."""
         if request.scope is Scope.POD:
-            return pod_hints(self.state, request.asks, self.nodes)
-        return container_hints(self.state, request.asks, request.name, self.nodes)
+            return pod_hints(self.state, request.requests, self.nodes)
+        return container_hints(self.state, request.requests, request.name, self.nodes)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Assign devices, near to the NUMA nodes of the hint where there are enough.
@@ -63,7 +63,9 @@ class DeviceProvider(Provider):
             DeviceRefused: There are not enough.
             PreferenceMissing: The preference of the plug-in has to be read first.
         """
-        given = allocate(self.state, request.asks, request.name, hint, _preferences(request), keeps_held=True)
+        given = allocate(
+            self.state, request.requests, request.name, hint, _preferences(request), keeps_held=True
+        )
         after = dataclasses.replace(self, state=given.state)
         devices = tuple((resource, ids) for resource, ids in given.devices.items() if ids)
         return Allocation(after, structs.replace(grants, devices=devices), given.reasons)
@@ -73,7 +75,7 @@ class DeviceProvider(Provider):
         if request.whole:
             return ()
         found: list[Shortfall] = []
-        for resource, count in request.asks.named(request.name).limits.items():
+        for resource, count in request.requests.named(request.name).limits.items():
             if not self.state.has_topology(resource):
                 continue
             devices = self.state.registered[resource]

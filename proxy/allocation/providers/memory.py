@@ -82,15 +82,15 @@ class MemoryProvider(Provider):
 
     def wants(self, request: ProviderRequest) -> bool:
         """Return whether the request contains such memory, also where no NUMA node could hold it."""
-        return gets_memory(request.asks) and bool(self._amounts(request))
+        return gets_memory(request.requests) and bool(self._amounts(request))
 
     def hints(self, request: ProviderRequest) -> Hints:
         """Return hints for memory and huge pages."""
         if self.bound:
             return None
         if request.scope is Scope.POD:
-            return pod_hints(self.state, request.asks)
-        return container_hints(self.state, request.asks, request.name)
+            return pod_hints(self.state, request.requests)
+        return container_hints(self.state, request.requests, request.name)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Grant memory under the hint; without one on the NUMA nodes of the CPUs, where it fits there."""
@@ -103,12 +103,12 @@ class MemoryProvider(Provider):
         steps: list[str] = []
         for target in targets[:-1]:
             try:
-                granted = allocate(self.state, request.asks, request.name, target)
+                granted = allocate(self.state, request.requests, request.name, target)
                 break
             except MemoryRefused as refusal:
                 steps.append(f"not on the nodes {target.affinity} of its CPUs: {refusal}")
         else:
-            granted = allocate(self.state, request.asks, request.name, targets[-1])
+            granted = allocate(self.state, request.requests, request.name, targets[-1])
         if granted.blocks:
             steps += granted.reasons
         after = dataclasses.replace(self, state=granted.state)
@@ -116,7 +116,7 @@ class MemoryProvider(Provider):
 
     def holds(self, request: ProviderRequest, name: str, grants: Grants) -> Grants:
         """Return the grants with the memory that the container still holds."""
-        return structs.replace(grants, blocks=self.state.blocks(request.asks.uid, name) or ())
+        return structs.replace(grants, blocks=self.state.blocks(request.requests.uid, name) or ())
 
     def release(self, grants: Grants) -> Grants:
         """Return the grants without memory.
@@ -142,7 +142,7 @@ class MemoryProvider(Provider):
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many bytes a NUMA node is short of, by resource."""
-        if self.bound or not request.asks.guaranteed:
+        if self.bound or not request.requests.guaranteed:
             return ()
         here = self.state.nodes.get(node)
         amounts = self._amounts(request)
@@ -159,5 +159,5 @@ class MemoryProvider(Provider):
 
     def _amounts(self, request: ProviderRequest) -> dict[str, int]:
         if request.whole or request.scope is Scope.POD:
-            return pod_amounts(request.asks)
-        return container_amounts(request.asks, request.asks.named(request.name))
+            return pod_amounts(request.requests)
+        return container_amounts(request.requests, request.requests.named(request.name))

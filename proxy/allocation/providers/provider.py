@@ -51,7 +51,7 @@ class ProviderRequest(Struct, frozen=True):
 
     Attributes:
         pod: The pod.
-        asks: What its containers request, in the order of the pod.
+        requests: What its containers request, in the order of the pod.
         name: The container; empty for the pod as a whole, or for a container that represents the pod.
         cri: What the CRI says of the container or the sandbox.
         scope: Whether hints are wanted for the container or for the pod as a whole.
@@ -65,7 +65,7 @@ class ProviderRequest(Struct, frozen=True):
     """
 
     pod: Pod
-    asks: PodRequests
+    requests: PodRequests
     name: str
     cri: Request
     scope: Scope = Scope.CONTAINER
@@ -79,7 +79,7 @@ class ProviderRequest(Struct, frozen=True):
     @property
     def whole(self) -> bool:
         """True where the request is the sum over the containers of a pod."""
-        return self.name == "" and self.asks.containers[0].name != ""
+        return self.name == "" and self.requests.containers[0].name != ""
 
     @property
     def near(self) -> tuple[LocatedDevice, ...]:

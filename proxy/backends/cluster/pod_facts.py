@@ -62,7 +62,7 @@ class PodFactSources:
         """True where kubelet can be queried for devices."""
         return self._kubelet is not None and self._kubelet.knows_devices
 
-    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
+    def pod_requests(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
         """Find a pod's requests and limits; see ``proxy.executor.ports.Kubelet``."""
         if not uid:
             return None
@@ -71,7 +71,9 @@ class PodFactSources:
         if found is not None and self._pods.is_current:
             return found, SOURCE
         kubelet = self._kubelet
-        answer = kubelet.asks(uid, namespace, name) if kubelet is not None and kubelet.knows_pods else None
+        answer = (
+            kubelet.pod_requests(uid, namespace, name) if kubelet is not None and kubelet.knows_pods else None
+        )
         if answer is None and found is not None:
             return found, f"{SOURCE} (not confirmed since)"
         return answer
@@ -81,7 +83,7 @@ class PodFactSources:
         if item is None:
             return None
         try:
-            return replace(pod_spec(item, f"{namespace}/{name}", listed=True).ask, uid=uid)
+            return replace(pod_spec(item, f"{namespace}/{name}", listed=True).requests, uid=uid)
         except InputError as error:
             self._report_problem(
                 "cannot use a fact of the cluster", pod=f"{namespace}/{name}", reason=str(error)

@@ -141,7 +141,7 @@ class KubeletClient:
 
     @property
     def knows_pods(self) -> bool:
-        """True where ``asks`` can give an answer."""
+        """True where ``pod_requests`` can give an answer."""
         return self._api is not None or self._list is not None
 
     @property
@@ -149,7 +149,7 @@ class KubeletClient:
         """True where ``devices`` can give an answer."""
         return self._resources is not None
 
-    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
+    def pod_requests(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
         """Read a pod's requests and limits from kubelet; see ``proxy.executor.ports.Kubelet``."""
         if not uid:
             return None
@@ -158,7 +158,7 @@ class KubeletClient:
             spec = self._tried(PODS_API, lambda: self._from_api(uid))
         if spec is None and pods is not None:
             spec, source = self._tried(POD_LIST, lambda: pods.find(uid, namespace, name)), POD_LIST
-        return None if spec is None else (replace(spec.ask, uid=uid), source)
+        return None if spec is None else (replace(spec.requests, uid=uid), source)
 
     def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
         """Ask which devices a container was given; see ``proxy.executor.ports.Kubelet``."""

@@ -263,7 +263,7 @@ async def dry_run(hooks: Sequence[Loaded], events: Sequence[Point]) -> DryRunRes
             before = _failures(engine)
             outcome = Outcome()
             if not isinstance(event, Configure | Shutdown):
-                answers = engine.ask(event)
+                answers = engine.call_hooks(event)
                 outcome = answers.outcome or await answers.wait()
             failed = [one for one in engine.report() if _count(one) > before.get(one.name, 0)]
             rows.append(EventResult(event, outcome, failed, handled(hooks, event)))

@@ -110,7 +110,7 @@ class InterceptedCall:
             self.decided = True
             self._link.refuse(self._stream, code, fit(message))
 
-    # -- reading; see ``UndecidedCall`` ------------------------------------------------------------------------
+    # -- reading; see ``UndecidedCall`` ------------------------------------------------------------------
 
     def target(self) -> str:
         """Read the id of the container or sandbox that the call is about."""

@@ -91,7 +91,7 @@ class HookBridge:
             self._executor.overrides.refused_pod(pod, message)
             self._executor.rejections.rejected(pod, "", _refused_by_hook(message))
 
-        self._dispatcher.ask(call, event, decided)
+        self._dispatcher.call_hooks(call, event, decided)
 
     def ran(self, pod: Pod, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
@@ -138,7 +138,7 @@ class HookBridge:
         def over() -> None:
             self._executor.lifecycle.failed(container.id)  # it was never forwarded to the runtime
 
-        self._dispatcher.ask(call, event, decided, over)
+        self._dispatcher.call_hooks(call, event, decided, over)
 
     async def create_elsewhere(self, call: UndecidedCall, container: Container) -> Container | None:
         """See ``HookGateway``. Hooks start again with the original request, which had other CPUs."""
@@ -228,7 +228,7 @@ class HookBridge:
                 go(call)
 
         event = PreStartContainer(*following.facts(container), following.decision(container))
-        self._dispatcher.ask(call, event, decided)
+        self._dispatcher.call_hooks(call, event, decided)
 
     def updated(self, container_id: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
@@ -251,7 +251,7 @@ class HookBridge:
             self._dispatcher.update(outcome)
             call.release()
 
-        self._dispatcher.ask(call, event, decided)
+        self._dispatcher.call_hooks(call, event, decided)
 
     def _leaving(self, call: UndecidedCall, target: str) -> Point | None:
         """Return the event before a stop or a removal; None where it stops or removes nothing."""

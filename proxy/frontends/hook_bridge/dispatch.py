@@ -81,7 +81,7 @@ class HookDispatcher:
     def answers(self, event: Point) -> Answers:
         """Call the hooks of an event's point."""
         try:
-            return self.asking.ask(event)
+            return self.asking.call_hooks(event)
         except Exception as error:  # noqa: BLE001  an internal error costs the hooks, never the call
             self.executor.broken(error)
             return _NONE
@@ -97,7 +97,7 @@ class HookDispatcher:
             self.executor.broken(error)
             return AS_IT_IS
 
-    def ask(
+    def call_hooks(
         self, call: UndecidedCall, event: Point, go: Decided, over: Callable[[], None] = lambda: None
     ) -> None:
         """Call hooks for a held call.

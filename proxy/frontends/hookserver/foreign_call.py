@@ -142,7 +142,10 @@ class SandboxCall(ForeignCall):
 
 
 class ContainerCall(ForeignCall):
-    """CreateContainer, StartContainer or UpdateContainerResources; see ``UndecidedCall`` and ``CreateRequest``."""
+    """CreateContainer, StartContainer or UpdateContainerResources.
+
+    See ``UndecidedCall`` and ``CreateRequest``.
+    """
 
     __slots__ = ("_sandbox_attempt", "attempt", "name", "resources", "sandbox_id")
     body: ContainerReply

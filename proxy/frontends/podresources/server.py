@@ -130,9 +130,9 @@ def _containers(state: NodeState) -> _Named:
 
 def _listed_names(pod: Pod, there: Iterable[str]) -> Iterable[str]:
     """Return the containers of a pod that are listed: those of its spec, where it is known."""
-    if pod.asks is None:
+    if pod.requests is None:
         return sorted(there)
-    return [ask.name for ask in pod.asks.of(ContainerKind.SIDECAR, ContainerKind.APP)]
+    return [ask.name for ask in pod.requests.of(ContainerKind.SIDECAR, ContainerKind.APP)]
 
 
 def _is_applied(state: NodeState, container: Container) -> bool:

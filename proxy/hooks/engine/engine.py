@@ -177,7 +177,7 @@ class HookEngine:
             self._expected.discard(hook)
             self._update_points()
 
-    def ask(self, event: Point) -> Answers:
+    def call_hooks(self, event: Point) -> Answers:
         """Call all hooks of an event's point. Its ``outcome`` is set at once where all were quick."""
         at_point = self._by_point.get(event.NAME)
         if at_point is None or self._closed:

@@ -22,7 +22,16 @@ _END_S = 1.0
 class LoopThread:
     """One loop in a thread."""
 
-    __slots__ = ("_loop", "_on_exit", "_report_problem", "ended", "has_exited", "has_returned", "ident", "lost")
+    __slots__ = (
+        "_loop",
+        "_on_exit",
+        "_report_problem",
+        "ended",
+        "has_exited",
+        "has_returned",
+        "ident",
+        "lost",
+    )
 
     def __init__(self, name: str, report_problem: Callable[[str], None], on_exit: Callable[[], None]) -> None:
         self._report_problem = report_problem

@@ -66,7 +66,7 @@ def fleet_pods(simulated_pods: Iterable[SimulatedPod]) -> list[FleetPod]:
 
 
 def _kind(pod_template: PodTemplate) -> PodKind:
-    asks = pod_template.spec.ask
+    asks = pod_template.spec.requests
     staying = asks.of(ContainerKind.APP, ContainerKind.SIDECAR)
     sizes = tuple(cpus for ask in staying if (cpus := container_cpus(asks, ask)))
     return PodKind(stock_demand(pod_template.spec), demand_of(pod_template.spec), sizes)

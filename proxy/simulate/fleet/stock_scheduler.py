@@ -65,8 +65,8 @@ class StockDemand:
 
 def stock_demand(spec: PodSpec) -> StockDemand:
     """Return what the stock scheduler counts of a pod."""
-    counted = needed(spec.ask.containers, lambda ask: {**UNREQUESTED, **ask.requests})
-    scored = {**counted, **(spec.ask.own or {})}
+    counted = needed(spec.requests.containers, lambda ask: {**UNREQUESTED, **ask.requests})
+    scored = {**counted, **(spec.requests.own or {})}
     first, second = (scored.get(name, 0) + spec.overhead.get(name, 0) for name in _SCORED)
     return StockDemand(needs_of(spec), (first, second))
 

@@ -374,7 +374,7 @@ class ScriptedDaemon:
     def __init__(self) -> None:
         self.changes = 0
 
-    async def ask(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
+    async def query(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
         if route == "/changes":
             self.changes += 1
             if self.changes == 1:
@@ -406,14 +406,14 @@ class DaemonThatStops(ScriptedDaemon):
         self.answers = answers
         self.refusals = 0
 
-    async def ask(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
+    async def query(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
         self.changes = 2 if route == "/changes" else 3
         if not self.answers:
             self.refusals += 1
             raise UnavailableError("it has ended")
         if route == "/node":
             self.answers -= 1
-        return await super().ask(route, params)
+        return await super().query(route, params)
 
 
 @pytest.fixture

@@ -175,10 +175,10 @@ def test_all_containers_of_a_pod_are_narrowed_alike() -> None:
     asks = PodRequests(
         "b", tuple(ContainerResources(name, limits={"cpu": 3500}) for name in ("c", "d")), guaranteed=False
     )
-    known = pod("b", **BURST, asks=asks)
+    known = pod("b", **BURST, requests=asks)
     assert runs_on(shared(state, known, 1000)) == "4-7,12-15", "7 CPUs are the pod's limit"
     loose = changed_copy(asks, containers=(*asks.containers, ContainerResources("e")))
-    assert runs_on(shared(state, pod("b", **BURST, asks=loose), 1000)) == "1-7,9-15"
+    assert runs_on(shared(state, pod("b", **BURST, requests=loose), 1000)) == "1-7,9-15"
 
 
 def on_arm(node: Node) -> Node:

@@ -32,7 +32,7 @@ def asking(uid: str, *containers: tuple[str, ContainerKind, int]) -> Pod:
         ContainerResources(n, kind, {"memory": mib * MIB}, {"memory": mib * MIB})
         for n, kind, mib in containers
     ]
-    return Pod(f"s-{uid}", uid, "ns", uid, asks=PodRequests(uid, tuple(asks)))
+    return Pod(f"s-{uid}", uid, "ns", uid, requests=PodRequests(uid, tuple(asks)))
 
 
 def holding(
@@ -144,7 +144,7 @@ def test_nothing_is_taken_over_from_those_that_stay_or_have_other_nodes() -> Non
 def test_ended_containers_keep_their_cpus_while_they_may_return(
     phase: Phase, *, known: bool, sandbox: bool, counts: bool
 ) -> None:
-    pod = POD if known else changed_copy(POD, asks=None)
+    pod = POD if known else changed_copy(POD, requests=None)
     state = NodeState.of(NODE, [pod] if sandbox else [], [holding(pod, "app", 60, phase=phase)])
     assert reserved(state) == ((60, 0) if counts else (0, 0))
 

@@ -47,8 +47,8 @@ def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> Contai
 ASKS = PodRequests(
     "p", (ask("i", 4, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
 )
-POD = Pod("s-p", "p", "ns", "p", asks=ASKS)
-BARE = changed_copy(POD, asks=None)
+POD = Pod("s-p", "p", "ns", "p", requests=ASKS)
+BARE = changed_copy(POD, requests=None)
 OTHER = Pod("s-o", "o", "ns", "o")
 
 

@@ -38,7 +38,7 @@ def request(
             ContainerResources("d", limits={"gpu": 1}),
         ),
     )
-    pod = Pod("s", "u", "ns", "p", asks=asks)
+    pod = Pod("s", "u", "ns", "p", requests=asks)
     return ProviderRequest(pod, asks, name, Request(devices=near), scope)
 
 

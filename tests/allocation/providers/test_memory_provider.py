@@ -37,7 +37,7 @@ def request(mib: int, *, guaranteed: bool = True, scope: Scope = Scope.CONTAINER
         ),
         guaranteed,
     )
-    return ProviderRequest(Pod("s", "u", "ns", "p", asks=asks), asks, "c", Request(), scope)
+    return ProviderRequest(Pod("s", "u", "ns", "p", requests=asks), asks, "c", Request(), scope)
 
 
 def test_it_serves_guaranteed_pods_and_keeps_books() -> None:
@@ -56,7 +56,7 @@ def test_bound_memory_is_neither_hinted_at_nor_granted() -> None:
         provider = PROVIDER.prepare(VIEW, each)
         assert (provider.bound, provider.hints(each), provider.explain_shortfall(each, 0)) == (True, None, ())
         assert provider.allocate(each, ANY, Grants()).grants == Grants()
-        too_much = changed_copy(each, asks=request(500).asks)
+        too_much = changed_copy(each, requests=request(500).requests)
         assert provider.explain_shortfall(too_much, 0) == (), "the shortfall is not on this NUMA node"
     free = PROVIDER.prepare(VIEW, wanted)
     assert not free.bound

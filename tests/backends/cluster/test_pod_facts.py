@@ -39,7 +39,7 @@ class AskedKubelet:
         self.asked = 0
         self.closed = False
 
-    def asks(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
+    def pod_requests(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
         self.asked += 1
         return self.answer
 
@@ -70,15 +70,15 @@ class World:
         self.pods.path.chmod(0o600)
         os.utime(self.pods.path, (self.now, self.now))
 
-    def asks(self, uid: str = "u1", name: str = "web") -> tuple[PodRequests, str] | None:
-        return self.sources.asks(uid, "ns", name)
+    def pod_requests(self, uid: str = "u1", name: str = "web") -> tuple[PodRequests, str] | None:
+        return self.sources.pod_requests(uid, "ns", name)
 
 
 def test_the_exact_requests_of_a_pod(tmp_path: Path) -> None:
     kubelet = AskedKubelet(KUBELETS)
     w = World(tmp_path, kubelet)
     w.write(pod())
-    found = w.asks()
+    found = w.pod_requests()
     assert found is not None
     asks, source = found
     assert source == SOURCE
@@ -94,10 +94,10 @@ def test_the_exact_requests_of_a_pod(tmp_path: Path) -> None:
 
 def test_a_pod_that_is_not_there_is_asked_of_kubelet(tmp_path: Path) -> None:
     w = World(tmp_path, AskedKubelet(KUBELETS))
-    assert w.asks() == KUBELETS, "there is no file yet"
+    assert w.pod_requests() == KUBELETS, "there is no file yet"
     w.write(pod("other"))
-    assert w.asks() == KUBELETS
-    assert w.asks("") is None
+    assert w.pod_requests() == KUBELETS
+    assert w.pod_requests("") is None
 
 
 def test_an_old_file_is_better_than_nothing_and_worse_than_kubelet(tmp_path: Path) -> None:
@@ -105,13 +105,13 @@ def test_an_old_file_is_better_than_nothing_and_worse_than_kubelet(tmp_path: Pat
     w = World(tmp_path, kubelet)
     w.write(pod())
     w.now += CURRENT_S + 1
-    assert w.asks() == KUBELETS
+    assert w.pod_requests() == KUBELETS
     kubelet.answer = None
-    found = w.asks()
+    found = w.pod_requests()
     assert found is not None
     assert found[1] == f"{SOURCE} (not confirmed since)"
     os.utime(w.pods.path, (w.now, w.now))
-    found = w.asks()
+    found = w.pod_requests()
     assert found is not None
     assert found[1] == SOURCE
 
@@ -119,19 +119,19 @@ def test_an_old_file_is_better_than_nothing_and_worse_than_kubelet(tmp_path: Pat
 def test_a_static_pod_is_found_by_its_hash_in_its_own_namespace_only(tmp_path: Path) -> None:
     w = World(tmp_path, None)
     w.write(pod("mirror", annotations={"kubernetes.io/config.hash": "abc"}))
-    assert w.asks("abc") is not None
-    assert w.asks("abc", "another") is None
+    assert w.pod_requests("abc") is not None
+    assert w.pod_requests("abc", "another") is None
 
 
 def test_a_pod_that_makes_no_sense_is_reported_and_left_out(tmp_path: Path) -> None:
     kubelet = AskedKubelet(None)
     w = World(tmp_path, kubelet)
     w.write(pod(cpu="many"), pod("u2"))
-    assert w.asks() is None
+    assert w.pod_requests() is None
     assert kubelet.asked == 1
     (line,) = w.lines
     assert line.startswith("cannot use a fact of the cluster pod=ns/web reason=")
-    assert w.asks("u2") is not None, "the other pods count"
+    assert w.pod_requests("u2") is not None, "the other pods count"
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -142,6 +142,6 @@ def test_devices_are_kubelets(tmp_path: Path, there: bool) -> None:
     assert w.sources.knows_devices is there
     assert w.sources.devices("ns", "web", "main") is None
     assert w.sources.allocatable() == ({"gpu": {}} if there else {})
-    assert w.asks("gone") == (KUBELETS if there else None)
+    assert w.pod_requests("gone") == (KUBELETS if there else None)
     w.sources.close()
     assert kubelet.closed is there

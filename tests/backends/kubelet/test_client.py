@@ -73,7 +73,7 @@ def pod_answer(cpu: str = "3", uid: str = "u-1") -> bytes:
 
 
 def cpus(client: KubeletClient, uid: str = "u-1") -> tuple[int, str] | None:
-    reported = client.asks(uid, "shop", "web")
+    reported = client.pod_requests(uid, "shop", "web")
     return None if reported is None else (reported[0].named("main").requests["cpu"], reported[1])
 
 
@@ -87,7 +87,7 @@ def test_it_is_what_the_controller_wants(asking: Asking) -> None:
     none: Kubelet = asking()
     assert not none.knows_pods
     assert not none.knows_devices
-    assert none.asks("u-1", "shop", "web") is None
+    assert none.pod_requests("u-1", "shop", "web") is None
     assert none.devices("shop", "web", "main") is None
     assert asking().allocatable() == {}
     assert asking(pods_url="http://x").knows_pods
@@ -99,7 +99,7 @@ def test_it_is_what_the_controller_wants(asking: Asking) -> None:
 def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
     pods_server.items = [ITEM]
     client = asking(pods_url=pods_server.url)
-    reported = client.asks("u-1", "shop", "web")
+    reported = client.pod_requests("u-1", "shop", "web")
     assert reported is not None
     assert (reported[0].uid, reported[0].containers, reported[0].guaranteed) == (
         "u-1",
@@ -107,8 +107,8 @@ def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
         False,
     )
     assert reported[1] == POD_LIST
-    assert client.asks("u-2", "shop", "db") is None
-    assert client.asks("", "shop", "web") is None
+    assert client.pod_requests("u-2", "shop", "db") is None
+    assert client.pod_requests("", "shop", "web") is None
     assert len(pods_server.seen) == 2
     assert not asking.received
 
@@ -116,7 +116,7 @@ def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
 def test_a_static_pod_keeps_the_uid_that_the_runtime_knows(asking: Asking, pods_server: Any) -> None:
     annotations = {"kubernetes.io/config.hash": "h-1", "kubernetes.io/config.mirror": "h-1"}
     pods_server.items = [{**ITEM, "metadata": {**ITEM["metadata"], "uid": "m-1", "annotations": annotations}}]
-    reported = asking(pods_url=pods_server.url).asks("h-1", "shop", "web")
+    reported = asking(pods_url=pods_server.url).pod_requests("h-1", "shop", "web")
     assert reported is not None
     assert reported[0].uid == "h-1"
 
@@ -291,7 +291,7 @@ def test_an_internal_fault_is_reported_and_goes_no_further(
         raise RuntimeError("oh")
 
     monkeypatch.setattr(PodList, "find", broken)
-    assert asking(pods_url="http://127.0.0.1:1").asks("u-1", "shop", "web") is None
+    assert asking(pods_url="http://127.0.0.1:1").pod_requests("u-1", "shop", "web") is None
     assert asking.received == ["cannot query kubelet's list of pods: RuntimeError: oh"]
 
 
@@ -299,7 +299,7 @@ def test_a_closed_client_answers_nothing(asking: Asking, tmp_path: Path) -> None
     client = asking(pods_api=str(tmp_path / "a"), pod_resources=str(tmp_path / "b"))
     client.close()
     client.close()
-    assert client.asks("u-1", "shop", "web") is None
+    assert client.pod_requests("u-1", "shop", "web") is None
     assert client.devices("shop", "web", "main") is None
 
 

@@ -53,7 +53,7 @@ class World:
 
     def cpu(self, uid: str, name: str = "web") -> int | None:
         found = self.pods.find(uid, "shop", name)
-        return None if found is None else found.ask.containers[0].requests["cpu"]
+        return None if found is None else found.requests.containers[0].requests["cpu"]
 
 
 def test_one_list_serves_all_its_pods_for_a_while() -> None:
@@ -246,7 +246,7 @@ def test_kubelets_class_is_trusted() -> None:
     item["status"] = {"qosClass": "Guaranteed", "phase": "Running"}
     found = World(item).pods.find("u-1", "shop", "web")
     assert found is not None
-    assert found.ask.guaranteed
+    assert found.requests.guaranteed
 
 
 @given(

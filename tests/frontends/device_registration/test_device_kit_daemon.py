@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from proxy.admin.client import ask
+from proxy.admin.client import query_admin
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.device_kit.api import AllocateAnswer, DeviceMount, DeviceNode, DevicePlugin, PluginDevice
 from proxy.device_kit.testing import running
@@ -129,7 +129,7 @@ def test_a_plugin_of_the_kit_is_served_in_all_it_offers(node: KitNode, kubelet: 
         assert plugin.prepared == [("a",)]
         plugin.ill = {"a"}
         await until(lambda: healthy(daemon) == {"b"})
-        page = await asyncio.to_thread(ask, node.directory / "admin.sock", "/devices/capacity", 30)
+        page = await asyncio.to_thread(query_admin, node.directory / "admin.sock", "/devices/capacity", 30)
         assert [(r["capacity"], r["allocatable"]) for r in page["resources"]] == [("2", "1")]
 
     with running(plugin, node.plugins):
@@ -163,7 +163,7 @@ def test_a_resource_of_kubelet_is_refused_shown_and_served_once_kubelet_has_give
         await until(lambda: refused())
         assert refused()[0].startswith(words)
         assert healthy(daemon) == set()
-        page = await asyncio.to_thread(ask, node.directory / "admin.sock", "/devices", 30)
+        page = await asyncio.to_thread(query_admin, node.directory / "admin.sock", "/devices", 30)
         check(page)
         assert page["refused"][0]["resource"] == VF
         assert words in str(daemon.executor.telemetry.problems())

@@ -147,7 +147,7 @@ def test_cpus_that_are_offline_are_left_out_and_those_instead_of_them_are_listed
 def test_app_containers_and_sidecars_are_listed_where_the_spec_is_known() -> None:
     kinds = {"setup": ContainerKind.INIT, "proxy": ContainerKind.SIDECAR, "main": ContainerKind.APP}
     asks = PodRequests("u1", tuple(ContainerResources(name, kind) for name, kind in kinds.items()))
-    pod = structs.replace(WEB, asks=asks)
+    pod = structs.replace(WEB, requests=asks)
     answer = pods_answer(state(owner(name="setup", pod=pod), pods=(pod,)), None)
     assert cpus(answer) == {"web": {"proxy": [], "main": []}}
 

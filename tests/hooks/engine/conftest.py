@@ -59,7 +59,7 @@ class Setup:
         self.engine.use(hooks)
 
     async def ask(self, event: Point | None = None) -> Outcome:
-        answers = self.engine.ask(event or self.create())
+        answers = self.engine.call_hooks(event or self.create())
         return await asyncio.wait_for(answers.wait(), PATIENCE_S)
 
     def report(self, name: str) -> HookReport:

@@ -34,7 +34,7 @@ def envs(**values: str) -> Adjustment:
 def test_nothing_is_started_or_called_without_hooks(setup: Any) -> None:
     async def story() -> None:
         threads = threading.active_count()
-        answers = setup.engine.ask(setup.create())
+        answers = setup.engine.call_hooks(setup.create())
         assert answers.outcome is AS_IT_IS
         assert await answers.wait() is AS_IT_IS
         setup.engine.notify(setup.created())
@@ -275,7 +275,7 @@ def test_a_call_ends_with_the_hooks_that_it_began_with(setup: Any) -> None:
     async def story() -> None:
         old, last = hook("10-a", wait, timeout=60.0), hook("20-b", envs(B="old"))
         setup.use(old, last)
-        answers = setup.engine.ask(setup.create())
+        answers = setup.engine.call_hooks(setup.create())
         await setup.until(inside.is_set)
         setup.use(hook("10-a", envs(A="new")), hook("30-c", envs(C="new")))
         await setup.engine.notify_one(old, Shutdown("replaced"))
@@ -349,11 +349,11 @@ def test_servers_and_coroutines_are_not_waited_for_at_once(setup: Any) -> None:
 def test_answers_may_have_several_waiters_or_none(setup: Any) -> None:
     async def story() -> None:
         setup.use(hook("10-a", lambda _: setup.gate.wait(30) and envs(A="1"), timeout=60.0))
-        answers = setup.engine.ask(setup.create())
+        answers = setup.engine.call_hooks(setup.create())
         first, second = asyncio.create_task(answers.wait()), asyncio.create_task(answers.wait())
         await asyncio.sleep(0.01)
         first.cancel()
-        setup.engine.ask(setup.create())
+        setup.engine.call_hooks(setup.create())
         setup.gate.set()
         assert (await second).adjustment == envs(A="1")
         await setup.until(lambda: setup.report("10-a").calls == 2)

@@ -175,7 +175,7 @@ def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(setup: Any) -> Non
         setup.use(*hooks)
         waiting = []
         for number in range(300):
-            waiting.append(setup.engine.ask(setup.create()))
+            waiting.append(setup.engine.call_hooks(setup.create()))
             setup.engine.notify(setup.created())
             if number % 50 == 49:
                 setup.use(*(hooks if number % 100 == 99 else hooks[:-1]))

@@ -112,7 +112,7 @@ def test_an_answer_that_comes_late_is_not_used(setup: Any) -> None:
 
     async def story() -> None:
         setup.use(hook("10-a", late), hook("20-b", slow, timeout=60.0))
-        answers = setup.engine.ask(setup.create())
+        answers = setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").hung)
         setup.gate.set()
         outcome = await answers.wait()
@@ -129,9 +129,9 @@ def test_a_hook_that_hangs_delays_only_calls_that_use_it(setup: Any) -> None:
         setup.use(
             hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, "pre_start_container", timeout=30.0)
         )
-        held = [setup.engine.ask(setup.create()) for _ in range(3 * PLACES)]
+        held = [setup.engine.call_hooks(setup.create()) for _ in range(3 * PLACES)]
         event = setup.create()
-        answers = setup.engine.ask(PreStartContainer(event.pod, event.container, event.decision))
+        answers = setup.engine.call_hooks(PreStartContainer(event.pod, event.container, event.decision))
         await asyncio.wait_for(answers.wait(), 30)
         assert "cannot be changed at pre_start_container" in setup.logged[0], "it was asked, and answered"
         assert setup.report("10-a").running == PLACES
@@ -207,7 +207,7 @@ def test_while_it_is_probed_others_do_not_wait_for_the_probe(setup: Any) -> None
         for _ in range(3):
             await setup.ask()
         await setup.until(lambda: setup.report("10-a").retry_in == 0)
-        probe = setup.engine.ask(setup.create())
+        probe = setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").running)
         assert setup.report("10-a").state == "probing"
         await setup.ask()
@@ -222,7 +222,7 @@ def test_with_too_many_overdue_calls_it_is_not_called(setup: Any) -> None:
     async def story() -> None:
         setup.use(hook("10-a", setup.hang))
         for _ in range(MOST_OVERDUE):
-            setup.engine.ask(setup.create())
+            setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").hung == MOST_OVERDUE)
         await setup.ask()
         report = setup.report("10-a")
@@ -257,7 +257,7 @@ def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
     async def story() -> None:
         setup.use(hook("10-a", setup.hang, timeout=60.0))
         for _ in range(PLACES):
-            setup.engine.ask(setup.create())
+            setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").running == PLACES)
         monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
         await setup.ask()
@@ -297,8 +297,8 @@ def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
         failing.clear()
         event = setup.create()
         for _ in range(PLACES):
-            setup.engine.ask(PreStartContainer(event.pod, event.container, event.decision))
-        answers = setup.engine.ask(event)
+            setup.engine.call_hooks(PreStartContainer(event.pod, event.container, event.decision))
+        answers = setup.engine.call_hooks(event)
         await asyncio.sleep(0.1)
         setup.gate.set()
         assert (await asyncio.wait_for(answers.wait(), 30)).adjustment.envs == {"GOOD": "1"}
@@ -343,7 +343,7 @@ def test_a_server_has_extra_time_for_its_own_error(setup: Any) -> None:
 def test_turns_stay_long_while_a_server_is_waited_for(setup: Any) -> None:
     async def story() -> None:
         setup.use(hook("koordlet", setup.hang, remote=True, timeout=30.0))
-        answers = setup.engine.ask(setup.create())
+        answers = setup.engine.call_hooks(setup.create())
         before = sys.getswitchinterval()
         for _ in range(20):
             await asyncio.sleep(0.005)
@@ -382,7 +382,7 @@ def test_the_loop_turns_while_a_hook_spins(setup: Any) -> None:
         setup.use(hook("10-a", spin, timeout=1.0))
         await setup.until(lambda: sys.getswitchinterval() > 0.001)  # another engine's hook may still run
         usual, shortest = sys.getswitchinterval(), 1.0
-        answers = setup.engine.ask(setup.create())
+        answers = setup.engine.call_hooks(setup.create())
         turns = 0
         while answers.outcome is None:
             await asyncio.sleep(0.001)
@@ -428,7 +428,7 @@ def test_a_late_answer_is_not_used_even_if_the_loop_was_busy(setup: Any, kind: s
 
     async def story() -> None:
         setup.use(hook("10-a", late if kind == "function" else as_coroutine))
-        answers = setup.engine.ask(setup.create())
+        answers = setup.engine.call_hooks(setup.create())
         time.sleep(6 * SHORT_S)
         assert (await answers.wait()).adjustment.envs == {}
         assert setup.report("10-a").failures == {"timeout": 1}
@@ -442,7 +442,7 @@ def test_coroutines_that_are_cancelled_before_their_first_step_are_back(setup: A
 
     async def story() -> None:
         setup.use(hook("10-a", blocking))
-        for answers in [setup.engine.ask(setup.create()) for _ in range(PLACES)]:
+        for answers in [setup.engine.call_hooks(setup.create()) for _ in range(PLACES)]:
             await asyncio.wait_for(answers.wait(), 30)
         await setup.until(lambda: setup.report("10-a").hung == 0)
         assert setup.report("10-a").running == 0

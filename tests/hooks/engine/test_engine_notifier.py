@@ -308,7 +308,7 @@ def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(setup: Any) -> 
         }
         patient = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
         setup.use(patient)
-        answers = setup.engine.ask(setup.create())
+        answers = setup.engine.call_hooks(setup.create())
         setup.use()
         ends = setup.engine.notify_one(patient, Shutdown("replaced"))
         await asyncio.sleep(0.1)
@@ -320,7 +320,7 @@ def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(setup: Any) -> 
         setup.gate.clear()
         hasty = Hook("10-a", "/hooks/10-a.py", handlers, timeout=0.1)
         setup.use(hasty)
-        setup.engine.ask(setup.create())
+        setup.engine.call_hooks(setup.create())
         setup.use()
         await setup.engine.notify_one(hasty, Shutdown("removed"))
         assert story_of[2:] == ["removed"]

@@ -41,7 +41,7 @@ def good(event: Any) -> Adjustment:
 
 def on_loop(setup: Any) -> bool:
     """Ask, and return whether the answer came at once from this very thread."""
-    answers = setup.engine.ask(setup.create())
+    answers = setup.engine.call_hooks(setup.create())
     assert answers.outcome is not None
     return bool(answers.outcome.adjustment.envs["ON"] == threading.main_thread().name)
 
@@ -141,9 +141,9 @@ def test_failures_are_reported_and_count_as_elsewhere(setup: Any, handler: Any, 
         assert on_loop(setup)
         assert setup.report("20-b").failures == {kind: 1}
         setup.use(pure("10-a", good), pure("20-b", handler, policy=HookFailurePolicy.FAIL))
-        assert "20-b" in setup.engine.ask(setup.create()).outcome.refusal
+        assert "20-b" in setup.engine.call_hooks(setup.create()).outcome.refusal
         setup.use(pure("10-a", lambda event: Veto("no")), pure("20-b", handler))
-        assert setup.engine.ask(setup.create()).outcome.refusal.endswith("hook 10-a: no")
+        assert setup.engine.call_hooks(setup.create()).outcome.refusal.endswith("hook 10-a: no")
 
     setup.run(story)
 
@@ -152,7 +152,7 @@ def test_three_failures_open_the_breaker(setup: Any) -> None:
     async def story() -> None:
         setup.use(pure("10-a", lambda event: 1 / 0))
         for _ in range(5):
-            assert setup.engine.ask(setup.create()).outcome is not None
+            assert setup.engine.call_hooks(setup.create()).outcome is not None
         assert setup.report("10-a").calls == 3
         assert setup.report("10-a").state == "open"
 
@@ -210,7 +210,7 @@ def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
     async def story() -> None:
         setup.use(pure("10-a", good, policy=policy))
         monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", broken)
-        outcome = (setup.engine.ask(setup.create())).outcome
+        outcome = (setup.engine.call_hooks(setup.create())).outcome
         assert outcome is not None
         assert not outcome.adjustment
         assert ("cannot be called: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)

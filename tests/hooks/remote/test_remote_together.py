@@ -52,7 +52,7 @@ def asked(*hooks: Hook, events: int = 1, event: Point = EVENT) -> tuple[list[Out
         engine = HookEngine(of_hooks(complaints), lambda _updates, _owners: None)
         engine.use(hooks)
         try:
-            return [await engine.ask(event).wait() for _ in range(events)]
+            return [await engine.call_hooks(event).wait() for _ in range(events)]
         finally:
             engine.close()
 
@@ -217,7 +217,7 @@ class ServerDirectory:
         self.engine.close()
 
     async def ask(self) -> Outcome:
-        return await self.engine.ask(EVENT).wait()
+        return await self.engine.call_hooks(EVENT).wait()
 
 
 def named(server: HookServer, **more: Any) -> str:
