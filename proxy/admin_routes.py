@@ -232,8 +232,8 @@ class Pages:
         from proxy.engine.plan_differences import applied_since
 
         doing, state, container_id = self._suppression(), self._executor.state, record.container_id
-        if words := applied_since(state, container_id, applied=record.explanation.applied):
-            return words
+        if text := applied_since(state, container_id, applied=record.explanation.applied):
+            return text
         if lacks := self._executor.hotplug.shortage.explained(container_id):
             return lacks
         container = state.containers.get(container_id)

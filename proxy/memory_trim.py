@@ -167,11 +167,11 @@ def _clean_mappings() -> list[tuple[int, int]]:
     place: tuple[int, int] | None = None
     with open("/proc/self/smaps") as maps:  # noqa: PTH123  procfs, as it is
         for line in maps:
-            words = line.split(None, 5)
-            if not words[0].endswith(":"):
-                is_file_backed = words[1] in ("r-xp", "r--p") and words[-1].startswith("/")
-                start, end = words[0].split("-")
+            fields = line.split(None, 5)
+            if not fields[0].endswith(":"):
+                is_file_backed = fields[1] in ("r-xp", "r--p") and fields[-1].startswith("/")
+                start, end = fields[0].split("-")
                 place = (int(start, 16), int(end, 16)) if is_file_backed else None
-            elif words[0] == "Anonymous:" and place is not None and words[1] == "0":
+            elif fields[0] == "Anonymous:" and place is not None and fields[1] == "0":
                 found.append(place)
     return found

@@ -34,9 +34,9 @@ async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status
     reported: list[str] = []
     while notifier.interval is not None:
         stuck = health.stuck() if health is not None else {}
-        words = [f"the {name} worker has been stuck for {s:.0f} s" for name, s in stuck.items()]
+        messages = [f"the {name} worker has been stuck for {s:.0f} s" for name, s in stuck.items()]
         if health is not None and health.may_restart():
-            what = "; ".join(words)
+            what = "; ".join(messages)
             logs.log.say_once(
                 "watchdog",
                 "error",
@@ -45,9 +45,9 @@ async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status
             )
         else:
             notifier.ping()
-        if words or reported:
-            notifier.status("; ".join(words) or status())
-        reported = words
+        if messages or reported:
+            notifier.status("; ".join(messages) or status())
+        reported = messages
         await asyncio.sleep(notifier.interval)
 
 

@@ -71,16 +71,16 @@ def request_bytes(route: str, params: Mapping[str, str] | None = None, *, act: b
 def read_answer(path: Path, route: str, data: bytes) -> object:
     """Read the whole answer of an admin socket; see ``query``."""
     head, gap, body = data.partition(b"\r\n\r\n")
-    words = head.split(b" ", 2)
-    if not gap or len(words) < 3 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+    fields = head.split(b" ", 2)
+    if not gap or len(fields) < 3 or not fields[0].startswith(b"HTTP/1.") or not fields[1].isdigit():
         raise UnavailableError(
             f"cannot query the daemon at {path}: what answers there is not an admin socket"
         )
-    if words[1] in (b"400", b"414"):
+    if fields[1] in (b"400", b"414"):
         raise InputError(f"cannot query the daemon at {path} for {route}: {_error_text(body)}")
-    if words[1] == b"403":
+    if fields[1] == b"403":
         raise PermissionDeniedError(f"cannot query the daemon at {path} for {route}: {_error_text(body)}")
-    if words[1] != b"200":
+    if fields[1] != b"200":
         raise UnavailableError(f"cannot query the daemon at {path} for {route}: {_error_text(body)}")
     if b"content-type: application/json" not in head.lower():
         return body.decode(errors="replace")

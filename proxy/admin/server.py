@@ -142,20 +142,20 @@ class AdminServer:
             return _response(400, "the request is not complete\n")
         if crowded:
             return _response(503, "too many clients\n")
-        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        fields = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(fields) != 3 or not fields[2].startswith("HTTP/1."):
             return _response(400, "this is not HTTP/1.1\n")
-        path, _, query = words[1].partition("?")
+        path, _, query = fields[1].partition("?")
         if len(query) > QUERY_LIMIT:
             return _response(414, f"the parameters are longer than {QUERY_LIMIT} bytes\n")
-        if words[0] == "POST" and path in self._actions:
+        if fields[0] == "POST" and path in self._actions:
             if not _may_act(writer):
                 return _response(403, "only root and the daemon's own user may act\n")
             action = self._actions[path]
             return await self._serve(
-                lambda words: self._to_its_end(action(words)), path, query, ACTION_SECONDS
+                lambda fields: self._to_its_end(action(fields)), path, query, ACTION_SECONDS
             )
-        if words[0] != "GET" or (path in self._actions and path not in self._routes):
+        if fields[0] != "GET" or (path in self._actions and path not in self._routes):
             only = "POST" if path in self._actions else "GET"
             return _response(405, f"only {only} is answered\n", f"Allow: {only}\r\n")
         route = self._routes.get(path)

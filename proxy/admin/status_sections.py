@@ -103,12 +103,10 @@ def hooks(data: Mapping[str, object], width: int) -> Iterable[str]:
         return
     requested = [one_line(entry.get("name")) for entry in entries if as_list(entry.get("points"))]
     yield ""
-    yield cut(
-        ": ".join(words for words in (f"Hooks ({len(requested)})", ", ".join(requested)) if words), width
-    )
+    yield cut(": ".join(text for text in (f"Hooks ({len(requested)})", ", ".join(requested)) if text), width)
     for entry in entries:
-        if words := trouble(entry):
-            yield cut(f"  {one_line(entry.get('name')) or '?'}: {words}", width)
+        if text := trouble(entry):
+            yield cut(f"  {one_line(entry.get('name')) or '?'}: {text}", width)
     if served:
         yield cut(f"  {_hooks_served(served)}", width)
 
@@ -248,9 +246,9 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
         for e in reported
     ]
     yield from table(rows) if reported else ()
-    for words in (trouble, *(one_line(each.get("problem")) for each in reported)):
-        if words:
-            yield f"  Ignored node label or annotation: {words}"
+    for text in (trouble, *(one_line(each.get("problem")) for each in reported)):
+        if text:
+            yield f"  Ignored node label or annotation: {text}"
 
 
 def _prescribed_value(value: object) -> str:
@@ -302,7 +300,7 @@ def release_remaining(data: Mapping[str, object]) -> Iterable[str]:
         data: The part ``release`` of ``/status``.
     """
     if data.get("stage") == "releasing":
-        yield from (f"  still: {one_line(words)}" for words in as_list(data.get("left")))
+        yield from (f"  still: {one_line(text)}" for text in as_list(data.get("left")))
 
 
 _PERIOD_US = 100_000

@@ -100,9 +100,9 @@ def _differing(
         return "", ""
     other_mems = f"mems {mems}" if mems and mems != one_line(entry.get("mems")) else ""
     if not _is_applied(data, entry):
-        return "", " ".join(words for words in (*pool, planned, other_mems) if words)
+        return "", " ".join(text for text in (*pool, planned, other_mems) if text)
     cpus_differ = planned != one_line(entry.get("cpus"))
-    return " ".join(words for words in (planned if cpus_differ else "", other_mems) if words), ""
+    return " ".join(text for text in (planned if cpus_differ else "", other_mems) if text), ""
 
 
 def _filled(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[list[str]]:
@@ -120,7 +120,7 @@ def problems(data: Mapping[str, object]) -> Iterable[str]:
     ]
     hooks = [as_map(entry) for entry in as_list(as_map(data.get("hooks")).get("hooks"))]
     lines += [
-        f"hook {one_line(entry.get('name')) or '?'}: {words}" for entry in hooks if (words := trouble(entry))
+        f"hook {one_line(entry.get('name')) or '?'}: {text}" for entry in hooks if (text := trouble(entry))
     ]
     for entry in map(as_map, as_list(as_map(data.get("enforcement")).get("problems"))):
         lines.append(f"cannot change pod {one_line(entry.get('pod'))}: {one_line(entry.get('reason'))}")
@@ -198,11 +198,11 @@ def verdict(entry: Mapping[str, object]) -> str:
         return ""
     if not firm and not cache:
         return "all there"
-    words = [f"{_size(firm)} elsewhere"] if firm else []
-    words += [f"{_size(cache)} of page cache elsewhere, where it was read first"] if cache else []
+    parts = [f"{_size(firm)} elsewhere"] if firm else []
+    parts += [f"{_size(cache)} of page cache elsewhere, where it was read first"] if cache else []
     if firm and entry.get("migrates") is False:
-        words.append("the kernel does not move it (memory_migrate is 0)")
-    return "; ".join(words)
+        parts.append("the kernel does not move it (memory_migrate is 0)")
+    return "; ".join(parts)
 
 
 def _sizes(value: object) -> dict[str, int]:

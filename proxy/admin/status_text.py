@@ -63,11 +63,11 @@ def render(status: object, width: int = 100) -> str:
 def _title(data: Mapping[str, object]) -> str:
     uptime, ready = data.get("uptime_s"), data.get("ready")
     title = f"topoproxy {one_line(data.get('version'))}".strip()
-    words = [f"mode {one_line(data.get('mode'))}" if "mode" in data else ""]
-    words.append(f"pid {one_line(data.get('pid'))}" if "pid" in data else "")
-    words.append(f"up {length(uptime)}" if isinstance(uptime, int | float) else "")
-    words.append({True: "ready", False: "NOT READY"}.get(ready, "") if isinstance(ready, bool) else "")
-    return ", ".join([title, *(w for w in words if w)])
+    parts = [f"mode {one_line(data.get('mode'))}" if "mode" in data else ""]
+    parts.append(f"pid {one_line(data.get('pid'))}" if "pid" in data else "")
+    parts.append(f"up {length(uptime)}" if isinstance(uptime, int | float) else "")
+    parts.append({True: "ready", False: "NOT READY"}.get(ready, "") if isinstance(ready, bool) else "")
+    return ", ".join([title, *(w for w in parts if w)])
 
 
 def _head(data: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -92,16 +92,16 @@ def _clients(data: Mapping[str, object]) -> str:
     count, calls = data.get("clients"), as_map(data.get("calls"))
     if not isinstance(count, int):
         return ""
-    words = [f"{count} connected" if count else "none connected"]
+    parts = [f"{count} connected" if count else "none connected"]
     if "last_s" in calls:
         last = calls["last_s"]
-        words.append(f"last call {length(last)} ago" if isinstance(last, int | float) else "no call yet")
+        parts.append(f"last call {length(last)} ago" if isinstance(last, int | float) else "no call yet")
     methods = [
         f"{one_line(name)} {length(s)} ago"
         for name, s in as_map(calls.get("methods")).items()
         if isinstance(s, int | float)
     ]
-    return ", ".join(words) + (f" ({', '.join(methods)})" if methods else "")
+    return ", ".join(parts) + (f" ({', '.join(methods)})" if methods else "")
 
 
 def _attached(found: Mapping[str, object]) -> str:
@@ -117,7 +117,7 @@ def _runtime(runtime: Mapping[str, object]) -> Iterable[tuple[str, str]]:
         state = ""
     elif reason := one_line(runtime.get("reason")):
         state = f"{state}: {reason}"
-    yield "runtime", ", ".join(word for word in (where, state) if word)
+    yield "runtime", ", ".join(part for part in (where, state) if part)
     period = runtime.get("reconcile_s")
     within = length(period) if isinstance(period, int | float) else "reconcilePeriod"
     events = one_line(runtime.get("events"))
@@ -125,9 +125,9 @@ def _runtime(runtime: Mapping[str, object]) -> Iterable[tuple[str, str]]:
 
 
 def _cgroups(groups: Mapping[str, object]) -> Iterable[tuple[str, str]]:
-    words = [f"v{one_line(groups['version'])}" if "version" in groups else ""]
-    words.append(f"{one_line(groups['driver'])} driver" if groups.get("driver") else "")
-    yield "cgroups", ", ".join(word for word in words if word)
+    parts = [f"v{one_line(groups['version'])}" if "version" in groups else ""]
+    parts.append(f"{one_line(groups['driver'])} driver" if groups.get("driver") else "")
+    yield "cgroups", ", ".join(part for part in parts if part)
     connected = as_map(groups.get("systemd")).get("connected")
     if isinstance(connected, bool):
         yield "systemd", "connected" if connected else "NOT CONNECTED"
@@ -136,26 +136,26 @@ def _cgroups(groups: Mapping[str, object]) -> Iterable[tuple[str, str]]:
 def _config(config: Mapping[str, object]) -> str:
     """Name the file, and say what of it is not in effect."""
     reload, restart = as_map(config.get("reload")), [as_map(row) for row in as_list(config.get("restart"))]
-    words = [one_line(config.get("source"))] if config.get("source") else []
+    parts = [one_line(config.get("source"))] if config.get("source") else []
     if reload.get("result") == "refused":
         at = reload.get("at")
         ago = f" {length(max(0.0, time.time() - at))} ago" if isinstance(at, int | float) else ""
-        words.append(f"RELOAD REFUSED{ago}: the previous configuration stays in effect")
+        parts.append(f"RELOAD REFUSED{ago}: the previous configuration stays in effect")
     if restart:
         keys = ", ".join(one_line(row.get("key")) for row in restart)
-        words.append(f"takes effect at the next restart: {keys}")
-    return "; ".join(words)
+        parts.append(f"takes effect at the next restart: {keys}")
+    return "; ".join(parts)
 
 
 def _cluster(files: list[Mapping[str, object]]) -> str:
     """Return what the cluster agent has read, and how old it is."""
-    words = []
+    parts = []
     for entry in files:
         name, age = one_line(entry.get("name")), entry.get("confirmed_s")
         known = f"as of {length(age)} ago" if isinstance(age, int | float) else "not read"
         count = f"{one_line(entry.get('items'))} " if name != "node" and entry.get("items") else ""
-        words.append(f"{count}{name} {known}")
-    return ", ".join(words)
+        parts.append(f"{count}{name} {known}")
+    return ", ".join(parts)
 
 
 def _applied_to(data: Mapping[str, object]) -> str:
@@ -167,24 +167,24 @@ def _applied_to(data: Mapping[str, object]) -> str:
     others = [name for name in ("observed", "toEnforce", "toGiveBack") if name in pods]
     if data.get("mode") not in ("observe", "enforce") or not (others or page.get("paused")):
         return ""
-    words = [f"{counted(pods.get('enforced', 0), 'pod')}, {pods.get('observed', 0)} observed"]
-    words += [f"{pods['toEnforce']} to be enforced"] if "toEnforce" in pods else []
-    words += [f"{pods['toGiveBack']} to be given back"] if "toGiveBack" in pods else []
-    words += ["paused"] if page.get("paused") else []
+    parts = [f"{counted(pods.get('enforced', 0), 'pod')}, {pods.get('observed', 0)} observed"]
+    parts += [f"{pods['toEnforce']} to be enforced"] if "toEnforce" in pods else []
+    parts += [f"{pods['toGiveBack']} to be given back"] if "toGiveBack" in pods else []
+    parts += ["paused"] if page.get("paused") else []
     if isinstance(users, int) and users:
-        words.append(f"{counted(users, 'observed container')} can use exclusive CPUs")
-    return "; ".join(words)
+        parts.append(f"{counted(users, 'observed container')} can use exclusive CPUs")
+    return "; ".join(parts)
 
 
 def _reading(kernel: Mapping[str, object]) -> str:
     """Note where the cpusets shown are not current."""
     age, missing = kernel.get("age_s"), kernel.get("not_read")
-    words = []
+    parts = []
     if isinstance(age, int | float) and age > STALE_S:
-        words.append(f"as they were {length(age)} ago: the kernel does not answer")
+        parts.append(f"as they were {length(age)} ago: the kernel does not answer")
     if isinstance(missing, int) and missing:
-        words.append(f"those of {counted(missing, 'container')} are not shown: reading takes too long")
-    return "; ".join(words)
+        parts.append(f"those of {counted(missing, 'container')} are not shown: reading takes too long")
+    return "; ".join(parts)
 
 
 def _stuck(workers: Mapping[str, object]) -> Iterable[str]:
@@ -200,20 +200,20 @@ def _rules(data: Mapping[str, object]) -> list[str]:
     """Describe the rules by which containers are placed, as far as they differ from the defaults."""
     settings = as_map(data.get("settings"))
     policy = one_line(settings.get("topologyManagerPolicy"))
-    words = []
+    parts = []
     if one_line(settings.get("cpuManagerPolicy")) == "static":
         options = ", ".join(one_line(option) for option in as_list(settings.get("cpuManagerPolicyOptions")))
-        words.append(f"CPUs static{f' ({options})' if options else ''}")
+        parts.append(f"CPUs static{f' ({options})' if options else ''}")
     if policy and policy != "none":
-        words.append(f"topology {policy}, scope {one_line(settings.get('topologyManagerScope'))}")
+        parts.append(f"topology {policy}, scope {one_line(settings.get('topologyManagerScope'))}")
     if one_line(settings.get("memoryManagerPolicy")) == "Static":
-        words.append("memory Static")
+        parts.append("memory Static")
     if reserved := one_line(settings.get("reservedSystemCPUs")):
-        words.append(f"reserved CPUs {reserved}")
-    words += _admission(as_map(settings.get("admission")))
+        parts.append(f"reserved CPUs {reserved}")
+    parts += _admission(as_map(settings.get("admission")))
     if stage := one_line(data.get("takeover")):
-        words.append(f"takeover from kubelet {stage}")
-    return words
+        parts.append(f"takeover from kubelet {stage}")
+    return parts
 
 
 def _admission(rules: Mapping[str, object]) -> Iterable[str]:

@@ -187,6 +187,6 @@ def _condition_in(node: JsonObject) -> tuple[NodeCondition, str] | None:
     conditions: list[dict[str, Any]] = (node.get("status") or {}).get("conditions") or []
     for each in conditions:
         if each.get("type") == TYPE:
-            words = (str(each.get(key) or "") for key in ("status", "reason", "message"))
-            return NodeCondition(*words), str(each.get("lastTransitionTime") or "")
+            parts = (str(each.get(key) or "") for key in ("status", "reason", "message"))
+            return NodeCondition(*parts), str(each.get("lastTransitionTime") or "")
     return None

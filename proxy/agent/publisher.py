@@ -99,7 +99,7 @@ class Publisher:
         self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
         self._events = WriteBudget(1 / EVENT_S, EVENT_BURST)
         self._watchers: dict[str, asyncio.Task[None]] = {}
-        self._there: set[str] = set()
+        self._existing: set[str] = set()
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -155,9 +155,9 @@ class Publisher:
         version, has_own_fields = found or (None, False)
         self.writer.observed(path, version)
         if not has_own_fields:
-            self._there.discard(path)
-        elif path not in self._there:
-            self._there.add(path)
+            self._existing.discard(path)
+        elif path not in self._existing:
+            self._existing.add(path)
             if (page := self.follower.page) is not None and not page.published:
                 self._publish()
 
@@ -258,7 +258,7 @@ class Publisher:
             if collection:
                 path = f"{collection}/{self._session.node}"
                 remove = partial(self._session.api.delete, path)
-                if path in self._there:  # it may be of an earlier run
+                if path in self._existing:  # it may be of an earlier run
                     self.writer.want(path, None, remove)
                 self.writer.withdraw(path, remove)
         for path in list(self._annotated):

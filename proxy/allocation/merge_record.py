@@ -88,18 +88,18 @@ def _bits(hint: TopologyHint) -> int:
 
 
 def _blame(decision: PolicyDecision) -> tuple[str, ...]:
-    words = [f"{resource} cannot be given at all" for resource in decision.unsatisfiable]
+    conflicts = [f"{resource} cannot be given at all" for resource in decision.unsatisfiable]
     strict: list[_Preference] = []
     for entry in decision.lists:
         if entry.unsatisfiable:
             continue
         hints = usable_hints(entry, decision.policy)
         if not hints:
-            words.append(_narrowest(entry, decision.policy))
+            conflicts.append(_narrowest(entry, decision.policy))
         if all(hint.affinity is not None for hint in hints):
             masks = {hint.affinity.bits for hint in hints if hint.affinity is not None}
             strict.append(_Preference(entry.resource, masks, whole=entry.family is None))
-    return tuple(words or _conflicting_preferences(strict))
+    return tuple(conflicts or _conflicting_preferences(strict))
 
 
 class _Preference(Struct, frozen=True):

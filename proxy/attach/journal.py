@@ -81,14 +81,18 @@ def load(state: Path) -> AttachJournal | None:
         entries = sorted((int(each.name), each) for each in directory.iterdir() if each.name.isdigit())
         changes = tuple(_entry(each) for _, each in entries)
         made = [line for _, each in entries for line in (each / "made").read_text().splitlines()]
-        (word,), (unit,), (endpoint,), (previous,) = (
+        (endpoint_text,), (unit,), (endpoint,), (previous,) = (
             lines[k] for k in ("state", "unit", "endpoint", "previous")
         )
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the journal of the attach in {directory}: {error}") from None
-    if word not in (BEGUN, CHANGING, ATTACHED) or not changes:
-        raise InputError(f"cannot read the journal of the attach in {directory}: its state is {word!r}")
-    return AttachJournal(word, unit, endpoint, previous, tuple(lines["enabled"]), changes, tuple(made))
+    if endpoint_text not in (BEGUN, CHANGING, ATTACHED) or not changes:
+        raise InputError(
+            f"cannot read the journal of the attach in {directory}: its state is {endpoint_text!r}"
+        )
+    return AttachJournal(
+        endpoint_text, unit, endpoint, previous, tuple(lines["enabled"]), changes, tuple(made)
+    )
 
 
 def _entry(entry: Path) -> FileChange:
@@ -125,14 +129,14 @@ def write(state: Path, journal: AttachJournal, root: Path, kept: Path | None = N
         draft.mkdir(mode=0o700)
         for number, change in enumerate(journal.changes, 1):
             _write_entry(draft / str(number), change, root, _find_unchanged(kept, change))
-        for name, words in (
+        for name, values in (
             ("state", [journal.state]),
             ("unit", [journal.unit]),
             ("endpoint", [journal.endpoint]),
             ("previous", [journal.previous]),
             ("enabled", journal.enabled),
         ):
-            write_file(draft / name, "".join(f"{word}\n" for word in words).encode())
+            write_file(draft / name, "".join(f"{value}\n" for value in values).encode())
         write_file(draft / "complete", b"")
         _publish(state, draft)
     except OSError as error:
@@ -194,14 +198,14 @@ def copy_as_is(source: Path, to: Path) -> None:
     os.utime(to, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def mark(state: Path, word: str) -> None:
+def mark(state: Path, stage: str) -> None:
     """Set the state of the journal.
 
     Raises:
         CannotCreateError: It cannot be written.
     """
     try:
-        write_file(directory_of(state) / "state", f"{word}\n".encode())
+        write_file(directory_of(state) / "state", f"{stage}\n".encode())
     except OSError as error:
         raise CannotCreateError(
             f"cannot write the journal of the attach in {state}: {error.strerror}"

@@ -23,7 +23,7 @@ def attached_endpoint(state: Path) -> str:
     """
     directory = directory_of(state)
     try:
-        word, endpoint = ((directory / name).read_text().strip() for name in ("state", "endpoint"))
+        stage, endpoint = ((directory / name).read_text().strip() for name in ("state", "endpoint"))
     except (OSError, ValueError):
         return ""
-    return endpoint if word == ATTACHED else ""
+    return endpoint if stage == ATTACHED else ""

@@ -1,8 +1,8 @@
 """A call that waits at a front end for its decision, and what is kept of it until it is over.
 
 A front end decodes its protocol into an ``UndecidedCall``. Its methods that read give values of ``model``
-from the message as it is then: hooks may have changed it. One of ``release``, ``place`` and ``refuse`` ends the
-wait.
+from the message as it is then: hooks may have changed it. One of ``release``, ``place`` and ``refuse`` ends
+the wait.
 """
 
 from __future__ import annotations

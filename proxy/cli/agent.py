@@ -42,6 +42,6 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
             f"cannot run the agent: {error.name} is not installed; install requirements-cluster.lock"
         ) from error
 
-    words = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}
-    given = {key: (option, str(word)) for key, (option, word) in words.items() if word is not None}
+    options = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}
+    given = {key: (option, str(value)) for key, (option, value) in options.items() if value is not None}
     return run(override(config_for(file, admin), given))

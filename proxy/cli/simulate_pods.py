@@ -95,8 +95,8 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
     hosts = [hosts_of(config, named, rules) for config in configs]
     with _counter(options.progress, len(reported.simulated_pods) * len(configs)) as step:
         played = [
-            simulate(config, some, reported.simulated_pods, rules, step)
-            for config, some in zip(configs, hosts, strict=True)
+            simulate(config, of_config, reported.simulated_pods, rules, step)
+            for config, of_config in zip(configs, hosts, strict=True)
         ]
     found = [find(simulation) for simulation in played]
     notes = list(dict.fromkeys([*reported.notes, *(note for each in played for note in too_small(each))]))
@@ -117,21 +117,21 @@ def _machines(options: SimulateOptions) -> list[Named]:
     return copies([sysfs_machine(root or config.sysfs_root, None if root else config.procfs_root)], nodes)
 
 
-def _wanted(words: Sequence[str], reported: Pods) -> Iterator[str]:
+def _wanted(queries: Sequence[str], reported: Pods) -> Iterator[str]:
     """Find the pods that are to be explained.
 
     Raises:
         UsageError: There is no such pod.
     """
-    refs = {simulated_pod.ref for simulated_pod in reported.simulated_pods} if words else set()
-    for word in words:
-        ref = word if "/" in word else f"default/{word}"
+    refs = {simulated_pod.ref for simulated_pod in reported.simulated_pods} if queries else set()
+    for query in queries:
+        ref = query if "/" in query else f"default/{query}"
         if ref not in refs:
             import difflib
 
             close = difflib.get_close_matches(ref, sorted(refs), n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""
-            raise UsageError(f"cannot explain {word}: there is no pod {ref}{meant}")
+            raise UsageError(f"cannot explain {query}: there is no pod {ref}{meant}")
         yield ref
 
 

@@ -55,7 +55,7 @@ def status_text(answer: object) -> str:
 def done_text(answer: object) -> str:
     """Write the result of a step."""
     data = as_map(answer)
-    reported = [f"{one_line(words)}" for words in as_list(data.get("messages"))]
+    reported = [f"{one_line(text)}" for text in as_list(data.get("messages"))]
     return "\n".join([*reported, *_list("What remains to be done", data.get("next"), ordered=True)]) + "\n"
 
 
@@ -68,9 +68,9 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
     runs = as_list(kubelet.get("running"))
     yield f"kubelet:   {f'runs ({one_line(runs[0])})' if runs else 'does not run'}"
     options = ", ".join(f"{name}={value}" for name, value in as_map(kubelet.get("options")).items())
-    words = [f"policy {one_line(kubelet.get('policy')) or 'unknown'}", options]
-    words.append(f"keeps back CPUs {one_line(kubelet.get('reserved'))}" if kubelet.get("reserved") else "")
-    yield f"           CPU manager: {', '.join(word for word in words if word)}"
+    parts = [f"policy {one_line(kubelet.get('policy')) or 'unknown'}", options]
+    parts.append(f"keeps back CPUs {one_line(kubelet.get('reserved'))}" if kubelet.get("reserved") else "")
+    yield f"           CPU manager: {', '.join(part for part in parts if part)}"
     problem = one_line(kubelet.get("file_problem"))
     state = problem or f"for policy {one_line(kubelet.get('file_policy'))}, checksum good"
     yield f"           {one_line(kubelet.get('file'))}: {state}"

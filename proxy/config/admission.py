@@ -56,12 +56,12 @@ def _expression(tree: YamlNode) -> LabelExpression:
             case "key":
                 label = _key(value.text("a key of a label", _WORDS), value)
             case "operator":
-                word = value.text("an operator", _WORDS)
-                if word not in list(LabelOperator):
+                text = value.text("an operator", _WORDS)
+                if text not in list(LabelOperator):
                     raise value.fault(
-                        f"{word!r} is not {', '.join(LabelOperator)}{meant(word, LabelOperator)}"
+                        f"{text!r} is not {', '.join(LabelOperator)}{meant(text, LabelOperator)}"
                     )
-                operator = LabelOperator(word)
+                operator = LabelOperator(text)
             case "values":
                 values = tuple(dict.fromkeys(map(_value, value.members("a list of values"))))
             case _:

@@ -78,21 +78,21 @@ def float_text(value: float) -> str:
 
 def choice(values: type[enum.StrEnum], *some: enum.StrEnum) -> SettingKind:
     """One of a few words, spelled exactly: any of an enumeration, or some of it."""
-    words = [str(v) for v in some or values]
-    shown = [word or "empty" for word in words]
+    choices = [str(v) for v in some or values]
+    shown = [value or "empty" for value in choices]
     listed = f"{', '.join(shown[:-1])} or {shown[-1]}"
 
     def read(text: str) -> enum.StrEnum:
-        if text not in words:
-            raise ValueError(f"{text!r} is not {listed}{meant(text, words)}")
+        if text not in choices:
+            raise ValueError(f"{text!r} is not {listed}{meant(text, choices)}")
         return values(text)
 
-    return SettingKind(listed, read, str, bounded=True, schema={"enum": [*words, *_as_yaml_1_1(words)]})
+    return SettingKind(listed, read, str, bounded=True, schema={"enum": [*choices, *_as_yaml_1_1(choices)]})
 
 
-def _as_yaml_1_1(words: Iterable[str]) -> list[bool]:
+def _as_yaml_1_1(values: Iterable[str]) -> list[bool]:
     """Return what readers of YAML 1.1 make of ``on`` and ``off``."""
-    return [word == "on" for word in words if word in ("on", "off")]
+    return [value == "on" for value in values if value in ("on", "off")]
 
 
 def whole(low: int, high: int) -> SettingKind:

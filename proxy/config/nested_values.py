@@ -132,10 +132,10 @@ def clash(node: Any) -> str:
     return "a list" if node.id == "sequence" else "keys with values"
 
 
-def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
+def meant(key: str, known: Iterable[str], prefix: str = "") -> str:
     """Suggest the word that was probably meant; empty where none is near."""
     import difflib
 
     lower = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(key.lower()[:80], lower, n=1, cutoff=0.6)
     return f"; did you mean {prefix}{lower[close[0]]}?" if close else ""

@@ -55,8 +55,8 @@ def permitted_claim(
     """
     rules = node.admission
     if pod.qos is QosClass.SYSTEM and node.system and not rules.system.admits(pod.namespace):
-        words = _not_permitted(pod, "class SYSTEM", "systemNamespaces")
-        return _without_claim(pod), Breach(AdmissionRule.SYSTEM_NAMESPACE, words)
+        problem = _not_permitted(pod, "class SYSTEM", "systemNamespaces")
+        return _without_claim(pod), Breach(AdmissionRule.SYSTEM_NAMESPACE, problem)
     listed = rules.owners.admits(pod.namespace)
     if not listed and pod.qos in STRICT:
         return _without_claim(pod), Breach(

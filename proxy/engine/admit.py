@@ -196,8 +196,8 @@ def _decide(state: NodeState, request: ProviderRequest, *, whole: bool) -> PodAd
         done = other if other.verdict.admitted else done
     if done.limit is None or rejects_claims(state.node):
         return done
-    words = done.verdict.message.partition(": ")[2]
-    problem = sharing_problem(Breach(done.limit, words))
+    message = done.verdict.message.partition(": ")[2]
+    problem = sharing_problem(Breach(done.limit, message))
     return PodAdmission(Verdict(), pod, state, problem=problem, limit=done.limit)
 
 

@@ -182,9 +182,9 @@ def overcommitted_memory(state: NodeState) -> dict[str, tuple[int, int]]:
             for block in blocks:
                 promised[block.resource] += block.size
     charged: Counter[str] = Counter()
-    there: Counter[str] = Counter()
+    in_use: Counter[str] = Counter()
     for node in state.memory.nodes.values():
         for resource, table in node.tables.items():
             charged[resource] += table.reserved
-            there[resource] += table.allocatable
-    return {name: (size, there[name]) for name, size in sorted(promised.items()) if size > charged[name]}
+            in_use[resource] += table.allocatable
+    return {name: (size, in_use[name]) for name, size in sorted(promised.items()) if size > charged[name]}

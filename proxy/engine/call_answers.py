@@ -178,8 +178,8 @@ def create_answer(
 
 def unreserved_verdict(state: NodeState, container: Container, reason: AbortReason) -> Verdict:
     """Return the verdict on a create whose CPUs cannot be freed."""
-    words = public_reason(state, reason)
-    message = f"cannot free CPUs for {container.ref}: {words}"
+    public = public_reason(state, reason)
+    message = f"cannot free CPUs for {container.ref}: {public}"
     return Verdict(GrpcStatus.FAILED_PRECONDITION, "CPUsNotFreed", message)
 
 

@@ -81,19 +81,19 @@ class MemsRepair(Struct, frozen=True):
     is_right: bool = False
 
 
-def repair(has: Mask, want: Mask, above: Mask, there: Mask, returned: Mask) -> MemsRepair:
+def repair(has: Mask, want: Mask, above: Mask, existing: Mask, returned: Mask) -> MemsRepair:
     """Decide what is done about the nodes of a container.
 
     Args:
         has: What its group has.
         want: What was decided.
         above: What the group above has.
-        there: The nodes that exist.
+        existing: The nodes that exist.
         returned: Nodes that came back: groups above are widened for them.
     """
     if has != want and not want - above <= returned:
         want = want & above or has
-    kept = has if has <= there else has & there | want  # no memory is left on nodes that are gone
+    kept = has if has <= existing else has & existing | want  # no memory is left on nodes that are gone
     if want - kept:
         return MemsRepair(kept | want, is_drift=True, is_right=kept <= want)
     write = None if kept == has else kept

@@ -96,7 +96,7 @@ def place(
     attempt: int,
     request: Request,
     token: str,
-    there: CpuSet | None = None,
+    allowed: CpuSet | None = None,
     has: CpuSet | None = None,
     preferred: Preferences = NO_PREFERENCES,
 ) -> Plan:
@@ -109,7 +109,7 @@ def place(
         attempt: Its attempt.
         request: What it requests.
         token: Its id until the runtime has assigned one.
-        there: CPUs that may be named; the online ones if None.
+        allowed: CPUs that may be named; the online ones if None.
         has: CPUs that it runs on already; None for none. Exactly these it may own beyond all limits.
         preferred: What device plug-ins prefer.
 
@@ -122,10 +122,14 @@ def place(
         return Plan(_ADMITTED, state.renamed("", container), container)
     online = state.node.machine.online
     counts, breach = permitted_container_claim(state, pod, name, request)
-    if there is None and counts.cpuset and counts.cpuset & online and counts.cpuset <= state.had(pod.key):
-        there = counts.cpuset | online  # its offline CPUs come back, and it continues with the others
+    if allowed is None and counts.cpuset and counts.cpuset & online and counts.cpuset <= state.had(pod.key):
+        allowed = counts.cpuset | online  # its offline CPUs come back, and it continues with the others
     claimed = claim(
-        counts, request, there or online, static=state.node.static, exact=_known_exclusive_cpus(pod, name)
+        counts,
+        request,
+        allowed or online,
+        static=state.node.static,
+        exact=_known_exclusive_cpus(pod, name),
     )
     if breach is not None and not claimed.problem:
         claimed = structs.replace(claimed, problem=sharing_problem(breach))
@@ -180,8 +184,8 @@ def permitted_container_claim(
         return pod, None
     if pod.cpuset is None or pod.total is not None or pod.requests is not None:
         return permitted_claim(state.node, pod, None, state.retained_cpus(pod.key))
-    there = {c.name: c.request for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
-    known = sum_requests(list({**there, name: request}.values()))
+    requests = {c.name: c.request for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
+    known = sum_requests(list({**requests, name: request}.values()))
     return permitted_claim(state.node, pod, known, state.retained_cpus(pod.key))
 
 

@@ -258,8 +258,8 @@ def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[Node
 
 def cpus_assigned(state: NodeState, event: CpusAssigned) -> tuple[NodeState, NodeEffects]:
     """Notify observers of containers that may use other CPUs."""
-    there = (state.containers.get(container_id) for container_id in event.ids)
-    return state, tuple(NotifyCpusAssigned(container) for container in there if container is not None)
+    containers = (state.containers.get(container_id) for container_id in event.ids)
+    return state, tuple(NotifyCpusAssigned(container) for container in containers if container is not None)
 
 
 def container_touched(state: NodeState, event: ContainerTouched) -> tuple[NodeState, NodeEffects]:

@@ -100,12 +100,12 @@ def counts(state: NodeState) -> EnforcementCounts:
     """Count the pods that the plan is applied to, and the others."""
     live, lagging = live_pods(state), state.enforcement.lagging
     applied = {key for key, pod in live.items() if applies_to(state, pod)}
-    there = (c for c in state.containers.values() if c.phase is not Phase.EXITED)
+    containers = (c for c in state.containers.values() if c.phase is not Phase.EXITED)
     return EnforcementCounts(
         len(applied),
         len(live) - len(applied),
         sum(key not in applied for key in lagging & live.keys()),
         len(lagging & applied),
         len(state.enforcement.moving & live.keys()),
-        sum(container.pod.key not in applied for container in there),
+        sum(container.pod.key not in applied for container in containers),
     )

@@ -50,7 +50,7 @@ class Enforcement(Struct, frozen=True):
         """
         try:
             selection, keys = record["selection"], (record["lagging"], record["moving"])
-            lagging, moving = (frozenset(str(key) for key in some) for some in keys)  # type: ignore[attr-defined]
+            lagging, moving = (frozenset(str(key) for key in group) for group in keys)  # type: ignore[attr-defined]
             mode = NodeMode(str(record["mode"]))
         except (KeyError, TypeError) as error:
             raise ValueError("it is not a record of enforcement") from error

@@ -155,9 +155,9 @@ def _class(pod: Pod) -> Fact:
 
 def _requests(ask: ContainerResources, source: str) -> list[Fact]:
     facts = [Fact("kind of container", ask.kind.value, source)]
-    for words, amounts in (("request", ask.requests), ("limit", ask.limits)):
+    for name, amounts in (("request", ask.requests), ("limit", ask.limits)):
         facts += [
-            Fact(f"{printable(resource, 63)} {words}", _amount(resource, n), source)
+            Fact(f"{printable(resource, 63)} {name}", _amount(resource, n), source)
             for resource, n in amounts.items()
         ]
     return facts

@@ -58,8 +58,8 @@ def _saved_cpus_learned(state: NodeState, event: call_events.SavedCpusLearned) -
 
 def _containers_unsaved(state: NodeState, event: call_events.ContainersUnsaved) -> Handled:
     # A container may have gone since its cpuset was written: nothing would forget it any more.
-    there = [container_id for container_id in event.ids if container_id in state.containers]
-    return (state.knowing(state.runtime.with_unsaved(there)), (SyncRuntimeSoon(),)) if there else (state, ())
+    known = [container_id for container_id in event.ids if container_id in state.containers]
+    return (state.knowing(state.runtime.with_unsaved(known)), (SyncRuntimeSoon(),)) if known else (state, ())
 
 
 def _runtime_sync_began(state: NodeState, event: call_events.RuntimeSyncBegan) -> Handled:

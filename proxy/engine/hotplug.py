@@ -72,7 +72,7 @@ class HardwareLoss(Struct, frozen=True):
         """By how many CPUs it has fewer than it was promised."""
         return max(len(self.away) - len(self.instead), 0)
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the words that follow the name of the container."""
         parts = []
         if self.away:
@@ -127,8 +127,8 @@ def changed_losses(
         The current losses; and the containers whose loss has changed, with its text, empty where it has
         ended.
     """
-    now = {container_id: loss.words() for container_id, loss in losses(state).items()}
+    now = {container_id: loss.text() for container_id, loss in losses(state).items()}
     over = dict.fromkeys(reported.keys() - now.keys(), "")
-    differ = {i: words for i, words in now.items() if reported.get(i) != words} | over
-    there = ((container, words) for i, words in differ.items() if (container := state.containers.get(i)))
-    return now, [(container, words) for container, words in there if applies_to(state, container.pod)]
+    differ = {i: text for i, text in now.items() if reported.get(i) != text} | over
+    changed = ((container, text) for i, text in differ.items() if (container := state.containers.get(i)))
+    return now, [(container, text) for container, text in changed if applies_to(state, container.pod)]

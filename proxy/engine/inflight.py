@@ -158,8 +158,8 @@ class InflightCalls(Struct, frozen=True):
 
     def unattended(self) -> list[InflightCall]:
         """Return the orphans, and the calls that were relayed while the node was released."""
-        there = (call for calls in self.calls.values() for call in calls)
-        return [call for call in there if call.orphaned_since is not None or call.relayed]
+        in_flight = (call for calls in self.calls.values() for call in calls)
+        return [call for call in in_flight if call.orphaned_since is not None or call.relayed]
 
     def others(self, container_id: str, cpus: CpuSet) -> list[InflightCall]:
         """Return the updates in flight that carry another cpuset to a container."""

@@ -33,21 +33,21 @@ def clashes(state: NodeState) -> list[str]:
             o.cpus.bits for name in containers if (o := state.owners.get(f"{uid}/{name}")) is not None
         )
         for name, cpus in sorted(containers.items()):
-            words: list[str] = []
+            reasons: list[str] = []
             if cpus.bits & taken & ~its:
                 others = [(at, cpus & other_cpus) for other, at, other_cpus in has if other != uid]
-                words = [f"{clash} {would}belong to {at}" for at, clash in others if clash]
+                reasons = [f"{clash} {would}belong to {at}" for at, clash in others if clash]
             if gone := cpus - present:
-                words.append(f"this machine has no CPUs {gone}")
+                reasons.append(f"this machine has no CPUs {gone}")
             own = state.owners.get(f"{uid}/{name}")
-            if not words and own is not None and not own.cpus <= cpus:
-                words.append(f"it would have {own.cpus}" if would else f"it has {own.cpus} already")
+            if not reasons and own is not None and not own.cpus <= cpus:
+                reasons.append(f"it would have {own.cpus}" if would else f"it has {own.cpus} already")
             lacks = cpus.bits & online.bits & ~its
-            if lacks and not words and (uid, name) not in here:
-                words.append("the shared pool would be left empty")
+            if lacks and not reasons and (uid, name) not in here:
+                reasons.append("the shared pool would be left empty")
             ref = f"{pod.ref if pod else uid}/{name}"
             gave = f"cannot let {ref} have CPUs {cpus} of kubelet's CPU manager"
-            found += [f"{gave}: {cause}" for cause in words]
+            found += [f"{gave}: {cause}" for cause in reasons]
     return found
 
 

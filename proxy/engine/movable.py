@@ -24,8 +24,8 @@ from proxy.model.workload import Container, Phase, Pool
 
 def containers_of(state: NodeState, owner: str) -> tuple[Container, ...]:
     """Return the containers that have an owner's CPUs; those that have exited have none."""
-    there = state.containers.values()
-    own = (c for c in there if c.owner == owner and c.placement.pool is Pool.OWN)
+    containers = state.containers.values()
+    own = (c for c in containers if c.owner == owner and c.placement.pool is Pool.OWN)
     return tuple(c for c in own if c.phase is not Phase.EXITED)
 
 
@@ -77,9 +77,9 @@ def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) 
         return f"it is on CPUs {listed(own)} already"
     if len(cpus) != len(own):
         return f"it has {counted(len(own), 'CPU')}, not {len(cpus)}"
-    there, mems = node.machine.nodes_of(cpus), state.wanted_mems(container)
-    if not there <= mems:
-        return f"CPUs {listed(cpus)} are on {nodes(there)}, and its memory may be on {nodes(mems)} only"
+    on_nodes, mems = node.machine.nodes_of(cpus), state.wanted_mems(container)
+    if not on_nodes <= mems:
+        return f"CPUs {listed(cpus)} are on {nodes(on_nodes)}, and its memory may be on {nodes(mems)} only"
     return ""
 
 

@@ -74,13 +74,13 @@ def narrowed(
             cpus = listed(limits.cpus or CpuSet())
             problems.append(f"cannot narrow {container.ref} to CPUs {cpus}{_BY}{limits.by}: {problem}")
     if limits.mems is not None:
-        there = state.node.machine.memory_nodes
+        memory_nodes = state.node.machine.memory_nodes
         promised = Mask.from_bits(union(block.affinity.bits for block in placement.blocks))
         message = (
             f"cannot bind {container.ref} to memory of {named(limits.mems)}{_BY}{limits.mems_by or limits.by}"
         )
-        if not limits.mems or not limits.mems <= there:
-            problems.append(f"{message}: there is memory on {named(there)} only")
+        if not limits.mems or not limits.mems <= memory_nodes:
+            problems.append(f"{message}: there is memory on {named(memory_nodes)} only")
         elif not promised <= limits.mems:
             problems.append(f"{message}: it was promised memory of {named(promised)}")
         else:
@@ -114,8 +114,8 @@ def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
 def within_its_own(container: Container) -> Container:
     """Return a container without the CPUs that a hook gave it beyond its own."""
     placement = container.placement
-    words = _outside(placement.hook_extra_cpus)
-    reasons = tuple(reason.removesuffix(words) for reason in placement.reasons)
+    text = _outside(placement.hook_extra_cpus)
+    reasons = tuple(reason.removesuffix(text) for reason in placement.reasons)
     placement = structs.replace(placement, hook_extra_cpus=CpuSet(), reasons=reasons)
     return structs.replace(container, placement=placement)
 

@@ -58,7 +58,7 @@ def new_refusals(state: NodeState, event: NodePolicyRead) -> list[str]:
     """Return why the node cannot follow another configuration, besides what it cannot follow already."""
     before = state.facts.policy
     known = {value.problem for value in before.named().values()} if before is not None else ()
-    return [words for words in _applied(state, event).not_applied if words not in known]
+    return [reason for reason in _applied(state, event).not_applied if reason not in known]
 
 
 def _applied(state: NodeState, event: NodePolicyRead) -> AppliedPolicy:

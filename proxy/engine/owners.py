@@ -82,12 +82,12 @@ def owners_of(
         reservation_cpus: CPUs of reservations; they count as owned.
     """
     owners: dict[str, Owner] = {}
-    there: set[tuple[str, str]] = set()
+    existing: set[tuple[str, str]] = set()
     for container in containers:
         if container.phase is Phase.EXITED:
             continue
         if container.pod.uid in held:
-            there.add((container.pod.uid, container.name))
+            existing.add((container.pod.uid, container.name))
         placement = container.placement
         if placement.pool is not Pool.OWN:
             continue
@@ -99,13 +99,13 @@ def owners_of(
         old = owners.get(reserved.owner)
         hard = reserved.hard or (old is not None and old.hard)
         owners[reserved.owner] = Owner(reserved.cpus | old.cpus if old else reserved.cpus, hard)
-    return {**owners, **_owners_known_to_kubelet(node, held, there, owners, pods)} if held else owners
+    return {**owners, **_owners_known_to_kubelet(node, held, existing, owners, pods)} if held else owners
 
 
 def _owners_known_to_kubelet(
     node: Node,
     held: Held,
-    there: Collection[tuple[str, str]],
+    existing: Collection[tuple[str, str]],
     owners: Mapping[str, Owner],
     pods: Iterable[Pod],
 ) -> dict[str, Owner]:
@@ -128,7 +128,7 @@ def _owners_known_to_kubelet(
             continue
         for name, cpus in sorted(held[uid].items()):
             free = cpus & node.machine.online - taken
-            if free and (uid, name) not in there and not node.shareable <= taken | free:
+            if free and (uid, name) not in existing and not node.shareable <= taken | free:
                 # An entry without a name only keeps CPUs from being chosen (``decisions``).
                 if name and node.floors.broken(node.shareable - taken - free, free):
                     continue

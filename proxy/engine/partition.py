@@ -223,10 +223,10 @@ def step(state: NodeState, event: PartitionEvent) -> PartitionStep:
 
 
 def _compared(known: PartitionFacts, state: NodeState, lost: Mapping[str, PartitionState]) -> PartitionStep:
-    there = state.containers
-    words = {i: _lost_text(found) for i, found in lost.items() if i in there}
-    why = {i: why for i, why in known.why.items() if i in there} | words
-    report = ReportLostPartitions(tuple((there[i], said) for i, said in words.items()))
+    containers = state.containers
+    texts = {i: _lost_text(found) for i, found in lost.items() if i in containers}
+    why = {i: why for i, why in known.why.items() if i in containers} | texts
+    report = ReportLostPartitions(tuple((containers[i], said) for i, said in texts.items()))
     return structs.replace(known, why=why), (report,)
 
 

@@ -35,7 +35,7 @@ from proxy.model.koordinator import BindPolicy, NumaStrategy
 from proxy.model.machine import Machine
 from proxy.model.phrases import listed
 from proxy.model.phrases import nodes as named
-from proxy.model.phrases import nodes as words
+from proxy.model.phrases import nodes as nodes_text
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
 from proxy.pools.pools import CpuPools
@@ -249,7 +249,7 @@ def owner_memory_nodes(
     machine = state.node.machine
     named = _named(machine, request)
     if named is not None:
-        return named, (f"memory of {words(named)}, which the request names",)
+        return named, (f"memory of {nodes_text(named)}, which the request names",)
     if bound is not None:
         return bound, (counted_memory_reason(bound),)
     if not state.node.follow_mems:
@@ -263,9 +263,8 @@ def owner_memory_nodes(
     mems = memory_for(machine, cpus, request.memory_limit, promised)
     if mems == near:
         return mems, ()
-    return mems, (
-        f"memory of {words(mems)}: {words(near)} cannot hold its limit in addition to what is promised there",
-    )
+    cause = f"{nodes_text(near)} cannot hold its limit in addition to what is promised there"
+    return mems, (f"memory of {nodes_text(mems)}: {cause}",)
 
 
 def named_memory_nodes(state: NodeState, request: Request) -> Mask:
@@ -294,4 +293,4 @@ def pool_memory_nodes(state: NodeState, request: Request, nodes: Mask | None) ->
 
 def counted_memory_reason(nodes: Mask) -> str:
     """Return the sentence for memory that is counted by NUMA node."""
-    return f"memory of {words(nodes)}, where its limit is counted"
+    return f"memory of {nodes_text(nodes)}, where its limit is counted"

@@ -110,5 +110,5 @@ def _parent_name(pod: Pod) -> str:
 def fence_cpus(state: NodeState, container: Container) -> CpuSet:
     """Return what the containers in the group of a container's pod are to have, of an old sandbox too."""
     parent = container.pod.cgroup_parent
-    there = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
-    return CpuSet.from_bits(union(state.wanted(c).bits for c in there if c.phase is not Phase.EXITED))
+    members = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
+    return CpuSet.from_bits(union(state.wanted(c).bits for c in members if c.phase is not Phase.EXITED))

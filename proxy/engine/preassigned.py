@@ -145,19 +145,19 @@ class CpuConflict(Struct, frozen=True):
 
     Attributes:
         reason: As in ``Verdict``.
-        words: The cause for operators.
-        public: The cause without names of other pods; empty where ``words`` has none.
+        text: The cause for operators.
+        public: The cause without names of other pods; empty where ``text`` has none.
         clash: Those of the CPUs that others own.
     """
 
     reason: str
-    words: str
+    text: str
     public: str = ""
     clash: CpuSet = field(default_factory=CpuSet)
 
     def verdict(self, what: str, *, name_others: bool) -> Verdict:
         """Return the verdict that ``what`` cannot be done."""
-        detail = f"cannot {what}: {self.words}"
+        detail = f"cannot {what}: {self.text}"
         if name_others or not self.public:
             return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, detail)
         return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, f"cannot {what}: {self.public}", detail)
@@ -177,10 +177,10 @@ def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict
             conflict.verdict(what, name_others=name_others),
             shortfalls=(with_holders(state, shortfall, pod),) if conflict.clash else (),
         )
-    words = conflict.words
-    fault = InputDefect(words, DefectKind.OVERLAP)
+    text = conflict.text
+    fault = InputDefect(text, DefectKind.OVERLAP)
     if not claimed.per_pod and claimed.cpus:
-        why = f"{claimed.why}, but {words}: others are chosen"
+        why = f"{claimed.why}, but {text}: others are chosen"
         return Claim(Pool.OWN, why, count=len(claimed.cpus), hard=claimed.hard, problem=fault)
     pool, _ = pool_of(pod)
-    return Claim(pool, f"{claimed.why}, but {words}: it runs on the {pool} pool", problem=fault)
+    return Claim(pool, f"{claimed.why}, but {text}: it runs on the {pool} pool", problem=fault)

@@ -275,8 +275,8 @@ def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
     """Return how many containers of a pod run at the same time, one of this name among them."""
     if pod.requests is not None:
         return len(pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR))
-    there = state.in_sandbox(pod.sandbox_id)
-    return len({name, *(c.name for c in there if c.phase is not Phase.EXITED)})
+    containers = state.in_sandbox(pod.sandbox_id)
+    return len({name, *(c.name for c in containers if c.phase is not Phase.EXITED)})
 
 
 def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:

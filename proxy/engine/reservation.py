@@ -56,10 +56,10 @@ makes the new placement durable. Where the next daemon finds it, the old placeme
 ledger says: both sets are kept free, and ``restoration`` gives the reservation that puts the containers back.
 Where it finds none, the placement in the ledger counts, and the containers are on it.
 
-``ClientDisconnected`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a REPLACEMENT
-or a MOVE: no container runs on the CPUs any more. ``PlanWithdrawn`` does the same: nothing is written for the
-containers until the plan is applied again, and then they get their old CPUs. ``Interrupted`` (an effect failed
-in an unforeseen way) and ``Cancelled`` (the daemon stops) release the CPUs that a REPLACEMENT has reserved;
+``ClientDisconnected`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a
+REPLACEMENT or a MOVE: no container runs on the CPUs any more. ``PlanWithdrawn`` does the same: nothing is
+written for the containers until the plan is applied again, and then they get their old CPUs. ``Interrupted``
+(an effect failed in an unforeseen way) and ``Cancelled`` (the daemon stops) release the CPUs of a REPLACEMENT;
 those of CREATE and START are released by the caller, which handles every fault of a call alike.
 """
 
@@ -172,8 +172,8 @@ def _shrunk(one: Reservation, event: seen.CpusetsWritten) -> Step:
         # Groups above pods: which containers are on which CPUs is not known.
         reason = AbortReason(event.errors[0], one.cpus, final=True, public=REFUSED)
         return _with((reconcile,), _not_free(one, reason))
-    there = tuple(refused.container_id for refused in event.refused)
-    return _to(one, _Phase.READING, reconcile, to_do.ReadCpusets(there))
+    ids = tuple(refused.container_id for refused in event.refused)
+    return _to(one, _Phase.READING, reconcile, to_do.ReadCpusets(ids))
 
 
 def _with(first: tuple[Effect, ...], rest: Step) -> Step:

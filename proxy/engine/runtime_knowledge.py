@@ -37,16 +37,16 @@ class _Link(Struct, frozen=True, eq=False):
 
     Attributes:
         number: Its number.
-        some_id: The id of what has changed.
+        object_id: The id of what has changed.
         before: The change before it.
     """
 
     number: int
-    some_id: str
+    object_id: str
     before: _Link | None
 
     def __repr__(self) -> str:
-        return f"{self.some_id} and {self.number - 1} before it"
+        return f"{self.object_id} and {self.number - 1} before it"
 
 
 class ChangeSequence(Struct, frozen=True):
@@ -65,41 +65,41 @@ class ChangeSequence(Struct, frozen=True):
     recent_since: int = 0
     older_since: int = 0
 
-    def touched(self, some_id: str) -> ChangeSequence:
+    def touched(self, object_id: str) -> ChangeSequence:
         """Return the sequence after something has happened to a container or a sandbox; it may be gone."""
         before, now = self.number, self.number + 1
         if before - self.recent_since >= REMEMBERED_CHANGES:
-            return ChangeSequence(now, _Link(now, some_id, None), self.recent, before, self.recent_since)
-        link = _Link(now, some_id, self.recent)
+            return ChangeSequence(now, _Link(now, object_id, None), self.recent, before, self.recent_since)
+        link = _Link(now, object_id, self.recent)
         return ChangeSequence(now, link, self.older, self.recent_since, self.older_since)
 
-    def forgotten(self, some_id: str) -> ChangeSequence:
+    def forgotten(self, object_id: str) -> ChangeSequence:
         """Return the sequence without an id: a list shows that it is not gone after all."""
-        recent, older = _unlinked(self.recent, some_id), _unlinked(self.older, some_id)
+        recent, older = _unlinked(self.recent, object_id), _unlinked(self.older, object_id)
         return structs.replace(self, recent=recent, older=older)
 
-    def is_unchanged(self, some_id: str, since: int) -> bool:
+    def is_unchanged(self, object_id: str, since: int) -> bool:
         """Return whether nothing has happened to an id since the newest change had a number."""
         if since < self.older_since:
             return False  # what happened then is not remembered
         for link in (self.recent, self.older):
             while link is not None and link.number > since:
-                if link.some_id == some_id:
+                if link.object_id == object_id:
                     return False
                 link = link.before
         return True
 
 
-def _unlinked(link: _Link | None, some_id: str) -> _Link | None:
+def _unlinked(link: _Link | None, object_id: str) -> _Link | None:
     """Return changes without those of an id."""
     kept = list[_Link]()
     while link is not None:
-        if link.some_id != some_id:
+        if link.object_id != object_id:
             kept.append(link)
         link = link.before
     left: _Link | None = None
     for each in reversed(kept):
-        left = _Link(each.number, each.some_id, left)
+        left = _Link(each.number, each.object_id, left)
     return left
 
 
@@ -235,9 +235,9 @@ class RuntimeKnowledge(Struct, frozen=True):
         """Return it without the decision about a create that has come again."""
         return structs.replace(self, delegated=_without(self.delegated, attempt))
 
-    def touched(self, some_id: str) -> RuntimeKnowledge:
+    def touched(self, object_id: str) -> RuntimeKnowledge:
         """Return it after something has happened to a container or a sandbox; it may be gone."""
-        return structs.replace(self, changes=self.changes.touched(some_id))
+        return structs.replace(self, changes=self.changes.touched(object_id))
 
     def removed(self, container_id: str) -> RuntimeKnowledge:
         """Return it after a container, known or not, has gone."""

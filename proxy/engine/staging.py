@@ -134,7 +134,7 @@ def step_due(state: NodeState, event: EnforcementStepDue) -> Handled:
     return after, (*_recorded(state, after), *step)
 
 
-def _next(state: NodeState, live: dict[str, Pod], some: Collection[str], count: int) -> list[str]:
+def _next(state: NodeState, live: dict[str, Pod], keys: Collection[str], count: int) -> list[str]:
     """Return the next pods: those that are given back, owners at first; then the others, owners last."""
     own = {c.pod.key for c in state.containers.values() if c.placement.pool is Pool.OWN}
 
@@ -142,7 +142,7 @@ def _next(state: NodeState, live: dict[str, Pod], some: Collection[str], count: 
         applied = was_applied_to(state, live[key])
         return not applied, (key in own) is not applied, number_of(key), key
 
-    return sorted(some, key=turn)[:count]
+    return sorted(keys, key=turn)[:count]
 
 
 def step_done(state: NodeState, event: EnforcementStepDone) -> Handled:

@@ -97,16 +97,16 @@ class NodeState(Struct, frozen=True):
         reservation_cpus: Mapping[str, ReservationCpus] | None = None,
     ) -> NodeState:
         """Build a state from what is known to exist."""
-        there = PersistentMap({c.id: c for c in containers})
+        existing = PersistentMap({c.id: c for c in containers})
         known = PersistentMap({p.sandbox_id: p for p in pods})
         held, kept = kubelet or {}, reservation_cpus or {}
-        owners = owners_of(node, there.values(), held, known.values(), kept.values())
+        owners = owners_of(node, existing.values(), held, known.values(), kept.values())
         pools = _pools(node, owners, be_limit)
         providers = node.providers
         if node.accounts:
-            pods, containers = list(known.values()), list(there.values())
-            providers = tuple(each.account(known, there, pods, containers) for each in providers)
-        return cls(node, known, there, owners, pools, providers, held, be_limit, kept)
+            pods, containers = list(known.values()), list(existing.values())
+            providers = tuple(each.account(known, existing, pods, containers) for each in providers)
+        return cls(node, known, existing, owners, pools, providers, held, be_limit, kept)
 
     @property
     def memory(self) -> MemoryState | None:
@@ -202,8 +202,8 @@ class NodeState(Struct, frozen=True):
 
     def wanted_mems(self, container: Container) -> Mask:
         """Return the memory nodes of a container: those that were decided, as far as they exist."""
-        there = self.node.machine.memory_nodes
-        return container.placement.mems & there or there
+        memory_nodes = self.node.machine.memory_nodes
+        return container.placement.mems & memory_nodes or memory_nodes
 
     def changed(
         self,
@@ -271,14 +271,14 @@ class NodeState(Struct, frozen=True):
     def _accounted(
         self,
         pods: PersistentMap[Pod],
-        there: PersistentMap[Container],
-        some: Sequence[Pod],
+        containers: PersistentMap[Container],
+        changed: Sequence[Pod],
         touched: Sequence[Container],
     ) -> tuple[Provider, ...]:
         """Return the providers after pods and containers came, changed or went."""
         if not self.node.accounts:
             return self.providers
-        return tuple(each.account(pods, there, some, touched) for each in self.providers)
+        return tuple(each.account(pods, containers, changed, touched) for each in self.providers)
 
     def renamed(
         self, old_id: str, container: Container, runtime: RuntimeKnowledge | None = None

@@ -153,7 +153,7 @@ def allocate(
             allocation = provider.allocate(context.request, hint, granted)
             granted = allocation.grants
             after.append(allocation.provider)
-            steps += [AllocationStep(provider.name, words) for words in allocation.steps]
+            steps += [AllocationStep(provider.name, text) for text in allocation.steps]
     except AllocationRefusedError as refusal:
         return TopologyDecision(
             refusal_verdict(refusal), hint, answers=answers, merge=merge, steps=tuple(steps)

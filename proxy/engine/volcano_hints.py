@@ -44,13 +44,15 @@ def decide_with_preferences(
     nodes = pod.volcano_nodes
     if pod.aligned is not NumaPolicy.NONE or (policy is None and nodes is None):
         return decide(context), None
-    there = nodes & context.node.nodes if nodes is not None else None
+    on_machine = nodes & context.node.nodes if nodes is not None else None
     tries: list[tuple[TopologyPolicy | None, Mask | None]] = []
-    if there:
-        tries.append((policy or (TopologyPolicy.BEST_EFFORT if own is TopologyPolicy.NONE else None), there))
+    if on_machine:
+        tries.append(
+            (policy or (TopologyPolicy.BEST_EFFORT if own is TopologyPolicy.NONE else None), on_machine)
+        )
     if policy is not None:
         tries.append((policy, None))
-    why = "" if there or nodes is None else f"{named(nodes)} cannot be found here"
+    why = "" if on_machine or nodes is None else f"{named(nodes)} cannot be found here"
     for under, on in tries:
         hint = TopologyHint(on, preferred=True) if on else None
         decision = decide(structs.replace(context, policy=under, volcano_hint=hint))

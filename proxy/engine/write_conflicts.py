@@ -324,10 +324,10 @@ def is_urgent(state: NodeState, container_id: str, found: CpuSet) -> bool:
 
 def contested(known: WriteConflicts, state: NodeState, cpus: CpuSet) -> tuple[ContestedCpus, ...]:
     """Return the containers that another program puts onto some of these CPUs, with all CPUs of each."""
-    there = ((state.containers.get(i), conflict.found) for i, conflict in known.conflicts.items())
+    conflicting = ((state.containers.get(i), conflict.found) for i, conflict in known.conflicts.items())
     return tuple(
         ContestedCpus(container.ref, found)
-        for container, found in there
+        for container, found in conflicting
         if container is not None and (found - state.wanted(container)) & cpus
     )
 

@@ -48,14 +48,14 @@ def by_pod(found: list[RuntimeContainer]) -> Iterator[list[RuntimeContainer]]:
     sandboxes: dict[str, list[RuntimeContainer]] = {}
     for container in found:
         sandboxes.setdefault(container.sandbox_id, []).append(container)
-    some: list[RuntimeContainer] = []
+    batch: list[RuntimeContainer] = []
     for containers in sandboxes.values():
-        some += containers
-        if len(some) >= ADOPT_AT_ONCE:
-            yield some
-            some = []
-    if some:
-        yield some
+        batch += containers
+        if len(batch) >= ADOPT_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def request_in(detail: RuntimeDetail) -> Request:
@@ -150,12 +150,12 @@ class Adoption:
         context = self._context
         if found:
             await self._kubelet_cpus.reread()
-        for some in by_pod(found):
-            container_ids = [*(c.id for c in some), *self._ended_siblings(some, listing)]
+        for of_pod in by_pod(found):
+            container_ids = [*(c.id for c in of_pod), *self._ended_siblings(of_pod, listing)]
             details = await worker.run(self._details, container_ids, needed)
-            totals = self._totals(some, listing, details)
+            totals = self._totals(of_pod, listing, details)
             turns = TimeSlices()
-            for seen in some:
+            for seen in of_pod:
                 await turns.turn()
                 pod, detail = listing.pods.get(seen.sandbox_id), details.get(seen.id)
                 new = seen.id not in context.state.containers and context.state.runtime.changes.is_unchanged(
@@ -171,7 +171,7 @@ class Adoption:
             await context.journal.flush()
 
     def _totals(
-        self, some: list[RuntimeContainer], listing: Listing, details: Mapping[str, RuntimeDetail]
+        self, containers: list[RuntimeContainer], listing: Listing, details: Mapping[str, RuntimeDetail]
     ) -> dict[str, Request]:
         """Add up what the containers of each sandbox request, as far as the runtime reports it.
 
@@ -181,7 +181,7 @@ class Adoption:
         """
         known = {c.id: c.request for c in self._context.state.containers.values()}
         known.update({i: request_in(detail) for i, detail in details.items()})
-        live: dict[str, list[Request]] = {c.sandbox_id: [] for c in some}
+        live: dict[str, list[Request]] = {c.sandbox_id: [] for c in containers}
         ended: dict[str, list[Request]] = {}
         for seen in listing.containers.values():
             if seen.sandbox_id in live and (request := known.get(seen.id)) is not None:
@@ -192,9 +192,9 @@ class Adoption:
             for sandbox_id, requests in live.items()
         }
 
-    def _ended_siblings(self, some: list[RuntimeContainer], listing: Listing) -> list[str]:
+    def _ended_siblings(self, adopted: list[RuntimeContainer], listing: Listing) -> list[str]:
         """Return the ids of the ended containers in sandboxes with an annotation that names CPUs."""
-        here = {c.sandbox_id for c in some}
+        here = {c.sandbox_id for c in adopted}
         named = {i for i in here if (pod := listing.pods.get(i)) and RESOURCE_STATUS in pod.annotations}
         containers = listing.containers.values() if named else ()
         return [c.id for c in containers if c.sandbox_id in named and c.state == "EXITED"]

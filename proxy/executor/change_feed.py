@@ -76,7 +76,7 @@ class ChangeFeed(Observer):
         self._store = store
         self._telemetry = telemetry
         self._wall_clock = wall_clock
-        self._word = secrets.token_hex(4)
+        self._run = secrets.token_hex(4)
         self._number = 0
         self._notices: deque[Notice] = deque(maxlen=KEPT)
         self._changed = asyncio.Event()
@@ -87,7 +87,7 @@ class ChangeFeed(Observer):
     @property
     def version(self) -> str:
         """The number of the newest change, after the word of this run."""
-        return f"{self._word}.{self._number}"
+        return f"{self._run}.{self._number}"
 
     async def page(self, since: str, wait: float) -> dict[str, object]:
         """Wait for a change, and give the version and the notices that are new.
@@ -98,8 +98,8 @@ class ChangeFeed(Observer):
         """
         if not self._followed:
             self._follow()
-        word, _, number = since.partition(".")
-        known = int(number) if word == self._word and number.isdigit() else -1
+        run, _, number = since.partition(".")
+        known = int(number) if run == self._run and number.isdigit() else -1
         self._count_rules()
         if known == self._number:
             self._changed.clear()

@@ -174,8 +174,8 @@ def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Con
                 placement["hard"] is True,
                 _blocks(placement.get("blocks", [])),
                 _devices(placement.get("devices", {})),
-                pool_cpus_limit=_there(placement, "within", cpus),
-                pool_numa_limit=_there(placement, "nodes", bounds.nodes),
+                pool_cpus_limit=_on_machine(placement, "within", cpus),
+                pool_numa_limit=_on_machine(placement, "nodes", bounds.nodes),
                 cfs_quota_off=placement.get("unlimited") is True,
                 replacement=CpuSet.parse(_text(placement.get("instead", "")), cpus),
                 hook_cpus=CpuSet.parse(_text(placement["narrowed"])) & cpus
@@ -193,9 +193,9 @@ def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Con
         return None
 
 
-def _there(data: Mapping[str, Any], name: str, there: S) -> S | None:
+def _on_machine(data: Mapping[str, Any], name: str, existing: S) -> S | None:
     """Read the part of a set that is on the machine; None where the record has no such set."""
-    return type(there).parse(_text(data[name])) & there if name in data else None
+    return type(existing).parse(_text(data[name])) & existing if name in data else None
 
 
 def load_pod(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Pod | None:
@@ -252,8 +252,7 @@ def _defects(data: Mapping[str, Any]) -> list[InputDefect]:
     """Read a pod's defects: ``faults`` has them all, ``problem`` repeats the decisive one."""
     problem = _sentence(data["problem"])
     found = [
-        InputDefect(_sentence(words), DefectKind(kind))
-        for kind, words in data.get("faults", [])[:MOST_FAULTS]
+        InputDefect(_sentence(text), DefectKind(kind)) for kind, text in data.get("faults", [])[:MOST_FAULTS]
     ]
     if problem and problem not in found:
         found.insert(0, InputDefect(problem))
@@ -382,19 +381,19 @@ class MoveRecord(Struct, frozen=True):
 
 
 def records_of(
-    one: Reservation, there: Mapping[str, Container], token: str, may_run_on: CpuSet
+    one: Reservation, containers: Mapping[str, Container], token: str, may_run_on: CpuSet
 ) -> dict[str, Record | None]:
     """Return what is recorded of a reservation, by key.
 
     Args:
         one: The reservation.
-        there: Its containers that exist, as they are to be recorded.
+        containers: Its containers that exist, as they are to be recorded.
         token: Its name.
         may_run_on: CPUs to which a move is under way; empty where none is.
     """
     if one.kind in _CREATES:
-        return {f"i/{container_id}": container for container_id, container in there.items()}
-    records: dict[str, Record | None] = {f"c/{key}": container for key, container in there.items()}
+        return {f"i/{container_id}": container for container_id, container in containers.items()}
+    records: dict[str, Record | None] = {f"c/{key}": container for key, container in containers.items()}
     if one.kind is ReservationKind.MOVE:
         move = MoveRecord(one.containers, one.previous, may_run_on)
         records[f"{MOVE}{token}"] = move.dump() if may_run_on else None

@@ -121,8 +121,8 @@ class Confinement:
             passed = await self.confine(due, owned)
             left = [f for f in flights if not context.calls.has_completed(f) and f not in passed]
             if not left or clock() - began >= seconds:
-                there = sum(not context.calls.has_completed(flight) for flight in passed)
-                return Wait(tuple(left), clock() - began, there)
+                unfinished = sum(not context.calls.has_completed(flight) for flight in passed)
+                return Wait(tuple(left), clock() - began, unfinished)
             await context.calls.wait(left, self._next(left, began + seconds))
 
     def _in_the_way(self, owned: CpuSet) -> list[InflightCall]:
@@ -213,20 +213,20 @@ class Confinement:
     async def _narrow(self, flights: list[InflightCall]) -> set[InflightCall]:
         """Narrow the cgroups of containers with a start in flight; returns the starts with a cgroup."""
         context, ids = self._context, [flight.container_id for flight in flights]
-        there = await context.kernel.run(self._with_group, ids) if ids else set[str]()
+        located = await context.kernel.run(self._with_group, ids) if ids else set[str]()
         for flight in flights:
-            if flight.container_id in there:
+            if flight.container_id in located:
                 context.store.handle(CallConfined(flight, confined=True))  # else it is not written
-        there -= await self._follow(there)
-        self._absent.difference_update(there)
-        self._absent.update(container_id for container_id in ids if container_id not in there)
-        return {flight for flight in flights if flight.container_id in there}
+        located -= await self._follow(located)
+        self._absent.difference_update(located)
+        self._absent.update(container_id for container_id in ids if container_id not in located)
+        return {flight for flight in flights if flight.container_id in located}
 
     def _with_group(self, ids: Iterable[str]) -> set[str]:
         """Return the ids of those containers that have a cgroup; runs in the kernel worker."""
         state, enforcer = self._context.state, self._context.enforcer
-        some = ((i, state.containers.get(i)) for i in ids)
-        return {i for i, container in some if container is not None and enforcer.path_of(container)}
+        candidates = ((i, state.containers.get(i)) for i in ids)
+        return {i for i, container in candidates if container is not None and enforcer.path_of(container)}
 
     async def _follow(self, ids: Collection[str]) -> set[str]:
         """Write the cpusets of confined containers; returns the ids of those that have no cgroup.
@@ -285,9 +285,9 @@ class Confinement:
     async def _narrow_starts(self, starts: list[InflightCall]) -> None:
         """Narrow confined containers again; a start without a cgroup stays confined only if it is fenced."""
         context = self._context
-        there = await self._narrow(starts)
+        located = await self._narrow(starts)
         for flight in starts:
-            if flight not in there:
+            if flight not in located:
                 self._drift.watch.drop(flight.container_id)
                 fenced = self._fencing.is_fenced(flight)
                 context.store.handle(CallConfined(flight, fenced))
@@ -303,15 +303,15 @@ class Confinement:
         daemon may have admitted owners in spite of updates that it still relays: they are confined, too.
         """
         context = self._context
-        there, inflight = context.state.containers, context.state.inflight
+        containers, inflight = context.state.containers, context.state.inflight
         known = (
             inflight.unattended()
             if context.reconciled.is_set()
-            else [f for i in there for f in inflight.of(i)]
+            else [f for i in containers for f in inflight.of(i)]
         )
         starts = [f for f in known if f.is_start and not f.confined]
-        starts = [f for f in starts if (c := there.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
-        starts = [f for f in starts if applies_to(context.state, there[f.container_id].pod)]
+        starts = [f for f in starts if (c := containers.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
+        starts = [f for f in starts if applies_to(context.state, containers[f.container_id].pod)]
         if not context.reconciled.is_set():
             updates = [f for f in known if not (f.is_start or f.suspected) and self._can_confine(f)]
             await self.confine(updates, self._owned())
@@ -344,7 +344,7 @@ class Confinement:
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def words(self, wait: Wait) -> str:
+    def text(self, wait: Wait) -> str:
         """Return a message for the operator that names the late calls."""
         now = asyncio.get_running_loop().time()
         named = [self._named(flight, now) for flight in wait.late[:MANY]]

@@ -167,14 +167,14 @@ class NodeContext(BackgroundTasks):
 
     def report_errors(self, done: Enforced) -> None:
         """Report the cpusets that could not be written."""
-        there = self.state.containers
+        containers = self.state.containers
         for container_id, error in done.refused.items():
-            which = subject_of(there, container_id)
+            which = subject_of(containers, container_id)
             self.telemetry.problem("cannot write the cpuset of a container", **which, err=error)
         known = {str(error) for error in done.refused.values()}
-        for words in done.errors:
-            if words not in known:
-                self.telemetry.problem("cannot write a cgroup", reason=words)
+        for failure in done.errors:
+            if failure not in known:
+                self.telemetry.problem("cannot write a cgroup", reason=failure)
 
     def _goes_on(self) -> None:
         """Compare everything soon: a worker that was stuck continues, and its late writes may be outdated."""

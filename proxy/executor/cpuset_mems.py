@@ -75,8 +75,10 @@ class CpusetMems:
         """Compare all that run with the kernel."""
         context, held = self._context, self.known.held
         state = context.state
-        some = [c for c in state.containers.values() if c.phase is Phase.RUNNING and applies_to(state, c.pod)]
-        result = await self.worker.run(self._check, some)
+        running = [
+            c for c in state.containers.values() if c.phase is Phase.RUNNING and applies_to(state, c.pod)
+        ]
+        result = await self.worker.run(self._check, running)
         for container, why in result.failed:
             context.telemetry.problem(
                 "cannot repair the memory nodes of a container", **subject(container), err=why
@@ -93,9 +95,9 @@ class CpusetMems:
 
     # -- in the worker ------------------------------------------------------------------------------------
 
-    def _check(self, some: list[Container]) -> MemsCheck:
+    def _check(self, running: list[Container]) -> MemsCheck:
         result = MemsCheck()
-        for container in some:
+        for container in running:
             if not applies_to(self._context.state, container.pod):
                 continue  # it is given back by now
             try:
@@ -146,9 +148,9 @@ class CpusetMems:
 
     async def page(self) -> dict[str, object]:
         """Return where the memory of all containers is; reads three files of each."""
-        some = [c for c in self._context.state.containers.values() if c.phase is Phase.RUNNING]
-        some.sort(key=lambda c: (c.ref, c.id))
-        return {"containers": await self.worker.run(lambda: [r for c in some if (r := self._row(c))])}
+        running = [c for c in self._context.state.containers.values() if c.phase is Phase.RUNNING]
+        running.sort(key=lambda c: (c.ref, c.id))
+        return {"containers": await self.worker.run(lambda: [r for c in running if (r := self._row(c))])}
 
     def _row(self, container: Container) -> dict[str, object] | None:
         enforcer = self._context.enforcer

@@ -141,11 +141,11 @@ class Creates:
         """Report what was wrong with the request, here and in the record."""
         context = self._context
         context.bad_input.report_decision(pod, plan)
-        words = plan.problem or plan.verdict.operator_message
+        problem = plan.problem or plan.verdict.operator_message
         context.bad_input.limited(
             pod,
             plan.limit,
-            words,
+            problem,
             admitted=plan.verdict.admitted,
             applied=applies_to(context.state, pod),
         )
@@ -257,8 +257,8 @@ class Sandboxes:
         if admission.explanation is not None:
             why = structs.replace(admission.explanation, applied=applied)
             context.history.note(context.wall_clock(), why, token if admitted or not applied else "")
-        words = admission.problem or admission.verdict.operator_message
-        context.bad_input.limited(pod, admission.limit, words, admitted=admitted, applied=applied)
+        problem = admission.problem or admission.verdict.operator_message
+        context.bad_input.limited(pod, admission.limit, problem, admitted=admitted, applied=applied)
         if admission.problem and admission.limit is None and admitted:
             context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
         if not admitted:

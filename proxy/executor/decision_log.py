@@ -23,13 +23,13 @@ class RememberedDecision(Struct, frozen=True):
         when: The time that the caller gave (seconds since the epoch, for display).
         explanation: The decision.
         container_id: The container's id; for a decision about a pod its sandbox's; empty where it has none.
-        there: True as long as the container (or the sandbox) exists.
+        exists: True as long as the container (or the sandbox) exists.
     """
 
     when: float
     explanation: Explanation
     container_id: str
-    there: bool
+    exists: bool
 
 
 class PodLine(Struct, frozen=True):
@@ -42,7 +42,7 @@ class PodLine(Struct, frozen=True):
         records: How many records it has.
         containers: Names of its containers, oldest record first; without the pod's own decision.
         refused: The newest record's reason where that is a refusal; else empty.
-        there: True where the sandbox or a container of the pod exists.
+        exists: True where the sandbox or a container of the pod exists.
         applied: Whether what the newest record says was applied.
     """
 
@@ -52,7 +52,7 @@ class PodLine(Struct, frozen=True):
     records: int
     containers: tuple[str, ...]
     refused: str
-    there: bool
+    exists: bool
     applied: bool = True
 
 

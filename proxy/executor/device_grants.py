@@ -79,11 +79,15 @@ class DeviceGrants:
         if self._kubelet is None or resource in context.state.devices.registered:
             return
         pods = await self._worker.run(self._kubelet.read, resource)
-        some = {key: pod for key, pod in pods.items() if any(resource in each for each in pod.values())}
-        if some:
+        with_resource = {
+            key: pod for key, pod in pods.items() if any(resource in each for each in pod.values())
+        }
+        if with_resource:
             every = not context.reconciled.is_set()  # a comparison that follows drops those that are gone
-            context.store.handle(DevicesImported(resource, some, every))
-            context.telemetry.event("took over devices from kubelet", resource=resource, pods=len(some))
+            context.store.handle(DevicesImported(resource, with_resource, every))
+            context.telemetry.event(
+                "took over devices from kubelet", resource=resource, pods=len(with_resource)
+            )
 
     async def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
         """Decide a create, with what plug-ins prefer."""

@@ -132,8 +132,8 @@ class Enforcer:
         Containers that are not live are skipped; containers that hold the right cpuset are not written.
         """
         state = self._state()
-        some = [c for i in ids if (c := state.containers.get(i)) is not None]
-        return self._enforce(state, *_sharers_first(state, some))
+        containers = [c for i in ids if (c := state.containers.get(i)) is not None]
+        return self._enforce(state, *_sharers_first(state, containers))
 
     def _enforce(self, state: NodeState, *parts: list[Container]) -> Enforced:
         """Write the cpusets of some containers, one part after the other."""
@@ -142,8 +142,8 @@ class Enforcer:
             return done
         began = time.perf_counter()
         self._first()
-        for some in parts:
-            left = self._in_bulk(state, some, done) if len(some) >= BULK else [c.id for c in some]
+        for part in parts:
+            left = self._in_bulk(state, part, done) if len(part) >= BULK else [c.id for c in part]
             for container_id in left:
                 container = self._state().containers.get(container_id)
                 if container is not None and not self._ended and self.is_live(container):
@@ -157,15 +157,15 @@ class Enforcer:
     def enforce_all(self, leave: Collection[str] = ()) -> Enforced:
         """Write the cpusets of all containers except those in ``leave``, and follow with the sandboxes."""
         state = self._state()
-        there = state.containers
+        containers = state.containers
         self._passes += 1
-        self._paths = {k: v for k, v in self._paths.items() if k in there}
-        self._held = {k: v for k, v in self._held.items() if k in there}
-        self._missed = {k: v for k, v in self._missed.items() if k in there}
-        self._removed = {k: v for k, v in self._removed.items() if k in there}
-        self._refused = {k for k in self._refused if k in there}
-        some = [c for c in there.values() if not (c.id in leave or self._is_missing(c))]
-        done = self._enforce(state, *_sharers_first(state, some))
+        self._paths = {k: v for k, v in self._paths.items() if k in containers}
+        self._held = {k: v for k, v in self._held.items() if k in containers}
+        self._missed = {k: v for k, v in self._missed.items() if k in containers}
+        self._removed = {k: v for k, v in self._removed.items() if k in containers}
+        self._refused = {k for k in self._refused if k in containers}
+        wanted = [c for c in containers.values() if not (c.id in leave or self._is_missing(c))]
+        done = self._enforce(state, *_sharers_first(state, wanted))
         if not self._is_paused():
             done.notes += self.sandboxes.follow(self._state())
         return done
@@ -177,14 +177,14 @@ class Enforcer:
         are offline, and a call in flight may delay the write that ends this.
         """
         state, missed, own = self._state(), self._missed, Pool.OWN
-        there = [
+        sharers = [
             c
             for c in state.containers.values()
             if c.placement.pool is not own or state.shares(c) or self._may_exceed(state, c)
         ]
         if missed:
-            there = [c for c in there if self._misses(c) < TRIES]
-        done = self._enforce(state, there)
+            sharers = [c for c in sharers if self._misses(c) < TRIES]
+        done = self._enforce(state, sharers)
         done.notes += self.enforce_sandboxes().notes
         return done
 
@@ -256,7 +256,7 @@ class Enforcer:
                 self._paths[container.id] = path
         return path
 
-    def _in_bulk(self, state: NodeState, some: list[Container], done: Enforced) -> list[str]:
+    def _in_bulk(self, state: NodeState, containers: list[Container], done: Enforced) -> list[str]:
         """Write the containers with known cgroups, one cpuset after the other.
 
         As soon as the state changes, the containers that are not written yet are left.
@@ -267,7 +267,7 @@ class Enforcer:
         left: list[str] = []
         sets: dict[tuple[int, int], tuple[CpuSet, CpuSet | None, list[str], list[str]]] = {}
         known, gone, held = self._paths, self._removed, self._held
-        for container in some:
+        for container in containers:
             if not self.is_live(container):
                 continue
             container_id = container.id
@@ -345,10 +345,10 @@ class Enforcer:
             done.lost.append(container.id)
 
 
-def _sharers_first(state: NodeState, some: list[Container]) -> tuple[list[Container], ...]:
+def _sharers_first(state: NodeState, containers: list[Container]) -> tuple[list[Container], ...]:
     """Divide containers into those that share CPUs and owners, so that the former leave owned CPUs first."""
-    owners = [c for c in some if c.placement.pool is Pool.OWN and not state.shares(c)]
-    if not owners or len(owners) == len(some):
-        return (some,)
+    owners = [c for c in containers if c.placement.pool is Pool.OWN and not state.shares(c)]
+    if not owners or len(owners) == len(containers):
+        return (containers,)
     own = {container.id for container in owners}
-    return [c for c in some if c.id not in own], owners
+    return [c for c in containers if c.id not in own], owners

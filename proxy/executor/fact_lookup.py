@@ -169,7 +169,7 @@ class FactLookup:
 
 
 def measured(
-    near: tuple[LocatedDevice, ...], there: Mapping[str, Mapping[str, Mask | None]]
+    near: tuple[LocatedDevice, ...], distances: Mapping[str, Mapping[str, Mask | None]]
 ) -> tuple[LocatedDevice, ...]:
     """Set for each device the smallest number of NUMA nodes that could hold as many devices of its kind.
 
@@ -177,12 +177,12 @@ def measured(
 
     Args:
         near: The devices that a container, or a pod, was given.
-        there: All devices: resource to id to NUMA nodes.
+        distances: All devices: resource to id to NUMA nodes.
     """
     counts = Counter(device.resource for device in near)
     least: dict[str, int] = {}
     for resource, count in counts.items():
-        devices = {i: RegisteredDevice(i, nodes) for i, nodes in there.get(resource, {}).items()}
+        devices = {i: RegisteredDevice(i, nodes) for i, nodes in distances.get(resource, {}).items()}
         nodes = Mask.from_bits(
             functools.reduce(operator.or_, (d.nodes.bits for d in devices.values() if d.nodes), 0)
         )
@@ -267,10 +267,10 @@ class KubeletCpus:
         if self._checked != (manager, context.state.owners):
             self._checked = manager, context.state.owners
             before, self._reported = self._reported, frozenset((*manager.problems, *clashes(context.state)))
-            for words in sorted(self._reported - before):
-                context.telemetry.problem(UNLIKE_KUBELET, reason=words)
-            for words in before - self._reported:
-                context.telemetry.resolved(UNLIKE_KUBELET, reason=words)
+            for problem in sorted(self._reported - before):
+                context.telemetry.problem(UNLIKE_KUBELET, reason=problem)
+            for problem in before - self._reported:
+                context.telemetry.resolved(UNLIKE_KUBELET, reason=problem)
 
     def page(self) -> dict[str, object]:
         """Return what is known as plain data; empty where nothing reads it."""

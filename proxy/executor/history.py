@@ -172,11 +172,11 @@ class History:
     def would_be_refused(self) -> list[RememberedDecision]:
         """Return the newest refusal of each container or pod that was not applied, the oldest first."""
         newest: dict[tuple[str, str], RememberedDecision] = {}
-        for container_id, entry, there in self._all():
+        for container_id, entry, exists in self._all():
             what, name = entry[2], (pod_key(entry[2]), container_name(entry[2]))
             newest.pop(name, None)
             if isinstance(what, Explanation) and not what.applied and not what.verdict.admitted:
-                newest[name] = RememberedDecision(entry[1], what, container_id, there)
+                newest[name] = RememberedDecision(entry[1], what, container_id, exists)
         return list(newest.values())
 
     def removed(self, container_id: str) -> None:
@@ -217,16 +217,16 @@ class History:
         wanted = query.strip().rpartition("://")[2].strip("/")
         known = self._all()
         for means in meanings(wanted):
-            found = [(i, entry, there) for i, entry, there in known if means(i, entry[2])]
+            found = [(i, entry, exists) for i, entry, exists in known if means(i, entry[2])]
             if found:
-                return [RememberedDecision(e[1], _explanation(e), i, there) for i, e, there in found]
+                return [RememberedDecision(e[1], _explanation(e), i, exists) for i, e, exists in found]
         return []
 
     def with_devices(self) -> list[RememberedDecision]:
         """Return the records of containers with devices, oldest first; not those of refused containers."""
         return [
-            RememberedDecision(entry[1], what, container_id, there)
-            for container_id, entry, there in self._all()
+            RememberedDecision(entry[1], what, container_id, exists)
+            for container_id, entry, exists in self._all()
             if isinstance(what := entry[2], Explanation)
             and what.container
             and what.devices
@@ -236,9 +236,9 @@ class History:
     def pods(self) -> list[PodLine]:
         """Return all pods that have records, the one with the newest record last."""
         grouped: dict[tuple[str, str], list[tuple[_Entry, bool]]] = {}
-        for _, entry, there in self._all():
+        for _, entry, exists in self._all():
             key = (pod_ref(entry[2]), pod_uid(entry[2]))
-            grouped.setdefault(key, []).append((entry, there))
+            grouped.setdefault(key, []).append((entry, exists))
         lines = sorted(grouped.items(), key=lambda line: line[1][-1][0][0])
         return [_line(pod, uid, entries) for (pod, uid), entries in lines]
 
@@ -284,5 +284,5 @@ def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodLine:
     what = newest[2]
     verdict = what.verdict if isinstance(what, Explanation) else None
     refused = verdict.reason or "refused" if verdict is not None and not verdict.admitted else ""
-    there = any(there for _, there in entries)
-    return PodLine(pod, uid, newest[1], len(entries), tuple(names), refused, there, newest[4])
+    exists = any(exists for _, exists in entries)
+    return PodLine(pod, uid, newest[1], len(entries), tuple(names), refused, exists, newest[4])

@@ -70,8 +70,10 @@ class HookOverrides(Observer):
     def take_back(self) -> None:
         """Withdraw owned CPUs that hooks gave to other containers while the configuration allowed it."""
         context = self._context
-        there = context.state.containers.values()
-        inside = [within_its_own(container) for container in there if container.placement.hook_extra_cpus]
+        containers = context.state.containers.values()
+        inside = [
+            within_its_own(container) for container in containers if container.placement.hook_extra_cpus
+        ]
         if not inside:
             return
         context.store.handle(ContainersUpdated(tuple(inside), "hooks.ownedCPUs is false"))
@@ -86,9 +88,9 @@ class HookOverrides(Observer):
         context = self._context
         for container_id in ids:
             container = context.state.containers.get(container_id)
-            if container is not None and (words := lost(context.state, container)):
+            if container is not None and (text := lost(context.state, container)):
                 context.telemetry.problem(
                     "cannot keep a container narrowed as hooks request: it has all that it has without hooks",
                     **subject(container),
-                    reason=words,
+                    reason=text,
                 )

@@ -182,7 +182,7 @@ class Journal:
     def _plain(self, batch: Mapping[str, Record | None], rejected: dict[str, str]) -> Plain:
         """Return a batch as plain data, without deletions of records that the ledger does not have."""
         assert self._ledger is not None
-        there, changes = self._ledger.entries, Plain()
+        entries, changes = self._ledger.entries, Plain()
         for key, value in batch.items():
             plain: Mapping[str, object] | None = None
             try:
@@ -191,7 +191,7 @@ class Journal:
                 raise
             except Exception as error:  # noqa: BLE001  one odd record must not cost the others
                 rejected[key] = type(error).__name__
-            if plain is not None or key in there:
+            if plain is not None or key in entries:
                 changes[key] = plain
         return changes
 

@@ -195,9 +195,9 @@ class MemoryUse(Struct, frozen=True):
 
     def outside(self, nodes: Mask) -> tuple[int, int]:
         """Return the bytes outside ``nodes``: of anonymous and huge pages together, and of page cache."""
-        there = [{n: size for n, size in each.items() if n not in nodes} for each in (self.anon, self.huge)]
+        outside = [{n: size for n, size in each.items() if n not in nodes} for each in (self.anon, self.huge)]
         cache = sum(size for n, size in self.file.items() if n not in nodes)
-        return sum(sum(each.values()) for each in there), cache
+        return sum(sum(each.values()) for each in outside), cache
 
 
 class MemoryTree(Protocol):

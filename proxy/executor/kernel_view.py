@@ -115,9 +115,9 @@ class KernelView:
                 yield _Group(container.id, path, (container.pod.cgroup_parent, container.id))
 
     def _removed_quotas(self) -> Iterator[_Group]:
-        there = self._context.state.containers
+        containers = self._context.state.containers
         for key, record in self._quotas.known.records.items():
-            container = there.get(key.removeprefix(CONTAINER))
+            container = containers.get(key.removeprefix(CONTAINER))
             if record.group or container is not None:
                 parent = "" if container is None else container.pod.cgroup_parent
                 yield _Group(key, record.group, (parent, key.removeprefix(CONTAINER)))

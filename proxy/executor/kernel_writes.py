@@ -87,8 +87,8 @@ class KernelWrites(Observer):
     async def follow(self, ids: list[str]) -> None:
         """Write the cpusets of some containers now."""
         context, state = self._context, self._context.state
-        there, inflight = state.containers, state.inflight
-        ids = [i for i in ids if (c := there.get(i)) is not None and applies_to(state, c.pod)]
+        containers, inflight = state.containers, state.inflight
+        ids = [i for i in ids if (c := containers.get(i)) is not None and applies_to(state, c.pod)]
         ids = [i for i in ids if not inflight.is_awaited(i) or inflight.is_confined(i)]
         if not ids:
             return
@@ -135,8 +135,8 @@ class KernelWrites(Observer):
             context.telemetry.problem("cannot write a cgroup", reason=note)
         if done.written:
             context.sync_later(*done.written)
-        there = (context.state.containers.get(container_id) for container_id in done.absent)
-        if locate_again and any(c is not None and c.phase is Phase.RUNNING for c in there):
+        absent = (context.state.containers.get(container_id) for container_id in done.absent)
+        if locate_again and any(c is not None and c.phase is Phase.RUNNING for c in absent):
             context.attention.set()  # a container that is only starting has no cgroup yet
 
 
@@ -193,14 +193,14 @@ class CgroupLocator:
         context, places = self._context, self.places
         self._rounds += 1
         self.why = {k: v for k, v in self.why.items() if k in context.state.containers}
-        there = {i for i in running if i in context.state.containers}
+        existing = {i for i in running if i in context.state.containers}
         again = self._rounds % RARE_EVERY == 0
-        some = sorted(i for i in self.absent & there if again or i not in self.why)[:AT_ONCE]
-        self.absent.difference_update(some)
-        self.absent &= there
-        if places is None or not some:
+        chosen = sorted(i for i in self.absent & existing if again or i not in self.why)[:AT_ONCE]
+        self.absent.difference_update(chosen)
+        self.absent &= existing
+        if places is None or not chosen:
             return []
-        found = await worker.run(_ask, context.runtime, places, some)
+        found = await worker.run(_ask, context.runtime, places, chosen)
         moved: list[str] = []
         for container_id, at in found.items():
             container = context.state.containers.get(container_id)

@@ -90,12 +90,12 @@ class LedgerRecovery:
         self._recall_enforcement(entries.get(KEY))
         yield
         yield from self._start_update.suspect()
-        for resource, (promised, there) in overcommitted_memory(context.state).items():
+        for resource, (promised, existing) in overcommitted_memory(context.state).items():
             context.telemetry.problem(
                 "cannot count all memory of the running containers: they were promised more than there is",
                 resource=resource,
                 promisedMiB=promised >> 20,
-                availableMiB=there >> 20,
+                availableMiB=existing >> 20,
             )
         for container in context.state.containers.values():
             cpus, applied = context.state.wanted(container), applies_to(context.state, container.pod)

@@ -127,9 +127,9 @@ class NodePolicySync:
             if type(effect) is NodePolicyApplied:
                 self._report(effect.notes)
                 if new := effect.changed:
-                    words = (f"{name} {shown(at.value) or 'none'} ({at.source})" for name, at in new.items())
+                    texts = (f"{name} {shown(at.value) or 'none'} ({at.source})" for name, at in new.items())
                     telemetry.count(metrics.NODE_POLICY_CHANGES)
-                    telemetry.event("the policy of the node changed", values=", ".join(words))
+                    telemetry.event("the policy of the node changed", values=", ".join(texts))
 
     def _report(self, notes: Iterable[str]) -> None:
         """Report what is wrong, and end the problems of earlier passes that are over."""
@@ -140,11 +140,11 @@ class NodePolicySync:
         if problem:
             telemetry.problem(NO_LABELS, reason=problem)
         settings = [*self._unread(), *(value.problem for value in self.policy.named().values())]
-        found = {words for words in settings if words}
-        for words in sorted(self._open - found):
-            telemetry.resolved(CANNOT_FOLLOW, reason=words)
-        for words in (*sorted(found), *notes):
-            telemetry.problem(CANNOT_FOLLOW, reason=words)
+        found = {text for text in settings if text}
+        for text in sorted(self._open - found):
+            telemetry.resolved(CANNOT_FOLLOW, reason=text)
+        for text in (*sorted(found), *notes):
+            telemetry.problem(CANNOT_FOLLOW, reason=text)
         self._open_problem, self._open = problem, found
 
     def _unread(self) -> list[str]:
@@ -152,7 +152,7 @@ class NodePolicySync:
         if self._source is None:
             return []
         inside = self.meta.problems if self.meta is not None else ()
-        return [self._source.problem, *(f"{self._source.source}: {words}" for words in inside)]
+        return [self._source.problem, *(f"{self._source.source}: {problem}" for problem in inside)]
 
     def _without_labels(self, node: Node) -> str:
         """Return why labels of namespaces that matter are not known; empty if they are."""

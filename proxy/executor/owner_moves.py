@@ -102,11 +102,11 @@ class OwnerMoves:
                 )
                 self._context.journal.put(key, None)
                 continue
-            there = [(at, c) for at, c in enumerate(containers) if c.id in record.containers]
-            for at, container in there:
+            moved = [(at, c) for at, c in enumerate(containers) if c.id in record.containers]
+            for at, container in moved:
                 placement = structs.replace(container.placement, exclusive=record.previous)
                 containers[at] = structs.replace(container, placement=placement)
-            living = [c for _, c in there if c.phase is not Phase.EXITED]
+            living = [c for _, c in moved if c.phase is not Phase.EXITED]
             if not living:
                 self._context.journal.put(key, None)
                 continue

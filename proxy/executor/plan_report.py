@@ -101,7 +101,7 @@ def _rejection(record: RememberedDecision) -> dict[str, object]:
         "uid": what.uid,
         "container": what.container,
         "id": record.container_id,
-        "exists": record.there,
+        "exists": record.exists,
         "when": record.when,
         "code": what.verdict.code,
         "reason": what.verdict.reason,

@@ -59,10 +59,10 @@ def read_quotas(groups: CpuGroups, places: Mapping[str, QuotaPlace]) -> tuple[di
     return found, errors
 
 
-def remove_quotas(groups: CpuGroups, some: Iterable[tuple[str, QuotaRecord]]) -> Errors:
+def remove_quotas(groups: CpuGroups, records: Iterable[tuple[str, QuotaRecord]]) -> Errors:
     """Remove quotas, in this order; groups that are gone have none."""
     errors: Errors = []
-    for key, at in some:
+    for key, at in records:
         try:
             groups.set_quota(at.group, UNLIMITED)
         except CgroupError as error:
@@ -72,7 +72,7 @@ def remove_quotas(groups: CpuGroups, some: Iterable[tuple[str, QuotaRecord]]) ->
 
 
 def restore_quotas(
-    groups: CpuGroups, some: Iterable[tuple[str, tuple[QuotaRecord, QuotaPlace]]]
+    groups: CpuGroups, records: Iterable[tuple[str, tuple[QuotaRecord, QuotaPlace]]]
 ) -> tuple[dict[str, int | None], Errors]:
     """Restore quotas, in this order, where there is none now: a quota that another program wrote is newer.
 
@@ -81,7 +81,7 @@ def restore_quotas(
     """
     done: dict[str, int | None] = {}
     errors: Errors = []
-    for key, (at, (parent, container_id)) in some:
+    for key, (at, (parent, container_id)) in records:
         path = at.group or groups.find(parent, container_id)
         try:
             now = None if path is None else groups.quota(path)
@@ -176,9 +176,9 @@ class OwnerQuotas(Observer):
 
     def send(self, ids: Iterable[str]) -> None:
         """Send the quotas of containers to the runtime, which has saved other ones."""
-        if some := tuple(ids):
-            self._context.store.handle(engine.QuotasUnsent(some))
-            self._context.sync_later(*some)
+        if chosen := tuple(ids):
+            self._context.store.handle(engine.QuotasUnsent(chosen))
+            self._context.sync_later(*chosen)
 
     def refused(self, container_id: str) -> None:
         """Note that the runtime refused a quota: the one in the kernel is in effect; resending can wait."""

@@ -322,13 +322,13 @@ class Reconciler:
     def _resolve(self, listing: Listing, began: int) -> None:
         """Find out how creates ended if their answer was lost."""
         context = self._context
-        there = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
+        listed = {(c.sandbox_id, c.name, c.attempt): c.id for c in listing.containers.values()}
         for token, since in context.state.runtime.lost.items():
             container = context.state.containers.get(token)
             if container is None:
                 self._parts.lifecycle.failed(token)
                 continue
-            found = there.get((container.pod.sandbox_id, container.name, container.attempt))
+            found = listed.get((container.pod.sandbox_id, container.name, container.attempt))
             if found is not None and not context.state.runtime.changes.is_unchanged(found, began):
                 continue  # it may have been removed since: the next list decides
             if found is not None and found not in context.state.containers:
@@ -381,9 +381,9 @@ class Reconciler:
         await turns.through(self._start_update.end_orphans(phase_of, asked))
         absent = [i for i in known if listing.lacks_container(i)]
         for at in range(0, len(absent), AT_ONCE):
-            there = context.state.containers
-            some = [i for i in absent[at : at + AT_ONCE] if i in there]
-            self._parts.lifecycle.removed([i for i in some if there[i].phase is not Phase.CREATING])
+            containers = context.state.containers
+            batch = [i for i in absent[at : at + AT_ONCE] if i in containers]
+            self._parts.lifecycle.removed([i for i in batch if containers[i].phase is not Phase.CREATING])
             await turns.turn()
         for container_id, phase in phases.items():
             await turns.turn()

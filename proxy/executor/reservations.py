@@ -206,8 +206,8 @@ class Reservations:
             self._perform(effect, reservation, run)
 
     def _living(self, one: Reservation) -> list[Container]:
-        there = (self._context.state.containers.get(container_id) for container_id in one.containers)
-        return [c for c in there if c is not None and c.phase is not Phase.EXITED]
+        containers = (self._context.state.containers.get(container_id) for container_id in one.containers)
+        return [c for c in containers if c is not None and c.phase is not Phase.EXITED]
 
     # -- effects that are done at once --------------------------------------------------------------------
 
@@ -267,10 +267,10 @@ class Reservations:
 
     def _placed_on(self, one: Reservation, cpus: CpuSet) -> tuple[Container, ...]:
         """Return the containers of a move, exited ones too, as they are when placed on some CPUs."""
-        there = (self._context.state.containers.get(container_id) for container_id in one.containers)
+        containers = (self._context.state.containers.get(container_id) for container_id in one.containers)
         moved = f"moved from CPUs {one.previous} to {one.cpus}"
         placed = []
-        for container in (c for c in there if c is not None):
+        for container in (c for c in containers if c is not None):
             reasons = tuple(reason for reason in container.placement.reasons if reason != moved)
             if cpus == one.cpus:
                 reasons = (*reasons, moved)
@@ -329,8 +329,8 @@ class Reservations:
     def _records(
         self, one: Reservation, run: ReservationRun, may_run_on: CpuSet, state: NodeState
     ) -> dict[str, Record | None]:
-        there = {i: c for i in one.containers if (c := state.containers.get(i)) is not None}
-        return records_of(one, there, run.token, may_run_on)
+        containers = {i: c for i in one.containers if (c := state.containers.get(i)) is not None}
+        return records_of(one, containers, run.token, may_run_on)
 
     async def _await_inflight(self, one: Reservation, cpus: CpuSet) -> Event:
         confinement = self._confinement
@@ -339,7 +339,7 @@ class Reservations:
             self._count(wait)
         if not wait.late:
             return seen.InflightCompleted()
-        return seen.InflightLate(confinement.words(wait), confinement.public_message(wait), wait.cpus)
+        return seen.InflightLate(confinement.text(wait), confinement.public_message(wait), wait.cpus)
 
     def _count(self, wait: Wait) -> None:
         """Count a create of an owner, and how it waited for calls in flight."""
@@ -359,7 +359,7 @@ class Reservations:
         late = Wait(tuple(call for call in calls if not context.calls.has_completed(call)))
         if not late.late:
             return seen.InflightCompleted()
-        return seen.InflightLate(confinement.words(late), confinement.public_message(late), late.cpus)
+        return seen.InflightLate(confinement.text(late), confinement.public_message(late), late.cpus)
 
     async def _write_owners(self, one: Reservation) -> Event:
         context = self._context
@@ -377,14 +377,14 @@ class Reservations:
     async def _read(self, one: Reservation, container_ids: tuple[str, ...]) -> Event:
         context = self._context
         held = await context.kernel.run(self._held, container_ids or one.containers)
-        there = context.state.containers
+        containers = context.state.containers
         if not container_ids:
             living = {container.id for container in self._living(one)}
             held |= {i: CpuSet() for i in one.containers if i not in living}
         found = [
-            seen.CpusInEffect(i, cpus, context.state.wanted(there[i]) if i in there else CpuSet())
+            seen.CpusInEffect(i, cpus, context.state.wanted(containers[i]) if i in containers else CpuSet())
             for i, cpus in held.items()
-            if i in there or not container_ids
+            if i in containers or not container_ids
         ]
         return seen.CpusetsRead(tuple(found), self._drift.contested(one.cpus))
 

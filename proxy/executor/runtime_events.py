@@ -179,7 +179,7 @@ class RuntimeEvents(Observer):
         with self._lock:
             if self._closing.is_set():
                 return
-            some = [self._queue.popleft() for _ in range(min(AT_ONCE, len(self._queue)))]
+            batch = [self._queue.popleft() for _ in range(min(AT_ONCE, len(self._queue)))]
             more = self._woken = bool(self._queue)
             overflown, self._overflown = self._overflown, False
         if more:
@@ -187,7 +187,7 @@ class RuntimeEvents(Observer):
         if overflown:
             self._context.telemetry.count(metrics.RUNTIME_EVENT_OVERFLOWS)
             self._context.attention.set()
-        for what in some:
+        for what in batch:
             try:
                 if isinstance(what, EventsState):
                     self._enter(what)

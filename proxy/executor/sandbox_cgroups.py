@@ -92,9 +92,9 @@ class SandboxCgroups:
         """
         self._passes += 1
         self._monitored &= state.pods.keys()
-        there = state.pods.keys() | {self._quirks.monitor(i) for i in state.containers if self._monitored}
-        self._observed = {k: v for k, v in self._observed.items() if k in there}
-        self._missed = {k: v for k, v in self._missed.items() if k in there}
+        existing = state.pods.keys() | {self._quirks.monitor(i) for i in state.containers if self._monitored}
+        self._observed = {k: v for k, v in self._observed.items() if k in existing}
+        self._missed = {k: v for k, v in self._missed.items() if k in existing}
         errors: list[str] = []
         for key, pod, pool in self._ours(state):
             known = self._observed.get(key)

@@ -152,13 +152,13 @@ class ExtenderService:
             self._waiting[demand.key] = demand
             _bounded(self._waiting, MOST_WAITING)
         failed: dict[str, dict[str, str]] = {"FailedNodes": {}, "FailedAndUnresolvableNodes": {}}
-        for name, words in found.failed.items():
-            reason = words.partition(":")[0]
+        for name, cause in found.failed.items():
+            reason = cause.partition(":")[0]
             kind = "FailedAndUnresolvableNodes" if reason in UNRESOLVABLE else "FailedNodes"
             failed[kind][name] = reason
-        if not found.fits and (words := self._undecided(_names(args), failed["FailedNodes"])):
+        if not found.fits and (cause := self._undecided(_names(args), failed["FailedNodes"])):
             # No event follows when that ends; after an error kube-scheduler asks again by itself.
-            return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {words}"})
+            return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {cause}"})
         return HttpAnswer({"NodeNames": found.fits, **failed, "Error": ""})
 
     async def _prioritize(self, args: ExtenderArgs) -> HttpAnswer:

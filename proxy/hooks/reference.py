@@ -81,7 +81,7 @@ class DocumentedFields:
 
     names: tuple[str, ...]
     types: tuple[str, ...]
-    words: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,10 @@ def type_text(text: str, link: Callable[[str], str]) -> str:
     Raises:
         ValueError: The annotation has a form that is not supported.
     """
-    return _said(ast.parse(text, mode="eval").body, link)
+    return _type_text(ast.parse(text, mode="eval").body, link)
 
 
-def _said(node: ast.expr, link: Callable[[str], str]) -> str:
+def _type_text(node: ast.expr, link: Callable[[str], str]) -> str:
     match node:
         case ast.Name(id="_None" | "_Clear"):
             return link("CLEAR")
@@ -166,14 +166,14 @@ def _said(node: ast.expr, link: Callable[[str], str]) -> str:
         case ast.Constant(value=None):
             return link("None")
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return f"{_said(left, link)} or {_said(right, link)}"
+            return f"{_type_text(left, link)} or {_type_text(right, link)}"
         case ast.Subscript(value=ast.Name(id="Mapping"), slice=ast.Tuple(elts=[key, value])):
-            return f"map of {_said(key, link)} to {_said(value, link)}"
+            return f"map of {_type_text(key, link)} to {_type_text(value, link)}"
         case ast.Subscript(value=ast.Name(id="Sequence"), slice=item):
-            return f"list of {_said(item, link)}"
+            return f"list of {_type_text(item, link)}"
         case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[item, ast.Constant(value=v)])):
             assert v is ...
-            return f"list of {_said(item, link)}"
+            return f"list of {_type_text(item, link)}"
     raise ValueError(f"cannot describe the type {ast.unparse(node)!r}")
 
 
@@ -237,7 +237,7 @@ def _class_text(cls: type, title: str) -> str:
         lines.append("\n| field | type | |\n|---|---|---|\n")
         for row in reported.rows:
             names = ", ".join(f"`{name}`" for name in row.names)
-            lines.append(f"| {names} | {types_of(row, _linked)} | {_text(row.words)} |\n")
+            lines.append(f"| {names} | {types_of(row, _linked)} | {_text(row.text)} |\n")
     return "".join([*lines, *map(_paragraph, reported.after)])
 
 
@@ -247,8 +247,8 @@ def types_of(row: DocumentedFields, link: Callable[[str], str]) -> str:
     return "; ".join(types if len(set(types)) > 1 else types[:1])
 
 
-def _paragraph(words: str) -> str:
-    return "\n" + textwrap.fill(_text(words), 120, break_long_words=False, break_on_hyphens=False) + "\n"
+def _paragraph(text: str) -> str:
+    return "\n" + textwrap.fill(_text(text), 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _where() -> Iterator[str]:
@@ -275,6 +275,6 @@ def _linked(name: str) -> str:
     return f"[`{name}`](#{anchor})" if name in _SECTIONS else f"`{name}`"
 
 
-def _text(words: str) -> str:
+def _text(text: str) -> str:
     """Turn a docstring's marks into Markdown's, and keep it in one cell of a table."""
-    return words.replace("``", "`").replace("|", "\\|")
+    return text.replace("``", "`").replace("|", "\\|")

@@ -12,7 +12,7 @@ from proxy.hooks.loader.directories import HookFileEntry, State
 NOT_ASKED: Final = frozenset({"open", "probing", "hangs"})
 """States of the engine in which a hook is not called."""
 _BROKEN: Final = frozenset({State.OLD, State.BROKEN, State.UNTRUSTED})
-_SAID: Final = tuple(
+_REPORTED_KEYS: Final = tuple(
     item.name
     for item in dataclasses.fields(HookReport)
     if item.name not in {"name", "points", "policy", "timeout", "state"}
@@ -64,7 +64,7 @@ def _report(report: HookReport) -> dict[str, Any]:
         "asked": report.state,
         "breaker_open": report.state in NOT_ASKED,
     }
-    for name in _SAID:
+    for name in _REPORTED_KEYS:
         value = getattr(report, name)
         reported[name] = dict(value) if isinstance(value, Mapping) else value
     return reported

@@ -46,7 +46,7 @@ class AdmissionRule(enum.StrEnum):
     @property
     def reason(self) -> str:
         """The rule as a reason of a rejection: ``AdmissionSharedFloor``."""
-        message = ("CPUs" if word == "cpus" else word.capitalize() for word in self.split("-"))
+        message = ("CPUs" if part == "cpus" else part.capitalize() for part in self.split("-"))
         return f"Admission{''.join(message)}"
 
 

@@ -29,8 +29,8 @@ _BY_REASON = {
         "Ask for more CPUs for the pod than its containers own, or for CPUs in every container"
     ),
     **{
-        rule.reason: f"{words}; docs/admission.md describes which pods may own CPUs"
-        for rule, words in {
+        rule.reason: f"{text}; docs/admission.md describes which pods may own CPUs"
+        for rule, text in {
             AdmissionRule.NAMESPACE: (
                 "Run the pod in a namespace of admission.namespaces, or let it share CPUs"
             ),

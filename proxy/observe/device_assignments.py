@@ -66,7 +66,7 @@ def assignments_page(
         "refused": list(refused),
         "requested": list(_requested(state)) if state is not None else [],
         "history": [
-            {"time": each.when, "container": each.explanation.ref, "device": device, "exists": each.there}
+            {"time": each.when, "container": each.explanation.ref, "device": device, "exists": each.exists}
             for each in history
             for device in each.explanation.devices
         ],

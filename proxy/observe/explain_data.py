@@ -73,14 +73,14 @@ def record_data(record: RememberedDecision) -> dict[str, object]:
     return {
         "when": record.when,
         "id": record.container_id,
-        "there": record.there,
+        "there": record.exists,
         "decision": to_data(record.explanation),
     }
 
 
 def _with(record: RememberedDecision, now: Callable[[RememberedDecision], str]) -> dict[str, object]:
     """Return a record as plain data, with ``now`` where its container exists and something has changed."""
-    data, text = record_data(record), now(record) if record.there else ""
+    data, text = record_data(record), now(record) if record.exists else ""
     return {**data, "now": text} if text else data
 
 
@@ -92,7 +92,7 @@ def _pod_data(line: PodLine) -> dict[str, object]:
         "records": line.records,
         "containers": list(line.containers),
         "refused": line.refused,
-        "there": line.there,
+        "there": line.exists,
         "applied": line.applied,
     }
 

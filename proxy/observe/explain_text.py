@@ -120,15 +120,15 @@ def _pods(answer: object) -> list[Mapping[str, object]]:
 
 def _circumstances(record: ExplainedDecision) -> str:
     decision, container_id = record.decision, record.data.get("id")
-    words = [_when(record.data.get("when")), clean(decision.event)]
-    words.append(f"attempt {decision.attempt}" if decision.attempt else "")
+    parts = [_when(record.data.get("when")), clean(decision.event)]
+    parts.append(f"attempt {decision.attempt}" if decision.attempt else "")
     kind = "container" if decision.container else "sandbox"
-    words.append(
+    parts.append(
         f"{kind} {clean(container_id)[:13]}" if isinstance(container_id, str) and container_id else ""
     )
     was_there = decision.verdict.admitted or (not decision.applied and bool(container_id))
-    words.append("gone" if was_there and record.data.get("there") is False else "")
-    return f"[{', '.join(word for word in words if word)}]"
+    parts.append("gone" if was_there and record.data.get("there") is False else "")
+    return f"[{', '.join(part for part in parts if part)}]"
 
 
 def _state(pod: Mapping[str, object]) -> str:

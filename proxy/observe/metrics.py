@@ -133,12 +133,12 @@ def _held(
 ) -> Iterator[str]:
     """Write the gauges of owners, their CPUs and containers, for those to which the plan is (not) applied."""
     count, owned, containers = gauges
-    some = [each for each in owners if each.get("applied", True) is applied]
-    yield family(count, [({}, len(some))])
+    chosen = [each for each in owners if each.get("applied", True) is applied]
+    yield family(count, [({}, len(chosen))])
     yield family(
         owned,
         [
-            ({"be_may_use": may}, sum(_count(_planned(each)) for each in some if each.get("hard") is hard))
+            ({"be_may_use": may}, sum(_count(_planned(each)) for each in chosen if each.get("hard") is hard))
             for may, hard in (("true", False), ("false", True))
         ],
     )

@@ -115,7 +115,7 @@ def _containers(data: Mapping[str, object], *, everything: bool) -> Iterable[str
 def _quota(pod: Mapping[str, object], container: Mapping[str, object]) -> str:
     own = f"{one_line(container.get('cfs_quota_us'))} us" if container.get("removes_cfs_quota") else ""
     of_pod = f"pod {one_line(pod.get('cfs_quota_us'))} us" if pod.get("removes_cfs_quota") else ""
-    return ", ".join(words for words in (own, of_pod) if words) if container.get("pool") == "own" else ""
+    return ", ".join(text for text in (own, of_pod) if text) if container.get("pool") == "own" else ""
 
 
 def _memory(data: Mapping[str, object]) -> Iterable[str]:

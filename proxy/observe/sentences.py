@@ -281,8 +281,8 @@ def _offered(answer: ProviderAnswer) -> str:
     liked = [nodes(hint.affinity) for hint in answer.hints if hint.preferred]
     others = [nodes(hint.affinity) for hint in answer.hints if not hint.preferred]
     if answer.count is None or answer.preferred is None:
-        some = f"; preferred e.g. on {few(liked)}" if liked else f", e.g. {few(others)}" if others else ""
-        return f"possible on too many sets of nodes to count{some}"
+        examples = f"; preferred e.g. on {few(liked)}" if liked else f", e.g. {few(others)}" if others else ""
+        return f"possible on too many sets of nodes to count{examples}"
     if answer.count == 1:
         which = "".join([*liked, *others][:1]) or "one set of nodes"
         return f"possible on {which} only ({'' if answer.preferred else 'not '}preferred)"

@@ -159,7 +159,7 @@ def give_back(
     return done
 
 
-def _there(cgroups: Cgroups, machine: Machine, named: CpuSet) -> CpuSet:
+def _online_part(cgroups: Cgroups, machine: Machine, named: CpuSet) -> CpuSet:
     """Leave out what is offline where a list with such a CPU is refused."""
     return named & machine.online or machine.online if cgroups.version == 1 else named
 
@@ -169,7 +169,7 @@ def _widen(
 ) -> ReleasedCpuset:
     """Widen the group of a container to its target cpuset; returns what the runtime is to save."""
     has, above = cgroups.read(path), _above(cgroups, path)
-    cpus = above.effective_cpus if target.cpus is None else _there(cgroups, machine, target.cpus)
+    cpus = above.effective_cpus if target.cpus is None else _online_part(cgroups, machine, target.cpus)
     mems = above.effective_mems if target.mems is None else target.mems
     more_cpus = has.cpus | cpus if has.cpus or target.cpus is not None else None
     more_mems = has.mems | mems if has.mems or target.mems is not None else None
@@ -192,7 +192,7 @@ def _initial_cpuset(
             if error.errno not in GONE:
                 raise
     if target.cpus is not None:
-        cpus = _there(cgroups, machine, target.cpus)
+        cpus = _online_part(cgroups, machine, target.cpus)
     return ReleasedCpuset(cpus, target.mems or mems)
 
 
@@ -214,8 +214,8 @@ def _as_above(cgroups: Cgroups, path: str, done: SweepResult) -> None:
 def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done: SweepResult) -> None:
     """Set the groups above BE containers, and the groups in them, to the cpuset of the group above."""
     parents = {pod.cgroup_parent for pod in pods if pod.kube_qos is KubeQos.BEST_EFFORT}
-    some = {path for parent in parents if (path := cgroups.pod_group(parent))}
-    roots = {path.rpartition("/")[0] for path in some}
+    groups = {path for parent in parents if (path := cgroups.pod_group(parent))}
+    roots = {path.rpartition("/")[0] for path in groups}
     is_partial = len(pods) < len(state.pods)
     ids = {container.id for container in state.containers.values()}
     for root in sorted(root for root in roots if root.rpartition("/")[2].endswith(CLASS)):
@@ -226,7 +226,7 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
             below = cgroups.children(path) if depth < 2 else ()
             # Containers that we know are given back by themselves, with what their requests say.
             found = [f"{path}/{name}" for name in below if not _is_ours(name, ids)]
-            todo += [(each, depth + 1) for each in found if depth or not is_partial or each in some]
+            todo += [(each, depth + 1) for each in found if depth or not is_partial or each in groups]
 
 
 def _is_ours(name: str, ids: set[str]) -> bool:

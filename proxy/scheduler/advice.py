@@ -122,11 +122,11 @@ def _held(node: SchedulableNode, pod: PodDemand) -> CpuSet:
 
 
 def _fewest(
-    first: tuple[str, ...], there: Sequence[PodDemand], fits: Callable[[Collection[str]], bool]
+    first: tuple[str, ...], candidates: Sequence[PodDemand], fits: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...] | None:
     """Remove pods one by one until there is room, then restore those that need not be removed."""
     gone = list(first)
-    for each in there:
+    for each in candidates:
         gone.append(each.key)
         if fits(gone):
             break

@@ -264,8 +264,8 @@ class NodeTable:
         row = self._rows.get(name)
         if row is None or row.node is None:
             if demand.aligned:
-                words = row.problem if row else NOT_KNOWN
-                return NodeVerdict(fits=False, reason=UNKNOWN, message=words)
+                problem = row.problem if row else NOT_KNOWN
+                return NodeVerdict(fits=False, reason=UNKNOWN, message=problem)
             return FITS
         if not demand.aligned:
             return FITS

@@ -185,10 +185,10 @@ def _policy(fields: Fields, attributes: Mapping[str, str]) -> tuple[str, str]:
     if "topologyManagerPolicy" in attributes:
         return attributes["topologyManagerPolicy"], attributes.get("topologyManagerScope", "")
     listed = fields.get("topologyPolicies")
-    word = str(listed[0]) if isinstance(listed, list) and listed else ""
+    text = str(listed[0]) if isinstance(listed, list) and listed else ""
     for name, policy in _POLICIES.items():
-        if word.startswith(name) and word[len(name) :] in _SCOPES:
-            return policy.value, _SCOPES[word[len(name) :]].value
+        if text.startswith(name) and text[len(name) :] in _SCOPES:
+            return policy.value, _SCOPES[text[len(name) :]].value
     return "", ""
 
 

@@ -96,8 +96,8 @@ def _json(text: str, file: str) -> list[Document] | None:
             raise InputError(f"cannot read {file}: the key {_short(twice)} is there twice in one object")
         return made
 
-    def constant(word: str) -> Never:
-        raise InputError(f"cannot read {file}: {word} is not a JSON value")
+    def constant(name: str) -> Never:
+        raise InputError(f"cannot read {file}: {name} is not a JSON value")
 
     try:
         value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
@@ -279,12 +279,14 @@ def found_files(paths: Iterable[str]) -> list[Path]:
         InputError: Something is not there, or a directory holds no such file.
     """
     files: list[Path] = []
-    for word in paths:
-        path = Path(word)
-        if word != STDIN and path.is_dir():
+    for path_text in paths:
+        path = Path(path_text)
+        if path_text != STDIN and path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS and p.is_file())
             if not inside:
-                raise InputError(f"cannot read pods from {word}: no file in it ends in {', '.join(_ENDINGS)}")
+                raise InputError(
+                    f"cannot read pods from {path_text}: no file in it ends in {', '.join(_ENDINGS)}"
+                )
             files += inside
         else:
             files.append(path)

@@ -114,12 +114,12 @@ def described_machines(paths: Iterable[str]) -> list[Named]:
         InputError: A file cannot be read or does not describe a machine that could be; one line.
     """
     found: list[Named] = []
-    for word in paths:
-        name, sign, file = word.partition("=")
-        if not sign or "/" in name or Path(word).exists():
-            name, file = Path(word).stem, word
+    for path_text in paths:
+        name, sign, file = path_text.partition("=")
+        if not sign or "/" in name or Path(path_text).exists():
+            name, file = Path(path_text).stem, path_text
         if not name or not file:
-            raise InputError(f"cannot use the machine {word!r}: write FILE or NAME=FILE")
+            raise InputError(f"cannot use the machine {path_text!r}: write FILE or NAME=FILE")
         machine = load_machine(Path(file))
         _check_plausible(machine, file)
         found.append(Named(name, machine))

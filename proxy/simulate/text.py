@@ -59,8 +59,8 @@ def differences(
         }
         if any(changes.values()):
             names = tuple(name for name, changed in changes.items() if changed)
-            words = _word(a, a_alignments), _word(b, b_alignments)
-            found.append(Difference(a, b, *words, _text(a, a_alignments), _text(b, b_alignments), names))
+            outcomes = _word(a, a_alignments), _word(b, b_alignments)
+            found.append(Difference(a, b, *outcomes, _text(a, a_alignments), _text(b, b_alignments), names))
     return found
 
 
@@ -183,9 +183,9 @@ def machine_lines(simulation: Simulation, *, verbose: bool) -> list[str]:
 
 def summary_lines(reported: Summary) -> list[str]:
     """Write the numbers."""
-    rows = [(label, str(value), words) for label, value, words in numbers(reported)]
+    rows = [(label, str(value), explanation) for label, value, explanation in numbers(reported)]
     width = max(len(value) for _, value, _ in rows)
-    return columns([(label, value.rjust(width), words) for label, value, words in rows])
+    return columns([(label, value.rjust(width), explanation) for label, value, explanation in rows])
 
 
 def numbers(reported: Summary) -> list[tuple[str, int, str]]:

@@ -177,9 +177,9 @@ class GrpcSocket:
         return server
 
 
-def refuse_call(context: grpc.ServicerContext, code: int, words: str) -> NoReturn:
+def refuse_call(context: grpc.ServicerContext, code: int, text: str) -> NoReturn:
     """Answer a call with a status."""
     import grpc
 
     codes = {status.value[0]: status for status in grpc.StatusCode}
-    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(words))
+    context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(text))

@@ -113,9 +113,9 @@ def _holder(fd: int) -> str:
     if not (text.isascii() and text.isdigit()):
         return "another process"
     try:
-        words = Path("/proc", text, "cmdline").read_bytes().split(b"\0")
+        arguments = Path("/proc", text, "cmdline").read_bytes().split(b"\0")
     except OSError:
         return f"pid {text}"
-    command = b" ".join(words).decode("utf-8", "replace")
+    command = b" ".join(arguments).decode("utf-8", "replace")
     shown = " ".join("".join(c if c.isprintable() else " " for c in command).split())[:120]
     return f"pid {text} ({shown})" if shown else f"pid {text}"

@@ -151,9 +151,9 @@ class StagedEnforcement:
         """Apply the plan to containers; returns the keys of the pods for which that failed, and why."""
         executor, failed = self._executor, await self._await_calls(containers)
         state = executor.state
-        some = [c for c in containers if c.pod.key not in failed]
-        failed |= await self._write([c for c in some if state.shares(c)])
-        owners = [c for c in some if not state.shares(c)]
+        applied = [c for c in containers if c.pod.key not in failed]
+        failed |= await self._write([c for c in applied if state.shares(c)])
+        owners = [c for c in applied if not state.shares(c)]
         for container in owners:
             if container.pod.key in failed:
                 continue
@@ -163,7 +163,7 @@ class StagedEnforcement:
                 failed[container.pod.key] = reason.message
                 continue
             failed |= await self._write([container])
-        ids = [c.id for c in some if c.pod.key not in failed]
+        ids = [c.id for c in applied if c.pod.key not in failed]
         executor.sync_later(*ids)
         executor.unit_properties.changed(ids)
         if owners:

@@ -58,11 +58,11 @@ def joined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
     if not known:
         return None
     bits = union(place.nodes.bits for place in known if place.nodes is not None)
-    words = list(dict.fromkeys(place.source for place in known))
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    sources = list(dict.fromkeys(place.source for place in known))
+    more = f" and {len(sources) - _SHOWN} more" if len(sources) > _SHOWN else ""
     functions = dict.fromkeys(function for place in found for function in place.functions)
     nodes = Mask.from_bits(bits) if bits else None
-    return DeviceLocation(nodes, ", ".join(words[:_SHOWN]) + more, tuple(functions))
+    return DeviceLocation(nodes, ", ".join(sources[:_SHOWN]) + more, tuple(functions))
 
 
 class DeviceLocator:

@@ -35,15 +35,15 @@ def parse_mask(text: str) -> int:
     Raises:
         ValueError: The text is not a mask, or names an id beyond ``CpuSet.LIMIT``.
     """
-    words = text.strip().split(",")
-    if len(words) == 1 and _LONE_WORD.fullmatch(words[0]):
-        bits = int(words[0], 16)
+    groups = text.strip().split(",")
+    if len(groups) == 1 and _LONE_WORD.fullmatch(groups[0]):
+        bits = int(groups[0], 16)
     else:
         bits = 0
-        for word in words:
-            if not _WORD.fullmatch(word):
+        for group in groups:
+            if not _WORD.fullmatch(group):
                 raise ValueError(f"{text!r} is not a bit mask such as 'ff,00000003'")
-            bits = bits << _WORD_BITS | int(word, 16)
+            bits = bits << _WORD_BITS | int(group, 16)
     if bits.bit_length() > CpuSet.LIMIT:
         raise ValueError(f"a mask of {bits.bit_length()} bits is larger than any machine")
     return bits

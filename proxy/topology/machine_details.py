@@ -182,8 +182,8 @@ def read_versions(proc: SysfsTree | None) -> dict[str, str | None]:
     """
     if proc is None:
         return {"arch": None, "kernel": None}
-    words = (proc.text("version") or "").split()
-    release = proc.text("sys/kernel/osrelease") or (words[2] if len(words) > 2 else None)
+    fields = (proc.text("version") or "").split()
+    release = proc.text("sys/kernel/osrelease") or (fields[2] if len(fields) > 2 else None)
     arch = proc.text("sys/kernel/arch") or None
     if arch is None and "CPU implementer" in (proc.text("cpuinfo", 4096) or ""):
         arch = "aarch64"

@@ -179,7 +179,7 @@ class _Name(Struct, frozen=True):
     rest: str = ""
 
     def __str__(self) -> str:
-        return " ".join(word for word in (self.kind, self.number, self.rest) if word)
+        return " ".join(part for part in (self.kind, self.number, self.rest) if part)
 
 
 @dataclass(slots=True)
@@ -234,15 +234,15 @@ def render(
 
 def _headline(machine: Machine) -> str:
     threads = sorted({len(core) for core in machine.cores.values()})
-    words = [counted(len(machine.packages), "socket")] if has_packages(machine) else []
+    parts = [counted(len(machine.packages), "socket")] if has_packages(machine) else []
     if has_nodes(machine):
-        words.append(counted(len(machine.nodes), "NUMA node"))
-    words += [counted(len(machine.cores), "core"), counted(len(machine.cpus), "CPU")]
-    words.append(f"{' or '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'} per core")
+        parts.append(counted(len(machine.nodes), "NUMA node"))
+    parts += [counted(len(machine.cores), "core"), counted(len(machine.cpus), "CPU")]
+    parts.append(f"{' or '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'} per core")
     sizes = [node.mem_bytes for node in machine.nodes if node.mem_bytes is not None]
     if len(sizes) == len(machine.nodes):
-        words.append(size_text(sum(sizes)))
-    return ", ".join(words)
+        parts.append(size_text(sum(sizes)))
+    return ", ".join(parts)
 
 
 def _parts(machine: Machine) -> list[_Part]:
@@ -356,8 +356,8 @@ def _memory_only(machine: Machine) -> list[str]:
             nearest = f", nearest to node {min(near)[1]} at {min(near)[0]}" if near else ""
             alike.setdefault(f"{memory_text(node)}{nearest}", []).append(node.id)
     lines = [
-        f"memory only: {_nodes_text(ids)} {'each ' if len(ids) > 1 else ''}{words}"
-        for words, ids in alike.items()
+        f"memory only: {_nodes_text(ids)} {'each ' if len(ids) > 1 else ''}{text}"
+        for text, ids in alike.items()
     ]
     return [*lines, *([f"no CPUs, no memory: {_nodes_text(empty)}"] if empty else [])]
 
@@ -370,8 +370,8 @@ def _cpu_notes(machine: Machine) -> list[str]:
     offline = machine.present - machine.online
     isolated = machine.isolated & machine.online
     notes = [
-        f"{word}: {_cpus_text(ids, 40)}"
-        for word, ids in (("offline", offline), ("isolated", isolated))
+        f"{label}: {_cpus_text(ids, 40)}"
+        for label, ids in (("offline", offline), ("isolated", isolated))
         if ids
     ]
     problems = machine.extra.get("problems")

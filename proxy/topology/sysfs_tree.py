@@ -22,8 +22,8 @@ _KB = 1024
 
 def mask_text(ids: IdSet, width: int) -> str:
     """Write a set as a kernel mask: 32-bit words for ids below ``width``, the highest word first."""
-    words = max(1, -(-max(width, ids.bits.bit_length()) // 32))
-    digits = f"{ids.bits:0{words * _WORD_DIGITS}x}"
+    group_count = max(1, -(-max(width, ids.bits.bit_length()) // 32))
+    digits = f"{ids.bits:0{group_count * _WORD_DIGITS}x}"
     return ",".join(digits[at : at + _WORD_DIGITS] for at in range(0, len(digits), _WORD_DIGITS))
 
 

@@ -44,13 +44,13 @@ def ids_text(ids: IdSet, room: int) -> str:
 def memory_text(node: NumaNode) -> str:
     """Write a node's memory and its huge pages."""
     if node.mem_bytes is None:
-        words = ["memory unknown"]
+        parts = ["memory unknown"]
     else:
-        words = [size_text(node.mem_bytes) if node.mem_bytes else "no memory"]
+        parts = [size_text(node.mem_bytes) if node.mem_bytes else "no memory"]
     for size, pages in sorted((node.hugepages or {}).items()):
         if pages.nr:
-            words.append(f"{pages.nr} x {size_text(size * _STEP)} pages")
-    return ", ".join(words)
+            parts.append(f"{pages.nr} x {size_text(size * _STEP)} pages")
+    return ", ".join(parts)
 
 
 def distance_lines(machine: Machine, width: int) -> list[str]:

@@ -71,7 +71,7 @@ def _keys(facts: UpgradeFacts) -> Finding:
     if not before:
         return Finding("configuration-keys", SKIP, "the running version does not report its keys")
     gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
-    parts = [f"{words} {_named(names)}" for words, names in (("gone:", gone), ("new:", new)) if names]
+    parts = [f"{label} {_named(names)}" for label, names in (("gone:", gone), ("new:", new)) if names]
     if gone:
         return Finding(
             "configuration-keys",

@@ -79,6 +79,6 @@ class GrpcChannel:
 
 def details_of(error: Any) -> str:
     """Return the details of a gRPC error in one line: those of runc come with line ends."""
-    words = " ".join((error.details() or "no reason given").split())
-    found = _UNCONNECTED.match(words)
-    return found[1] if found else words
+    text = " ".join((error.details() or "no reason given").split())
+    found = _UNCONNECTED.match(text)
+    return found[1] if found else text

@@ -71,7 +71,7 @@ def test_what_differs() -> None:
 )
 def test_what_a_container_lacks(container: Container, gone: str, words: str) -> None:
     state = node(container).on(without(gone))
-    assert [loss.words() for loss in losses(state).values()] == ([words] if words else [])
+    assert [loss.text() for loss in losses(state).values()] == ([words] if words else [])
 
 
 def test_a_loss_is_reported_when_it_begins_changes_and_ends() -> None:
@@ -116,4 +116,4 @@ def test_containers_with_other_memory_nodes() -> None:
     assert with_other_memory(state, after) == ["y"]
     (loss,) = losses(after).values()
     assert (str(loss.nodes), str(loss.mems)) == ("1", "0")
-    assert loss.words() == "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
+    assert loss.text() == "its memory of NUMA node 1 is gone: it has that of NUMA node 0"

@@ -177,7 +177,7 @@ def test_a_plug_in_that_fails_costs_the_create_and_nothing_else(run_scenario: An
         assert held(world) == set()
         assert not world.executor.state.containers
         (record,) = world.executor.history.find("a")
-        assert (record.there, record.explanation.verdict.reason) == (False, "UnexpectedAdmissionError")
+        assert (record.exists, record.explanation.verdict.reason) == (False, "UnexpectedAdmissionError")
         plugins.fail = None
         assert paths(await world.begin(sandbox)) == ["/dev/nic0"], "the next attempt"
         world.logged.clear()

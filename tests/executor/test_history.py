@@ -52,10 +52,10 @@ def test_what_is_there_stays_and_of_the_rest_the_newest() -> None:
     for i in range(10):
         history.removed(f"id{i}")
     assert history.size == 13
-    assert [line.pod for line in history.pods() if not line.there] == ["ns/p7", "ns/p8", "ns/p9"]
+    assert [line.pod for line in history.pods() if not line.exists] == ["ns/p7", "ns/p8", "ns/p9"]
     for i in range(5):
         history.note(100 + i, decision(f"ns/q{i}/c", REFUSED))
-    assert [line.pod for line in history.pods() if not line.there] == ["ns/q2", "ns/q3", "ns/q4"]
+    assert [line.pod for line in history.pods() if not line.exists] == ["ns/q2", "ns/q3", "ns/q4"]
     assert history.size == 13
 
 
@@ -116,15 +116,15 @@ def test_a_token_becomes_an_id() -> None:
     history.renamed("call-2", "ba9876543210")
     history.renamed("call-3", "missing")
     (record,) = history.find("01234567")
-    assert (record.container_id, record.there) == ("0123456789ab", True)
+    assert (record.container_id, record.exists) == ("0123456789ab", True)
     assert history.find("ba987654")[0].explanation.ref == "ns/q/c"
     assert not history.find("call-1")
     history.removed("0123456789ab")
-    assert not history.find("p")[0].there
+    assert not history.find("p")[0].exists
     history.note(3, decision("ns/p/c"), "call-4")
     history.note(4, decision("ns/p/c"), "known")
     history.renamed("call-4", "known")
-    assert sorted(r.when for r in history.find("p") if r.there) == [3, 4]
+    assert sorted(r.when for r in history.find("p") if r.exists) == [3, 4]
 
 
 def test_a_refused_update_is_kept_with_its_container() -> None:
@@ -185,7 +185,7 @@ def test_a_simple_placement_is_explained_on_request() -> None:
     history.note_simple(7, pooled("ns/p/c", "id"), CPUS)
     (record,) = history.find("p")
     found = record.explanation
-    assert (record.when, record.container_id, record.there) == (7, "id", True)
+    assert (record.when, record.container_id, record.exists) == (7, "id", True)
     assert (found.event, found.ref, found.uid, found.attempt) == ("CreateContainer", "ns/p/c", "uid-p", 2)
     assert (found.pool, found.cpus, found.mems) == ("be", CPUS, Mask((0, 1)))
     assert found.verdict.admitted
@@ -201,8 +201,8 @@ def test_the_list_of_pods() -> None:
     history.note(4, decision("ns/d/c", Verdict(9)))
     a, b, d = sorted(history.pods(), key=lambda line: line.pod)
     assert [line.pod for line in history.pods()] == ["ns/b", "ns/a", "ns/d"]
-    assert (a.when, a.records, a.containers, a.refused, a.there) == (3, 2, ("app",), "", True)
-    assert (b.refused, b.there, b.uid) == ("TopologyAffinityError", False, "uid-b")
+    assert (a.when, a.records, a.containers, a.refused, a.exists) == (3, 2, ("app",), "", True)
+    assert (b.refused, b.exists, b.uid) == ("TopologyAffinityError", False, "uid-b")
     assert d.refused == "refused"
     history.note(5, decision("ns/d/c"), "id")
     assert [line.refused for line in history.pods()] == ["TopologyAffinityError", "", ""]
@@ -254,15 +254,15 @@ def test_a_refusal_that_was_not_applied_becomes_the_record_of_the_container() ->
     container = pooled("ns/p/c", "id")
     assert not history.exists_despite_refusal(container)
     history.note(1, refused)
-    assert [(r.container_id, r.there) for r in history.would_be_refused()] == [("", False)]
+    assert [(r.container_id, r.exists) for r in history.would_be_refused()] == [("", False)]
     assert not history.exists_despite_refusal(structs.replace(container, attempt=3)), "that was not refused"
     assert history.exists_despite_refusal(container)
     (found,) = history.would_be_refused()
-    assert (found.container_id, found.there, found.explanation) == ("id", True, refused)
+    assert (found.container_id, found.exists, found.explanation) == ("id", True, refused)
     (line,) = history.pods()
-    assert (line.refused, line.there, line.applied) == (REFUSED.reason, True, False)
+    assert (line.refused, line.exists, line.applied) == (REFUSED.reason, True, False)
     history.removed("id")
-    assert [r.there for r in history.would_be_refused()] == [False]
+    assert [r.exists for r in history.would_be_refused()] == [False]
     history.note(2, decision("ns/p/c"), "other")
     assert history.would_be_refused() == [], "the newest decision admits it"
 

@@ -106,7 +106,7 @@ def asides(world: Any) -> dict[str, str]:
 def records(world: Any, query: str) -> list[tuple[str, bool, bool]]:
     """Return what explain finds: the pod or container, admitted or not, there or gone."""
     found = world.executor.history.find(query)
-    return [(r.explanation.ref, r.explanation.verdict.admitted, r.there) for r in found]
+    return [(r.explanation.ref, r.explanation.verdict.admitted, r.exists) for r in found]
 
 
 def nothing_is_left(world: Any) -> None:

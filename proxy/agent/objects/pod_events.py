@@ -99,8 +99,8 @@ class PodEvent(Struct, frozen=True):
     @property
     def name(self) -> str:
         """The name of the Event."""
-        word = "\0".join((self.uid, self.container, self.reason))
-        return f"{self.pod[:200]}.{hashlib.sha256(word.encode()).hexdigest()[:16]}"
+        identity = "\0".join((self.uid, self.container, self.reason))
+        return f"{self.pod[:200]}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def placed_events(before: NodePage | None, after: NodePage) -> Iterator[PodEvent]:

@@ -130,9 +130,9 @@ class KernelCgroups:
                 if self._version == 2 and not path:
                     return kind.type()  # v2 has no cpuset.cpus in the root: nothing is configured there
                 error = OSError(errno.EOPNOTSUPP, "")
-            raise self._error(f"read {kind.words} of", path, error) from None
+            raise self._error(f"read {kind.description} of", path, error) from None
         except ValueError as error:
-            raise CgroupError(f"cannot read {kind.words} of cgroup /{path}: {error}") from None
+            raise CgroupError(f"cannot read {kind.description} of cgroup /{path}: {error}") from None
 
     # Writing
 
@@ -146,7 +146,7 @@ class KernelCgroups:
         for kind, value in pairs:
             if not value:
                 raise CgroupError(
-                    f"cannot set {kind.words} of cgroup /{path}: the set is empty", errno.EINVAL
+                    f"cannot set {kind.description} of cgroup /{path}: the set is empty", errno.EINVAL
                 )
         written = False
         for kind, value in pairs:
@@ -300,14 +300,14 @@ class KernelCgroups:
         except OSError as error:
             if error.errno == errno.ENOENT and self._files.is_group(path):
                 error = OSError(errno.EOPNOTSUPP, "")
-            raise self._error(f"set {kind.words} to {value} in", path, error) from None
+            raise self._error(f"set {kind.description} to {value} in", path, error) from None
 
     def _check(self, path: str, kind: CpusetList, file: str, wanted: IdSet, expected: IdSet) -> None:
         seen = self._get(path, kind, file)
         if seen != expected:
             raise CgroupError(
-                f"cannot set {kind.words} to {wanted} in cgroup /{path}: {file} reads {str(seen) or 'empty'} "
-                "afterwards (another writer, or a sibling cpuset partition)"
+                f"cannot set {kind.description} to {wanted} in cgroup /{path}: {file} reads "
+                f"{str(seen) or 'empty'} afterwards (another writer, or a sibling cpuset partition)"
             )
 
     @staticmethod
@@ -354,13 +354,13 @@ class CpusetList(Struct, frozen=True):
     Attributes:
         file: Holds it as configured.
         effective: Holds what tasks really get.
-        words: What it is called in errors.
+        description: What it is called in errors.
         type: Its values.
     """
 
     file: str
     effective: str
-    words: str
+    description: str
     type: type[IdSet]
 
 

@@ -37,8 +37,8 @@ class PluginCallError(Exception):
         answered: Whether the plug-in has answered with this error; else it is away, or does not answer.
     """
 
-    def __init__(self, words: str, *, answered: bool) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, *, answered: bool) -> None:
+        super().__init__(message)
         self.answered = answered
 
 
@@ -94,17 +94,17 @@ class PluginChannel:
     def _watch(self, arrived: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
         import grpc
 
-        words = "it has ended the list of its devices"
+        reason = "it has ended the list of its devices"
         try:
             listen: Any = self._channel.open().unary_stream(f"{SERVICE}/ListAndWatch")
             for message in listen(b""):
                 arrived(message)
                 time.sleep(READ_GAP_S)
         except grpc.RpcError as error:
-            words = _words(error)
+            reason = _message_of(error)
         except ValueError:
-            words = "the connection is closed"
-        self._soon(ended, words)
+            reason = "the connection is closed"
+        self._soon(ended, reason)
 
     def _soon(self, job: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -121,8 +121,8 @@ def _pass_result(answer: asyncio.Future[bytes], call: Any, timeout_s: float) -> 
     elif code == GrpcStatus.DEADLINE_EXCEEDED:
         answer.set_exception(PluginCallError(f"no answer within {timeout_s:g} s", answered=False))
     else:
-        answer.set_exception(PluginCallError(_words(call), answered=code not in NO_ANSWER))
+        answer.set_exception(PluginCallError(_message_of(call), answered=code not in NO_ANSWER))
 
 
-def _words(error: Any) -> str:
+def _message_of(error: Any) -> str:
     return f"{details_of(error)} ({error.code().name})"

@@ -80,12 +80,12 @@ def static_state(
     taken = CpuSet()
     for cpus in [cpus for pod in held.values() for cpus in pod.values()] + list((pods or {}).values()):
         taken |= cpus
-    for wrong, words in (
+    for wrong, problem in (
         (taken - all_cpus, "are not online"),
         (taken & keep, "are those that kubelet keeps back"),
     ):
         if wrong:
-            raise CheckpointError(f"cannot write kubelet's {NAME}: CPUs {wrong} of containers {words}")
+            raise CheckpointError(f"cannot write kubelet's {NAME}: CPUs {wrong} of containers {problem}")
     if not whole - taken:
         raise CheckpointError(f"cannot write kubelet's {NAME}: no CPU is left for its default set")
     return _state("static", whole - taken, held, pods or {}, version)

@@ -114,7 +114,7 @@ class KubeletSettingsReport(Struct, frozen=True):
     live: bool = False
 
 
-def put_together(
+def manager_state(
     reported: KubeletSettingsReport, seen: StateFileContents, path: str, topology: Callable[[], CpuTopology]
 ) -> CpuManager:
     """Return the state of kubelet's CPU manager.
@@ -151,7 +151,7 @@ def put_together(
         default,
         held,
         {name: source for name, source in sources.items() if source},
-        (*problems, *(words for words in (fault, other) if words)),
+        (*problems, *(problem for problem in (fault, other) if problem)),
     )
 
 
@@ -278,7 +278,7 @@ class KubeletCpuManagerReader:
         """Look at the state file and give what is known; see ``proxy.executor.ports.KubeletCpuManager``."""
         reported, seen = self._reported, self._state.read()
         if self._made_of is None or self._made_of[0] is not reported or self._made_of[1] is not seen:
-            self._manager = put_together(reported, seen, self._state.path, self._topology)
+            self._manager = manager_state(reported, seen, self._state.path, self._topology)
             self._made_of = (reported, seen)
             if reported.settings and seen.checkpoint and seen.checkpoint.policy != reported.settings.policy:
                 self._good_until = float("-inf")  # it may have been started with another policy

@@ -213,9 +213,9 @@ def running_flags(procfs: Path) -> Mapping[str, str] | None:
         return None
     for entry in entries:
         try:
-            words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            arguments = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
         except OSError:
             continue  # it has ended meanwhile
-        if Path(words[0]).name == "kubelet":
-            return dict(flags_of(words[1:]))
+        if Path(arguments[0]).name == "kubelet":
+            return dict(flags_of(arguments[1:]))
     return None

@@ -80,8 +80,8 @@ class KubeletDevicesReader:
             return {}
         except (OSError, ValueError, TopoproxyError) as error:
             raise self._unknown(resource, error) from None
-        for words in found.unread:
-            self._telemetry.problem(PROBLEM, path=self._path, err=words)
+        for reason in found.unread:
+            self._telemetry.problem(PROBLEM, path=self._path, err=reason)
         if not found.whole:
             self._telemetry.problem(
                 "took devices over from a checkpoint whose checksum does not match", path=self._path

@@ -99,8 +99,8 @@ def last_flag(span: Span) -> Span | None:
 
 def flags_of(arguments: list[str]) -> Iterator[tuple[str, str]]:
     """Yield ``--name=value`` and ``--name value``; of a flag that is given twice, the last one counts."""
-    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, has_value, value = word.partition("=")
+    for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, has_value, value = argument.partition("=")
         if name.startswith("--"):
             yield name[2:].replace("_", "-"), value if has_value else after
 

@@ -92,9 +92,9 @@ def enable(name: str, file: Path | None) -> None:
         name, {**_files(hooks.directory), **_files(hooks.vendor_directory), **shipped()}, "enable"
     )
     own, vendor = hooks.directory / f"{name}.py", hooks.vendor_directory / f"{name}.py"
-    brought = _is_there(vendor) and not _is_mask(vendor)
+    brought = _exists(vendor) and not _is_mask(vendor)
     masked = _is_mask(own) or _leads_nowhere(own)
-    if not masked and _is_there(own):
+    if not masked and _exists(own):
         if not os.path.isfile(own):  # noqa: PTH113 - Path.is_file raises without permission
             raise TopoproxyError(f"cannot enable {name}: {own} is not a file; remove it, or rename it")
         click.echo(f"{name} is enabled already: {_shown(own)}")
@@ -107,9 +107,9 @@ def enable(name: str, file: Path | None) -> None:
         _change(own, shipped()[name])
         click.echo(f"enabled {name}: {_shown(own)}\n{_next(hooks)}")
         _warn(own)
-    elif _is_there(own) and not _leads_nowhere(own):
+    elif _exists(own) and not _leads_nowhere(own):
         raise UsageError(f"cannot enable {name}: {own} masks a file that does not exist; remove it")
-    elif not _is_there(own):
+    elif not _exists(own):
         raise UsageError(f"cannot enable {name}: {vendor} is empty, and so disables it")
     else:
         raise UsageError(
@@ -142,8 +142,8 @@ def disable(name: str, file: Path | None) -> None:
     if own.exists() and not own.is_symlink():
         advice = f"rename it, for example to {own.name}.off"
         raise TopoproxyError(f"cannot disable {name}: {own} is a file of your own; {advice}")
-    _change(own, MASK if _is_there(vendor) else None)
-    effect = f"{_shown(own)} masks {vendor}" if _is_there(vendor) else f"the link {own} is removed"
+    _change(own, MASK if _exists(vendor) else None)
+    effect = f"{_shown(own)} masks {vendor}" if _exists(vendor) else f"the link {own} is removed"
     click.echo(f"disabled {name}: {effect}\n{_next(hooks)}")
 
 
@@ -181,7 +181,7 @@ def _entries(directory: Path | None, pattern: str) -> list[Path]:
     return sorted(directory / name for name in names if name[0] != "." and fnmatchcase(name, pattern))
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     return os.path.lexists(path)
 
 
@@ -269,7 +269,7 @@ def new(name: str, source: str, directory: Path | None, file: Path | None) -> No
     path = place / f"{name}.py"
     make_file(path, text)
     lines = [f"made {path}; next:"]
-    lines += [f"  {words}" for words in _next_steps(path)]
+    lines += [f"  {step}" for step in _next_steps(path)]
     click.echo("\n".join(lines))
 
 

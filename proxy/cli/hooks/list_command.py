@@ -68,8 +68,8 @@ def list_hooks(
         if admin is not None:  # what it took the place of says where the directories are
             config = read_config(file, {})
         found, ignored_files = from_directories(config.hooks)
-        for words in (str(error), *ignored_files):
-            click.echo(f"note: {one_line(words)}", err=True)
+        for message in (str(error), *ignored_files):
+            click.echo(f"note: {one_line(message)}", err=True)
         answer = {"schema": schema_ids.HOOKS_LIST, "daemon": False, "hooks": found}
     entries = [as_map(entry) for entry in as_list(answer.get("hooks"))]
     entries += _others(entries) if everything else []
@@ -132,16 +132,16 @@ def _lines(
         yield row if wide else cut(row, width)
         if wide:
             yield f"    {one_line(entry.get('source') or entry.get('path'))}"
-        for words in (one_line(entry.get("error")), _asked(entry), last_error(entry)):
-            if words:
-                yield from _wrapped(words, width) if sys.stdout.isatty() else [f"    {words}"]
+        for text in (one_line(entry.get("error")), _asked(entry), last_error(entry)):
+            if text:
+                yield from _wrapped(text, width) if sys.stdout.isatty() else [f"    {text}"]
 
 
-def _wrapped(words: str, width: int) -> list[str]:
+def _wrapped(text: str, width: int) -> list[str]:
     """Return what is wrong in lines of a terminal; none of it is cut off, as its end says what to do."""
     indent = "    "
     return textwrap.wrap(
-        words,
+        text,
         max(width, 20),
         initial_indent=indent,
         subsequent_indent=indent,
@@ -209,8 +209,8 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
         for reported in found:
             click.echo("\n".join(_checked_lines(reported)))
     if bad := [str(reported["path"]) for reported in found if reported["error"]]:
-        some = f"{len(bad)} of {len(files)} hook files" if len(files) > 1 else "the hook file"
-        raise InputError(f"cannot use {some}: see above")
+        subject = f"{len(bad)} of {len(files)} hook files" if len(files) > 1 else "the hook file"
+        raise InputError(f"cannot use {subject}: see above")
 
 
 def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:

@@ -32,14 +32,14 @@ def point_lines(name: str, width: int) -> list[str]:
     point, cls = _named(name)
     reported = documented(cls)
     lines = [f"{point.NAME}(event: {point.__name__})" if point else reported.name]
-    for words in reported.prose:
-        lines += _wrapped(words, width, "  ")
+    for text in reported.prose:
+        lines += _wrapped(text, width, "  ")
     for row in reported.rows:
         lines += ["", f"  {', '.join(row.names)}: {types_of(row, str)}"]
-        lines += _wrapped(row.words, width, "      ")
+        lines += _wrapped(row.text, width, "      ")
     rest = [*reported.after, *([answers_at(point)] if point else [])]
-    for words in rest:
-        lines += ["", *_wrapped(words, width, "  ")]
+    for text in rest:
+        lines += ["", *_wrapped(text, width, "  ")]
     return lines
 
 
@@ -84,15 +84,15 @@ def points_data(names: Sequence[str]) -> dict[str, object]:
 def _class_data(cls: type) -> dict[str, object]:
     reported = documented(cls)
     fields = [
-        {"name": name, "type": type_text(text, str) if text else "", "help": row.words}
+        {"name": name, "type": type_text(text, str) if text else "", "help": row.text}
         for row in reported.rows
         for name, text in zip(row.names, row.types, strict=True)
     ]
     return {"name": reported.name, "help": [*reported.prose, *reported.after], "fields": fields}
 
 
-def _wrapped(words: str, width: int, margin: str) -> list[str]:
-    plain = re.sub(r"\[([^]]*)\]\(#[^)]*\)", r"\1", words).replace("`", "").replace("**", "")
+def _wrapped(text: str, width: int, margin: str) -> list[str]:
+    plain = re.sub(r"\[([^]]*)\]\(#[^)]*\)", r"\1", text).replace("`", "").replace("**", "")
     return textwrap.wrap(
         plain,
         width,

@@ -156,8 +156,8 @@ class Suppression:
                     await self._follow(moved)
                 case engine.ReportBeChange(change):
                     context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
-                    words = {"now": change.after, "before": change.before, "reason": change.why}
-                    context.telemetry.debug("changed what BE pods have", **words)
+                    keys = {"now": change.after, "before": change.before, "reason": change.why}
+                    context.telemetry.debug("changed what BE pods have", **keys)
                 case LimitQuota():
                     await self._limit_quota(effect)
                 case engine.RemoveBeQuotas(paths, why):

@@ -79,10 +79,10 @@ class Attribution:
         seen: Mapping[str, Author],
     ) -> dict[str, Author]:
         """Return the likely writer of each container's cpuset."""
-        there, manager = self._context.state.containers, self._kubelet_cpus.manager
+        containers, manager = self._context.state.containers, self._kubelet_cpus.manager
         return {
-            i: likely(Evidence(cpus, saved.get(i), kubelet_sets(manager, there[i]), seen[i]))
-            if cpus is not None and i in there
+            i: likely(Evidence(cpus, saved.get(i), kubelet_sets(manager, containers[i]), seen[i]))
+            if cpus is not None and i in containers
             else seen[i]
             for i, cpus in found.items()
         }
@@ -93,14 +93,14 @@ class Attribution:
         self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
         self._due &= context.state.containers.keys()
         wanted = dict.fromkeys((*ids, *self._due))
-        some = [i for i in wanted if i not in self._asked and not context.state.inflight.of(i)][:AT_ONCE]
-        self._asked.update(dict.fromkeys(some, now))
-        self._due = wanted.keys() - some
+        chosen = [i for i in wanted if i not in self._asked and not context.state.inflight.of(i)][:AT_ONCE]
+        self._asked.update(dict.fromkeys(chosen, now))
+        self._due = wanted.keys() - chosen
         if self._due and not self._is_asking_later:
             self._is_asking_later = True
             context.spawn(self._ask_later())
         began = context.state.runtime.changes.number
-        saved = await self._worker.run(_saved, context.runtime, some)
+        saved = await self._worker.run(_saved, context.runtime, chosen)
         for container_id, cpus in saved.items():
             container = context.state.containers.get(container_id)
             if container is None or context.state.inflight.of(container_id):

@@ -102,10 +102,10 @@ class Drift:
         """
         if not applies_to(self._context.state, None):
             return  # nothing would compare them, and they would pile up
-        there = self._context.state.containers
-        some = list(there) if ids is None else [i for i in ids if i in there]
-        self.hint(author, (ALL,) if ids is None else some)
-        self._suspected.update(some)
+        containers = self._context.state.containers
+        suspects = list(containers) if ids is None else [i for i in ids if i in containers]
+        self.hint(author, (ALL,) if ids is None else suspects)
+        self._suspected.update(suspects)
         if self._suspected and not self._looks:
             self._looks = True
             self._context.spawn(self._follow_suspected())
@@ -142,8 +142,8 @@ class Drift:
 
     def enforce(self, ids: Iterable[str]) -> Enforced:
         """Write the cpusets of some containers; contested ones only when they are due."""
-        enforcer, there = self._context.enforcer, self._context.state.containers
-        live = [c for i in ids if (c := there.get(i)) is not None and enforcer.is_live(c)]
+        enforcer, containers = self._context.enforcer, self._context.state.containers
+        live = [c for i in ids if (c := containers.get(i)) is not None and enforcer.is_live(c)]
         self._arm(live)
         found = self._found(live)
         left = self._not_due(found)

@@ -26,8 +26,8 @@ def report_repairs(context: NodeContext, report: ReportDrift) -> None:
     state, telemetry = context.state, context.telemetry
     for repairs, author in report.repairs.values():
         telemetry.count(metrics.DRIFT_REPAIRED, repairs.times, author=author)
-    some = [i for i in report.repairs if i in state.containers and i not in report.contested]
-    for container_id in some[:MANY]:
+    repaired = [i for i in report.repairs if i in state.containers and i not in report.contested]
+    for container_id in repaired[:MANY]:
         container, (repairs, author) = state.containers[container_id], report.repairs[container_id]
         telemetry.warning(
             "drift: another program wrote a cpuset: put back",
@@ -36,16 +36,16 @@ def report_repairs(context: NodeContext, report: ReportDrift) -> None:
             found=None if repairs.found is None else str(repairs.found) or "none",
             probably=None if author is Author.UNKNOWN else author,
         )
-    if len(some) > MANY:
-        telemetry.warning("drift: another program wrote more cpusets: put back", count=len(some) - MANY)
+    if len(repaired) > MANY:
+        telemetry.warning("drift: another program wrote more cpusets: put back", count=len(repaired) - MANY)
 
 
 def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -> None:
     """Report conflicts that have begun."""
     state, telemetry = context.state, context.telemetry
     telemetry.count(metrics.WRITE_CONFLICTS, len(began))
-    some = [(state.containers[i], conflict) for i, conflict in began.items() if i in state.containers]
-    for container, conflict in some[:MANY]:
+    conflicting = [(state.containers[i], conflict) for i, conflict in began.items() if i in state.containers]
+    for container, conflict in conflicting[:MANY]:
         author = conflict.author or Author.UNKNOWN
         urgent = is_urgent(state, container.id, conflict.found)
         telemetry.problem(
@@ -59,7 +59,7 @@ def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -
             putBack="each second, as exclusive CPUs are at stake" if urgent else "less and less often",
             advice=ADVICE[author],
         )
-    if len(some) > MANY:
+    if len(conflicting) > MANY:
         telemetry.problem("another program keeps writing the cpusets of many containers")
 
 
@@ -80,18 +80,18 @@ def report_end(context: NodeContext, container_id: str, conflict: WriteConflict)
 def conflicts_page(context: NodeContext, known: WriteConflicts) -> list[dict[str, object]]:
     """Return the conflicts as ``topoproxy status`` shows them."""
     state, now = context.state, context.clock()
-    there = state.containers
+    containers = state.containers
     return [
         {
-            "container": there[i].ref,
+            "container": containers[i].ref,
             "id": i,
             "by": str(one.author or Author.UNKNOWN),
-            "cpus": str(state.wanted(there[i])),
+            "cpus": str(state.wanted(containers[i])),
             "found": str(one.found),
             "times": one.times,
             "seconds": round(now - one.began, 1),
             "next_s": round(max(0.0, one.due(urgent=is_urgent(state, i, one.found)) - now), 1),
         }
         for i, one in sorted(known.conflicts.items())
-        if i in there
+        if i in containers
     ]

@@ -90,12 +90,12 @@ class WriteWatch:
             # It is recorded before it is watched: an unrecorded group that is reported is unwatched.
             self._paths[container_id], self._containers[path] = path, container_id
             try:
-                there = self._watch(writes, path, above)
+                is_watched = self._watch(writes, path, above)
             except CgroupError as error:
                 self._forget(container_id)
                 self._refuse(error)
                 break
-            if not there:
+            if not is_watched:
                 self._forget(container_id)
             elif not known:
                 new.append(container_id)
@@ -147,28 +147,32 @@ class WriteWatch:
         if writes is None or loop is None:
             return
         groups = writes.taken()
-        some = None if groups is None else self._affected(writes, groups)
-        if not self._first(some if some is not None else self._context.state.inflight.confined):
+        affected = None if groups is None else self._affected(writes, groups)
+        if not self._first(affected if affected is not None else self._context.state.inflight.confined):
             loop.remove_reader(writes)
             self._later = loop.call_later(MOMENT_S, self._listen)
-        if some is None:
+        if affected is None:
             self._context.telemetry.count(metrics.CPUSET_WATCH_OVERFLOWS)
-        if some is None or some:
-            self._suspect(some)
+        if affected is None or affected:
+            self._suspect(affected)
 
     def _affected(self, writes: WriteEvents, groups: Collection[str]) -> list[str]:
         """Return the containers that a write to the cpusets of some groups may have affected."""
         _conflicting, affected = self._conflicting(), list[str]()
         for group in groups:
             own = self._containers.get(group)
-            below = [own] if own is not None else [i for i, p in self._there() if p.startswith(f"{group}/")]
-            some = [container_id for container_id in below if container_id not in _conflicting]
-            affected += some
-            if not some:
+            below = (
+                [own]
+                if own is not None
+                else [i for i, p in self._watched_paths() if p.startswith(f"{group}/")]
+            )
+            suspects = [container_id for container_id in below if container_id not in _conflicting]
+            affected += suspects
+            if not suspects:
                 writes.unwatch(group)
         return affected
 
-    def _there(self) -> list[tuple[str, str]]:
+    def _watched_paths(self) -> list[tuple[str, str]]:
         """Return the watched containers and their groups; another thread may add some meanwhile."""
         return list(self._paths.items())
 
@@ -178,12 +182,12 @@ class WriteWatch:
         if path is not None and self.writes is not None:
             self.writes.unwatch(path)
 
-    def keep(self, there: Collection[str]) -> None:
+    def keep(self, containers: Collection[str]) -> None:
         """Stop watching all containers but these."""
-        for container_id in [i for i, _ in self._there() if i not in there]:
+        for container_id in [i for i, _ in self._watched_paths() if i not in containers]:
             self.drop(container_id)
         if self.writes is not None:
-            needed = {group for _, path in self._there() for group in (path, *self._bounds(path))}
+            needed = {group for _, path in self._watched_paths() for group in (path, *self._bounds(path))}
             for group in self.writes.watched() - needed:
                 self.writes.unwatch(group)
 

@@ -256,8 +256,8 @@ class Hotplug:
         self._context.store.handle(CpusAssigned(living))
 
     def _existing(self, ids: list[str]) -> list[Container]:
-        there = (self._context.state.containers.get(container_id) for container_id in ids)
-        return [c for c in there if c is not None and c.phase is not Phase.EXITED]
+        containers = (self._context.state.containers.get(container_id) for container_id in ids)
+        return [c for c in containers if c is not None and c.phase is not Phase.EXITED]
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -292,15 +292,15 @@ class Shortage:
         context, before = self._context, self._context.state.facts.losses
         effects = context.store.handle(LossesDue())
         changes = next(effect.changes for effect in effects if type(effect) is LossesChanged)
-        for container, words in changes:
+        for container, text in changes:
             at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(context.wall_clock()))
             back = f"at {at} all that it was promised was there again"
-            context.history.amend(container.id, f"since {at} {words}" if words else back)
+            context.history.amend(container.id, f"since {at} {text}" if text else back)
             context.telemetry.count(metrics.EXCLUSIVE_CPU_SHORTFALLS, container.id not in before)
-        for container, words in changes[:SHOWN]:
-            if words:
+        for container, text in changes[:SHOWN]:
+            if text:
                 context.telemetry.warning(
-                    "a container has less than promised", **subject(container), reason=words
+                    "a container has less than promised", **subject(container), reason=text
                 )
             else:
                 context.telemetry.warning("a container has all that was promised again", **subject(container))
@@ -312,21 +312,21 @@ class Shortage:
         """Return in words what a container is short of now; empty where it is short of nothing."""
         container = self._context.state.containers.get(container_id)
         loss = None if container is None else loss_of(self._context.state, container)
-        return "" if loss is None else loss.words()
+        return "" if loss is None else loss.text()
 
     def page(self) -> list[dict[str, object]]:
         """Return what ``topoproxy status`` shows, one entry for each container."""
-        there = self._context.state.containers
+        containers = self._context.state.containers
         return [
             {
                 "id": container_id,
-                "container": there[container_id].ref,
+                "container": containers[container_id].ref,
                 "away": str(loss.away),
                 "instead": str(loss.instead),
                 "cpus": str(loss.cpus),
                 "missing": loss.missing,
                 "nodes": str(loss.nodes),
-                "what": loss.words(),
+                "what": loss.text(),
             }
             for container_id, loss in sorted(losses(self._context.state).items())
         ]

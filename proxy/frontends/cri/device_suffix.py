@@ -64,8 +64,8 @@ def device_suffix(body: bytes, answers: Mapping[str, AllocateAnswer]) -> AddedDe
     for resource, answer in answers.items():
         owner = plugin(resource)
         for name, value in _wanted(answer):
-            owned, there = known.setdefault(name, (owner, value))
-            if there != value:
+            owned, known_value = known.setdefault(name, (owner, value))
+            if known_value != value:
                 raise DeviceConflictError(f"{owned} and {owner} set {name} differently")
             if owned == owner and name not in owners:
                 owners[name] = owner

@@ -22,7 +22,7 @@ from proxy.frontends.hook_bridge.object_cache import (
     RememberedContainer,
     image_of,
 )
-from proxy.frontends.hook_bridge.resources import NOT_SAID, merged, resources_of
+from proxy.frontends.hook_bridge.resources import NO_RESOURCES, merged, resources_of
 from proxy.hooks.answers import Adjustment
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 from proxy.model.errors import HookError
@@ -161,11 +161,11 @@ def _remembered(body: bytes) -> RememberedContainer:
         raw = b"".join(pb.CreateContainerPieces.FromString(body).config)
     except DecodeError:
         # The runtime has created it, so it reads more than we do.
-        return RememberedContainer("", KeptConfig(b""), NOT_SAID, whole=False)
+        return RememberedContainer("", KeptConfig(b""), NO_RESOURCES, whole=False)
     kept: ContainerDetails = KeptConfig(raw)
     if len(raw) > CONTAINER_BYTES:
         kept = PackedTexts.of(CONTAINER_BYTES, config.labels, config.annotations)
-    requested = merged(NOT_SAID, resources_of(config.linux.resources))  # a plain copy
+    requested = merged(NO_RESOURCES, resources_of(config.linux.resources))  # a plain copy
     return RememberedContainer(image_of(config.image), kept, requested, whole=True)
 
 

@@ -146,7 +146,7 @@ class HookDispatcher:
             self._updates.take(outcome.adjustment.updates, outcome.owners)
 
     def apply(
-        self, call: UndecidedCall, outcome: Outcome, refused: Callable[[str], None] = lambda words: None
+        self, call: UndecidedCall, outcome: Outcome, refused: Callable[[str], None] = lambda reason: None
     ) -> Outcome | None:
         """Adjust the message of a call as hooks want it.
 

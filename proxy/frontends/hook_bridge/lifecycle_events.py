@@ -127,13 +127,13 @@ class LifecycleEvents(Observer):
     def everything(self) -> Synchronize:
         """Return the event with all that exists."""
         state = self._executor.state
-        there = [c for c in state.containers.values() if c.phase is not Phase.CREATING]
+        containers = [c for c in state.containers.values() if c.phase is not Phase.CREATING]
         pods = [*state.pods.values(), *self.stopped.values()]
         return Synchronize(
             state.node.machine,
             pools_of(state),
             [self.pod(pod) for pod in pods if pod.sandbox_id not in self._executor.state.runtime.arriving],
-            [Running(*self.facts(c), self.decision(c)) for c in there],
+            [Running(*self.facts(c), self.decision(c)) for c in containers],
         )
 
     def learn(self, pods: bytes, containers: bytes) -> None:
@@ -248,8 +248,8 @@ class LifecycleEvents(Observer):
         ]:
             self.pod_removed(sandbox_id)
         self.memory.keep_only({*pods, *state.pods, *self.stopped}, {*containers, *state.containers})
-        there = [c.id for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED)]
-        if any(i in containers and not self.memory.knows(i) for i in there) or any(
+        expected = [c.id for c in state.containers.values() if c.phase not in (Phase.CREATING, Phase.EXITED)]
+        if any(i in containers and not self.memory.knows(i) for i in expected) or any(
             i in pods and self.memory.pod(i) is None for i in state.pods
         ):
             self._lacks()

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.hook_bridge.lazy import LazyMap
-from proxy.frontends.hook_bridge.resources import NOT_SAID, merged
+from proxy.frontends.hook_bridge.resources import NO_RESOURCES, merged
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 
 CONTAINER_BYTES = 16 << 10
@@ -186,7 +186,7 @@ class ObjectCache:
             if each.id not in self._containers:
                 kept = PackedTexts.of(CONTAINER_BYTES, each.labels, each.annotations)
                 self._containers[each.id] = RememberedContainer(
-                    image_of(each.image), kept, NOT_SAID, whole=False
+                    image_of(each.image), kept, NO_RESOURCES, whole=False
                 )
 
     def forget(self, *ids: str) -> None:

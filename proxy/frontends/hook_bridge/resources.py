@@ -19,7 +19,7 @@ from proxy.frontends.hook_bridge.lazy import LazyMap
 from proxy.hooks.facts import Resources
 from proxy.model.workload import Request
 
-NOT_SAID = Resources()
+NO_RESOURCES = Resources()
 _SCALARS = tuple(each.name for each in fields(Resources))[:-2]
 """All but the two maps."""
 _PAGES = re.compile(r"hugepages-([0-9]+)([KMGT])i")

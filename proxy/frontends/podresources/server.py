@@ -128,10 +128,10 @@ def _containers(state: NodeState) -> _Named:
     return found
 
 
-def _listed_names(pod: Pod, there: Iterable[str]) -> Iterable[str]:
+def _listed_names(pod: Pod, existing: Iterable[str]) -> Iterable[str]:
     """Return the containers of a pod that are listed: those of its spec, where it is known."""
     if pod.requests is None:
-        return sorted(there)
+        return sorted(existing)
     return [ask.name for ask in pod.requests.of(ContainerKind.SIDECAR, ContainerKind.APP)]
 
 
@@ -205,8 +205,8 @@ class ListerRefusedError(TopoproxyError):
         code: The gRPC status code.
     """
 
-    def __init__(self, code: GrpcStatus, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, code: GrpcStatus, message: str) -> None:
+        super().__init__(message)
         self.code = code
 
 

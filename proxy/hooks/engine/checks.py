@@ -127,25 +127,25 @@ def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, entry in items:
         try:
-            word = _key(field, key, plain)
+            name = _key(field, key, plain)
             if field in values.KUBELETS:
-                _refuse_kubelet_keys(field, word, entry, event)
+                _refuse_kubelet_keys(field, name, entry, event)
             if entry is CLEAR and field != "updates":
-                plain[word] = entry
+                plain[name] = entry
             elif field == "updates":
-                _add_update(plain, word, entry, event)
+                _add_update(plain, name, entry, event)
             else:
-                plain[word] = _entry(field, word, entry)
+                plain[name] = _entry(field, name, entry)
         except InvalidFieldError as wrong:
             raise HookError(_rejection(f"{field}[{shown(key)}]", None, event, str(wrong))) from None
     return plain
 
 
 def _key(field: str, key: object, others: Mapping[str, object]) -> str:
-    word = _KEYS[field](key)
-    if word in others:
+    name = _KEYS[field](key)
+    if name in others:
         raise InvalidFieldError("it is there twice, spelled in two ways")
-    return word
+    return name
 
 
 def _refuse_kubelet_keys(field: str, key: str, entry: object, event: Point) -> None:

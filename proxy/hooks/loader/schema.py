@@ -29,7 +29,7 @@ _TYPES = (
     "bool, int, float, str, list[str], tuple[str, ...], dict[str, str] (or of int and float), Literal[...]"
     " or an enum.StrEnum"
 )
-_SAID: tuple[tuple[type | tuple[type, ...], str], ...] = (
+_DESCRIPTIONS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "true or false"), (int, "a whole number"), (float, "a number"), (str, "text"),
     (Mapping, "keys with values"), ((list, tuple), "a list"),
 )  # fmt: skip
@@ -170,16 +170,16 @@ def _one_of(values: tuple[Any, ...]) -> tuple[str, Callable[[Any], Any]]:
                 return known
         texts = [known for known in values if isinstance(known, str)]
         hint = meant(value, texts) if isinstance(value, str) else ""
-        raise ValueError(f"must be one of {message}, not {_said(value)}{hint}")
+        raise ValueError(f"must be one of {message}, not {_described(value)}{hint}")
 
     return f"one of {message}", read
 
 
-def _said(value: Any) -> str:
+def _described(value: Any) -> str:
     """Describe a value for a message."""
-    for kind, words in _SAID:
+    for kind, text in _DESCRIPTIONS:
         if isinstance(value, kind):
-            return words if isinstance(value, (Mapping, list, tuple)) else f"{words} ({str(value)[:40]!r})"
+            return text if isinstance(value, (Mapping, list, tuple)) else f"{text} ({str(value)[:40]!r})"
     return repr(value)[:40]
 
 
@@ -188,7 +188,7 @@ def _plain(kind: type, wants: str) -> tuple[str, Callable[[Any], Any]]:
         fits = isinstance(value, (int, float) if kind is float else kind)
         if not fits or (isinstance(value, bool) and kind is not bool):
             quotes = ": put it in quotes" if kind is str and isinstance(value, (int, float)) else ""
-            raise ValueError(f"must be {wants}, not {_said(value)}{quotes}")
+            raise ValueError(f"must be {wants}, not {_described(value)}{quotes}")
         return kind(value)
 
     return wants, read
@@ -199,7 +199,7 @@ def _several(kind: type, many: str, make: Callable[[list[Any]], Any]) -> tuple[s
 
     def read(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise ValueError(f"must be a list of {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
+            raise ValueError(f"must be a list of {many}, not {_described(value)}")  # noqa: TRY004 - a fault of the file
         return make([_inner(f"[{at}]", one, entry) for at, entry in enumerate(value)])
 
     return f"a list of {many}", read
@@ -210,7 +210,7 @@ def _pairs(kind: type, many: str) -> tuple[str, Callable[[Any], Any]]:
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise ValueError(f"must be keys with {many}, not {_said(value)}")  # noqa: TRY004 - a fault of the file
+            raise ValueError(f"must be keys with {many}, not {_described(value)}")  # noqa: TRY004 - a fault of the file
         return {str(name): _inner(f"[{name}]", one, entry) for name, entry in value.items()}
 
     return f"keys with {many}", read

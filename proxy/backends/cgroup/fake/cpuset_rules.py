@@ -155,8 +155,8 @@ class FakeCgroupFiles:
             partitions.save(self._root, after)
         for path in before.keys() | after.keys():
             if self.is_group(path):
-                word = after[path].text if path in after else "member"
-                self._store(path, partitions.PARTITION, word)
+                kind = after[path].text if path in after else "member"
+                self._store(path, partitions.PARTITION, kind)
         if self._exclusive:
             valid = (e for e in after.values() if e.kind == "isolated" and e.state == partitions.VALID)
             isolated = CpuSet(cpu for entry in valid for cpu in entry.withheld)

@@ -140,24 +140,24 @@ def listed(tree: FakePartitionFiles, path: str, value: CpuSet, table: Table) -> 
     return after
 
 
-def set_partition(tree: FakePartitionFiles, path: str, word: str, table: Table) -> Table:
+def set_partition(tree: FakePartitionFiles, path: str, kind: str, table: Table) -> Table:
     """Return the groups that are not members after a group was made a partition or a member.
 
     Raises:
         OSError: EINVAL: no such word.
     """
-    if word not in ("member", "root", "isolated"):
+    if kind not in ("member", "root", "isolated"):
         raise OSError(errno.EINVAL, "not a kind of partition")
     after, old = {k: v for k, v in table.items() if k != path}, table.get(path)
-    if word == "member":
+    if kind == "member":
         return after
     if old is not None and old.state == VALID:
-        return {**after, path: replace(old, kind=word)}
+        return {**after, path: replace(old, kind=kind)}
     if old is not None and old.state in (STUCK, LOST):
         why = "Invalid cpu list in cpuset.cpus.exclusive"
-        return {**after, path: replace(old, kind=word, state=LOST, reason=why)}
+        return {**after, path: replace(old, kind=kind, state=LOST, reason=why)}
     cpus = _list(tree, path, EXCLUSIVE) or _list(tree, path, "cpuset.cpus")
-    return {**after, path: _made(tree, path, word, cpus, after)}
+    return {**after, path: _made(tree, path, kind, cpus, after)}
 
 
 def _made(tree: FakePartitionFiles, path: str, kind: str, cpus: CpuSet, others: Table) -> PartitionEntry:
