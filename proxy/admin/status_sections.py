@@ -36,7 +36,9 @@ def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
     conflicts = [as_map(entry) for entry in as_list(data.get("writeConflicts"))]
     if not by and not conflicts:
         return
-    count = ", ".join(f"{writer} {n}" for writer, n in sorted(by.items(), key=lambda one: (-one[1], one[0])))
+    count = ", ".join(
+        f"{writer} {n}" for writer, n in sorted(by.items(), key=lambda item: (-item[1], item[0]))
+    )
     yield ""
     yield cut(f"Cpusets changed by others, repaired (by probable writer): {count or '-'}", width)
     if reason := one_line(data.get("not_watched")):

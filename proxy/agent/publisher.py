@@ -247,7 +247,7 @@ class Publisher:
             value = nrt.koordinator_topology(page, version) if koordinator else nrt.nfd_topology(page)
             before, self._placed_by = self._placed_by, nrt.placed_by(value)
             pauses = 0.0, FINGERPRINT_S, FIGURES_S
-            same = sum(one == other for one, other in zip(before, self._placed_by, strict=True))
+            same = sum(field == other for field, other in zip(before, self._placed_by, strict=True))
             self._want(collection, value, self._apply, pauses[same])
         if self._settings.pod_annotations:
             self._annotate(page)

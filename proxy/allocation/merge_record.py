@@ -135,12 +135,14 @@ def _narrowest(entry: HintList, policy: TopologyPolicy) -> str:
 
 
 def _conflicting_preferences(strict: Sequence[_Preference]) -> list[str]:
-    for one, other in itertools.combinations(strict, 2):
-        sizes = min(map(int.bit_count, one.masks)), min(map(int.bit_count, other.masks))
-        if one.few and other.few and one.masks.isdisjoint(other.masks):
-            return [f"{one.resource} can only be on {one.places} and {other.resource} only on {other.places}"]
-        if one.masks.isdisjoint(other.masks) and sizes[0] != sizes[1]:
+    for first, other in itertools.combinations(strict, 2):
+        sizes = min(map(int.bit_count, first.masks)), min(map(int.bit_count, other.masks))
+        if first.few and other.few and first.masks.isdisjoint(other.masks):
+            return [
+                f"{first.resource} can only be on {first.places} and {other.resource} only on {other.places}"
+            ]
+        if first.masks.isdisjoint(other.masks) and sizes[0] != sizes[1]:
             count, other_count = (counted(size, "NUMA node") for size in sizes)
-            return [f"{one.resource} prefers {count} and {other.resource} {other_count}"]
+            return [f"{first.resource} prefers {count} and {other.resource} {other_count}"]
     names = ", ".join(each.resource for each in strict)
     return [f"no NUMA nodes are preferred by all of {names}"]

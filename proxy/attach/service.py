@@ -193,10 +193,10 @@ def _wait_ready(node: AttachNode, previous: str, end: float) -> None:
         time.sleep(POLL_S)
 
 
-def _same(one: str, other: str) -> bool:
+def _same(first: str, other: str) -> bool:
     """Return whether two endpoints are one socket."""
     other = other.replace("${SNAP_COMMON}", "/var/snap/microk8s/common")
-    return Path(one.removeprefix("unix://")).resolve() == Path(other.removeprefix("unix://")).resolve()
+    return Path(first.removeprefix("unix://")).resolve() == Path(other.removeprefix("unix://")).resolve()
 
 
 def _wait_for_calls(node: AttachNode, unit: str, end: float, began: float) -> None:

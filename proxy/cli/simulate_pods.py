@@ -157,7 +157,7 @@ def _counter(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
 
 
 def _data(played: Sequence[Simulation], found: Sequence[Findings], notes: Sequence[str]) -> dict[str, object]:
-    pages = [page(one, its, notes) for one, its in zip(played, found, strict=True)]
+    pages = [page(simulation, its, notes) for simulation, its in zip(played, found, strict=True)]
     if len(pages) == 1:
         return pages[0]
     changed = differences(played[0], found[0], played[1], found[1])

@@ -237,8 +237,8 @@ def _kubelet(config: Config) -> Iterator[str]:
     elif given and not any(address.startswith("https:") for address in addresses.values()):
         yield f"{given[0]}: has no use with {' and '.join(plain)}, only with https://"
     if (kubelet.cert_file is None) != (kubelet.key_file is None):
-        one, other = ("certFile", "keyFile") if kubelet.cert_file else ("keyFile", "certFile")
-        yield f"kubelet.{one}: needs kubelet.{other} too"
+        present, other = ("certFile", "keyFile") if kubelet.cert_file else ("keyFile", "certFile")
+        yield f"kubelet.{present}: needs kubelet.{other} too"
     if kubelet.ca_file and kubelet.insecure_skip_verify:
         yield "kubelet.caFile: has no use with kubelet.insecureSkipVerify"
     own = {config.listen: "listen", config.runtime: "runtime", config.admin_path: "adminSocket"}

@@ -60,12 +60,14 @@ class Expectation:
         snapshot.check()
         if snapshot.names != tuple(self._running):
             raise DemoError(f"cgroups are there for {snapshot.names}, expected {tuple(self._running)}")
-        for one in snapshot.containers:
-            cpus, mems = self._wanted(one.name, one.background)
-            if one.cpus != cpus:
-                raise DemoError(f"the cgroup of {one.name} has CPUs {one.cpus}, expected {cpus}")
-            if one.mems != mems:
-                raise DemoError(f"the cgroup of {one.name} has memory nodes {one.mems}, expected {mems}")
+        for container in snapshot.containers:
+            cpus, mems = self._wanted(container.name, container.background)
+            if container.cpus != cpus:
+                raise DemoError(f"the cgroup of {container.name} has CPUs {container.cpus}, expected {cpus}")
+            if container.mems != mems:
+                raise DemoError(
+                    f"the cgroup of {container.name} has memory nodes {container.mems}, expected {mems}"
+                )
 
     def _wanted(self, name: str, background: bool) -> tuple[CpuSet, Mask]:
         machine = self._machine

@@ -58,7 +58,7 @@ class SnapshotPicture:
 
     def draw(self, before: Snapshot, after: Snapshot, when: str = "after") -> None:
         """Show one step; ``when`` says what the second snapshot is."""
-        owners = [[one.owner_of(cpu) for cpu in self._machine.online] for one in (before, after)]
+        owners = [[snapshot.owner_of(cpu) for cpu in self._machine.online] for snapshot in (before, after)]
         still = [[owner and owner.name for owner in row] for row in owners]
         for band in self._rows:
             self._screen.line()
@@ -112,11 +112,11 @@ class SnapshotPicture:
     def _container(
         self, before: ContainerCpuset | None, after: ContainerCpuset | None, band: list[list[CpuSet]]
     ) -> None:
-        one = after or before
-        assert one is not None
+        container = after or before
+        assert container is not None
         had = before.cpus if before else CpuSet()
         has = after.cpus if after else CpuSet()
-        colour = CLASS_COLOURS[one.label]
+        colour = CLASS_COLOURS[container.label]
         glyph = self._screen.glyph
         new = before is None
 
@@ -129,7 +129,9 @@ class SnapshotPicture:
                 return glyph("✗", "x"), ("2",)
             return " ", ()
 
-        self._row(one.name, one.label, self._cells(band, cell), self._text(before, after, band), colour)
+        self._row(
+            container.name, container.label, self._cells(band, cell), self._text(before, after, band), colour
+        )
 
     def _text(
         self, before: ContainerCpuset | None, after: ContainerCpuset | None, band: list[list[CpuSet]]
@@ -161,4 +163,4 @@ class SnapshotPicture:
 
 
 def _find(snapshot: Snapshot, name: str) -> ContainerCpuset | None:
-    return next((one for one in snapshot.containers if one.name == name), None)
+    return next((container for container in snapshot.containers if container.name == name), None)

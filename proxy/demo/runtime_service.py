@@ -36,23 +36,24 @@ def pod_status(pod: PodRecord) -> pb.PodSandboxStatus:
     )  # fmt: skip
 
 
-def container_status(one: ContainerRecord) -> pb.ContainerStatus:
+def container_status(container: ContainerRecord) -> pb.ContainerStatus:
     """For ContainerStatus and for events."""
+    config = container.config
     return pb.ContainerStatus(
-        id=one.id, metadata=one.config.metadata, state=one.state, created_at=one.created_at,
-        started_at=one.started_at, finished_at=one.finished_at, exit_code=one.exit_code, reason=one.reason,
-        image=one.config.image, image_ref=one.config.image.image, labels=one.config.labels,
-        annotations=one.config.annotations, log_path=one.config.log_path,
-        resources=pb.ContainerResources(linux=one.resources),
+        id=container.id, metadata=config.metadata, state=container.state, created_at=container.created_at,
+        started_at=container.started_at, finished_at=container.finished_at, exit_code=container.exit_code,
+        reason=container.reason, image=config.image, image_ref=config.image.image, labels=config.labels,
+        annotations=config.annotations, log_path=config.log_path,
+        resources=pb.ContainerResources(linux=container.resources),
     )  # fmt: skip
 
 
-def verbose(one: ContainerRecord) -> dict[str, object]:
+def verbose(container: ContainerRecord) -> dict[str, object]:
     """The ``info`` of a container in containerd, as far as it is used."""
-    linux = {"cgroupsPath": one.cgroups_path, "resources": oci(one.resources)}
+    linux = {"cgroupsPath": container.cgroups_path, "resources": oci(container.resources)}
     return {
-        "sandboxID": one.pod_id,
-        "pid": one.pid,
+        "sandboxID": container.pod_id,
+        "pid": container.pid,
         "removing": False,
         "runtimeType": "io.containerd.runc.v2",
         "runtimeSpec": {"ociVersion": "1.0.2", "linux": linux},
@@ -76,22 +77,23 @@ def pod_matches(pod: PodRecord, wanted: pb.PodSandboxFilter) -> bool:
     )
 
 
-def container_item(one: ContainerRecord) -> pb.Container:
+def container_item(container: ContainerRecord) -> pb.Container:
     """For ListContainers."""
+    config = container.config
     return pb.Container(
-        id=one.id, pod_sandbox_id=one.pod_id, metadata=one.config.metadata, image=one.config.image,
-        image_ref=one.config.image.image, state=one.state, created_at=one.created_at,
-        labels=one.config.labels, annotations=one.config.annotations,
+        id=container.id, pod_sandbox_id=container.pod_id, metadata=config.metadata, image=config.image,
+        image_ref=config.image.image, state=container.state, created_at=container.created_at,
+        labels=config.labels, annotations=config.annotations,
     )  # fmt: skip
 
 
-def container_matches(one: ContainerRecord, wanted: pb.ContainerFilter) -> bool:
+def container_matches(container: ContainerRecord, wanted: pb.ContainerFilter) -> bool:
     """Return whether a filter lets a container through; ids may be given by their beginning."""
     return (
-        one.id.startswith(wanted.id)
-        and one.pod_id.startswith(wanted.pod_sandbox_id)
-        and (not wanted.HasField("state") or wanted.state.state == one.state)
-        and dict(wanted.label_selector).items() <= dict(one.config.labels).items()
+        container.id.startswith(wanted.id)
+        and container.pod_id.startswith(wanted.pod_sandbox_id)
+        and (not wanted.HasField("state") or wanted.state.state == container.state)
+        and dict(wanted.label_selector).items() <= dict(container.config.labels).items()
     )
 
 
@@ -248,8 +250,12 @@ class StandInService:
         return pb.ContainerStatusResponse(status=container_status(container), info=info)
 
     def _list_containers(self, request: pb.ListContainersRequest) -> pb.ListContainersResponse:
-        found = [one for one in self.containers.values() if container_matches(one, request.filter)]
-        return pb.ListContainersResponse(containers=[container_item(one) for one in found])
+        found = [
+            container
+            for container in self.containers.values()
+            if container_matches(container, request.filter)
+        ]
+        return pb.ListContainersResponse(containers=[container_item(container) for container in found])
 
     # What several calls share.
 
@@ -316,8 +322,8 @@ class EventHub:
     def emit(self, event: pb.ContainerEventResponse) -> None:
         """Hand an event to all open streams."""
         with self._lock:
-            for one in self._queues:
-                one.put(event)
+            for queue in self._queues:
+                queue.put(event)
 
     def stream(
         self, _: pb.GetEventsRequest, context: grpc.ServicerContext

@@ -52,19 +52,21 @@ class Snapshot:
         Raises:
             DemoError: It has no cgroup.
         """
-        for one in self.containers:
-            if one.name == name:
-                return one
+        for container in self.containers:
+            if container.name == name:
+                return container
         raise DemoError(f"{name} has no cgroup")
 
     @property
     def names(self) -> tuple[str, ...]:
         """The pods whose containers have a cgroup."""
-        return tuple(one.name for one in self.containers)
+        return tuple(container.name for container in self.containers)
 
     def owner_of(self, cpu: int) -> ContainerCpuset | None:
         """Return which container owns a CPU."""
-        return next((one for one in self.containers if one.owns and cpu in one.cpus), None)
+        return next(
+            (container for container in self.containers if container.owns and cpu in container.cpus), None
+        )
 
     def check(self) -> None:
         """Check what must hold at any moment.
@@ -72,10 +74,10 @@ class Snapshot:
         Raises:
             DemoError: An empty set, a CPU with two owners, or a shared container on an owned CPU.
         """
-        for one in self.containers:
-            if not one.cpus or not one.mems:
-                raise DemoError(f"{one.name} has an empty cpuset")
-        for owner in (one for one in self.containers if one.owns):
+        for container in self.containers:
+            if not container.cpus or not container.mems:
+                raise DemoError(f"{container.name} has an empty cpuset")
+        for owner in (container for container in self.containers if container.owns):
             for other in self.containers:
                 clash = owner.cpus & other.cpus
                 if other is owner or not clash or (other.background and not owner.hard):

@@ -112,7 +112,7 @@ class Performance:
         while True:
             page = self.stage.status()
             reported = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
-            files = {f"demo/{one.name}/main": str(one.cpus) for one in snapshot.containers}
+            files = {f"demo/{container.name}/main": str(container.cpus) for container in snapshot.containers}
             if reported == files:
                 break
             if time.monotonic() >= deadline:
@@ -166,11 +166,12 @@ class Performance:
         seen = self.stage.at_create
         if seen is None:
             return ""
-        for one in seen.containers:
-            stays = one.background and spec.qos == "LSR"
-            if not stays and not one.cpus.isdisjoint(cpus):
+        for container in seen.containers:
+            stays = container.background and spec.qos == "LSR"
+            if not stays and not container.cpus.isdisjoint(cpus):
                 raise DemoError(
-                    f"{one.name} was still on CPUs {one.cpus} when the create of {spec.name} arrived"
+                    f"{container.name} was still on CPUs {container.cpus} when the create of {spec.name} "
+                    "arrived"
                 )
         return f"When the create reached the runtime, no container was on {named(cpus)} any more."
 

@@ -127,8 +127,8 @@ def admit(
             )
             return PodAdmission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict))
         count = pod_cpu_count(pod, total)
-        one = pod_as_one_container(pod, total, count)
-        request = ProviderRequest(pod, one, "", total, Scope.POD, cpus=count)
+        whole = pod_as_one_container(pod, total, count)
+        request = ProviderRequest(pod, whole, "", total, Scope.POD, cpus=count)
         return _decide(state, request, whole=True)
     if not state.node.decides_pods and not wants_alignment(pod):
         return PodAdmission(Verdict(), pod, state)
@@ -308,8 +308,8 @@ def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) 
     steps: list[AllocationStep] = []
     cpus = CpuSet()
     for ask in context.request.requests.containers:
-        one = structs.replace(context, request=container_request(context.request, ask.name))
-        served = allocate(one, decision.hint)
+        of_container = structs.replace(context, request=container_request(context.request, ask.name))
+        served = allocate(of_container, decision.hint)
         prefix = f"{ask.name}: " if ask.name else ""
         steps += [AllocationStep(step.provider, prefix + step.what) for step in served.steps]
         if not served.verdict.admitted:

@@ -337,8 +337,8 @@ def create_delegated(state: NodeState, event: CreateDelegated) -> tuple[NodeStat
     container = state.containers.get(event.token)
     if container is None:
         return state, ()
-    one = DelegatedCreate(*structs.astuple(event))
-    return state.knowing(state.runtime.delegating(container, one)), ()
+    create = DelegatedCreate(*structs.astuple(event))
+    return state.knowing(state.runtime.delegating(container, create)), ()
 
 
 def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, NodeEffects]:

@@ -114,10 +114,10 @@ def salvaged(record: Mapping[str, Any]) -> tuple[PodDevices, bool]:
                 whole = False
                 continue
             try:
-                one = msgspec.convert(raw, DeviceRecord)
+                grant = msgspec.convert(raw, DeviceRecord)
             except msgspec.ValidationError:
-                one = DeviceRecord(ids, AllocateAnswer())
-            found.setdefault(name, {})[resource] = one
+                grant = DeviceRecord(ids, AllocateAnswer())
+            found.setdefault(name, {})[resource] = grant
     return found, whole
 
 
@@ -134,7 +134,7 @@ def restored(devices: DeviceState, pods: Mapping[str, PodDevices], resources: tu
     """
     for key, pod in pods.items():
         for name, container in pod.items():
-            answers = {r: one.answer for r, one in container.items() if one.answer is not None}
+            answers = {r: record.answer for r, record in container.items() if record.answer is not None}
             for resource in answers:
                 devices = devices.give(key, name, resource, frozenset(container[resource].ids))
             if answers:

@@ -85,7 +85,7 @@ def unanswered_dropped(state: NodeState, read: Mapping[str, PodDevices]) -> Node
     return tuple(
         PutRecord(f"{PODS}{key}", record_of(state.devices, key))
         for key, pod in read.items()
-        if any(one.answer is None for container in pod.values() for one in container.values())
+        if any(record.answer is None for container in pod.values() for record in container.values())
     )
 
 

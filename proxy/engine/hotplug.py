@@ -76,10 +76,10 @@ class HardwareLoss(Struct, frozen=True):
         """Return the words that follow the name of the container."""
         parts = []
         if self.away:
-            one = len(self.away) == 1
-            text = f"its {cpus(self.away)} {'is' if one else 'are'} offline: it runs on {self.cpus}"
+            is_single = len(self.away) == 1
+            text = f"its {cpus(self.away)} {'is' if is_single else 'are'} offline: it runs on {self.cpus}"
             if self.instead:
-                text += f", with {cpus(self.instead)} in {'its' if one else 'their'} place"
+                text += f", with {cpus(self.instead)} in {'its' if is_single else 'their'} place"
             if self.missing:
                 text += f", {self.missing} fewer than it was promised"
             parts.append(text)

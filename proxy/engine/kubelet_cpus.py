@@ -63,7 +63,7 @@ def _has(state: NodeState) -> list[tuple[str, str, CpuSet]]:
         for pod in state.pods.values()
         if pod.reserved_for_pod is not None
     ]
-    return [*sorted(owners.values(), key=lambda one: one[1]), *aside]
+    return [*sorted(owners.values(), key=lambda item: item[1]), *aside]
 
 
 def changed_cpus(before: Held, after: Held) -> tuple[CpuSet, CpuSet]:

@@ -59,8 +59,8 @@ Where it finds none, the placement in the ledger counts, and the containers are 
 ``ClientDisconnected`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a
 REPLACEMENT or a MOVE: no container runs on the CPUs any more. ``PlanWithdrawn`` does the same: nothing is
 written for the containers until the plan is applied again, and then they get their old CPUs. ``Interrupted``
-(an effect failed in an unforeseen way) and ``Cancelled`` (the daemon stops) release the CPUs of a REPLACEMENT;
-those of CREATE and START are released by the caller, which handles every fault of a call alike.
+(an effect failed in an unforeseen way) and ``Cancelled`` (the daemon stops) release the CPUs of a
+REPLACEMENT; those of CREATE and START are released by the caller, which handles every fault of a call alike.
 """
 
 from __future__ import annotations
@@ -131,109 +131,117 @@ def _to(reservation: Reservation, phase: ReservationPhase, *wanted: Effect, **ch
 # -- the barrier --------------------------------------------------------------------------------------------
 
 
-def _requested(one: Reservation, event: seen.ReservationRequested) -> Step:
-    reserved = (to_do.ReserveCpus(one.cpus),) if one.kind in (_Kind.REPLACEMENT, _Kind.MOVE) else ()
-    if one.kind not in RECORDED:
-        return _to(one, _Phase.WAITING, *reserved, to_do.AwaitInflight(one.cpus))
-    may_run_on = one.cpus if one.kind is _Kind.MOVE else CpuSet()
-    return _to(one, _Phase.RECORDING, *reserved, to_do.AppendLedger(may_run_on))
+def _requested(reservation: Reservation, event: seen.ReservationRequested) -> Step:
+    reserved = (
+        (to_do.ReserveCpus(reservation.cpus),) if reservation.kind in (_Kind.REPLACEMENT, _Kind.MOVE) else ()
+    )
+    if reservation.kind not in RECORDED:
+        return _to(reservation, _Phase.WAITING, *reserved, to_do.AwaitInflight(reservation.cpus))
+    may_run_on = reservation.cpus if reservation.kind is _Kind.MOVE else CpuSet()
+    return _to(reservation, _Phase.RECORDING, *reserved, to_do.AppendLedger(may_run_on))
 
 
-def _recorded(one: Reservation, event: seen.LedgerWritten) -> Step:
-    if one.kind is _Kind.NARROW:
-        return _to(one, _Phase.COMMITTED, to_do.Commit())
-    return _to(one, _Phase.WAITING, to_do.AwaitInflight(one.cpus))
+def _recorded(reservation: Reservation, event: seen.LedgerWritten) -> Step:
+    if reservation.kind is _Kind.NARROW:
+        return _to(reservation, _Phase.COMMITTED, to_do.Commit())
+    return _to(reservation, _Phase.WAITING, to_do.AwaitInflight(reservation.cpus))
 
 
-def _unrecorded(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
-    if one.kind is _Kind.NARROW:
+def _unrecorded(reservation: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
+    if reservation.kind is _Kind.NARROW:
         report = to_do.ReportProblem("cannot record what hooks request", event.cause)
-        return _to(one, _Phase.COMMITTED, report, to_do.Commit())
-    return _not_free(one, AbortReason(f"cannot record the placement: {event.cause}", one.cpus, final=True))
+        return _to(reservation, _Phase.COMMITTED, report, to_do.Commit())
+    return _not_free(
+        reservation, AbortReason(f"cannot record the placement: {event.cause}", reservation.cpus, final=True)
+    )
 
 
-def _completed(one: Reservation, event: seen.InflightCompleted) -> Step:
-    return _to(one, _Phase.SHRINKING, to_do.StartDeadline(), to_do.WriteSharers(), tries=0)
+def _completed(reservation: Reservation, event: seen.InflightCompleted) -> Step:
+    return _to(reservation, _Phase.SHRINKING, to_do.StartDeadline(), to_do.WriteSharers(), tries=0)
 
 
-def _inflight_late(one: Reservation, event: seen.InflightLate) -> Step:
-    return _not_free(one, AbortReason(event.message, event.cpus, public=event.public))
+def _inflight_late(reservation: Reservation, event: seen.InflightLate) -> Step:
+    return _not_free(reservation, AbortReason(event.message, event.cpus, public=event.public))
 
 
-def _shrunk(one: Reservation, event: seen.CpusetsWritten) -> Step:
-    one = structs.replace(one, tries=one.tries + 1, refused=event.refused, errors=event.errors)
-    seconds = retry_pause(one.tries, [refused.errno for refused in event.refused])
+def _shrunk(reservation: Reservation, event: seen.CpusetsWritten) -> Step:
+    reservation = structs.replace(
+        reservation, tries=reservation.tries + 1, refused=event.refused, errors=event.errors
+    )
+    seconds = retry_pause(reservation.tries, [refused.errno for refused in event.refused])
     if seconds is not None:
-        return _to(one, _Phase.PAUSING, to_do.Pause(seconds))
+        return _to(reservation, _Phase.PAUSING, to_do.Pause(seconds))
     if not event.errors:
-        return _free_unless_contested(one, event.contested)
+        return _free_unless_contested(reservation, event.contested)
     reconcile = to_do.RequestReconcile()  # the machine may have changed, or the container has exited
     if not event.refused:
         # Groups above pods: which containers are on which CPUs is not known.
-        reason = AbortReason(event.errors[0], one.cpus, final=True, public=REFUSED)
-        return _with((reconcile,), _not_free(one, reason))
+        reason = AbortReason(event.errors[0], reservation.cpus, final=True, public=REFUSED)
+        return _with((reconcile,), _not_free(reservation, reason))
     ids = tuple(refused.container_id for refused in event.refused)
-    return _to(one, _Phase.READING, reconcile, to_do.ReadCpusets(ids))
+    return _to(reservation, _Phase.READING, reconcile, to_do.ReadCpusets(ids))
 
 
 def _with(first: tuple[Effect, ...], rest: Step) -> Step:
     return rest[0], (*first, *rest[1])
 
 
-def _paused(one: Reservation, event: seen.PauseOver) -> Step:
-    return _to(one, _Phase.SHRINKING, to_do.WriteSharers())
+def _paused(reservation: Reservation, event: seen.PauseOver) -> Step:
+    return _to(reservation, _Phase.SHRINKING, to_do.WriteSharers())
 
 
-def _read(one: Reservation, event: seen.CpusetsRead) -> Step:
-    in_the_way = {found.container_id for found in event.found if (found.cpus - found.wanted) & one.cpus}
+def _read(reservation: Reservation, event: seen.CpusetsRead) -> Step:
+    in_the_way = {
+        found.container_id for found in event.found if (found.cpus - found.wanted) & reservation.cpus
+    }
     if not in_the_way:
-        reports = tuple(to_do.ReportProblem(NOT_WRITTEN, text) for text in one.errors)
-        return _with(reports, _free_unless_contested(one, event.contested))
-    refused = [refused for refused in one.refused if refused.container_id in in_the_way]
+        reports = tuple(to_do.ReportProblem(NOT_WRITTEN, text) for text in reservation.errors)
+        return _with(reports, _free_unless_contested(reservation, event.contested))
+    refused = [refused for refused in reservation.refused if refused.container_id in in_the_way]
     final = any(action_for(each.errno) is WriteAction.REFUSE for each in refused)
     held = CpuSet.from_bits(union(found.cpus.bits for found in event.found))
-    return _not_free(one, AbortReason(refused[0].text, held, final, public=REFUSED))
+    return _not_free(reservation, AbortReason(refused[0].text, held, final, public=REFUSED))
 
 
-def _free_unless_contested(one: Reservation, contested: tuple[seen.ContestedCpus, ...]) -> Step:
+def _free_unless_contested(reservation: Reservation, contested: tuple[seen.ContestedCpus, ...]) -> Step:
     if not contested:
-        return _free(one)
+        return _free(reservation)
     cpus = CpuSet.from_bits(union(each.cpus.bits for each in contested))
     message = f"another program keeps writing the cpuset of {contested[0].ref}: see drift in status"
-    return _not_free(one, AbortReason(message, cpus, public=CONTESTED))
+    return _not_free(reservation, AbortReason(message, cpus, public=CONTESTED))
 
 
-def _timed_out(one: Reservation, event: seen.TimedOut) -> Step:
+def _timed_out(reservation: Reservation, event: seen.TimedOut) -> Step:
     message = "the kernel does not take the CPUs of other containers in time"
-    return _not_free(one, AbortReason(message, one.cpus, final=True))
+    return _not_free(reservation, AbortReason(message, reservation.cpus, final=True))
 
 
-def _free(one: Reservation) -> Step:
+def _free(reservation: Reservation) -> Step:
     """No other container runs on the CPUs."""
     end = to_do.EndDeadline()
-    if one.kind is _Kind.REPLACEMENT:
-        return _to(one, _Phase.SECURING, end, to_do.AppendLedger())
-    if one.kind is _Kind.MOVE:
-        assign = to_do.AssignOwn(one.cpus, reserved=one.previous)
-        return _to(one, _Phase.DRAINING, end, assign, to_do.AwaitOwnInflight(one.cpus))
-    return _to(one, _Phase.COMMITTED, to_do.Commit())
+    if reservation.kind is _Kind.REPLACEMENT:
+        return _to(reservation, _Phase.SECURING, end, to_do.AppendLedger())
+    if reservation.kind is _Kind.MOVE:
+        assign = to_do.AssignOwn(reservation.cpus, reserved=reservation.previous)
+        return _to(reservation, _Phase.DRAINING, end, assign, to_do.AwaitOwnInflight(reservation.cpus))
+    return _to(reservation, _Phase.COMMITTED, to_do.Commit())
 
 
-def _not_free(one: Reservation, reason: AbortReason) -> Step:
+def _not_free(reservation: Reservation, reason: AbortReason) -> Step:
     """The CPUs cannot be freed: a create is placed elsewhere, a bounded number of times; the rest aborts."""
-    may = one.kind is _Kind.CREATE and not (reason.final or one.client_disconnected)
-    if may and one.alternatives < ELSEWHERE:
+    may = reservation.kind is _Kind.CREATE and not (reason.final or reservation.client_disconnected)
+    if may and reservation.alternatives < ELSEWHERE:
         wanted = to_do.EndDeadline(), to_do.PlaceElsewhere(reason)
-        return _to(one, _Phase.PLACING, *wanted, reason=reason)
-    return _abort(structs.replace(one, reason=reason))
+        return _to(reservation, _Phase.PLACING, *wanted, reason=reason)
+    return _abort(structs.replace(reservation, reason=reason))
 
 
-def _placed(one: Reservation, event: seen.PlacedElsewhere) -> Step:
+def _placed(reservation: Reservation, event: seen.PlacedElsewhere) -> Step:
     changed = structs.replace(
-        one,
+        reservation,
         containers=(event.container_id,),
         cpus=event.cpus,
-        alternatives=one.alternatives + 1,
+        alternatives=reservation.alternatives + 1,
         refused=(),
         errors=(),
         reason=None,
@@ -241,179 +249,187 @@ def _placed(one: Reservation, event: seen.PlacedElsewhere) -> Step:
     return _to(changed, _Phase.RECORDING, to_do.AppendLedger())
 
 
-def _nowhere_else(one: Reservation, event: seen.NoOtherPlacement) -> Step:
-    return _abort(one)
+def _nowhere_else(reservation: Reservation, event: seen.NoOtherPlacement) -> Step:
+    return _abort(reservation)
 
 
-def _withdrawn(one: Reservation, event: seen.PlacementWithdrawn) -> Step:
-    return _to(one, _Phase.ABORTED, to_do.Abort(), reason=None)
+def _withdrawn(reservation: Reservation, event: seen.PlacementWithdrawn) -> Step:
+    return _to(reservation, _Phase.ABORTED, to_do.Abort(), reason=None)
 
 
-def _abort(one: Reservation) -> Step:
+def _abort(reservation: Reservation) -> Step:
     """End a reservation whose containers are where they were."""
     undone: tuple[Effect, ...] = ()
-    if one.kind is _Kind.CREATE:
+    if reservation.kind is _Kind.CREATE:
         undone = (to_do.WithdrawPlacement(),)
-    elif one.kind is _Kind.REPLACEMENT:
+    elif reservation.kind is _Kind.REPLACEMENT:
         undone = (to_do.UnreserveCpus(),)
-        if one.phase is _Phase.SECURING:
+        if reservation.phase is _Phase.SECURING:
             undone = to_do.RecordSoon(), to_do.UnreserveCpus()
-    elif one.kind is _Kind.MOVE:
+    elif reservation.kind is _Kind.MOVE:
         undone = to_do.RecordSoon(), to_do.UnreserveCpus()
-    return _to(one, _Phase.ABORTED, *undone, to_do.Abort(one.reason))
+    return _to(reservation, _Phase.ABORTED, *undone, to_do.Abort(reservation.reason))
 
 
 # -- a replacement, once it is free -------------------------------------------------------------------------
 
 
-def _secured(one: Reservation, event: seen.LedgerWritten) -> Step:
-    return _to(one, _Phase.HANDING_OVER, to_do.AssignReplacement(), to_do.WriteOwners())
+def _secured(reservation: Reservation, event: seen.LedgerWritten) -> Step:
+    return _to(reservation, _Phase.HANDING_OVER, to_do.AssignReplacement(), to_do.WriteOwners())
 
 
-def _handed_over(one: Reservation, event: seen.CpusetsWritten) -> Step:
+def _handed_over(reservation: Reservation, event: seen.CpusetsWritten) -> Step:
     # What is refused is drift, and is written again.
     reports = tuple(to_do.ReportProblem(NOT_WRITTEN, text) for text in event.errors)
-    return _to(one, _Phase.COMMITTED, *reports, to_do.Commit())
+    return _to(reservation, _Phase.COMMITTED, *reports, to_do.Commit())
 
 
 # -- a move, once its target is free ------------------------------------------------------------------------
 
 
-def _drained(one: Reservation, event: seen.InflightCompleted) -> Step:
-    return _to(one, _Phase.MOVING, to_do.StartDeadline(), to_do.WriteOwners())
+def _drained(reservation: Reservation, event: seen.InflightCompleted) -> Step:
+    return _to(reservation, _Phase.MOVING, to_do.StartDeadline(), to_do.WriteOwners())
 
 
-def _own_inflight_late(one: Reservation, event: seen.InflightLate) -> Step:
-    return _restore(one, event.message)
+def _own_inflight_late(reservation: Reservation, event: seen.InflightLate) -> Step:
+    return _restore(reservation, event.message)
 
 
-def _moved(one: Reservation, event: seen.CpusetsWritten) -> Step:
+def _moved(reservation: Reservation, event: seen.CpusetsWritten) -> Step:
     if event.refused:
-        return _restore(one, event.refused[0].text)
-    return _to(one, _Phase.CHECKING, to_do.ReadCpusets())
+        return _restore(reservation, event.refused[0].text)
+    return _to(reservation, _Phase.CHECKING, to_do.ReadCpusets())
 
 
-def _checked(one: Reservation, event: seen.CpusetsRead) -> Step:
-    if not _are_on_target(one, event):
-        return _restore(one, f"the kernel does not keep it on CPUs {one.cpus}")
-    return _to(one, _Phase.CONFIRMING, to_do.EndDeadline(), to_do.AppendLedger())
+def _checked(reservation: Reservation, event: seen.CpusetsRead) -> Step:
+    if not _are_on_target(reservation, event):
+        return _restore(reservation, f"the kernel does not keep it on CPUs {reservation.cpus}")
+    return _to(reservation, _Phase.CONFIRMING, to_do.EndDeadline(), to_do.AppendLedger())
 
 
-def _are_on_target(one: Reservation, event: seen.CpusetsRead) -> bool:
+def _are_on_target(reservation: Reservation, event: seen.CpusetsRead) -> bool:
     """Return whether all containers of a move run on its target only, or nowhere.
 
     A container of which nothing could be read may be anywhere. So may one whose own CPUs went offline.
     """
-    on = {found.container_id for found in event.found if found.cpus <= one.cpus}
-    return on.issuperset(one.containers)
+    on = {found.container_id for found in event.found if found.cpus <= reservation.cpus}
+    return on.issuperset(reservation.containers)
 
 
-def _are_as_planned(one: Reservation, event: seen.CpusetsRead) -> bool:
+def _are_as_planned(reservation: Reservation, event: seen.CpusetsRead) -> bool:
     """Return whether all containers of a restoration run only where the plan has them, or nowhere.
 
     That is on their old CPUs, as far as these are online. A container without any of them shares CPUs
     (``NodeState.wanted``), but none of the target, which is held until the restoration ends.
     """
     planned = {found.container_id for found in event.found if found.cpus <= found.wanted}
-    return planned.issuperset(one.containers)
+    return planned.issuperset(reservation.containers)
 
 
-def _confirmed(one: Reservation, event: seen.LedgerWritten) -> Step:
-    return _to(one, _Phase.COMMITTED, to_do.UnreserveCpus(), to_do.Commit())
+def _confirmed(reservation: Reservation, event: seen.LedgerWritten) -> Step:
+    return _to(reservation, _Phase.COMMITTED, to_do.UnreserveCpus(), to_do.Commit())
 
 
-def _unconfirmed(one: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
-    return _restore(one, f"cannot record the placement: {event.cause}")
+def _unconfirmed(reservation: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
+    return _restore(reservation, f"cannot record the placement: {event.cause}")
 
 
-def _move_timed_out(one: Reservation, event: seen.TimedOut) -> Step:
-    return _restore(one, "the kernel does not take its CPUs in time")
+def _move_timed_out(reservation: Reservation, event: seen.TimedOut) -> Step:
+    return _restore(reservation, "the kernel does not take its CPUs in time")
 
 
-def _restore(one: Reservation, message: str) -> Step:
+def _restore(reservation: Reservation, message: str) -> Step:
     """Place the containers on their old CPUs again, and verify that they run there."""
-    wanted = to_do.EndDeadline(), to_do.AppendLedger(may_run_on=one.cpus)
-    return _to(one, _Phase.RERECORDING, *wanted, reason=AbortReason(message, one.cpus), tries=0)
+    wanted = to_do.EndDeadline(), to_do.AppendLedger(may_run_on=reservation.cpus)
+    return _to(
+        reservation, _Phase.RERECORDING, *wanted, reason=AbortReason(message, reservation.cpus), tries=0
+    )
 
 
-def _rerecorded(one: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
-    assign = to_do.AssignOwn(one.previous, reserved=one.cpus)
-    return _to(one, _Phase.RESTORING, assign, to_do.AwaitOwnInflight(one.previous))
+def _rerecorded(reservation: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
+    assign = to_do.AssignOwn(reservation.previous, reserved=reservation.cpus)
+    return _to(reservation, _Phase.RESTORING, assign, to_do.AwaitOwnInflight(reservation.previous))
 
 
-def _restoring(one: Reservation, event: seen.InflightCompleted) -> Step:
-    return _to(one, _Phase.REWRITING, to_do.StartDeadline(), to_do.WriteOwners())
+def _restoring(reservation: Reservation, event: seen.InflightCompleted) -> Step:
+    return _to(reservation, _Phase.REWRITING, to_do.StartDeadline(), to_do.WriteOwners())
 
 
-def _rewritten(one: Reservation, event: seen.CpusetsWritten) -> Step:
+def _rewritten(reservation: Reservation, event: seen.CpusetsWritten) -> Step:
     if event.refused:
-        return _back_off(one, event.refused[0].text)
-    return _to(one, _Phase.RECHECKING, to_do.ReadCpusets())
+        return _back_off(reservation, event.refused[0].text)
+    return _to(reservation, _Phase.RECHECKING, to_do.ReadCpusets())
 
 
-def _rechecked(one: Reservation, event: seen.CpusetsRead) -> Step:
-    if not _are_as_planned(one, event):
-        return _back_off(one, f"the kernel does not keep it on CPUs {one.previous}")
-    return _to(one, _Phase.UNRECORDING, to_do.EndDeadline(), to_do.AppendLedger())
+def _rechecked(reservation: Reservation, event: seen.CpusetsRead) -> Step:
+    if not _are_as_planned(reservation, event):
+        return _back_off(reservation, f"the kernel does not keep it on CPUs {reservation.previous}")
+    return _to(reservation, _Phase.UNRECORDING, to_do.EndDeadline(), to_do.AppendLedger())
 
 
-def _restored(one: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
+def _restored(reservation: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
     # A record that the ledger cannot hold is never written, however often it is tried.
-    return _to(one, _Phase.ABORTED, to_do.UnreserveCpus(), to_do.Abort(one.reason))
+    return _to(reservation, _Phase.ABORTED, to_do.UnreserveCpus(), to_do.Abort(reservation.reason))
 
 
-def _restoration_unrecorded(one: Reservation, event: seen.LedgerLate) -> Step:
-    return _back_off(one, event.cause)
+def _restoration_unrecorded(reservation: Reservation, event: seen.LedgerLate) -> Step:
+    return _back_off(reservation, event.cause)
 
 
-def _restoration_late(one: Reservation, event: seen.InflightLate) -> Step:
-    return _back_off(one, event.message)
+def _restoration_late(reservation: Reservation, event: seen.InflightLate) -> Step:
+    return _back_off(reservation, event.message)
 
 
-def _restoration_timed_out(one: Reservation, event: seen.TimedOut) -> Step:
-    return _back_off(one, "the kernel does not take its CPUs in time")
+def _restoration_timed_out(reservation: Reservation, event: seen.TimedOut) -> Step:
+    return _back_off(reservation, "the kernel does not take its CPUs in time")
 
 
-def _back_off(one: Reservation, message: str) -> Step:
-    seconds = RESTORE.delay(one.tries + 1)
+def _back_off(reservation: Reservation, message: str) -> Step:
+    seconds = RESTORE.delay(reservation.tries + 1)
     report = to_do.ReportProblem(NOT_BACK, message)
     wanted = to_do.EndDeadline(), report, to_do.Pause(seconds)
     # Once the pauses do not grow any more, neither does the count: a state that recurs is the same one.
-    return _to(one, _Phase.BACKING_OFF, *wanted, tries=one.tries + (seconds < RESTORE.longest))
+    return _to(
+        reservation, _Phase.BACKING_OFF, *wanted, tries=reservation.tries + (seconds < RESTORE.longest)
+    )
 
 
-def _restore_again(one: Reservation, event: seen.PauseOver | seen.ReservationRequested) -> Step:
-    return _to(one, _Phase.RERECORDING, to_do.AppendLedger(may_run_on=one.cpus))
+def _restore_again(reservation: Reservation, event: seen.PauseOver | seen.ReservationRequested) -> Step:
+    return _to(reservation, _Phase.RERECORDING, to_do.AppendLedger(may_run_on=reservation.cpus))
 
 
 # -- at any time --------------------------------------------------------------------------------------------
 
 
-def _exited(one: Reservation) -> Step:
+def _exited(reservation: Reservation) -> Step:
     """No container is left that topoproxy has on the CPUs."""
-    if one.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
-        return one, ()
-    if not one.is_assigned:
-        return _abort(structs.replace(one, reason=None))
-    if one.kind is _Kind.REPLACEMENT:
-        return _to(one, _Phase.COMMITTED, to_do.Commit())
-    back = to_do.AssignOwn(one.previous, reserved=CpuSet())
-    return _to(one, _Phase.ABORTED, back, to_do.RecordSoon(), to_do.Abort(), reason=None)
+    if reservation.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
+        return reservation, ()
+    if not reservation.is_assigned:
+        return _abort(structs.replace(reservation, reason=None))
+    if reservation.kind is _Kind.REPLACEMENT:
+        return _to(reservation, _Phase.COMMITTED, to_do.Commit())
+    back = to_do.AssignOwn(reservation.previous, reserved=CpuSet())
+    return _to(reservation, _Phase.ABORTED, back, to_do.RecordSoon(), to_do.Abort(), reason=None)
 
 
-def _interrupted(one: Reservation) -> Step:
-    if one.kind is not _Kind.MOVE:
-        return _cancelled(one)
-    if not one.is_assigned:
-        return _abort(structs.replace(one, reason=AbortReason(_INTERNAL, one.cpus)))
-    return _restore(one, _INTERNAL) if one.phase in _TOWARDS else _back_off(one, _INTERNAL)
+def _interrupted(reservation: Reservation) -> Step:
+    if reservation.kind is not _Kind.MOVE:
+        return _cancelled(reservation)
+    if not reservation.is_assigned:
+        return _abort(structs.replace(reservation, reason=AbortReason(_INTERNAL, reservation.cpus)))
+    return (
+        _restore(reservation, _INTERNAL)
+        if reservation.phase in _TOWARDS
+        else _back_off(reservation, _INTERNAL)
+    )
 
 
-def _cancelled(one: Reservation) -> Step:
+def _cancelled(reservation: Reservation) -> Step:
     """End at once. An unfinished move stays recorded, and the next daemon reverts it."""
-    if one.is_assigned or one.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
-        return _to(one, _Phase.ABORTED)
-    return _abort(structs.replace(one, reason=None))
+    if reservation.is_assigned or reservation.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
+        return _to(reservation, _Phase.ABORTED)
+    return _abort(structs.replace(reservation, reason=None))
 
 
 _AT_ANY_TIME: dict[type, Callable[[Reservation], Step]] = {

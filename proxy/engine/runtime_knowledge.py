@@ -126,12 +126,12 @@ class DelegatedCreate(Struct, frozen=True):
 DelegatedCreates = Mapping[Attempt, DelegatedCreate]
 
 
-def with_delegated(known: DelegatedCreates, attempt: Attempt, one: DelegatedCreate) -> DelegatedCreates:
+def with_delegated(known: DelegatedCreates, attempt: Attempt, create: DelegatedCreate) -> DelegatedCreates:
     """Return what is known with one more decision, the newest."""
     others = {key: other for key, other in known.items() if key != attempt}
     if len(others) >= LIMIT:
         del others[next(iter(others))]
-    return {**others, attempt: one}
+    return {**others, attempt: create}
 
 
 def clients_request(request: Request, returned: DelegatedCreate, first: Request) -> Request:
@@ -227,9 +227,9 @@ class RuntimeKnowledge(Struct, frozen=True):
         """Return it after a sandbox has been made, or has failed."""
         return structs.replace(self, arriving=self.arriving - {token}) if token in self.arriving else self
 
-    def delegating(self, container: Container, one: DelegatedCreate) -> RuntimeKnowledge:
+    def delegating(self, container: Container, create: DelegatedCreate) -> RuntimeKnowledge:
         """Return it after a decision was returned to a caller."""
-        return structs.replace(self, delegated=with_delegated(self.delegated, attempt_of(container), one))
+        return structs.replace(self, delegated=with_delegated(self.delegated, attempt_of(container), create))
 
     def undelegated(self, attempt: Attempt) -> RuntimeKnowledge:
         """Return it without the decision about a create that has come again."""

@@ -269,16 +269,16 @@ def _found(known: WriteConflicts, writers: Mapping[str, Author]) -> DriftStep:
 
 
 def _check(known: WriteConflicts, at: float) -> DriftStep:
-    over = {i: one for i, one in known.conflicts.items() if at - one.wrong >= QUIET_S}
-    left = {i: one for i, one in known.conflicts.items() if i not in over}
+    over = {i: conflict for i, conflict in known.conflicts.items() if at - conflict.wrong >= QUIET_S}
+    left = {i: conflict for i, conflict in known.conflicts.items() if i not in over}
     known = structs.replace(known, conflicts=left, is_checking=bool(left or over))
     if not known.is_checking:
         return known, ()
-    soon = min((one.due(urgent=True) - at for one in left.values()), default=0.0)
+    soon = min((conflict.due(urgent=True) - at for conflict in left.values()), default=0.0)
     check = CheckCpusets(
         (*left, *over), min(LATEST_S, max(SOONEST_S, soon))
     )  # writes to the latter are watched
-    return known, (*(EndConflict(i, one) for i, one in over.items()), check)
+    return known, (*(EndConflict(i, conflict) for i, conflict in over.items()), check)
 
 
 def _with_hint(known: WriteConflicts, hint: WriterHint, ids: Collection[str]) -> WriteConflicts:

@@ -381,20 +381,20 @@ class MoveRecord(Struct, frozen=True):
 
 
 def records_of(
-    one: Reservation, containers: Mapping[str, Container], token: str, may_run_on: CpuSet
+    reservation: Reservation, containers: Mapping[str, Container], token: str, may_run_on: CpuSet
 ) -> dict[str, Record | None]:
     """Return what is recorded of a reservation, by key.
 
     Args:
-        one: The reservation.
+        reservation: The reservation.
         containers: Its containers that exist, as they are to be recorded.
         token: Its name.
         may_run_on: CPUs to which a move is under way; empty where none is.
     """
-    if one.kind in _CREATES:
+    if reservation.kind in _CREATES:
         return {f"i/{container_id}": container for container_id, container in containers.items()}
     records: dict[str, Record | None] = {f"c/{key}": container for key, container in containers.items()}
-    if one.kind is ReservationKind.MOVE:
-        move = MoveRecord(one.containers, one.previous, may_run_on)
+    if reservation.kind is ReservationKind.MOVE:
+        move = MoveRecord(reservation.containers, reservation.previous, may_run_on)
         records[f"{MOVE}{token}"] = move.dump() if may_run_on else None
     return records

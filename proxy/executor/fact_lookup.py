@@ -325,7 +325,9 @@ async def record_exited(context: NodeContext, lifecycle: Lifecycle, worker: Work
 
     Where the runtime does not answer, the state stays as it is.
     """
-    await asyncio.gather(*(_check(context, lifecycle, worker, one) for one in holders(context.state, pod)))
+    await asyncio.gather(
+        *(_check(context, lifecycle, worker, holder) for holder in holders(context.state, pod))
+    )
 
 
 async def _check(context: NodeContext, lifecycle: Lifecycle, worker: Worker, container_id: str) -> None:

@@ -52,24 +52,28 @@ class OwnerMoves:
             return "the plan is not applied to its pod"
         first, ids = containers[0], tuple(container.id for container in containers)
         own = first.placement.exclusive
-        one = Reservation(ReservationKind.MOVE, ids, cpus, ref=first.ref, previous=own)
-        return await self._moved(one, self._reservations.run_for("move", first))
+        reservation = Reservation(ReservationKind.MOVE, ids, cpus, ref=first.ref, previous=own)
+        return await self._moved(reservation, self._reservations.run_for("move", first))
 
-    async def _moved(self, one: Reservation, run: ReservationRun) -> str:
+    async def _moved(self, reservation: Reservation, run: ReservationRun) -> str:
         """Carry out a move, or its restoration; the runtime and systemd are sent what is in effect then."""
         context = self._context
-        one = await self._reservations.carry_out(one, run)
-        moved, why = f"from CPUs {one.previous} to {one.cpus}", _ENDED
-        if one.is_committed:
+        reservation = await self._reservations.carry_out(reservation, run)
+        moved, why = f"from CPUs {reservation.previous} to {reservation.cpus}", _ENDED
+        if reservation.is_committed:
             why = ""
             context.telemetry.count(metrics.OWNERS_MOVED)
-            context.telemetry.event("moved an owner", owner=one.ref, before=one.previous, cpus=one.cpus)
-        elif one.reason is not None:
-            why = one.reason.message
+            context.telemetry.event(
+                "moved an owner", owner=reservation.ref, before=reservation.previous, cpus=reservation.cpus
+            )
+        elif reservation.reason is not None:
+            why = reservation.reason.message
             context.telemetry.count(metrics.MOVES_ABORTED)
-            context.telemetry.problem("cannot move an owner", owner=one.ref, cpus=one.cpus, err=why)
+            context.telemetry.problem(
+                "cannot move an owner", owner=reservation.ref, cpus=reservation.cpus, err=why
+            )
         for container in containers_of(context.state, run.owner):
-            if one.is_committed:
+            if reservation.is_committed:
                 context.history.amend(container.id, f"moved {moved}")
             context.sync_later(container.id)
             context.store.handle(CpusAssigned((container.id,)))
@@ -112,15 +116,17 @@ class OwnerMoves:
                 continue
             first = living[0]
             holds[token] = ReservationCpus(first.owner, record.cpus, first.placement.excludes_be)
-            one = restoration(record.containers, record.previous, record.cpus, first.ref)
-            self._half_done.append((one, ReservationRun(token, first.owner, first.placement.excludes_be)))
+            reservation = restoration(record.containers, record.previous, record.cpus, first.ref)
+            self._half_done.append(
+                (reservation, ReservationRun(token, first.owner, first.placement.excludes_be))
+            )
         return holds
 
     def resume(self) -> None:
         """Put back the containers of moves that were under way; all that run are known."""
         half_done, self._half_done = self._half_done, []
-        for one, run in half_done:
-            self._context.spawn(self._put_back(one, run))
+        for reservation, run in half_done:
+            self._context.spawn(self._put_back(reservation, run))
 
-    async def _put_back(self, one: Reservation, run: ReservationRun) -> None:
-        await self._moved(one, run)
+    async def _put_back(self, reservation: Reservation, run: ReservationRun) -> None:
+        await self._moved(reservation, run)

@@ -120,15 +120,15 @@ class Reservations:
     async def create(self, container: Container, client: CreateClient) -> Reservation:
         """Make the placement of a new owner durable, and have other containers leave its CPUs."""
         cpus, began = container.placement.exclusive, self._context.clock()
-        one = Reservation(ReservationKind.CREATE, (container.id,), cpus, ref=container.ref)
-        ended = await self.carry_out(one, ReservationRun(container.id, client=client))
+        reservation = Reservation(ReservationKind.CREATE, (container.id,), cpus, ref=container.ref)
+        ended = await self.carry_out(reservation, ReservationRun(container.id, client=client))
         self._context.telemetry.observe(metrics.BARRIER_WAIT_SECONDS, self._context.clock() - began)
         return ended
 
     async def narrow(self, container: Container) -> Reservation:
         """Make durable what hooks name for a container that is being created, which no runtime lists."""
-        one = Reservation(ReservationKind.NARROW, (container.id,), CpuSet(), ref=container.ref)
-        return await self.carry_out(one, ReservationRun(container.id))
+        reservation = Reservation(ReservationKind.NARROW, (container.id,), CpuSet(), ref=container.ref)
+        return await self.carry_out(reservation, ReservationRun(container.id))
 
     async def start(self, container: Container) -> Reservation:
         """Have other containers leave the CPUs of an owner that is about to start."""
@@ -156,8 +156,8 @@ class Reservations:
             instead: The CPUs that they have in place of offline ones already.
         """
         first, ids = containers[0], tuple(container.id for container in containers)
-        one = Reservation(ReservationKind.REPLACEMENT, ids, cpus, ref=first.ref, previous=instead)
-        return await self.carry_out(one, self.run_for("instead", first))
+        reservation = Reservation(ReservationKind.REPLACEMENT, ids, cpus, ref=first.ref, previous=instead)
+        return await self.carry_out(reservation, self.run_for("instead", first))
 
     def run_for(self, kind: str, first: Container) -> ReservationRun:
         """Return the run of a reservation for existing containers, of which the first is given."""
@@ -194,10 +194,10 @@ class Reservations:
             if reservation.kind in HELD and not self._living(reservation):
                 event = seen.ContainersExited()
 
-    def _is_applied(self, one: Reservation) -> bool:
+    def _is_applied(self, reservation: Reservation) -> bool:
         """Return whether the plan is still applied to the pod of a reservation's containers."""
         state = self._context.state
-        first = next((c for i in one.containers if (c := state.containers.get(i)) is not None), None)
+        first = next((c for i in reservation.containers if (c := state.containers.get(i)) is not None), None)
         return applies_to(state, first.pod if first is not None else None)
 
     def _end_at_once(self, reservation: Reservation, event: Event, run: ReservationRun) -> None:
@@ -205,13 +205,15 @@ class Reservations:
         for effect in effects:
             self._perform(effect, reservation, run)
 
-    def _living(self, one: Reservation) -> list[Container]:
-        containers = (self._context.state.containers.get(container_id) for container_id in one.containers)
+    def _living(self, reservation: Reservation) -> list[Container]:
+        containers = (
+            self._context.state.containers.get(container_id) for container_id in reservation.containers
+        )
         return [c for c in containers if c is not None and c.phase is not Phase.EXITED]
 
     # -- effects that are done at once --------------------------------------------------------------------
 
-    def _perform(self, effect: Effect, one: Reservation, run: ReservationRun) -> None:
+    def _perform(self, effect: Effect, reservation: Reservation, run: ReservationRun) -> None:
         context = self._context
         match effect:
             case to_do.StartDeadline():
@@ -222,21 +224,21 @@ class Reservations:
                 context.attention.set()
             case to_do.ReportProblem(message, cause):
                 report = context.telemetry.problem
-                report(message, owner=one.ref, err=cause)  # a constant of proxy.engine.reservation
+                report(message, owner=reservation.ref, err=cause)  # a constant of proxy.engine.reservation
             case to_do.WithdrawPlacement():
-                self._lifecycle.failed(one.containers[0])
+                self._lifecycle.failed(reservation.containers[0])
             case to_do.RecordSoon():
-                for key, record in self._records(one, run, CpuSet(), context.state).items():
+                for key, record in self._records(reservation, run, CpuSet(), context.state).items():
                     context.journal.put(key, record)
             case to_do.ReserveCpus() | to_do.UnreserveCpus() | to_do.AssignReplacement() | to_do.AssignOwn():
-                self._change(effect, one, run)
+                self._change(effect, reservation, run)
             case _:  # awaited elsewhere, or the end
                 pass
 
     def _change(
         self,
         effect: to_do.ReserveCpus | to_do.UnreserveCpus | to_do.AssignReplacement | to_do.AssignOwn,
-        one: Reservation,
+        reservation: Reservation,
         run: ReservationRun,
     ) -> None:
         """Change the state."""
@@ -244,35 +246,41 @@ class Reservations:
         match effect:
             case to_do.ReserveCpus(cpus):
                 reserved = ReservationCpus(run.owner, cpus, run.hard)
-                handle(ReservationCpusChanged(token, reserved, f"CPUs reserved for a {one.kind}"))
+                handle(ReservationCpusChanged(token, reserved, f"CPUs reserved for a {reservation.kind}"))
             case to_do.UnreserveCpus():
-                handle(ReservationCpusChanged(token, None, f"CPUs of a {one.kind} released"))
+                handle(ReservationCpusChanged(token, None, f"CPUs of a {reservation.kind} released"))
             case to_do.AssignReplacement():
-                handle(ReservationCpusChanged(token, None, "replacement CPUs assigned", self._replaced(one)))
+                handle(
+                    ReservationCpusChanged(
+                        token, None, "replacement CPUs assigned", self._replaced(reservation)
+                    )
+                )
             case to_do.AssignOwn(cpus, held):
                 reserved = ReservationCpus(run.owner, held, run.hard)
                 handle(
                     ReservationCpusChanged(
-                        token, reserved, "owner placed on other CPUs", self._placed_on(one, cpus)
+                        token, reserved, "owner placed on other CPUs", self._placed_on(reservation, cpus)
                     )
                 )
 
-    def _replaced(self, one: Reservation) -> tuple[Container, ...]:
+    def _replaced(self, reservation: Reservation) -> tuple[Container, ...]:
         """Return the containers of a replacement with its CPUs as part of their placements."""
-        cpus = one.previous | one.cpus
+        cpus = reservation.previous | reservation.cpus
         return tuple(
             structs.replace(c, placement=structs.replace(c.placement, replacement=cpus))
-            for c in self._living(one)
+            for c in self._living(reservation)
         )
 
-    def _placed_on(self, one: Reservation, cpus: CpuSet) -> tuple[Container, ...]:
+    def _placed_on(self, reservation: Reservation, cpus: CpuSet) -> tuple[Container, ...]:
         """Return the containers of a move, exited ones too, as they are when placed on some CPUs."""
-        containers = (self._context.state.containers.get(container_id) for container_id in one.containers)
-        moved = f"moved from CPUs {one.previous} to {one.cpus}"
+        containers = (
+            self._context.state.containers.get(container_id) for container_id in reservation.containers
+        )
+        moved = f"moved from CPUs {reservation.previous} to {reservation.cpus}"
         placed = []
         for container in (c for c in containers if c is not None):
             reasons = tuple(reason for reason in container.placement.reasons if reason != moved)
-            if cpus == one.cpus:
+            if cpus == reservation.cpus:
                 reasons = (*reasons, moved)
             placement = structs.replace(container.placement, exclusive=cpus, reasons=reasons)
             placed.append(structs.replace(container, placement=placement))
@@ -280,62 +288,62 @@ class Reservations:
 
     # -- effects that are waited for ----------------------------------------------------------------------
 
-    async def _result(self, effect: Effect, one: Reservation, run: ReservationRun) -> Event:
+    async def _result(self, effect: Effect, reservation: Reservation, run: ReservationRun) -> Event:
         """Perform an effect that is waited for, within the deadline where it has one."""
         assert isinstance(effect, WAITED), effect
         if run.deadline is None or not isinstance(effect, _TIMED):
-            return await self._performed(effect, one, run)
+            return await self._performed(effect, reservation, run)
         try:
             async with asyncio.timeout_at(run.deadline):
-                return await self._performed(effect, one, run)
+                return await self._performed(effect, reservation, run)
         except TimeoutError:
             return seen.TimedOut()
 
-    async def _performed(self, effect: Effect, one: Reservation, run: ReservationRun) -> Event:
+    async def _performed(self, effect: Effect, reservation: Reservation, run: ReservationRun) -> Event:
         context = self._context
         match effect:
             case to_do.AppendLedger(may_run_on):
-                return await self._append(one, run, may_run_on)
+                return await self._append(reservation, run, may_run_on)
             case to_do.AwaitInflight(cpus):
-                return await self._await_inflight(one, cpus)
+                return await self._await_inflight(reservation, cpus)
             case to_do.AwaitOwnInflight(cpus):
-                return await self._await_own_inflight(one, cpus)
+                return await self._await_own_inflight(reservation, cpus)
             case to_do.WriteSharers():
-                return self._written(one, await self._writes.run(context.enforcer.enforce_pools))
+                return self._written(reservation, await self._writes.run(context.enforcer.enforce_pools))
             case to_do.WriteOwners():
-                return await self._write_owners(one)
+                return await self._write_owners(reservation)
             case to_do.ReadCpusets(container_ids):
-                return await self._read(one, container_ids)
+                return await self._read(reservation, container_ids)
             case to_do.Pause(seconds):
-                if one.phase is ReservationPhase.PAUSING:
+                if reservation.phase is ReservationPhase.PAUSING:
                     context.telemetry.count(metrics.CPUSET_WRITES_RETRIED)
                 await asyncio.sleep(seconds)
                 return seen.PauseOver()
             case to_do.PlaceElsewhere(reason):
-                return await self._place_elsewhere(one, run, reason)
+                return await self._place_elsewhere(reservation, run, reason)
         raise AssertionError(f"{effect} is not waited for")
 
-    async def _append(self, one: Reservation, run: ReservationRun, may_run_on: CpuSet) -> Event:
+    async def _append(self, reservation: Reservation, run: ReservationRun, may_run_on: CpuSet) -> Event:
         """Record what the effect says; without a container there is nothing to record."""
         state = self._context.state
-        if one.kind is ReservationKind.REPLACEMENT:
-            state = state.changed(put=self._replaced(one))
-        records = self._records(one, run, may_run_on, state)
+        if reservation.kind is ReservationKind.REPLACEMENT:
+            state = state.changed(put=self._replaced(reservation))
+        records = self._records(reservation, run, may_run_on, state)
         if not records:
             return seen.LedgerWritten()
-        durable = one.kind is ReservationKind.MOVE
+        durable = reservation.kind is ReservationKind.MOVE
         return await self._context.journal.append(records, durable=durable)
 
     def _records(
-        self, one: Reservation, run: ReservationRun, may_run_on: CpuSet, state: NodeState
+        self, reservation: Reservation, run: ReservationRun, may_run_on: CpuSet, state: NodeState
     ) -> dict[str, Record | None]:
-        containers = {i: c for i in one.containers if (c := state.containers.get(i)) is not None}
-        return records_of(one, containers, run.token, may_run_on)
+        containers = {i: c for i in reservation.containers if (c := state.containers.get(i)) is not None}
+        return records_of(reservation, containers, run.token, may_run_on)
 
-    async def _await_inflight(self, one: Reservation, cpus: CpuSet) -> Event:
+    async def _await_inflight(self, reservation: Reservation, cpus: CpuSet) -> Event:
         confinement = self._confinement
         wait = await confinement.wait(cpus)
-        if one.kind is ReservationKind.CREATE:
+        if reservation.kind is ReservationKind.CREATE:
             self._count(wait)
         if not wait.late:
             return seen.InflightCompleted()
@@ -351,42 +359,48 @@ class Reservations:
         if wait.passed and not wait.late:
             telemetry.count(metrics.CREATES_PAST_HANGING_CALLS)
 
-    async def _await_own_inflight(self, one: Reservation, cpus: CpuSet) -> Event:
+    async def _await_own_inflight(self, reservation: Reservation, cpus: CpuSet) -> Event:
         """Wait for calls that carry other CPUs to the containers; calls sent from now on do not."""
         context, confinement = self._context, self._confinement
-        calls = [f for i in one.containers for f in context.state.inflight.of(i) if not f.carries <= cpus]
+        calls = [
+            f for i in reservation.containers for f in context.state.inflight.of(i) if not f.carries <= cpus
+        ]
         await context.calls.wait(calls, context.options.call_timeout)
         late = Wait(tuple(call for call in calls if not context.calls.has_completed(call)))
         if not late.late:
             return seen.InflightCompleted()
         return seen.InflightLate(confinement.text(late), confinement.public_message(late), late.cpus)
 
-    async def _write_owners(self, one: Reservation) -> Event:
+    async def _write_owners(self, reservation: Reservation) -> Event:
         context = self._context
-        if one.kind is ReservationKind.MOVE:
-            return self._written(one, await self._writes.run(context.enforcer.enforce, one.containers))
+        if reservation.kind is ReservationKind.MOVE:
+            return self._written(
+                reservation, await self._writes.run(context.enforcer.enforce, reservation.containers)
+            )
         # A call in flight would undo the write for a moment; the containers are written when it completes.
         inflight = context.state.inflight
-        ids = [i for i in one.containers if not inflight.is_awaited(i) or inflight.is_confined(i)]
-        return self._written(one, await self._writes.run(self._drift.enforce, ids))
+        ids = [i for i in reservation.containers if not inflight.is_awaited(i) or inflight.is_confined(i)]
+        return self._written(reservation, await self._writes.run(self._drift.enforce, ids))
 
-    def _written(self, one: Reservation, done: Enforced) -> Event:
+    def _written(self, reservation: Reservation, done: Enforced) -> Event:
         refused = [seen.RefusedWrite(i, error.errno, str(error)) for i, error in done.refused.items()]
-        return seen.CpusetsWritten(tuple(refused), tuple(done.errors), self._drift.contested(one.cpus))
+        return seen.CpusetsWritten(
+            tuple(refused), tuple(done.errors), self._drift.contested(reservation.cpus)
+        )
 
-    async def _read(self, one: Reservation, container_ids: tuple[str, ...]) -> Event:
+    async def _read(self, reservation: Reservation, container_ids: tuple[str, ...]) -> Event:
         context = self._context
-        held = await context.kernel.run(self._held, container_ids or one.containers)
+        held = await context.kernel.run(self._held, container_ids or reservation.containers)
         containers = context.state.containers
         if not container_ids:
-            living = {container.id for container in self._living(one)}
-            held |= {i: CpuSet() for i in one.containers if i not in living}
+            living = {container.id for container in self._living(reservation)}
+            held |= {i: CpuSet() for i in reservation.containers if i not in living}
         found = [
             seen.CpusInEffect(i, cpus, context.state.wanted(containers[i]) if i in containers else CpuSet())
             for i, cpus in held.items()
             if i in containers or not container_ids
         ]
-        return seen.CpusetsRead(tuple(found), self._drift.contested(one.cpus))
+        return seen.CpusetsRead(tuple(found), self._drift.contested(reservation.cpus))
 
     def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
         """Read which CPUs containers are on; runs in the kernel worker."""
@@ -403,9 +417,11 @@ class Reservations:
                     found[container_id] = context.state.node.machine.online  # it may be anywhere
         return found
 
-    async def _place_elsewhere(self, one: Reservation, run: ReservationRun, reason: AbortReason) -> Event:
+    async def _place_elsewhere(
+        self, reservation: Reservation, run: ReservationRun, reason: AbortReason
+    ) -> Event:
         """Withdraw a placement on CPUs that cannot be freed, and make another one."""
-        context, token = self._context, one.containers[0]
+        context, token = self._context, reservation.containers[0]
         container = context.state.containers.get(token)
         if container is None:
             return seen.NoOtherPlacement()

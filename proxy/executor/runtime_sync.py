@@ -156,7 +156,7 @@ class RuntimeSync:
             listed = await self._worker.run(self._context.runtime.list_containers, container_id)
         except Exception:  # noqa: BLE001  what is not known to have exited runs
             return True
-        return any(one.state == "RUNNING" for one in listed)
+        return any(container.state == "RUNNING" for container in listed)
 
     async def finish(self, limit: float) -> None:
         """Send what is still to be sent, without pauses, for at most ``limit`` seconds."""

@@ -180,7 +180,7 @@ def sample(name: str) -> Point:
 
 def _synchronize() -> Synchronize:
     running = (Running(POD, existing(), OWN), *_others())
-    return Synchronize(machine(), POOLS, tuple(one.pod for one in running), running)
+    return Synchronize(machine(), POOLS, tuple(container.pod for container in running), running)
 
 
 def _plain(name: str, point: Any) -> Point:

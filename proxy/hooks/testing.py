@@ -129,7 +129,7 @@ def run(hooks: Hooks, event: Point, *, allow_failures: bool = False) -> Outcome:
         AssertionError: A hook failed: it raised, was too late, or its answer is invalid.
     """
     several: Sequence[Loaded | Hook] = [hooks] if isinstance(hooks, Loaded | Hook) else hooks
-    outcome, failure = _asked([one.hook if isinstance(one, Loaded) else one for one in several], event)
+    outcome, failure = _asked([hook.hook if isinstance(hook, Loaded) else hook for hook in several], event)
     if failure and not allow_failures:
         raise AssertionError(failure)
     return outcome
@@ -265,9 +265,9 @@ async def _ask(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
         engine.use(hooks)
         async with asyncio.timeout(SPARE_S + sum(hook.timeout for hook in hooks)):
             outcome = await engine.call_hooks(event).wait()
-        failed = [one for one in engine.report() if one.last_error]
+        failed = [report for report in engine.report() if report.last_error]
     finally:
         engine.close()
     return outcome, "\n".join(
-        f"hook {one.name}: {one.last_error}\n{one.last_trace}".strip() for one in failed
+        f"hook {report.name}: {report.last_error}\n{report.last_trace}".strip() for report in failed
     )

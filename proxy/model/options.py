@@ -112,9 +112,9 @@ def parse_cpu_options(raw: Mapping[str, object] | None) -> CpuOptions:
     """
     _known(_CPU, raw, _CPU_NAMES)
     on = {name: _go_bool(_CPU, name, value) for name, value in (raw or {}).items()}
-    for one, other in itertools.combinations([name for name in _CPU_NAMES if on.get(name)], 2):
-        if {one, other} in _EXCLUSIVE:
-            raise ConfigError(f"cannot use {_CPU}: {one} and {other} exclude each other")
+    for option, other in itertools.combinations([name for name in _CPU_NAMES if on.get(name)], 2):
+        if {option, other} in _EXCLUSIVE:
+            raise ConfigError(f"cannot use {_CPU}: {option} and {other} exclude each other")
     return CpuOptions(**{_CPU_NAMES[name]: value for name, value in on.items()})
 
 

@@ -235,8 +235,8 @@ def _why(record: Explanation) -> tuple[str, ...]:
 def _moves(record: Explanation) -> tuple[str, ...]:
     """Return which containers left CPUs; those that moved alike are one sentence, and not all are named."""
     grouped: dict[tuple[CpuSet, CpuSet], list[str]] = {}
-    for one in record.moved:
-        grouped.setdefault((one.before, one.after), []).append(clean(one.ref))
+    for move in record.moved:
+        grouped.setdefault((move.before, move.after), []).append(clean(move.ref))
     texts, named, counted = [], 0, 0
     for (before, after), refs in list(grouped.items())[:MOVED_SHOWN]:
         shown = refs[: MOVED_SHOWN - named]

@@ -118,9 +118,9 @@ def offers_of(node: Node, reserve: Reserve) -> dict[str, int]:
     """Return what a machine offers to pods, by resource."""
     usable = [usable_memory(numa) for numa in node.machine.nodes]
     offers = {"cpu": max(0, 1000 * len(node.machine.online) - reserve.milli)}
-    for resource in dict.fromkeys(resource for one in usable for resource in one):
-        offers[resource] = sum(one.get(resource, 0) for one in usable)
-    if any(MEMORY not in one for one in usable):
+    for resource in dict.fromkeys(resource for amounts in usable for resource in amounts):
+        offers[resource] = sum(amounts.get(resource, 0) for amounts in usable)
+    if any(MEMORY not in amounts for amounts in usable):
         offers.pop(MEMORY, None)
     else:
         offers[MEMORY] = max(0, offers[MEMORY] - reserve.memory)

@@ -107,11 +107,11 @@ def _summary(
         unschedulable=dict(short.most_common()),
         cpus=sum(len(host.node.machine.online) for host in hosts),
         owned=sum(len(host.owned) for host in hosts),
-        left=sum(one.cpus for one in remaining),
-        whole=sum(one.whole for one in remaining),
-        largest=max((one.largest for one in remaining), default=0),
-        largest_whole=max((one.largest_whole for one in remaining), default=0),
-        empty=max((one.of for one in remaining), default=0),
+        left=sum(cpus.cpus for cpus in remaining),
+        whole=sum(cpus.whole for cpus in remaining),
+        largest=max((cpus.largest for cpus in remaining), default=0),
+        largest_whole=max((cpus.largest_whole for cpus in remaining), default=0),
+        empty=max((cpus.of for cpus in remaining), default=0),
     )
 
 

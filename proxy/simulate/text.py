@@ -30,27 +30,27 @@ class Difference:
     """A pod with different results in the two simulations.
 
     Attributes:
-        one, other: The results.
-        one_word, other_word: The results in short form: equal for pods with equal differences.
-        one_text, other_text: The same in full.
+        first, other: The results.
+        first_outcome, other_outcome: The results in short form: equal for pods with equal differences.
+        first_text, other_text: The same in full.
         changes: Which of ``fate``, ``reason`` and ``together`` differ.
     """
 
-    one: Result
+    first: Result
     other: Result
-    one_word: str
-    other_word: str
-    one_text: str
+    first_outcome: str
+    other_outcome: str
+    first_text: str
     other_text: str
     changes: tuple[str, ...]
 
 
 def differences(
-    one: Simulation, one_found: Findings, other: Simulation, other_found: Findings
+    first: Simulation, first_found: Findings, other: Simulation, other_found: Findings
 ) -> list[Difference]:
     """Find the pods with different results; another machine alone is not a difference."""
     found: list[Difference] = []
-    pairs = zip(one.results, one_found.alignments, other.results, other_found.alignments, strict=True)
+    pairs = zip(first.results, first_found.alignments, other.results, other_found.alignments, strict=True)
     for a, a_alignments, b, b_alignments in pairs:
         changes = {
             "fate": a.outcome is not b.outcome,
@@ -65,8 +65,8 @@ def differences(
 
 
 def compare_lines(
-    one: Simulation,
-    one_found: Findings,
+    first: Simulation,
+    first_found: Findings,
     other: Simulation,
     other_found: Findings,
     notes: Sequence[str],
@@ -74,12 +74,12 @@ def compare_lines(
     verbose: bool,
 ) -> list[str]:
     """Write both, side by side."""
-    changed = differences(one, one_found, other, other_found)
-    lines = [f"A: {clean(one.config.source)}", f"B: {clean(other.config.source)}", ""]
-    lines += _table(one_found, other_found)
+    changed = differences(first, first_found, other, other_found)
+    lines = [f"A: {clean(first.config.source)}", f"B: {clean(other.config.source)}", ""]
+    lines += _table(first_found, other_found)
     moved = sum(
         a.outcome is b.outcome is PodOutcome.PLACED and a.host != b.host
-        for a, b in zip(one.results, other.results, strict=True)
+        for a, b in zip(first.results, other.results, strict=True)
     )
     lines += ["", f"{counted(len(changed), 'pod')} fared differently, {moved} others only ran elsewhere"]
     lines += _each(changed) if verbose else _kinds(changed)
@@ -91,7 +91,11 @@ def _each(changed: Sequence[Difference]) -> list[str]:
     return [
         line
         for each in changed
-        for line in (clean(each.one.simulated_pod.ref), f"  A: {each.one_text}", f"  B: {each.other_text}")
+        for line in (
+            clean(each.first.simulated_pod.ref),
+            f"  A: {each.first_text}",
+            f"  B: {each.other_text}",
+        )
     ]
 
 
@@ -99,10 +103,12 @@ def _kinds(changed: Sequence[Difference]) -> list[str]:
     """Count the pods that fared differently in the same way, and name some."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for each in changed:
-        kinds.setdefault((each.one_word, each.other_word), []).append(clean(each.one.simulated_pod.ref))
+        kinds.setdefault((each.first_outcome, each.other_outcome), []).append(
+            clean(each.first.simulated_pod.ref)
+        )
     lines: list[str] = []
-    for (one, other), refs in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
-        lines += [f"{counted(len(refs), 'pod')}: {one} under A, {other} under B"]
+    for (first, other), refs in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
+        lines += [f"{counted(len(refs), 'pod')}: {first} under A, {other} under B"]
         more = f", and {len(refs) - SHOWN} more ({ALL})" if len(refs) > SHOWN else ""
         lines += [f"  {', '.join(refs[:SHOWN])}{more}"]
     return lines
@@ -112,17 +118,17 @@ def differences_data(changed: Sequence[Difference]) -> list[Data]:
     """Return the pods with different results, as plain data."""
     return [
         {
-            "pod": each.one.simulated_pod.ref,
+            "pod": each.first.simulated_pod.ref,
             "changed": list(each.changes),
-            "a": {"outcome": each.one_word, "text": each.one_text},
-            "b": {"outcome": each.other_word, "text": each.other_text},
+            "a": {"outcome": each.first_outcome, "text": each.first_text},
+            "b": {"outcome": each.other_outcome, "text": each.other_text},
         }
         for each in changed
     ]
 
 
-def _table(one: Findings, other: Findings) -> list[str]:
-    left = {label: value for label, value, _ in numbers(one.summary)}
+def _table(first: Findings, other: Findings) -> list[str]:
+    left = {label: value for label, value, _ in numbers(first.summary)}
     right = {label: value for label, value, _ in numbers(other.summary)}
     rows = [("", "A", "B", "B - A")]
     for label in _merged(list(left), list(right)):

@@ -167,37 +167,41 @@ def _read(file: str) -> object:
 
 def run_data(done: DryRunResult) -> dict[str, Any]:
     """Return what hooks wanted as plain data."""
-    requested = [{"event": event_to(one.event), "outcome": outcome_to(one.outcome)} for one in done.asked]
+    requested = [
+        {"event": event_to(result.event), "outcome": outcome_to(result.outcome)} for result in done.results
+    ]
     return {"schema": schema_ids.HOOKS_RUN, "asked": requested, "hooks": hooks_page((), done.reports)}
 
 
 def run_lines(done: DryRunResult) -> Iterator[str]:
     """Yield what hooks wanted, for people."""
-    for one in done.asked:
-        yield from _of_event(one)
-        for report in one.failed:
+    for result in done.results:
+        yield from _of_event(result)
+        for report in result.failed:
             yield from _failure(report)
     # what failed at configure or shutdown was no event's
-    shown = {report.name for one in done.asked for report in one.failed}
+    shown = {report.name for result in done.results for report in result.failed}
     for report in done.failed:
         if report.name not in shown:
             yield from _failure(report)
 
 
-def _of_event(one: EventResult) -> Iterator[str]:
-    about = one_line(subject(one.event))
-    title = f"{one.event.NAME}, {about}" if about.strip("/") else one.event.NAME
-    fields = list(fields_of(one.outcome.adjustment))
-    if one.outcome.refusal:
+def _of_event(result: EventResult) -> Iterator[str]:
+    about = one_line(subject(result.event))
+    title = f"{result.event.NAME}, {about}" if about.strip("/") else result.event.NAME
+    fields = list(fields_of(result.outcome.adjustment))
+    if result.outcome.refusal:
         yield f"{title}: refused"
-        yield f"  {one_line(one.outcome.refusal)}"
-    elif not one.handled:
+        yield f"  {one_line(result.outcome.refusal)}"
+    elif not result.handled:
         yield f"{title}: no hook handles it"
     elif not fields:
         yield f"{title}: nothing to change"
     else:
         yield f"{title}:"
-        rows = [(one_line(name), one_line(value), one.outcome.owners.get(name, "")) for name, value in fields]
+        rows = [
+            (one_line(name), one_line(value), result.outcome.owners.get(name, "")) for name, value in fields
+        ]
         yield from (f"  {line}" for line in table([("FIELD", "VALUE", "HOOK"), *rows]))
 
 
@@ -228,11 +232,11 @@ class DryRunResult:
     """The result of a dry run.
 
     Attributes:
-        asked: The events, in order.
+        results: The events, in order.
         reports: How each hook did.
     """
 
-    asked: Sequence[EventResult]
+    results: Sequence[EventResult]
     reports: Sequence[HookReport]
 
     @property
@@ -265,7 +269,7 @@ async def dry_run(hooks: Sequence[Loaded], events: Sequence[Point]) -> DryRunRes
             if not isinstance(event, Configure | Shutdown):
                 answers = engine.call_hooks(event)
                 outcome = answers.outcome or await answers.wait()
-            failed = [one for one in engine.report() if _count(one) > before.get(one.name, 0)]
+            failed = [report for report in engine.report() if _count(report) > before.get(report.name, 0)]
             rows.append(EventResult(event, outcome, failed, handled(hooks, event)))
         for loaded in hooks:
             await engine.notify_one(loaded.hook, Shutdown("stop"))

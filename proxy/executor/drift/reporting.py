@@ -85,13 +85,13 @@ def conflicts_page(context: NodeContext, known: WriteConflicts) -> list[dict[str
         {
             "container": containers[i].ref,
             "id": i,
-            "by": str(one.author or Author.UNKNOWN),
+            "by": str(conflict.author or Author.UNKNOWN),
             "cpus": str(state.wanted(containers[i])),
-            "found": str(one.found),
-            "times": one.times,
-            "seconds": round(now - one.began, 1),
-            "next_s": round(max(0.0, one.due(urgent=is_urgent(state, i, one.found)) - now), 1),
+            "found": str(conflict.found),
+            "times": conflict.times,
+            "seconds": round(now - conflict.began, 1),
+            "next_s": round(max(0.0, conflict.due(urgent=is_urgent(state, i, conflict.found)) - now), 1),
         }
-        for i, one in sorted(known.conflicts.items())
+        for i, conflict in sorted(known.conflicts.items())
         if i in containers
     ]

@@ -145,11 +145,18 @@ class LifecycleEvents(Observer):
         """
         sandboxes = _entries(pb.PodSandbox, pods)
         self.memory.listed(sandboxes, _entries(pb.Container, containers))
-        for one in sandboxes:
-            if one.state == pb.SANDBOX_NOTREADY and self.find_pod(one.id) is None:
-                meta = one.metadata
-                self.stopped[one.id] = pod_facts(
-                    one.id, meta.uid, meta.namespace, meta.name, meta.attempt, one.labels, one.annotations, ""
+        for sandbox in sandboxes:
+            if sandbox.state == pb.SANDBOX_NOTREADY and self.find_pod(sandbox.id) is None:
+                meta = sandbox.metadata
+                self.stopped[sandbox.id] = pod_facts(
+                    sandbox.id,
+                    meta.uid,
+                    meta.namespace,
+                    meta.name,
+                    meta.attempt,
+                    sandbox.labels,
+                    sandbox.annotations,
+                    "",
                 )
 
     # -- notifying ----------------------------------------------------------------------------------------

@@ -90,8 +90,8 @@ class RuntimeLookup:
         """
         executor = self._executor
         if container_id not in executor.state.containers and self._pending.creates:
-            for one in await self.list_container(container_id) or ():
-                self._pending.handle_listed_container(one)
+            for found in await self.list_container(container_id) or ():
+                self._pending.handle_listed_container(found)
         container = executor.state.containers.get(container_id)
         if container is None or container.phase is not Phase.CREATED:
             return
@@ -241,7 +241,9 @@ class Servicer:
             elif seen is None:
                 call.lost()
             else:
-                call.over(0 if any(one.state != "CREATED" for one in seen) else GrpcStatus.UNKNOWN)
+                call.over(
+                    0 if any(container.state != "CREATED" for container in seen) else GrpcStatus.UNKNOWN
+                )
         return container_echo(request)
 
     async def pre_update_container_resources(self, request: Container) -> ContainerAnswer:
@@ -267,7 +269,7 @@ class Servicer:
         container_id = request.container_meta.id
         if container_id in self._executor.state.containers:
             seen = await self._find.list_container(container_id)
-            if seen is not None and all(one.state == "EXITED" for one in seen):
+            if seen is not None and all(container.state == "EXITED" for container in seen):
                 self._executor.lifecycle.phase(container_id, Phase.EXITED)
             else:
                 self._executor.attention.set()

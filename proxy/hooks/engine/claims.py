@@ -104,9 +104,9 @@ class FieldClaims:
         return Adjustment(**merged)
 
 
-def _joined(one: Update, other: Update) -> Update:
+def _joined(update: Update, other: Update) -> Update:
     """Join two updates of one container that set different fields."""
-    values = {name: getattr(one, name) for name in UPDATES}
+    values = {name: getattr(update, name) for name in UPDATES}
     for name in UPDATES:
         value = getattr(other, name)
         if name == "unified":

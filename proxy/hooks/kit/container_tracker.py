@@ -64,9 +64,9 @@ class ContainerTracker:
             match event:
                 case Synchronize():
                     self._pools, self._members = event.pools, {}
-                    for one in event.containers:
-                        if one.container.phase != "exited":
-                            self._enter(one.pod, one.container, one.decision)
+                    for container in event.containers:
+                        if container.container.phase != "exited":
+                            self._enter(container.pod, container.container, container.decision)
                     return list(self._members.values())
                 case PostCreateContainer() | PostStartContainer() | PostUpdateContainerResources():
                     return self._enter(event.pod, event.container, event.decision)

@@ -46,9 +46,9 @@ class OwnerTracker(Generic[PodSettings]):
                 case Synchronize():
                     self._online = event.machine.online
                     self._owners = {}
-                    for one in event.containers:
-                        if one.container.phase != "exited":
-                            self._enter(one.container.id, one.decision.own, one.pod)
+                    for container in event.containers:
+                        if container.container.phase != "exited":
+                            self._enter(container.container.id, container.decision.own, container.pod)
                 case MachineChanged():
                     self._online = event.after.online
                 case PostCreateContainer() | PostStartContainer():

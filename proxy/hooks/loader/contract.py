@@ -185,7 +185,7 @@ def check_purity(source: bytes) -> None:
 
 def _other(node: ast.AST) -> str:
     if isinstance(node, ast.Import):
-        return next((f"import {one.name}" for one in node.names if one.name not in MODULES), "")
+        return next((f"import {alias.name}" for alias in node.names if alias.name not in MODULES), "")
     if isinstance(node, ast.ImportFrom):
         return "" if node.module in MODULES and not node.level else f"import {node.module or '.'}"
     if isinstance(node, ast.Name) and node.id in _NAMES:

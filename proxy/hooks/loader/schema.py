@@ -153,8 +153,8 @@ def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
     if origin is typing.Literal:
         return _one_of(args)
     if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
-        message, one = _one_of(tuple(str(member) for member in kind))
-        return message, lambda value: kind(one(value))
+        message, read_value = _one_of(tuple(str(member) for member in kind))
+        return message, lambda value: kind(read_value(value))
     simple = _SIMPLE.get(kind)
     if simple is None:
         raise ValueError(f"is a {kind.__name__ if isinstance(kind, type) and not args else kind}")
@@ -195,23 +195,23 @@ def _plain(kind: type, wants: str) -> tuple[str, Callable[[Any], Any]]:
 
 
 def _several(kind: type, many: str, make: Callable[[list[Any]], Any]) -> tuple[str, Callable[[Any], Any]]:
-    one = _SIMPLE[kind][1]
+    read_value = _SIMPLE[kind][1]
 
     def read(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise ValueError(f"must be a list of {many}, not {_described(value)}")  # noqa: TRY004 - a fault of the file
-        return make([_inner(f"[{at}]", one, entry) for at, entry in enumerate(value)])
+        return make([_inner(f"[{at}]", read_value, entry) for at, entry in enumerate(value)])
 
     return f"a list of {many}", read
 
 
 def _pairs(kind: type, many: str) -> tuple[str, Callable[[Any], Any]]:
-    one = _SIMPLE[kind][1]
+    read_value = _SIMPLE[kind][1]
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise ValueError(f"must be keys with {many}, not {_described(value)}")  # noqa: TRY004 - a fault of the file
-        return {str(name): _inner(f"[{name}]", one, entry) for name, entry in value.items()}
+        return {str(name): _inner(f"[{name}]", read_value, entry) for name, entry in value.items()}
 
     return f"keys with {many}", read
 

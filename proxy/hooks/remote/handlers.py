@@ -199,11 +199,11 @@ def _sets(
         requested.append(event.asked)
     wanted: dict[str, Any] = {}
     if has.cpuset_cpus != had.cpuset_cpus:
-        by_client = any(one.cpuset_cpus for one in requested)
+        by_client = any(update.cpuset_cpus for update in requested)
         cpus = _Choice(decision.cpus, so_far.cpus, decision.allowed, by_client)
         wanted["cpus"] = cpus.of("cpuset_cpus", has.cpuset_cpus, dropped)
     if has.cpuset_mems != had.cpuset_mems:
-        by_client = any(one.cpuset_mems for one in requested)
+        by_client = any(update.cpuset_mems for update in requested)
         mems = _Choice(decision.mems, so_far.mems, decision.allowed_mems, by_client)
         wanted["mems"] = mems.of("cpuset_mems", has.cpuset_mems, dropped)
     return wanted
