@@ -67,7 +67,7 @@ def test_what_computes_on_values_is_pure() -> None:
         "executor.state.runtime.lost.pop(token, None)",
         "self._store.state.inflight.calls.clear()",
         "context.state.mode = mode",
-        "executor.state.holds.update(more)",
+        "executor.state.reservation_cpus.update(more)",
     ],
 )
 def test_an_assignment_of_the_state_is_found(line: str) -> None:

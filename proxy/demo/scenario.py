@@ -186,8 +186,8 @@ class ScenarioCpus:
         absent = CpuSet((last + 1, last + 2))
         cores = list(machine.cores.values())
         if len(cores) < _BIG:
-            shared = CpuSet((max(machine.online),))
-            return cls(shared, shared, shared, 1, False, absent)
+            highest = CpuSet((max(machine.online),))
+            return cls(highest, highest, highest, 1, False, absent)
         return cls(cores[1], cores[2], cores[-1], 2 * len(cores[0]), True, absent)
 
 

@@ -33,7 +33,7 @@ class Hooks:
             self.engine,
             self.updates,
             self.following,
-            world.wire.hold,
+            world.wire.spawn,
             world.sync.adoption.adopt_one,
             self._learn,
             owned_cpus=owned_cpus,

@@ -161,7 +161,7 @@ def test_a_sandbox_without_a_group_is_searched_periodically(tree: Tree) -> None:
     assert found.count("s-lsr") == 1
     ours.follow(NodeState.of(NODE, [], ()))
     assert not ours._missed
-    assert not ours._seen
+    assert not ours._observed
 
 
 def test_a_failed_write_is_reported_and_a_missing_group_is_not(tree: Tree) -> None:
@@ -212,7 +212,7 @@ def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:
     assert cpus(tree, monitor("b")) == "2-7"
     assert ours.follow(state(a)) == []
     assert cpus(tree, monitor("a")) == "0-7"
-    assert set(ours._seen) == {"s-ls", "s-be", "s-lsr", "conmon-a"}
+    assert set(ours._observed) == {"s-ls", "s-be", "s-lsr", "conmon-a"}
 
 
 @pytest.mark.parametrize(("name", "reported"), [("crio-s-ls", 0), ("crio-s-ls.scope", 1), ("s-ls", 1)])

@@ -212,12 +212,12 @@ class Hostile:
         assert min(sizes, default=0) >= 0
         assert streams.held == sum(sizes)
         assert self.budget.total == sum(s._streams.held for s in [*self.sessions, self.honest.net.session])
-        grown = sum(40_005 for s in self.sessions for t in s._streams.tracked.values() if t.left)
+        grown = sum(40_005 for s in self.sessions for t in s._streams.tracked.values() if t.remaining)
         assert self.budget.total <= ROOM + grown  # decisions make bodies longer
         kept = sum(len(w._rest) + len(w._block or b"") for w in (session._requests, session._responses))
         assert kept <= self.came[number]
         for item in books.queue.values():
-            assert len(item.chunks) <= 3 + item.left // 1024
+            assert len(item.chunks) <= 3 + item.remaining // 1024
         for _ in range(2):
             session.to_client(), session.to_server()
 

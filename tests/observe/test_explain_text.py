@@ -72,10 +72,10 @@ def test_what_holds_now() -> None:
 
 
 def test_what_is_gone_and_what_has_no_id() -> None:
-    assert page(entry("ns/p/c", exists=False, id="")).startswith(
+    assert page(entry("ns/p/c", there=False, id="")).startswith(
         "[2026-09-21 14:13:20, CreateContainer, gone]\n"
     )
-    refused = page(entry("ns/p/c", exists=False, id="", verdict=Verdict(9, "R", "m")))
+    refused = page(entry("ns/p/c", there=False, id="", verdict=Verdict(9, "R", "m")))
     assert refused.startswith("[2026-09-21 14:13:20, CreateContainer]\nns/p/c was refused: m.\n")
     assert page(entry("ns/p/c", when="x", id=None)).startswith("[CreateContainer]\n")
     assert page(entry("ns/p/c", when=1e300)).startswith("[CreateContainer, container ")

@@ -122,7 +122,7 @@ def test_pod_requests_default_to_container_needs_then_to_limits() -> None:
     assert spec.own_limits == {"cpu": 4000, "memory": G}
     raw["spec"]["resources"]["requests"] = {"cpu": "3500m"}
     assert pod_spec(raw).requests.own == {"cpu": 3500, "memory": G}
-    assert pod_spec(pod(res({"cpu": 1}), resources=res({"memory": 5}))).ask.own == {"memory": 5}
+    assert pod_spec(pod(res({"cpu": 1}), resources=res({"memory": 5}))).requests.own == {"memory": 5}
 
 
 def test_containers_need_the_most_of_init_and_of_apps_with_sidecars() -> None:

@@ -59,7 +59,7 @@ class Irqs:
         self._default = self._directory / "default_smp_affinity"
         self._knobs = KernelSettings(state, put)
         self._claims: dict[str, CpuSet] = {}
-        self._files: frozenset[Path] | None = None
+        self._known_files: frozenset[Path] | None = None
         self._lock = threading.Lock()
 
     def claim(self, name: str, cpus: CpuSet, online: CpuSet) -> MovedIrqs:
@@ -103,11 +103,11 @@ class Irqs:
         """Find interrupts that started with the narrowed default: their own value is the original default."""
         own = _parsed(self._default, self._knobs.own(self._default))
         now = _parsed(self._default, _text(self._default))
-        if self._files is not None and own != now:
-            for file in files - self._files:
+        if self._known_files is not None and own != now:
+            for file in files - self._known_files:
                 if _parsed(file, _text(file)) == now:
                     self._knobs.adopt(file, str(own))
-        self._files = files
+        self._known_files = files
 
     def _files(self) -> frozenset[Path]:
         with contextlib.suppress(OSError):
