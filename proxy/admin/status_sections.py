@@ -84,7 +84,7 @@ def device_plugins(data: Mapping[str, object], width: int) -> Iterable[str]:
 
 
 _WELL = frozenset({"running", "masked", "disabled", ""})
-_ASKED = {
+_REQUESTED = {
     "failing": "fails",
     "open": "not called for now",
     "probing": "tried again now",
@@ -120,8 +120,8 @@ def trouble(entry: Mapping[str, object]) -> str:
     error = one_line(entry.get("error"))
     if state not in _WELL and (state != "being read" or error):
         parts.append(_because(state, error))
-    if requested in _ASKED:
-        parts.append(_because(_ASKED[requested], last_error(entry)))
+    if requested in _REQUESTED:
+        parts.append(_because(_REQUESTED[requested], last_error(entry)))
     return "; ".join(parts)
 
 

@@ -45,8 +45,8 @@ def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests) -> Hints:
     if bubble is not None:
         assigned = [(bubble_cpus(pod), bubble)]
     else:
-        asks = ((ask, state.of(pod.uid, ask.name)) for ask in pod.containers)
-        assigned = [(container_cpus(pod, ask), cpus) for ask, cpus in asks if cpus is not None]
+        pairs = ((container, state.of(pod.uid, container.name)) for container in pod.containers)
+        assigned = [(container_cpus(pod, container), cpus) for container, cpus in pairs if cpus is not None]
     return cpu_hints.pod_hints(
         policy.topo,
         pod_cpus(pod),

@@ -30,13 +30,13 @@ def peak_request(
     running: dict[str, int] = {}
     named: dict[str, None] = {}
     wanted = frozenset(kinds)
-    for ask in containers:
-        for resource, amount in amounts(ask).items():
-            if ask.kind in wanted:
+    for container in containers:
+        for resource, amount in amounts(container).items():
+            if container.kind in wanted:
                 named[resource] = None
-            if ask.kind is ContainerKind.INIT:
+            if container.kind is ContainerKind.INIT:
                 peak[resource] = max(peak.get(resource, 0), staying.get(resource, 0) + amount)
             else:
-                into = staying if ask.kind is ContainerKind.SIDECAR else running
+                into = staying if container.kind is ContainerKind.SIDECAR else running
                 into[resource] = into.get(resource, 0) + amount
     return {r: max(peak.get(r, 0), staying.get(r, 0) + running.get(r, 0)) for r in named}

@@ -136,26 +136,26 @@ class ContainerCalls:
         else:
             self._spawn(call, self._update_later(call, requested))
 
-    async def _update_later(self, call: UndecidedCall, asked: UpdateRequested) -> None:
+    async def _update_later(self, call: UndecidedCall, request: UpdateRequested) -> None:
         containers, fencing, container_id = (
             self.sync.adoption,
             self.executor.unit_properties.fencing,
-            asked.container_id,
+            request.container_id,
         )
         known = container_id in self.executor.state.containers or await containers.adopt_one(container_id)
         fence = await fencing.fitting(container_id) if known else None
         if call.done:
             await fencing.drop(fence)
         elif container_id in self.executor.state.containers:
-            self._go_update(call, asked, fence)
+            self._go_update(call, request, fence)
         else:
             call.release()
             await fencing.drop(fence)
 
-    def _go_update(self, call: UndecidedCall, asked: UpdateRequested, fence: Fence | None) -> None:
-        executor, container_id = self.executor, asked.container_id
+    def _go_update(self, call: UndecidedCall, request: UpdateRequested, fence: Fence | None) -> None:
+        executor, container_id = self.executor, request.container_id
         fencing = executor.unit_properties.fencing
-        answer = executor.store.answer(asked)
+        answer = executor.store.answer(request)
         if type(answer) is Forward:
             flight = executor.calls.track(container_id, answer.sent)
             fencing.bind(flight, fence)

@@ -69,11 +69,11 @@ class CreateCalls:
             call.set_cgroup_parent(pod.cgroup_parent)
         state, fact_lookup = store.state, executor.fact_lookup
         given = requested.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
-        asks = fact_lookup.needs_cpus_of_pod(state, pod) or (
+        asks_kubelet = fact_lookup.needs_cpus_of_pod(state, pod) or (
             given is not NO_DEVICES and fact_lookup.knows_devices(given)
         )
         if (
-            asks
+            asks_kubelet
             or holders(state, pod)
             or executor.kubelet_cpus.needs_cpus_of_container(pod, requested.resources)
         ):
@@ -81,9 +81,9 @@ class CreateCalls:
         else:
             self._decide(call, pod, requested)
 
-    def _described(self, asked: CreateRequest, known: Pod | None) -> Pod:
+    def _described(self, requested: CreateRequest, known: Pod | None) -> Pod:
         """Return the pod as the request describes it; it was not known, or not known well."""
-        pod = asked.pod(self.executor.state.node.machine.bounds)
+        pod = requested.pod(self.executor.state.node.machine.bounds)
         if known is not None:
             pod = structs.replace(
                 with_earlier_decision(pod, known), requests=known.requests, source=known.source
@@ -94,9 +94,9 @@ class CreateCalls:
             self._learned(pod)
         return pod
 
-    def _renewed(self, pod: Pod, asked: CreateRequest) -> Pod:
+    def _renewed(self, pod: Pod, requested: CreateRequest) -> Pod:
         """Return a pod whose annotation names CPUs with its current request: a resize may have changed it."""
-        total = asked.pod_total()
+        total = requested.pod_total()
         if total is None or total == pod.total:
             return pod
         renewed = structs.replace(pod, total=total)
@@ -108,7 +108,7 @@ class CreateCalls:
         self.executor.store.handle(PodLearned(pod, "pod described by a create"))
 
     async def _find_out(
-        self, call: UndecidedCall, pod: Pod, asked: CreateRequest, given: DeviceFacts
+        self, call: UndecidedCall, pod: Pod, requested: CreateRequest, given: DeviceFacts
     ) -> None:
         """Read what the call does not carry, then decide."""
         executor = self.executor
@@ -120,40 +120,42 @@ class CreateCalls:
                 pod = structs.replace(pod, requests=found.requests, source=found.source)
             if pod.sandbox_id in executor.state.pods:
                 executor.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
-            if self._unreported.includes(pod, asked.name) and executor.options.refuse_on_error:
+            if self._unreported.includes(pod, requested.name) and executor.options.refuse_on_error:
                 if not call.done:
                     message = "kubelet has not given its pod, and it may ask for devices"
-                    call.refuse(GrpcStatus.UNAVAILABLE, f"cannot place {pod.ref}/{asked.name}: {message}")
+                    call.refuse(GrpcStatus.UNAVAILABLE, f"cannot place {pod.ref}/{requested.name}: {message}")
                 return
         if given is not NO_DEVICES and executor.fact_lookup.knows_devices(given):
-            asked.resources = await executor.fact_lookup.devices(pod, asked.name, given, asked.resources)
+            requested.resources = await executor.fact_lookup.devices(
+                pod, requested.name, given, requested.resources
+            )
             pod = executor.state.pods.get(pod.sandbox_id) or pod
         await record_exited(executor, executor.lifecycle, executor.fact_lookup.worker, pod)
-        if executor.kubelet_cpus.needs_cpus_of_container(pod, asked.resources):
+        if executor.kubelet_cpus.needs_cpus_of_container(pod, requested.resources):
             await executor.kubelet_cpus.reread()
         if not call.done:
-            self._decide(call, pod, asked)
+            self._decide(call, pod, requested)
 
-    def _decide(self, call: UndecidedCall, pod: Pod, asked: CreateRequest) -> None:
+    def _decide(self, call: UndecidedCall, pod: Pod, requested: CreateRequest) -> None:
         executor = self.executor
         if executor.store.state.mode.is_leaving:
             call.release()
             return
         if self._unreported.refs:
             self._unreported.end_others()
-        executor.sandboxes.moved_on(pod, asked.name)
+        executor.sandboxes.moved_on(pod, requested.name)
         grants, state = executor.device_grants, executor.store.state
-        if grants is not None and requests_devices(state, pod, asked.name) and applies_to(state, pod):
-            self._spawn(call, self._decide_devices(call, pod, asked, grants))
+        if grants is not None and requests_devices(state, pod, requested.name) and applies_to(state, pod):
+            self._spawn(call, self._decide_devices(call, pod, requested, grants))
         else:
-            decided = executor.creates.place(pod, asked.name, asked.attempt, asked.resources)
+            decided = executor.creates.place(pod, requested.name, requested.attempt, requested.resources)
             self._decided(call, decided)
 
     async def _decide_devices(
-        self, call: UndecidedCall, pod: Pod, asked: CreateRequest, grants: DeviceGrants
+        self, call: UndecidedCall, pod: Pod, requested: CreateRequest, grants: DeviceGrants
     ) -> None:
         """Decide a create that device plug-ins may have a preference for."""
-        decided = await grants.place(pod, asked.name, asked.attempt, asked.resources)
+        decided = await grants.place(pod, requested.name, requested.attempt, requested.resources)
         container = decided.plan.container
         if not call.done:
             self._decided(call, decided)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxy.attach.service import AttachNode
 
 F = TypeVar("F", bound=Callable[..., Any])
-ASK_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def attach_options(command: F) -> F:
@@ -46,7 +46,7 @@ def node_for(file: Path | None, root: Path) -> AttachNode:
     config = read_config(file, {}, trusted=True)
 
     def query(route: str, act: bool) -> Mapping[str, object]:
-        answer = query_daemon(config, route, ASK_S, act=act)
+        answer = query_daemon(config, route, TIMEOUT_S, act=act)
         return answer if isinstance(answer, dict) else {}
 
     directory = config.kubelet.state_dir

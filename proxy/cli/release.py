@@ -18,7 +18,7 @@ from proxy.model.errors import TopoproxyError
 if TYPE_CHECKING:
     from proxy.config import Config
 
-ASK_S = 30.0
+TIMEOUT_S = 30.0
 POLL_S = 0.5
 RELEASED = "released"
 
@@ -86,7 +86,7 @@ def _online(config: Config, timeout: float) -> Mapping[str, object]:
     while answer.get("stage") == "releasing" and time.monotonic() < end:
         shown = _progress(answer, shown)
         time.sleep(POLL_S)
-        answer = _ask(config, "/release")
+        answer = _query(config, "/release")
     return answer
 
 
@@ -101,12 +101,12 @@ def _progress(answer: Mapping[str, object], shown: str) -> str:
 
 
 def _act(config: Config, step: str) -> Mapping[str, object]:
-    return _ask(config, f"/release/{step}", act=True)
+    return _query(config, f"/release/{step}", act=True)
 
 
-def _ask(config: Config, route: str, *, act: bool = False) -> Mapping[str, object]:
+def _query(config: Config, route: str, *, act: bool = False) -> Mapping[str, object]:
     hint = f"{RUNS}; without it: topoproxy release --offline"
-    answer = query_daemon(config, route, ASK_S, act=act, hint=hint)
+    answer = query_daemon(config, route, TIMEOUT_S, act=act, hint=hint)
     return answer if isinstance(answer, dict) else {}
 
 

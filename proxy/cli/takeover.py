@@ -147,7 +147,7 @@ def plan(file: Path | None, admin: str | None, as_json: bool, timeout: float) ->
 
     Ends with 1 when the takeover cannot start: the obstacles are listed.
     """
-    answer = _ask(file, admin, timeout, "/takeover", {"view": "plan"})
+    answer = _query(file, admin, timeout, "/takeover", {"view": "plan"})
     _show(answer, plan_text, as_json=as_json)
     if isinstance(answer, dict) and (conflicts := answer.get("conflicts")):
         raise TopoproxyError(f"cannot start the takeover: {'; '.join(map(str, conflicts))}")
@@ -157,7 +157,7 @@ def plan(file: Path | None, admin: str | None, as_json: bool, timeout: float) ->
 @_options
 def status(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
     """Show how far the takeover has come, and what remains to be done."""
-    _show(_ask(file, admin, timeout, "/takeover", {"view": "status"}), status_text, as_json=as_json)
+    _show(_query(file, admin, timeout, "/takeover", {"view": "status"}), status_text, as_json=as_json)
 
 
 @takeover.command()
@@ -234,7 +234,7 @@ def _act(
     *,
     as_json: bool,
 ) -> None:
-    answer = _ask(file, admin, timeout, f"/takeover/{step}", params, act=True)
+    answer = _query(file, admin, timeout, f"/takeover/{step}", params, act=True)
     done = isinstance(answer, dict) and answer.get("done") is True
     if as_json or done:
         _show(answer, done_text, as_json=as_json)
@@ -249,7 +249,7 @@ def _show(answer: object, text: Callable[[object], str], *, as_json: bool) -> No
     click.echo(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else text(answer), nl=as_json)
 
 
-def _ask(
+def _query(
     file: Path | None,
     admin: str | None,
     timeout: float,

@@ -89,7 +89,7 @@ class DemoPod:
         return self.qos or self.kube_qos.value
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """Whole CPUs that it requests and is limited to; 0 for none."""
         try:
             return self.cpus or len(CpuSet.parse(self.cpuset))
@@ -127,8 +127,8 @@ def resources(spec: DemoPod) -> pb.LinuxContainerResources:
     """Return the resources that kubelet would put into CreateContainer: no cpuset, shares and quota."""
     return pb.LinuxContainerResources(
         cpu_period=100_000,
-        cpu_quota=100_000 * spec.asked,
-        cpu_shares=spec.shares or 1024 * spec.asked or 2,
+        cpu_quota=100_000 * spec.requested,
+        cpu_shares=spec.shares or 1024 * spec.requested or 2,
         memory_limit_in_bytes=64 << 20,
     )
 

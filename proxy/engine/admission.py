@@ -109,9 +109,9 @@ def requested_cpus(pod: Pod, request: Request) -> int:
         request: What is known where neither does.
     """
     if pod.requests is not None:
-        requested = peak_request(pod.requests.containers, lambda ask: {CPU: ask.requests.get(CPU, 0)}).get(
-            CPU, 0
-        )
+        requested = peak_request(
+            pod.requests.containers, lambda container: {CPU: container.requests.get(CPU, 0)}
+        ).get(CPU, 0)
         return (requested if pod.requests.own is None else pod.requests.own.get(CPU, requested)) // MILLI
     total = pod.total or request
     if total.cpu_shares >= MOST_SHARES:  # the kernel takes no more shares: beyond them the limit counts

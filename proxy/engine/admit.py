@@ -133,11 +133,13 @@ def admit(
     if not state.node.decides_pods and not wants_alignment(pod):
         return PodAdmission(Verdict(), pod, state)
     owns = state.node.static and may_own(pod) and pod.cpuset is None
-    asks = pod_requests(pod, "", total, whole_cpus(total) if owns else 0)
-    wanted = pod_cpus(asks) if owns else 0
-    owns = owns and (wanted > 0 or any(container_cpus(asks, ask) for ask in asks.containers))
+    requests = pod_requests(pod, "", total, whole_cpus(total) if owns else 0)
+    wanted = pod_cpus(requests) if owns else 0
+    owns = owns and (
+        wanted > 0 or any(container_cpus(requests, container) for container in requests.containers)
+    )
     request = ProviderRequest(
-        pod, asks, "", total, Scope.POD, exclusive=owns, cpus=wanted, preferred=preferred
+        pod, requests, "", total, Scope.POD, exclusive=owns, cpus=wanted, preferred=preferred
     )
     return _decide(state, request, whole=False)
 
@@ -307,15 +309,15 @@ def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) 
     granted: list[tuple[str, Grants]] = []
     steps: list[AllocationStep] = []
     cpus = CpuSet()
-    for ask in context.request.requests.containers:
-        of_container = structs.replace(context, request=container_request(context.request, ask.name))
+    for container in context.request.requests.containers:
+        of_container = structs.replace(context, request=container_request(context.request, container.name))
         served = allocate(of_container, decision.hint)
-        prefix = f"{ask.name}: " if ask.name else ""
+        prefix = f"{container.name}: " if container.name else ""
         steps += [AllocationStep(step.provider, prefix + step.what) for step in served.steps]
         if not served.verdict.admitted:
             return structs.replace(decision, verdict=served.verdict, steps=tuple(steps))
         cpus |= served.cpus
-        granted.append((ask.name, served.granted))
+        granted.append((container.name, served.granted))
         context = structs.replace(context, providers=served.providers)
     decision = structs.replace(decision, granted=Grants(cpus), steps=tuple(steps))
     if len(granted) == 1 and not granted[0][0]:

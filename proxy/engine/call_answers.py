@@ -94,9 +94,9 @@ class QueryPreference(Struct, frozen=True):
     size: int
 
     @classmethod
-    def of(cls, asked: PreferenceMissing) -> QueryPreference:
+    def of(cls, missing: PreferenceMissing) -> QueryPreference:
         """Return the question that ended an allocation."""
-        return cls(asked.container, asked.resource, asked.available, asked.must_include, asked.size)
+        return cls(missing.container, missing.resource, missing.available, missing.must_include, missing.size)
 
 
 class AllocateFirst(Struct, frozen=True):

@@ -152,7 +152,7 @@ def orphan_listed(state: NodeState, event: OrphanListed) -> Handled:
     call = state.inflight.current(event.call)
     if call is None or call.orphaned_since is None:
         return state, ()  # it is over, or another comparison ends it just now
-    phase, requested_at = event.phase, event.asked
+    phase, requested_at = event.phase, event.requested_at
     if call.answered_at is None and requested_at >= call.orphaned_since:
         call = replace(call, answered_at=event.now)
     is_late = (

@@ -134,14 +134,14 @@ class OrphanListed(Struct, frozen=True):
     Attributes:
         call: The orphan.
         phase: The phase that the list shows for its container; None where it says nothing.
-        asked: When the list was requested.
+        requested_at: When the list was requested.
         now: When it came.
         held: Time alone does not end the orphan.
     """
 
     call: InflightCall
     phase: Phase | None
-    asked: float
+    requested_at: float
     now: float
     held: bool
 

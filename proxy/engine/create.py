@@ -297,7 +297,11 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
 
 def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
     """Return how many CPUs a container may own by kubelet's report of its pod; None without a report."""
-    known = next((ask for ask in pod.requests.containers if ask.name == name), None) if pod.requests else None
+    known = (
+        next((container for container in pod.requests.containers if container.name == name), None)
+        if pod.requests
+        else None
+    )
     return None if known is None or pod.requests is None else container_cpus(pod.requests, known)
 
 
@@ -391,10 +395,10 @@ def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> Adm
     is_asked = wanted or request.devices or state.node.serves(pod)
     if not is_asked and not requests_devices(state, pod, name):
         return None
-    asks = pod_requests(pod, name, request, wanted, state.devices)
+    requests = pod_requests(pod, name, request, wanted, state.devices)
     provider_request = ProviderRequest(
         pod,
-        asks,
+        requests,
         name,
         request,
         exclusive=wanted > 0,

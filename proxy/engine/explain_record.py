@@ -153,9 +153,9 @@ def _class(pod: Pod) -> Fact:
     return Fact("QoS class", pod.kube_qos.value, "the pod's cgroup parent")
 
 
-def _requests(ask: ContainerResources, source: str) -> list[Fact]:
-    facts = [Fact("kind of container", ask.kind.value, source)]
-    for name, amounts in (("request", ask.requests), ("limit", ask.limits)):
+def _requests(container: ContainerResources, source: str) -> list[Fact]:
+    facts = [Fact("kind of container", container.kind.value, source)]
+    for name, amounts in (("request", container.requests), ("limit", container.limits)):
         facts += [
             Fact(f"{printable(resource, 63)} {name}", _amount(resource, n), source)
             for resource, n in amounts.items()

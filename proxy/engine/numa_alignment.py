@@ -57,7 +57,8 @@ def shared_request_milli(pod: Pod, total: Request) -> int:
     """Return what a pod that shares CPUs requests, in thousandths; 0 where it is not known."""
     if pod.requests is not None:
         return sum(
-            ask.requests.get(CPU, 0) for ask in pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+            container.requests.get(CPU, 0)
+            for container in pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
         )
     return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
 
@@ -85,12 +86,12 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
         PolicyConflictError: The node has another policy.
         BindError: CPUs cannot be bound as the pod or the node requires.
     """
-    node, pod, asks = state.node, context.request.pod, context.request.requests
+    node, pod, pod_requests = state.node, context.request.pod, context.request.requests
     policy = policy_of(pod.aligned, _KOORDINATORS[node.policy])
     requests: dict[str, int] = {CPU: milli} if milli else {}
     memory = _provider(context, MemoryProvider)
     if memory is not None and memory.wants(context.request) and not memory.bound:
-        requests |= memory_request.pod_amounts(asks)
+        requests |= memory_request.pod_amounts(pod_requests)
     total, free = _amounts(state, context, requests)
     strategy = node.strategy or NumaStrategy.MOST_ALLOCATED
 

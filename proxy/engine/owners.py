@@ -153,7 +153,10 @@ def pod_cpu_count(pod: Pod, total: Request) -> int:
     if pod.requests is None:
         return whole_cpus(total)
     return (
-        sum(ask.requests.get(CPU, 0) for ask in pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR))
+        sum(
+            container.requests.get(CPU, 0)
+            for container in pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+        )
         // MILLI
     )
 

@@ -118,7 +118,7 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
 def _limit(pod: Pod, request: Request) -> int | None:
     """Return the CPU limit of the pod or container in thousandths; None where there is none."""
     if pod.requests is not None:
-        limits = [ask.limits.get(CPU, 0) for ask in pod.requests.containers]
+        limits = [container.limits.get(CPU, 0) for container in pod.requests.containers]
         return sum(limits) if limits and all(limits) else None
     if request.cpu_quota <= 0:
         return None

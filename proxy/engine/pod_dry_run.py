@@ -55,15 +55,15 @@ class DryRunOutcome(Struct, frozen=True):
 def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
     """Run a pod on a node, with all its containers in their order."""
     sandbox_id, token = arrival.pod.sandbox_id, f"{arrival.pod.sandbox_id}/"
-    asked = structs.replace(arrival.pod, sandbox_id=token)
-    after, (*_, decided) = handle(state, SandboxRequested(asked, arrival.total))
+    arriving = structs.replace(arrival.pod, sandbox_id=token)
+    after, (*_, decided) = handle(state, SandboxRequested(arriving, arrival.total))
     assert type(decided) is PodDecided
     admission = decided.admission
     explanations = [admission.explanation] if admission.explanation else []
     if not admission.verdict.admitted:
         return DryRunOutcome(admission.verdict, state, explanations=tuple(explanations))
     pod = structs.replace(admission.pod, sandbox_id=sandbox_id)
-    kinds = {ask.name: ask.kind for ask in pod.requests.containers} if pod.requests else {}
+    kinds = {container.name: container.kind for container in pod.requests.containers} if pod.requests else {}
     after, _ = handle(after, SandboxRunning(pod, token))
     placed: list[Container] = []
     for name, request in arrival.requests:

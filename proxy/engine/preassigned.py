@@ -114,8 +114,8 @@ def _grant_others(
     node = state.node
     if not node.serves(pod) and not requests_devices(state, pod, name):
         return None
-    asks = pod_requests(pod, name, request, 0, state.devices)
-    provider_request = ProviderRequest(pod, asks, name, request, exclusive=False, preferred=preferred)
+    requests = pod_requests(pod, name, request, 0, state.devices)
+    provider_request = ProviderRequest(pod, requests, name, request, exclusive=False, preferred=preferred)
     context = build_context(state, provider_request)
     homes = node.machine.nodes_of(cpus) & node.machine.memory_nodes
     near = allocate(context, TopologyHint(homes or None, preferred=False))

@@ -337,10 +337,10 @@ class NodeState(Struct, frozen=True):
         if not self.node.accounts:
             return self
         pod = self.pods.get(container.pod.sandbox_id)
-        asks = container.pod.requests or (pod.requests if pod else None)
-        if asks is None:
+        requests = container.pod.requests or (pod.requests if pod else None)
+        if requests is None:
             return self  # init containers are not known; most pods are like that
-        return self._released(container.pod.sandbox_id, pod, inits_before(asks, container.name))
+        return self._released(container.pod.sandbox_id, pod, inits_before(requests, container.name))
 
     def _released(self, sandbox_id: str, pod: Pod | None, ended: Collection[str]) -> NodeState:
         """Return the state after init containers released what they held, and what was set aside for them."""
@@ -439,8 +439,8 @@ class NodeState(Struct, frozen=True):
 
     def _is_over(self, container: Container) -> bool:
         """Return whether an ended container will not come back: an init container before a later one."""
-        asks = container.pod.requests
-        kinds = {ask.name: ask.kind for ask in asks.containers} if asks else {}
+        requests = container.pod.requests
+        kinds = {each.name: each.kind for each in requests.containers} if requests else {}
         return kinds.get(container.name) is ContainerKind.INIT and any(
             kinds.get(other.name) is ContainerKind.APP for other in self.in_sandbox(container.pod.sandbox_id)
         )

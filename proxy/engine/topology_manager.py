@@ -187,7 +187,9 @@ def pod_requests(
         devices: What containers hold. Without kubelet's report, a container requests what it holds: the
             CRI does not carry it.
     """
-    if pod.requests is not None and (not name or any(ask.name == name for ask in pod.requests.containers)):
+    if pod.requests is not None and (
+        not name or any(container.name == name for container in pod.requests.containers)
+    ):
         return pod.requests if pod.requests.uid == pod.key else structs.replace(pod.requests, uid=pod.key)
     amounts = {CPU: cpus * MILLI, "memory": request.memory_limit, **dict(request.huge_pages)}
     amounts = {resource: amount for resource, amount in amounts.items() if amount > 0}
@@ -209,9 +211,9 @@ def requests_devices(state: NodeState, pod: Pod, name: str) -> bool:
         return True
     if pod.requests is None:
         return False
-    for ask in pod.requests.containers:
-        if ask.name == name:
-            return not devices.registered.keys().isdisjoint(ask.limits)
+    for container in pod.requests.containers:
+        if container.name == name:
+            return not devices.registered.keys().isdisjoint(container.limits)
     return False
 
 

@@ -19,7 +19,7 @@ from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
 from proxy.engine.pod_events import PodLearned
 from proxy.executor.background import TimeSlices, Worker
-from proxy.executor.bad_input import NOT_AS_ASKED
+from proxy.executor.bad_input import NOT_AS_REQUESTED
 from proxy.executor.context import NodeContext
 from proxy.executor.creates import Creates
 from proxy.executor.fact_lookup import KubeletCpus
@@ -279,7 +279,7 @@ class Adoption:
         context.bad_input.report_decision(pod, plan)
         context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True, applied=applied)
         if plan.problem and not isinstance(plan.problem, InputDefect):
-            context.telemetry.problem(NOT_AS_ASKED, **subject(container), reason=plan.problem)
+            context.telemetry.problem(NOT_AS_REQUESTED, **subject(container), reason=plan.problem)
         placement, telemetry = container.placement, context.telemetry
         log = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
         cpus, why = context.state.wanted(container), placement.reasons[0]

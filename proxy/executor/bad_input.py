@@ -15,7 +15,7 @@ from proxy.model.workload import Pod
 from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 
-NOT_AS_ASKED = "cannot follow what a pod requests"
+NOT_AS_REQUESTED = "cannot follow what a pod requests"
 IN_USE = "CPUsInUse"
 """Reason of a refusal because other containers own CPUs that an annotation names."""
 VERDICTS = ("rejected", "shared", "would-reject", "would-share")
@@ -86,4 +86,4 @@ class BadInput:
         reported.add(what)
         self._telemetry.count(metrics.BAD_INPUT, kind=fault.kind)
         if report:
-            self._telemetry.problem(NOT_AS_ASKED, pod=pod.ref, kind=fault.kind, reason=str(fault))
+            self._telemetry.problem(NOT_AS_REQUESTED, pod=pod.ref, kind=fault.kind, reason=str(fault))

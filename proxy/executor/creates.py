@@ -46,7 +46,7 @@ from proxy.engine.pod_events import (
     SandboxRunning,
     SandboxStopped,
 )
-from proxy.executor.bad_input import NOT_AS_ASKED
+from proxy.executor.bad_input import NOT_AS_REQUESTED
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.model.defects import InputDefect
@@ -152,7 +152,7 @@ class Creates:
         if not plan.problem:
             return plan
         if not isinstance(plan.problem, InputDefect) and plan.container is not None:
-            context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, container=name, reason=plan.problem)
+            context.telemetry.problem(NOT_AS_REQUESTED, pod=pod.ref, container=name, reason=plan.problem)
         why = plan.explanation
         if (
             why is None
@@ -260,7 +260,7 @@ class Sandboxes:
         problem = admission.problem or admission.verdict.operator_message
         context.bad_input.limited(pod, admission.limit, problem, admitted=admitted, applied=applied)
         if admission.problem and admission.limit is None and admitted:
-            context.telemetry.problem(NOT_AS_ASKED, pod=pod.ref, reason=admission.problem)
+            context.telemetry.problem(NOT_AS_REQUESTED, pod=pod.ref, reason=admission.problem)
         if not admitted:
             self._report_refusal(pod, admission.verdict, applied=applied)
         elif (aside := admission.pod.reserved_for_pod) is not None and applied:

@@ -96,7 +96,7 @@ class DeviceGrants:
             decided = self._creates.place_or_query(pod, name, attempt, request, preferred)
             if isinstance(decided, PlanDecided):
                 return decided
-            await self._ask(decided, preferred)
+            await self._query(decided, preferred)
             pod = self._context.state.pods.get(pod.sandbox_id) or pod
 
     async def admit(self, pod: Pod, total: Request) -> PodDecided:
@@ -106,7 +106,7 @@ class DeviceGrants:
             decided = self._sandboxes.admit_or_query(pod, total, preferred)
             if isinstance(decided, PodDecided):
                 return decided
-            await self._ask(decided, preferred)
+            await self._query(decided, preferred)
 
     async def prepare(self, container: Container) -> Answers:
         """Ask plug-ins what a container needs to use the devices that are reserved for it.
@@ -165,15 +165,15 @@ class DeviceGrants:
     def _unread_preferences(self, pod: Pod, name: str = "") -> Preferred:
         """Return the resources of a container, or of all, whose plug-ins have a preference to read."""
         return {
-            (ask.name, resource): None
-            for ask in (pod.requests.containers if pod.requests else ())
-            if name in ("", ask.name)
-            for resource in ask.limits
+            (container.name, resource): None
+            for container in (pod.requests.containers if pod.requests else ())
+            if name in ("", container.name)
+            for resource in container.limits
             if resource in self._context.state.devices.registered
             and self._plugins.offers_preference(resource)
         }
 
-    async def _ask(self, question: QueryPreference, preferred: Preferred) -> None:
+    async def _query(self, question: QueryPreference, preferred: Preferred) -> None:
         """Query a plug-in; one that has no preference, or fails, is not queried again for this call."""
         answer = await self._plugins.preferred(
             question.resource, question.available, question.must_include, question.size

@@ -121,11 +121,11 @@ class FactLookup:
             answer = kubelet.pod_requests(pod.uid, pod.namespace, pod.name)
             if answer is None:
                 return pod
-            asks, source = answer
+            requests, source = answer
             # The QoS class by the cgroup parent counts: it is the one that takes effect in the kernel.
-            guaranteed = asks.guaranteed and pod.kube_qos is KubeQos.GUARANTEED
-            asks = structs.replace(asks, uid=pod.key, guaranteed=guaranteed)
-            return structs.replace(pod, requests=asks, source=source)
+            guaranteed = requests.guaranteed and pod.kube_qos is KubeQos.GUARANTEED
+            requests = structs.replace(requests, uid=pod.key, guaranteed=guaranteed)
+            return structs.replace(pod, requests=requests, source=source)
 
         return self._try(asked, pod)
 
@@ -140,7 +140,9 @@ class FactLookup:
     def _pod_devices(self, pod: Pod) -> tuple[LocatedDevice, ...]:
         if self._kubelet is None or not self._kubelet.knows_devices or pod.requests is None:
             return ()
-        return self._device_nodes(self._kubelet, pod, [ask.name for ask in pod.requests.containers])
+        return self._device_nodes(
+            self._kubelet, pod, [container.name for container in pod.requests.containers]
+        )
 
     def _device_nodes(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[LocatedDevice, ...]:
         """Query kubelet for the devices of some containers of a pod."""
@@ -153,10 +155,10 @@ class FactLookup:
 
         return self._try(asked, ())
 
-    def _try(self, ask: Callable[[], T], otherwise: T) -> T:
+    def _try(self, query: Callable[[], T], otherwise: T) -> T:
         """Query; an internal error is reported, and the decision only goes without the answer."""
         try:
-            return ask()
+            return query()
         except Exception as error:  # noqa: BLE001  a decision is made from what is known
             self._failed(error)
             return otherwise

@@ -200,7 +200,7 @@ class CgroupLocator:
         self.absent &= existing
         if places is None or not chosen:
             return []
-        found = await worker.run(_ask, context.runtime, places, chosen)
+        found = await worker.run(_query, context.runtime, places, chosen)
         moved: list[str] = []
         for container_id, at in found.items():
             container = context.state.containers.get(container_id)
@@ -232,7 +232,7 @@ class CgroupLocator:
         }
 
 
-def _ask(runtime: Runtime, places: GroupLocator, ids: list[str]) -> dict[str, Located]:
+def _query(runtime: Runtime, places: GroupLocator, ids: list[str]) -> dict[str, Located]:
     """Query and locate, in a worker. A container that is gone or gets no answer is left for next time."""
     found: dict[str, Located] = {}
     silent = 0

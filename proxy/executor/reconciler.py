@@ -360,7 +360,7 @@ class Reconciler:
         known: set[str],
         known_pods: set[str],
         began: int,
-        asked: float,
+        requested_at: float,
         turns: TimeSlices,
     ) -> None:
         """Update the phases in the state from the list, with turns of the event loop in between.
@@ -378,7 +378,7 @@ class Reconciler:
                 else None
             )
 
-        await turns.through(self._start_update.end_orphans(phase_of, asked))
+        await turns.through(self._start_update.end_orphans(phase_of, requested_at))
         absent = [i for i in known if listing.lacks_container(i)]
         for at in range(0, len(absent), AT_ONCE):
             containers = context.state.containers

@@ -102,7 +102,7 @@ class RuntimeEvents(Observer):
         self._unclear: dict[str, RuntimeEvent] = {}
         self._resolve_timer: asyncio.TimerHandle | None = None
         self._crowd = False  # there are more doubtful events than are remembered
-        self._asked = float("-inf")
+        self._queried_at = float("-inf")
 
     # -- the thread ---------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class RuntimeEvents(Observer):
         else:
             self._crowd = True
         if self._resolve_timer is None:
-            lately = self._loop.time() - self._asked < LATER_S
+            lately = self._loop.time() - self._queried_at < LATER_S
             self._resolve_timer = self._loop.call_later(LATER_S if lately else MOMENT_S, self._resolve)
 
     def _resolve(self) -> None:
@@ -256,7 +256,7 @@ class RuntimeEvents(Observer):
         doubts, self._unclear = self._unclear, {}
         crowd, self._crowd = self._crowd, False
         if crowd or any(self._contradicts_state(event) for event in doubts.values()):
-            self._asked = self._loop.time()
+            self._queried_at = self._loop.time()
             self._context.attention.set()
 
     # -- for the reconcile pass ---------------------------------------------------------------------------

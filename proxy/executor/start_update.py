@@ -259,21 +259,21 @@ class StartUpdate:
                     container.id, anywhere, is_start=is_start, orphaned_since=now, suspected=True
                 )
 
-    def end_orphans(self, phase_of: Callable[[str], Phase | None], asked: float) -> Iterator[None]:
+    def end_orphans(self, phase_of: Callable[[str], Phase | None], requested_at: float) -> Iterator[None]:
         """End calls without a waiting caller that are over, by the runtime's list or by the time passed.
 
         A generator of steps, after each of which the state may have changed.
 
         Args:
             phase_of: Returns a container's phase in the runtime's list; None if the list does not show it.
-            asked: When the list was requested, in seconds of the executor's clock.
+            requested_at: When the list was requested, in seconds of the executor's clock.
         """
         context, now = self._context, self._context.clock()
         for call in context.state.inflight.orphans():
             yield
             held = self._confinement.holds(call) or self.former_calls.holds(call)
             phase = phase_of(call.container_id)
-            for effect in context.store.handle(OrphanListed(call, phase, asked, now, held)):
+            for effect in context.store.handle(OrphanListed(call, phase, requested_at, now, held)):
                 if isinstance(effect, OrphanOver):
                     self._end(effect)
 

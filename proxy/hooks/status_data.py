@@ -9,7 +9,7 @@ from typing import Any, Final
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.loader.directories import HookFileEntry, State
 
-NOT_ASKED: Final = frozenset({"open", "probing", "hangs"})
+NOT_CALLED: Final = frozenset({"open", "probing", "hangs"})
 """States of the engine in which a hook is not called."""
 _BROKEN: Final = frozenset({State.OLD, State.BROKEN, State.UNTRUSTED})
 _REPORTED_KEYS: Final = tuple(
@@ -62,7 +62,7 @@ def _report(report: HookReport) -> dict[str, Any]:
         "policy": report.policy,
         "timeout": report.timeout,
         "asked": report.state,
-        "breaker_open": report.state in NOT_ASKED,
+        "breaker_open": report.state in NOT_CALLED,
     }
     for name in _REPORTED_KEYS:
         value = getattr(report, name)

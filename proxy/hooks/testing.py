@@ -111,7 +111,7 @@ def load(path: Path | str, config: Mapping[str, Any] | None = None) -> Loaded:
     path = Path(path)
     mine = HookSettings(config=None if config is None else _fixed(config))
     loaded = load_file(path, HooksConfig(settings=FrozenMapping({path.stem: mine})), trusted=False)
-    _, failure = _asked([loaded.hook], Configure(loaded.settings, loaded.hook.name))
+    _, failure = _call_in_thread([loaded.hook], Configure(loaded.settings, loaded.hook.name))
     if failure:
         raise HookError(failure)
     return loaded
@@ -129,7 +129,9 @@ def run(hooks: Hooks, event: Point, *, allow_failures: bool = False) -> Outcome:
         AssertionError: A hook failed: it raised, was too late, or its answer is invalid.
     """
     several: Sequence[Loaded | Hook] = [hooks] if isinstance(hooks, Loaded | Hook) else hooks
-    outcome, failure = _asked([hook.hook if isinstance(hook, Loaded) else hook for hook in several], event)
+    outcome, failure = _call_in_thread(
+        [hook.hook if isinstance(hook, Loaded) else hook for hook in several], event
+    )
     if failure and not allow_failures:
         raise AssertionError(failure)
     return outcome
@@ -240,14 +242,14 @@ def _fixed(value: Any) -> Any:
     return tuple(_fixed(entry) for entry in value) if isinstance(value, list | tuple) else value
 
 
-def _asked(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
+def _call_in_thread(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
     """Call hooks in a thread of its own, so that a test that is a coroutine can do it as well."""
     came: list[tuple[Outcome, str]] = []
     errors: list[BaseException] = []
 
     def ask() -> None:
         try:
-            came.append(asyncio.run(_ask(hooks, event)))
+            came.append(asyncio.run(_call(hooks, event)))
         except BaseException as error:  # noqa: BLE001 - raised again where it belongs
             errors.append(error)
 
@@ -259,7 +261,7 @@ def _asked(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
     return came[0]
 
 
-async def _ask(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
+async def _call(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
     engine = HookEngine(silent, lambda updates, owners: None)
     try:
         engine.use(hooks)

@@ -65,11 +65,11 @@ class PodRequests(Struct, frozen=True):
         Raises:
             KeyError: The pod has none.
         """
-        for ask in self.containers:
-            if ask.name == name:
-                return ask
+        for container in self.containers:
+            if container.name == name:
+                return container
         raise KeyError(name)
 
     def of(self, *kinds: ContainerKind) -> tuple[ContainerResources, ...]:
         """Return the containers of some kinds, in their order."""
-        return tuple(ask for ask in self.containers if ask.kind in kinds)
+        return tuple(container for container in self.containers if container.kind in kinds)

@@ -285,14 +285,17 @@ def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
     """Return why a pod of class LSE or LSR may not own CPUs; empty where it may, and for other classes."""
     if qos not in OWNING:
         return ""
-    for ask in requests.containers:
-        wants, may = ask.requests.get("cpu", 0), ask.limits.get("cpu", 0)
+    for container in requests.containers:
+        wants, may = container.requests.get("cpu", 0), container.limits.get("cpu", 0)
         if wants != may:
             return (
-                f"{qos} pod: container {ask.name} requests {wants}m CPU and is limited to {may}m; "
+                f"{qos} pod: container {container.name} requests {wants}m CPU and is limited to {may}m; "
                 "the two must be equal"
             )
-    total = sum(ask.requests.get("cpu", 0) for ask in requests.of(ContainerKind.APP, ContainerKind.SIDECAR))
+    total = sum(
+        container.requests.get("cpu", 0)
+        for container in requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    )
     if total == 0 or total % 1000:
         return f"{qos} pod: its containers request {total}m CPU together; it must be whole CPUs"
     return ""

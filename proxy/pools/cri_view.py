@@ -36,15 +36,15 @@ def quota(milli: int) -> int:
     return max(milli * PERIOD_US // 1000, LEAST_QUOTA_US) if milli else 0
 
 
-def cri_request(ask: ContainerResources, own_limits: Mapping[str, int] = _NONE) -> Request:
+def cri_request(container: ContainerResources, own_limits: Mapping[str, int] = _NONE) -> Request:
     """Return the resources that kubelet sends with CreateContainer.
 
     Args:
-        ask: What the container requests.
+        container: What the container requests.
         own_limits: Limits of the pod itself.
     """
-    limits = {n: ask.limits.get(n) or own_limits.get(n, 0) for n in (CPU, MEMORY)}
-    return _request(ask.requests, {**ask.limits, **limits})
+    limits = {n: container.limits.get(n) or own_limits.get(n, 0) for n in (CPU, MEMORY)}
+    return _request(container.requests, {**container.limits, **limits})
 
 
 def sandbox_total(pod: PodRequests, own_limits: Mapping[str, int] = _NONE) -> Request:
@@ -54,8 +54,8 @@ def sandbox_total(pod: PodRequests, own_limits: Mapping[str, int] = _NONE) -> Re
         pod: What the pod requests; requests of its own stand in for the sums.
         own_limits: Limits of the pod itself; the same.
     """
-    requests = {**needed(pod.containers, lambda ask: ask.requests), **(pod.own or {})}
-    limits = {**needed(pod.containers, lambda ask: ask.limits), **own_limits}
+    requests = {**needed(pod.containers, lambda container: container.requests), **(pod.own or {})}
+    limits = {**needed(pod.containers, lambda container: container.limits), **own_limits}
     return _request(requests, {n: v for n, v in limits.items() if n in (CPU, MEMORY)})
 
 

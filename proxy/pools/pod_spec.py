@@ -120,25 +120,25 @@ def _pod(raw: Mapping[str, Any], *, listed: bool) -> PodSpec:
 
 def _containers(spec: Mapping[str, Any]) -> tuple[ContainerResources, ...]:
     first = [
-        _ask(raw, f"spec.initContainers[{i}]", init=True)
+        _requests(raw, f"spec.initContainers[{i}]", init=True)
         for i, raw in enumerate(read_list(spec.get("initContainers"), "spec.initContainers"))
     ]
     apps = [
-        _ask(raw, f"spec.containers[{i}]", init=False)
+        _requests(raw, f"spec.containers[{i}]", init=False)
         for i, raw in enumerate(read_list(spec.get("containers"), "spec.containers"))
     ]
     if not apps:
         raise FieldError("spec.containers", "a pod needs at least one container")
     seen: set[str] = set()
-    for i, ask in enumerate((*first, *apps)):
+    for i, container in enumerate((*first, *apps)):
         at = f"spec.initContainers[{i}]" if i < len(first) else f"spec.containers[{i - len(first)}]"
-        if ask.name in seen:
-            raise FieldError(f"{at}.name", f"{ask.name!r} is taken by another container of the pod")
-        seen.add(ask.name)
+        if container.name in seen:
+            raise FieldError(f"{at}.name", f"{container.name!r} is taken by another container of the pod")
+        seen.add(container.name)
     return (*first, *apps)
 
 
-def _ask(value: object, at: str, *, init: bool) -> ContainerResources:
+def _requests(value: object, at: str, *, init: bool) -> ContainerResources:
     raw = read_object(value, at)
     restart = read_text(raw.get("restartPolicy"), f"{at}.restartPolicy")
     requests, limits = _resources(raw.get("resources"), f"{at}.resources")
@@ -189,7 +189,7 @@ def _own(value: object, containers: Sequence[ContainerResources]) -> tuple[Amoun
                     below(f"{at}.{part}", name), "a pod itself has only cpu, memory and huge pages"
                 )
     if limits:
-        together = needed(containers, lambda ask: ask.requests)
+        together = needed(containers, lambda container: container.requests)
         requests = {**limits, **{n: v for n, v in together.items() if n in (CPU, MEMORY)}, **requests}
     for name, amount in requests.items():
         _compare(below(f"{at}.requests", name), amount, limits.get(name), divisible=_divisible(name))
@@ -200,20 +200,20 @@ def needed(
     containers: Iterable[ContainerResources], amounts: Callable[[ContainerResources], Amounts]
 ) -> dict[str, int]:
     """Return the resources that the containers of a pod need together (module docstring)."""
-    asks = tuple(containers)
-    names = dict.fromkeys(name for ask in asks for name in amounts(ask))
-    return {name: _most(asks, name, amounts) for name in names}
+    listed = tuple(containers)
+    names = dict.fromkeys(name for container in listed for name in amounts(container))
+    return {name: _most(listed, name, amounts) for name in names}
 
 
 def _most(
-    asks: Sequence[ContainerResources], name: str, amounts: Callable[[ContainerResources], Amounts]
+    containers: Sequence[ContainerResources], name: str, amounts: Callable[[ContainerResources], Amounts]
 ) -> int:
     most = sidecars = apps = 0
-    for ask in asks:
-        amount = amounts(ask).get(name, 0)
-        if ask.kind is ContainerKind.SIDECAR:
+    for container in containers:
+        amount = amounts(container).get(name, 0)
+        if container.kind is ContainerKind.SIDECAR:
             sidecars += amount
-        elif ask.kind is ContainerKind.INIT:
+        elif container.kind is ContainerKind.INIT:
             most = max(most, sidecars + amount)
         else:
             apps += amount

@@ -97,7 +97,7 @@ async def reread(origin: Origin) -> Config:
         "words": dict(origin.options),
         "trusted": origin.trusted,
     }
-    answer = await _ask(json.dumps(request).encode())
+    answer = await _query(json.dumps(request).encode())
     if answer["version"] != __version__:
         raise ConfigError(
             f"{_CANNOT}: version {answer['version']} is installed, and {__version__} runs: restart the daemon"
@@ -112,7 +112,7 @@ async def reread(origin: Origin) -> Config:
     )
 
 
-async def _ask(request: bytes) -> dict[str, Any]:
+async def _query(request: bytes) -> dict[str, Any]:
     command = (sys.executable, "-I", "-c", _START, *filter(os.path.isabs, sys.path))
     try:
         child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)

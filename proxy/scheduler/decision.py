@@ -325,7 +325,11 @@ def _is_equivalent(state: NodeState, other: NodeState) -> bool:
 def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
     containers = [each for each in outcome.containers if each.placement.exclusive]
     pod = outcome.containers[0].pod if outcome.containers else None
-    kinds = {ask.name: ask.kind for ask in pod.requests.containers} if pod and pod.requests else {}
+    kinds = (
+        {container.name: container.kind for container in pod.requests.containers}
+        if pod and pod.requests
+        else {}
+    )
     staying = [each for each in containers if kinds.get(each.name) is not ContainerKind.INIT] or containers
     cpus = CpuSet.from_bits(union(each.placement.exclusive.bits for each in staying))
     nodes = rules.machine.nodes_of(cpus)

@@ -99,13 +99,16 @@ class PodDemand(Struct, frozen=True):
         """Most CPUs that one container owns, where the policy of the node alone aligns the pod; else 0."""
         if not self.exclusive or self.pod.qos in STRICT or self.pod.aligned is not NumaPolicy.NONE:
             return 0
-        asks = self.spec.requests
-        return max(container_cpus(asks, ask) for ask in asks.containers)
+        requests = self.spec.requests
+        return max(container_cpus(requests, container) for container in requests.containers)
 
     def arrival(self) -> ArrivingPod:
         """Return the pod as it arrives at a node."""
         spec = self.spec
-        requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.requests.containers)
+        requests = tuple(
+            (container.name, cri_request(container, spec.own_limits))
+            for container in spec.requests.containers
+        )
         return ArrivingPod(self.pod, sandbox_total(spec.requests, spec.own_limits), requests)
 
 
@@ -135,7 +138,10 @@ def demand_of(spec: PodSpec, node: str = "", priority: int = 0) -> PodDemand:
     """
     key = spec.uid or f"{spec.namespace}/{spec.name}"
     pod = pod_of(replace(spec, uid=key, requests=replace(spec.requests, uid=key)), f"sandbox {key}", SOURCE)
-    needs = {**needed(spec.requests.containers, lambda ask: ask.requests), **(spec.requests.own or {})}
+    needs = {
+        **needed(spec.requests.containers, lambda container: container.requests),
+        **(spec.requests.own or {}),
+    }
     devices = {name: amount for name, amount in needs.items() if amount and _is_device(name)}
     strict = _strict_cpus(spec.requests) if pod.qos in STRICT else 0
     return PodDemand(
@@ -170,23 +176,28 @@ def _is_device(name: str) -> bool:
     return name != CPU and not in_bytes(name) and "/" in name and "kubernetes.io/" not in name
 
 
-def _lasting(asks: PodRequests) -> int:
-    staying = asks.of(ContainerKind.APP, ContainerKind.SIDECAR)
-    return sum(container_cpus(asks, ask) for ask in staying)
+def _lasting(requests: PodRequests) -> int:
+    staying = requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    return sum(container_cpus(requests, container) for container in staying)
 
 
-def _strict_cpus(asks: PodRequests) -> int:
-    staying = asks.of(ContainerKind.APP, ContainerKind.SIDECAR)
-    return sum(ask.requests.get(CPU, 0) for ask in staying) // MILLI
+def _strict_cpus(requests: PodRequests) -> int:
+    staying = requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    return sum(container.requests.get(CPU, 0) for container in staying) // MILLI
 
 
 def _signature(spec: PodSpec) -> Hashable:
-    asks = spec.requests
+    requests = spec.requests
     containers = tuple(
-        (ask.name, ask.kind, tuple(sorted(ask.requests.items())), tuple(sorted(ask.limits.items())))
-        for ask in asks.containers
+        (
+            container.name,
+            container.kind,
+            tuple(sorted(container.requests.items())),
+            tuple(sorted(container.limits.items())),
+        )
+        for container in requests.containers
     )
-    own = None if asks.own is None else tuple(sorted(asks.own.items()))
+    own = None if requests.own is None else tuple(sorted(requests.own.items()))
     texts = {**spec.labels, **spec.annotations}
     wishes = tuple((key, texts[key]) for key in POD_KEYS if key in texts)
     return containers, own, tuple(sorted(spec.own_limits.items())), spec.qos, wishes

@@ -81,7 +81,9 @@ class SimulatedPod:
 
 def pod_template_of(spec: PodSpec, host: str = "", where: str = "") -> PodTemplate:
     """Compute what a pod requests from a scheduler and from its machine."""
-    requests = tuple((ask.name, cri_request(ask, spec.own_limits)) for ask in spec.requests.containers)
+    requests = tuple(
+        (container.name, cri_request(container, spec.own_limits)) for container in spec.requests.containers
+    )
     total = sandbox_total(spec.requests, spec.own_limits)
     return PodTemplate(spec, needs_of(spec), total, requests, host, where)
 
@@ -92,7 +94,10 @@ def needs_of(spec: PodSpec) -> dict[str, int]:
     It is Kubernetes' sum over the containers; what the pod itself requests (``spec.resources``) replaces it,
     and the overhead of its runtime class comes on top.
     """
-    needs = {**needed(spec.requests.containers, lambda ask: ask.requests), **(spec.requests.own or {})}
+    needs = {
+        **needed(spec.requests.containers, lambda container: container.requests),
+        **(spec.requests.own or {}),
+    }
     for resource, amount in spec.overhead.items():
         needs[resource] = needs.get(resource, 0) + amount
     return {resource: amount for resource, amount in needs.items() if amount and resource not in _UNCOUNTED}

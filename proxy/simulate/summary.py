@@ -124,15 +124,15 @@ def too_small(simulation: Simulation) -> Iterator[str]:
     hosts = {host.name: host for host in simulation.hosts}
     refused: Counter[tuple[str, int]] = Counter()
     for result in simulation.results:
-        asks = result.simulated_pod.arrival.pod.requests
+        requests = result.simulated_pod.arrival.pod.requests
         host = hosts.get(result.host)
         if (
             result.outcome is PodOutcome.REFUSED
-            and asks is not None
+            and requests is not None
             and host is not None
             and host.node.static
         ):
-            refused[host.name, pod_cpus(asks)] += 1
+            refused[host.name, pod_cpus(requests)] += 1
     for (name, wanted), count in refused.items():
         node = hosts[name].node
         if wanted > node.most_ownable:

@@ -41,13 +41,13 @@ class Listing:
     Attributes:
         phases: Containers by id.
         began: The newest change when it was asked.
-        asked: When that was.
+        requested_at: When that was.
         known: The containers that were known then.
     """
 
     phases: tuple[tuple[str, Phase], ...]
     began: int
-    asked: float
+    requested_at: float
     known: frozenset[str]
 
 
@@ -91,7 +91,7 @@ def end_orphans(node: SearchedNode, listing: Listing) -> None:
         phase = phases.get(there) if is_new_in_list(node, there, listing) else None
         current = node.state.inflight.current(call)
         held = call.is_start and current is not None and current.confined and there in node.groups
-        node.handle(OrphanListed(call, phase, listing.asked, node.clock, held))
+        node.handle(OrphanListed(call, phase, listing.requested_at, node.clock, held))
 
 
 def entered(node: SearchedNode, container_id: str, phase: Phase) -> None:

@@ -148,11 +148,11 @@ class RejectedPodEnding:
                 async with asyncio.timeout(later):
                     await self._changed.wait()
             except TimeoutError:
-                await self._ask_again()
+                await self._read_page()
             self._changed.clear()
             later = await (self._without_page() if self._page is None else self.step(self._page))
 
-    async def _ask_again(self) -> None:
+    async def _read_page(self) -> None:
         """Read the page; where the daemon does not answer there is none: nothing is decided on old facts."""
         try:
             requested = {"node": self._session.node}

@@ -115,11 +115,11 @@ def _has_run(status: Mapping[str, Any]) -> bool:
 
 def _cpus(item: Mapping[str, Any]) -> int:
     try:
-        ask = pod_spec(item, listed=True).requests
+        requests = pod_spec(item, listed=True).requests
     except InputError:
         return 0
-    peak = peak_request(ask.containers, lambda each: {CPU: each.requests.get(CPU, 0)}).get(CPU, 0)
-    return (peak if ask.own is None else ask.own.get(CPU, peak)) // MILLI
+    peak = peak_request(requests.containers, lambda each: {CPU: each.requests.get(CPU, 0)}).get(CPU, 0)
+    return (peak if requests.own is None else requests.own.get(CPU, peak)) // MILLI
 
 
 class EndPod(Struct, frozen=True):

@@ -67,7 +67,7 @@ def pod_hints(state: DeviceState, pod: PodRequests, nodes: Mask) -> DeviceHints:
         resource: _hints(
             state, resource, count, nodes, held=state.of_pod(pod.uid, resource), reusable=NO_DEVICES
         )
-        for resource, count in peak_request(pod.containers, lambda ask: ask.limits).items()
+        for resource, count in peak_request(pod.containers, lambda container: container.limits).items()
         if resource in state.registered
     }
 

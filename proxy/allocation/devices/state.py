@@ -92,9 +92,9 @@ class DeviceState(Struct, frozen=True):
     def reusable(self, pod: PodRequests, resource: str) -> frozenset[str]:
         """Return the devices that ordinary init containers of a pod held and no container has taken over."""
         left, taken = NO_DEVICES, NO_DEVICES
-        for ask in pod.containers:
-            own = self.of_container(pod.uid, ask.name, resource)
-            if ask.kind is ContainerKind.INIT:
+        for container in pod.containers:
+            own = self.of_container(pod.uid, container.name, resource)
+            if container.kind is ContainerKind.INIT:
                 left |= own
             else:
                 taken |= own

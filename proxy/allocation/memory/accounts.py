@@ -142,21 +142,21 @@ def _held(
             found[entry] = container.placement.blocks
             if container.pod.requests is not None:
                 known[entry[0]] = container.pod.requests
-    for key, asks in known.items():
+    for key, requests in known.items():
         if key not in divided:  # the parts of a pod are divided already
-            _take_over(found, key, asks)
+            _take_over(found, key, requests)
     return found
 
 
-def _take_over(found: dict[Entry, Blocks], key: str, asks: PodRequests) -> None:
+def _take_over(found: dict[Entry, Blocks], key: str, requests: PodRequests) -> None:
     """Subtract from init containers what later ones have taken over on the same nodes.
 
     Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``updatePodReusableMemory`` and
     ``updateInitContainersMemoryBlocks``.
     """
     inits: list[Entry] = []
-    for ask in asks.containers:
-        entry = key, ask.name
+    for container in requests.containers:
+        entry = key, container.name
         for block in found.get(entry, ()):
             left = block.size
             for earlier in inits:
@@ -167,7 +167,7 @@ def _take_over(found: dict[Entry, Blocks], key: str, asks: PodRequests) -> None:
                     left -= part
                     rest.append(structs.replace(own, size=own.size - part) if part else own)
                 found[earlier] = tuple(rest)
-        if ask.kind is ContainerKind.INIT and found.get(entry):
+        if container.kind is ContainerKind.INIT and found.get(entry):
             inits.append(entry)
 
 
@@ -177,12 +177,12 @@ def _holds(container: Container, pods: Mapping[str, Pod]) -> bool:
     return container.pod.requests is not None and container.pod.sandbox_id in pods
 
 
-def inits_before(asks: PodRequests, name: str) -> set[str]:
+def inits_before(requests: PodRequests, name: str) -> set[str]:
     """Return the names of the ordinary init containers that have ended when a container is created."""
     found: set[str] = set()
-    for ask in asks.containers:
-        if ask.name == name:
+    for container in requests.containers:
+        if container.name == name:
             return found
-        if ask.kind is ContainerKind.INIT:
-            found.add(ask.name)
+        if container.kind is ContainerKind.INIT:
+            found.add(container.name)
     return set()

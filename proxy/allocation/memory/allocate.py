@@ -60,12 +60,12 @@ def allocate(state: MemoryState, pod: PodRequests, name: str, merged: TopologyHi
         MemoryRefused: It does not fit; the text is kubelet's.
         KeyError: The pod has no container of that name.
     """
-    ask = pod.named(name)
+    container = pod.named(name)
     if not gets_memory(pod):
         return MemoryGrant(state, (), ("only Guaranteed pods are given memory of their own",))
     if (held := state.blocks(pod.uid, name)) is not None:
         return MemoryGrant(state, held, ("it holds its memory already",))
-    amounts = container_amounts(pod, ask)
+    amounts = container_amounts(pod, container)
     if not amounts:
         return MemoryGrant(state, (), ("it asks for no memory of its own",))
     mask, reasons = _choose(state, family(state, pod, amounts, name), amounts, merged)
@@ -74,7 +74,7 @@ def allocate(state: MemoryState, pod: PodRequests, name: str, merged: TopologyHi
         taken = min(reusable_memory(state, pod, name, mask, block.resource), block.size)
         if taken:
             reasons.append(f"{show_quantity(taken)} of {block.resource} taken over from init containers")
-        state = _shrink(state.charged(block, block.size - taken), pod, ask, block)
+        state = _shrink(state.charged(block, block.size - taken), pod, container, block)
     return MemoryGrant(state.with_blocks(pod.uid, name, blocks), blocks, tuple(reasons))
 
 
@@ -113,11 +113,11 @@ def _has_free(state: MemoryState, mask: Mask, amounts: Mapping[str, int]) -> boo
     return all(sum(node.table(name).free for node in nodes) >= size for name, size in amounts.items())
 
 
-def _shrink(state: MemoryState, pod: PodRequests, ask: ContainerResources, block: Block) -> MemoryState:
+def _shrink(state: MemoryState, pod: PodRequests, container: ContainerResources, block: Block) -> MemoryState:
     """Shrink the blocks of earlier ordinary init containers by what a new block takes over."""
     left = block.size
     for earlier in pod.containers:
-        if earlier.name == ask.name:
+        if earlier.name == container.name:
             break
         held = state.blocks(pod.uid, earlier.name)
         if earlier.kind is not ContainerKind.INIT or not held:

@@ -40,10 +40,10 @@ def container_hints(state: MemoryState, pod: PodRequests, name: str) -> Hints:
     Raises:
         KeyError: The pod has no container of that name.
     """
-    ask = pod.named(name)
+    container = pod.named(name)
     if not gets_memory(pod):
         return None
-    amounts = container_amounts(pod, ask)
+    amounts = container_amounts(pod, container)
     blocks = state.blocks(pod.uid, name)
     if blocks is not None:
         return _held(blocks, amounts)
@@ -57,8 +57,8 @@ def pod_hints(state: MemoryState, pod: PodRequests) -> Hints:
     amounts = pod_amounts(pod)
     if pod.own is not None and split_problem(pod):
         return dict.fromkeys(amounts, ())
-    for ask in pod.containers:
-        if amounts and (blocks := state.blocks(pod.uid, ask.name)) is not None:
+    for container in pod.containers:
+        if amounts and (blocks := state.blocks(pod.uid, container.name)) is not None:
             return _held(blocks, amounts)
     return _answer(family(state, pod, amounts), amounts)
 
@@ -101,11 +101,11 @@ def violates_groups(state: MemoryState, mask: Mask) -> bool:
 def reusable_memory(state: MemoryState, pod: PodRequests, name: str, mask: Mask, resource: str) -> int:
     """Return the bytes that ordinary init containers before a container hold on exactly this mask."""
     total = 0
-    for ask in pod.containers:
-        if ask.name == name:
+    for container in pod.containers:
+        if container.name == name:
             break
-        if ask.kind is ContainerKind.INIT:
-            held = state.blocks(pod.uid, ask.name) or ()
+        if container.kind is ContainerKind.INIT:
+            held = state.blocks(pod.uid, container.name) or ()
             total += sum(b.size for b in held if b.affinity == mask and b.resource == resource)
     return total
 

@@ -26,25 +26,29 @@ def gets_memory(pod: PodRequests) -> bool:
     return pod.guaranteed and (pod.own is None or pod.own_managed)
 
 
-def container_amounts(pod: PodRequests, ask: ContainerResources) -> Amounts:
+def container_amounts(pod: PodRequests, container: ContainerResources) -> Amounts:
     """Return what a container requests."""
-    return {} if pod.own is not None and pod.own_managed and not ask.exact else _memory(ask.requests)
+    return (
+        {} if pod.own is not None and pod.own_managed and not container.exact else _memory(container.requests)
+    )
 
 
 def pod_amounts(pod: PodRequests) -> Amounts:
     """Return what a pod requests: only resources that an app container names, or the pod itself."""
     if pod.own is not None and pod.own_managed:
         return {name: size for name, size in _memory(pod.own).items() if size > 0}
-    return peak_request(pod.containers, lambda ask: container_amounts(pod, ask), (ContainerKind.APP,))
+    return peak_request(
+        pod.containers, lambda container: container_amounts(pod, container), (ContainerKind.APP,)
+    )
 
 
 def split_problem(pod: PodRequests) -> str:
     """Return why a pod with requests of its own cannot be split among its containers; empty if it can."""
     total, lasting = pod_amounts(pod), dict.fromkeys(pod_amounts(pod), 0)
     sharing = False
-    for ask in pod.containers:
-        own = container_amounts(pod, ask)
-        if ask.kind is not ContainerKind.INIT:
+    for container in pod.containers:
+        own = container_amounts(pod, container)
+        if container.kind is not ContainerKind.INIT:
             sharing = sharing or not own
             for name, size in own.items():
                 lasting[name] = lasting.get(name, 0) + size

@@ -81,22 +81,22 @@ class CpuProvider(Provider):
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Choose exclusive CPUs; CPUs that the container has already stay."""
-        asks, name = request.requests, request.name
-        wanted = container_cpus(asks, asks.named(name)) if request.exclusive else 0
+        requests, name = request.requests, request.name
+        wanted = container_cpus(requests, requests.named(name)) if request.exclusive else 0
         if not wanted:
             return Allocation(self, grants)
         steps: list[str] = []
-        held = self.state.of(asks.uid, name)
+        held = self.state.of(requests.uid, name)
         if held is not None and len(held) == wanted:
             # kubelet checks again here whether whole cores are free; this container has them already.
-            state, cpus = cpu_static.with_assigned(self.state, asks, name, held), held
+            state, cpus = cpu_static.with_assigned(self.state, requests, name, held), held
             steps.append(f"keeps CPUs {held}")
         elif self.binding is None and not request.unmerged:
-            state = cpu_static.allocate(self.policy, self.state, asks, name, hint.affinity, steps=steps)
-            cpus = state.of(asks.uid, name) or CpuSet()
+            state = cpu_static.allocate(self.policy, self.state, requests, name, hint.affinity, steps=steps)
+            cpus = state.of(requests.uid, name) or CpuSet()
         else:
             cpus = self._chosen(request, wanted, hint.affinity, steps)
-            state = cpu_static.with_assigned(self.state, asks, name, cpus)
+            state = cpu_static.with_assigned(self.state, requests, name, cpus)
         after = dataclasses.replace(self, state=state)
         return Allocation(after, structs.replace(grants, cpus=cpus), steps)
 
@@ -136,11 +136,11 @@ class CpuProvider(Provider):
 
     def _offered(self, view: NodeView, request: ProviderRequest) -> CpuState:
         """Return what the CPU manager may choose from, and what the pod's containers have."""
-        pod, asks, name, wanted = request.pod, request.requests, request.name, request.cpus
+        pod, requests, name, wanted = request.pod, request.requests, request.name, request.cpus
         key, avoid, every = pod.key, request.avoid, self.policy.topo.cpus
         own_cpus, taken_by_others = view.exclusive_cpus(key)
         others = taken_by_others.bits
-        if [ask.name for ask in asks.containers] == [""]:
+        if [container.name for container in requests.containers] == [""]:
             own_cpus = _as_one(view, request, own_cpus)
         reusable = CpuSet()
         if pod.requests is not None:
@@ -178,7 +178,7 @@ def _as_one(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet
 
 def _ended(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet]) -> CpuSet:
     """Return the CPUs of init containers that have ended; those of other ended containers stay theirs."""
-    kinds = {ask.name: ask.kind for ask in request.requests.containers}
+    kinds = {each.name: each.kind for each in request.requests.containers}
     free = CpuSet()
     for container in sorted(view.in_sandbox(request.pod.sandbox_id), key=lambda c: -c.attempt):
         if container.phase is not Phase.EXITED or not container.placement.exclusive:

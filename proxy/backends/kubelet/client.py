@@ -197,11 +197,11 @@ class KubeletClient:
                 self._no_api_until = self._clock() + NO_API_S
             raise
 
-    def _tried(self, source: str, ask: Callable[[], T | None]) -> T | None:
+    def _tried(self, source: str, query: Callable[[], T | None]) -> T | None:
         if not self._hung.due(source, self._clock()):
             return None
         try:
-            answer = ask()
+            answer = query()
         except KubeletError as error:
             if error.code == GrpcStatus.DEADLINE_EXCEEDED:
                 self._hung.failed(source, self._clock())

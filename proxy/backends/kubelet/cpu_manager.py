@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 CONFIGZ = "kubelet's configz"
-ASK_AGAIN_S = 60.0
+QUERY_AGAIN_S = 60.0
 """Settings of a running kubelet change with its restart only, so one answer is good for a while."""
 
 KIND = "KubeletConfiguration"
@@ -263,7 +263,7 @@ class KubeletCpuManagerReader:
         """
         now = self._clock()
         if self._settings.configz and now >= self._good_until and self._hung.due(CONFIGZ, now):
-            self._ask()
+            self._query()
         problems = (self._silence,) if self._silence else ()
         reported = KubeletSettingsReport(self._live, CONFIGZ, problems, live=True)
         if self._live is None:
@@ -284,7 +284,7 @@ class KubeletCpuManagerReader:
                 self._good_until = float("-inf")  # it may have been started with another policy
         return self._manager
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         """Ask the running kubelet; where it does not answer now, its last answer stays in effect."""
         try:
             self._live = read_configz(self._settings)
@@ -296,7 +296,7 @@ class KubeletCpuManagerReader:
             self._silence = str(error)
         else:
             self._hung.succeeded(CONFIGZ)
-            self._silence, self._good_until = "", self._clock() + ASK_AGAIN_S
+            self._silence, self._good_until = "", self._clock() + QUERY_AGAIN_S
 
 
 def read_configz(settings: KubeletSettings) -> ManagerSettings:

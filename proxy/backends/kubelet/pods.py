@@ -136,10 +136,10 @@ class PodList:
         self._clock = clock
         self._lock = threading.Lock()
         self._items: PodIndex = {}
-        self._begun = _NEVER
+        self._started = _NEVER
         self._rest_until = _NEVER
         self._failure = ""
-        self._asked: dict[str, float] = {}
+        self._requested_at: dict[str, float] = {}
 
     def find(self, uid: str, namespace: str, name: str) -> PodSpec | None:
         """Find a pod.
@@ -159,9 +159,9 @@ class PodList:
         came = self._clock()
         with self._lock:
             now = self._clock()
-            item = pod_in(self._items, uid, namespace, name) if now - self._begun < FRESH_S else None
-            rests = now < self._rest_until or now - self._asked.get(uid, _NEVER) < GAP_S
-            if item is None and self._begun < came and not rests:
+            item = pod_in(self._items, uid, namespace, name) if now - self._started < FRESH_S else None
+            rests = now < self._rest_until or now - self._requested_at.get(uid, _NEVER) < GAP_S
+            if item is None and self._started < came and not rests:
                 self._renew(uid, now)
             if self._failure:
                 raise KubeletError(self._failure)
@@ -169,8 +169,8 @@ class PodList:
         return None if item is None else pod_spec(item, f"{namespace}/{name}", listed=True)
 
     def _renew(self, uid: str, now: float) -> None:
-        self._asked = {u: at for u, at in self._asked.items() if now - at < GAP_S}
-        self._asked[uid] = self._begun = now
+        self._requested_at = {u: at for u, at in self._requested_at.items() if now - at < GAP_S}
+        self._requested_at[uid] = self._started = now
         self._items, self._failure = {}, ""
         try:
             self._items = _index(self._fetch())

@@ -67,18 +67,18 @@ class SharedPodResources:
 class SharedAnswer(Generic[T]):
     """An answer that several threads use. An error serves all that have waited for it."""
 
-    def __init__(self, ask: Callable[[], T], clock: Callable[[], float]) -> None:
+    def __init__(self, query: Callable[[], T], clock: Callable[[], float]) -> None:
         """Prepare; nothing is requested yet.
 
         Args:
-            ask: Gets the answer; may raise ``KubeletError``.
+            query: Gets the answer; may raise ``KubeletError``.
             clock: Seconds that only grow.
         """
-        self._ask = ask
+        self._query = query
         self._clock = clock
         self._lock = threading.Lock()
         self._answer: T | None = None
-        self._begun = float("-inf")
+        self._started = float("-inf")
         self._error: KubeletError | None = None
         self._failed = float("-inf")
 
@@ -90,13 +90,13 @@ class SharedAnswer(Generic[T]):
         """
         called = self._clock()
         with self._lock:
-            if self._answer is not None and called < self._begun + FRESH_S:
+            if self._answer is not None and called < self._started + FRESH_S:
                 return self._answer
             if self._error is not None and called <= self._failed:
                 raise self._error
-            self._begun, self._answer, self._error = self._clock(), None, None
+            self._started, self._answer, self._error = self._clock(), None, None
             try:
-                self._answer = self._ask()
+                self._answer = self._query()
             except KubeletError as error:
                 self._error, self._failed = error, self._clock()
                 raise

@@ -208,14 +208,16 @@ class GrpcRuntime:
 
     def version(self) -> str:
         """Ask ``name version``; see ``proxy.executor.runtime_ports.Runtime``."""
-        answer = self._ask("read the version of the runtime", "Version", pb.VersionRequest(), pb.VersionFacts)
+        answer = self._query(
+            "read the version of the runtime", "Version", pb.VersionRequest(), pb.VersionFacts
+        )
         return f"{text(answer.runtime_name)} {text(answer.runtime_version)}"
 
     def cgroup_driver(self) -> str:
         """Read the cgroup driver; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
         what = "read the cgroup driver of the runtime"
         try:
-            answer = self._ask(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
+            answer = self._query(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
         except RuntimeCallError as error:
             if error.code != GrpcStatus.UNIMPLEMENTED:
                 raise
@@ -248,7 +250,7 @@ class GrpcRuntime:
         """Read one container's status, verbose; see ``proxy.executor.runtime_ports.Runtime``."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         what = f"read the status of container {container_id}"
-        return parse_detail(self._ask(what, "ContainerStatus", request, pb.DetailFacts))
+        return parse_detail(self._query(what, "ContainerStatus", request, pb.DetailFacts))
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
         """Make a cpuset lasting, and a quota; see ``proxy.executor.runtime_ports.Runtime``.
@@ -293,7 +295,7 @@ class GrpcRuntime:
         """Close the channel; calls after that fail as unavailable."""
         self._channel.close()
 
-    def _ask(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
+    def _query(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
         """Make a call whose answer is valid only as a whole."""
         raw = self._call(what, method, request)
         try:

@@ -67,7 +67,7 @@ class ContainerdEvents:
 
         try:
             channel = self._channel.open()
-            self._ask(channel)
+            self._query(channel)
             subscribe: Any = channel.unary_stream(
                 _SUBSCRIBE,
                 request_serializer=pb.SubscribeRequest.SerializeToString,
@@ -76,7 +76,7 @@ class ContainerdEvents:
             topics = (_EXIT, _START, _DELETE)
             filters = [f'namespace=="{NAMESPACE}",topic=="{topic}"' for topic in topics]
             stream = subscribe(pb.SubscribeRequest(filters=filters))
-            self._ask(channel)
+            self._query(channel)
         except grpc.RpcError as error:
             raise self._error(error) from None
         except ValueError:
@@ -85,9 +85,9 @@ class ContainerdEvents:
             ) from None
         return self._events(stream)
 
-    def _ask(self, channel: grpc.Channel) -> None:
-        ask: Any = channel.unary_unary(_VERSION, request_serializer=None, response_deserializer=None)
-        ask(b"", timeout=self.timeout())
+    def _query(self, channel: grpc.Channel) -> None:
+        version: Any = channel.unary_unary(_VERSION, request_serializer=None, response_deserializer=None)
+        version(b"", timeout=self.timeout())
 
     def _events(self, stream: Any) -> Iterator[RuntimeEvent]:
         import grpc

@@ -132,7 +132,7 @@ def _lines(
         yield row if wide else cut(row, width)
         if wide:
             yield f"    {one_line(entry.get('source') or entry.get('path'))}"
-        for text in (one_line(entry.get("error")), _asked(entry), last_error(entry)):
+        for text in (one_line(entry.get("error")), _retry_text(entry), last_error(entry)):
             if text:
                 yield from _wrapped(text, width) if sys.stdout.isatty() else [f"    {text}"]
 
@@ -150,7 +150,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     )
 
 
-def _asked(entry: Mapping[str, object]) -> str:
+def _retry_text(entry: Mapping[str, object]) -> str:
     """Return that a hook is not called now, and when it will be."""
     state, again = entry.get("asked"), entry.get("retry_in")
     if state == "open" and isinstance(again, int | float):

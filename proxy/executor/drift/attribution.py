@@ -47,9 +47,9 @@ class Attribution:
         self._kubelet_cpus = kubelet_cpus
         self._worker = Worker("blame", context.broken)
         context.health.watch(self._worker)
-        self._asked: dict[str, float] = {}
+        self._queried: dict[str, float] = {}
         self._due: set[str] = set()
-        self._is_asking_later = False
+        self._queries_later = False
 
     async def authors(
         self, found: Mapping[str, CpuSet | None], hints: Mapping[str, WriterHint]
@@ -62,15 +62,15 @@ class Attribution:
         """
         seen = {i: hinted(hints, i, self._context.clock()) for i in found}
         saved = {i: self._context.state.runtime.saved.get(i) for i in found}
-        answered = await self._ask(found)
+        answered = await self._query(found)
         authors = self._weigh(found, saved | answered, seen)
         unexplained = [i for i, author in authors.items() if author is Author.UNKNOWN and i in answered]
         if not unexplained:
             return authors
         await asyncio.sleep(STORED_S)
         for container_id in unexplained:
-            self._asked.pop(container_id, None)
-        return self._weigh(found, saved | answered | await self._ask(unexplained), seen)
+            self._queried.pop(container_id, None)
+        return self._weigh(found, saved | answered | await self._query(unexplained), seen)
 
     def _weigh(
         self,
@@ -87,18 +87,18 @@ class Attribution:
             for i, cpus in found.items()
         }
 
-    async def _ask(self, ids: Iterable[str]) -> dict[str, CpuSet]:
+    async def _query(self, ids: Iterable[str]) -> dict[str, CpuSet]:
         """Query the runtime for its saved cpusets; have ours sent where the saved ones differ."""
         context, now = self._context, self._context.clock()
-        self._asked = {i: at for i, at in self._asked.items() if now - at < AGAIN_S}
+        self._queried = {i: at for i, at in self._queried.items() if now - at < AGAIN_S}
         self._due &= context.state.containers.keys()
         wanted = dict.fromkeys((*ids, *self._due))
-        chosen = [i for i in wanted if i not in self._asked and not context.state.inflight.of(i)][:AT_ONCE]
-        self._asked.update(dict.fromkeys(chosen, now))
+        chosen = [i for i in wanted if i not in self._queried and not context.state.inflight.of(i)][:AT_ONCE]
+        self._queried.update(dict.fromkeys(chosen, now))
         self._due = wanted.keys() - chosen
-        if self._due and not self._is_asking_later:
-            self._is_asking_later = True
-            context.spawn(self._ask_later())
+        if self._due and not self._queries_later:
+            self._queries_later = True
+            context.spawn(self._query_later())
         began = context.state.runtime.changes.number
         saved = await self._worker.run(_saved, context.runtime, chosen)
         for container_id, cpus in saved.items():
@@ -111,14 +111,14 @@ class Attribution:
                 context.sync_later(container_id)
         return saved
 
-    async def _ask_later(self) -> None:
+    async def _query_later(self) -> None:
         """Query the runtime later about the containers that were left out."""
         try:
             while self._due:
                 await asyncio.sleep(PAUSE_S)
-                await self._ask(())
+                await self._query(())
         finally:
-            self._is_asking_later = False
+            self._queries_later = False
 
     def close(self) -> None:
         """End the worker."""

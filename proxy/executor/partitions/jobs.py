@@ -30,12 +30,12 @@ class PartitionJobs:
     """
 
     def __init__(
-        self, context: NodeContext, kernel: Partitions, asked: str, watcher: PartitionWatcher
+        self, context: NodeContext, kernel: Partitions, wanted: str, watcher: PartitionWatcher
     ) -> None:
         self._context = context
         self._kernel = kernel
         self._watcher = watcher
-        self._asked = asked
+        self._wanted = wanted
         self.ended: set[str] = set()
 
     @property
@@ -46,7 +46,7 @@ class PartitionJobs:
     @property
     def kind(self) -> str:
         """``root`` or ``isolated``; empty where there are to be no partitions now."""
-        return "" if self._kernel.lack or self._context.store.mode.is_leaving else self._asked
+        return "" if self._kernel.lack or self._context.store.mode.is_leaving else self._wanted
 
     def clear(self) -> None:
         """End the partitions that the newest state no longer wants, before any cpuset is written."""

@@ -42,25 +42,25 @@ class PartitionSync(Observer):
         jobs: The jobs of the kernel worker's thread, and the known facts.
     """
 
-    def __init__(self, context: NodeContext, kernel: Partitions, asked: str) -> None:
+    def __init__(self, context: NodeContext, kernel: Partitions, wanted: str) -> None:
         """Make no partition yet.
 
         Args:
             context: Has the owners.
             kernel: Makes partitions.
-            asked: ``root`` or ``isolated``; empty to end the partitions of an earlier run.
+            wanted: ``root`` or ``isolated``; empty to end the partitions of an earlier run.
         """
         self._context = context
         self._kernel = kernel
-        self._asked = asked
+        self._wanted = wanted
         self._lock = asyncio.Lock()
         self._retries = PassRetries()
         self._is_due = False
         self._isolated: CpuSet | None = None
         self._watcher = PartitionWatcher(self.check_soon)
-        self.jobs = PartitionJobs(context, kernel, asked, self._watcher)
+        self.jobs = PartitionJobs(context, kernel, wanted, self._watcher)
         context.enforcer.do_first(self.jobs.clear)
-        if asked and kernel.lack:
+        if wanted and kernel.lack:
             context.telemetry.problem(
                 "cannot make partitions of exclusive CPUs (apply.partitions)", err=kernel.lack
             )
@@ -184,7 +184,7 @@ class PartitionSync(Observer):
                 }
             )
         isolated = "" if self._isolated is None else str(self._isolated)
-        return {"asked": self._asked, "lack": self._kernel.lack, "isolated": isolated, "containers": rows}
+        return {"asked": self._wanted, "lack": self._kernel.lack, "isolated": isolated, "containers": rows}
 
     def close(self) -> None:
         """Stop watching; partitions stay."""

@@ -246,21 +246,21 @@ class RegistrationServer:
         self._telemetry.resolved(REFUSED, path=self._directory, resource=resource)
         return b""
 
-    def _checked(self, asked: pb.RegisterRequest) -> Path:
+    def _checked(self, request: pb.RegisterRequest) -> Path:
         """Return the socket of the plug-in, or raise InputError."""
-        if asked.version != VERSION:
-            version = f"{quoted(asked.version)} (supported: {VERSION})"
+        if request.version != VERSION:
+            version = f"{quoted(request.version)} (supported: {VERSION})"
             raise InputError(f"cannot register a device plug-in with API version {version}")
-        if not is_extended_resource(asked.resource_name):
-            name = quoted(asked.resource_name)
+        if not is_extended_resource(request.resource_name):
+            name = quoted(request.resource_name)
             raise InputError(f"cannot register {name}: it is not the name of an extended resource")
-        return socket_of(self._directory, asked.endpoint)
+        return socket_of(self._directory, request.endpoint)
 
-    def _forward(self, other: ForwardTarget, asked: pb.RegisterRequest) -> None:
-        path = socket_of(self._directory, asked.endpoint)
+    def _forward(self, other: ForwardTarget, request: pb.RegisterRequest) -> None:
+        path = socket_of(self._directory, request.endpoint)
         if path.parent != self._directory:
-            raise InputError(f"cannot hand {quoted(asked.endpoint)} on: it is in a directory of its own")
-        other.forward(asked, path)
+            raise InputError(f"cannot hand {quoted(request.endpoint)} on: it is in a directory of its own")
+        other.forward(request, path)
         self._forwarded.add(path)
         self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="forwarded")
 

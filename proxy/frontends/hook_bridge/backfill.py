@@ -28,16 +28,16 @@ RETRY: Final = Backoff(1.0, 30.0)
 class Backfill:
     """Looks up missing facts, and notifies hooks."""
 
-    def __init__(self, executor: NodeContext, asking: HookCaller) -> None:
+    def __init__(self, executor: NodeContext, hooks: HookCaller) -> None:
         """Prepare; ``following`` is set before anything is looked up.
 
         Args:
             executor: The node.
-            asking: Notifies hooks.
+            hooks: Notifies hooks.
         """
         self.following: LifecycleEvents | None = None
         self._executor = executor
-        self._asking = asking
+        self._hooks = hooks
         self._worker = Worker("hooks-learn", executor.broken)
         self._learning = self._notify = False
         self._asked = asyncio.Lock()
@@ -117,7 +117,7 @@ class Backfill:
 
     def _notify_now(self) -> None:
         if self.following is not None:
-            self._asking.notify(self.following.everything())
+            self._hooks.notify(self.following.everything())
 
     def close(self) -> None:
         """End the worker."""

@@ -63,7 +63,7 @@ class HookBridge:
     @property
     def points(self) -> frozenset[str]:
         """See ``HookGateway``."""
-        return self._dispatcher.asking.points
+        return self._dispatcher.hooks.points
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 

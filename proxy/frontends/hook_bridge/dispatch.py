@@ -37,7 +37,7 @@ class HookDispatcher:
     def __init__(
         self,
         executor: NodeExecutor,
-        asking: HookCaller,
+        hooks: HookCaller,
         updates: Updates,
         following: LifecycleEvents,
         spawn: SpawnForCall,
@@ -50,7 +50,7 @@ class HookDispatcher:
 
         Args:
             executor: The node.
-            asking: Calls the hooks.
+            hooks: Calls the hooks.
             updates: Does what hooks want of other containers.
             following: Has the facts that hooks are called with.
             spawn: Runs a coroutine that decides a call.
@@ -58,7 +58,7 @@ class HookDispatcher:
             learn: Looks up the facts of a container or sandbox that are missing.
             owned_cpus: Hooks may give CPUs that have owners.
         """
-        self.asking = asking
+        self.hooks = hooks
         self.executor = executor
         self.following = following
         self.spawn = spawn
@@ -81,13 +81,13 @@ class HookDispatcher:
     def answers(self, event: Point) -> Answers:
         """Call the hooks of an event's point."""
         try:
-            return self.asking.call_hooks(event)
+            return self.hooks.call_hooks(event)
         except Exception as error:  # noqa: BLE001  an internal error costs the hooks, never the call
             self.executor.broken(error)
             return _NONE
 
     async def outcome(self, answers: Answers) -> Outcome:
-        """Wait for what hooks want. ``asking`` has the deadlines; the one here is for its faults."""
+        """Wait for what hooks want. ``hooks`` has the deadlines; the one here is for its faults."""
         if answers.outcome is not None:
             return answers.outcome
         try:

@@ -68,7 +68,7 @@ class LifecycleEvents(Observer):
     def __init__(
         self,
         executor: NodeExecutor,
-        asking: HookCaller,
+        hooks: HookCaller,
         resumed: Callable[[], None] = lambda: None,
         lacks: Callable[[], None] = lambda: None,
         learn: Callable[[str], Awaitable[None]] | None = None,
@@ -79,14 +79,14 @@ class LifecycleEvents(Observer):
 
         Args:
             executor: The node.
-            asking: Calls the hooks.
+            hooks: Calls the hooks.
             resumed: Called when a node that was released is ours again: hooks were not notified meanwhile.
             lacks: Called when there is something that came without a call, so that little is known of it.
             learn: Looks up what is known of one sandbox or container.
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self._executor = executor
-        self._asking = asking
+        self._hooks = hooks
         self._owned_cpus = owned_cpus
         self._state = executor.state
         self._resumed = resumed
@@ -164,10 +164,10 @@ class LifecycleEvents(Observer):
     def notify(self, kind: type[Point], make: Callable[[], Point]) -> None:
         """Notify hooks of something, if any of them handles it."""
         executor = self._executor
-        if kind.NAME not in self._asking.points or executor.store.mode.is_leaving:
+        if kind.NAME not in self._hooks.points or executor.store.mode.is_leaving:
             return
         try:
-            self._asking.notify(make())
+            self._hooks.notify(make())
         except Exception as error:  # noqa: BLE001  the node must not suffer because hooks are not notified
             executor.broken(error)
 
@@ -281,7 +281,7 @@ class LifecycleEvents(Observer):
         was, machine = before.node.machine, now.node.machine
         if was is not machine and was != machine:
             self.notify(MachineChanged, lambda: MachineChanged(was, machine))
-        if PoolsChanged.NAME in self._asking.points:
+        if PoolsChanged.NAME in self._hooks.points:
             old, new = pools_of(before), pools_of(now)
             if old != new:
                 self.notify(PoolsChanged, lambda: PoolsChanged(old, new))

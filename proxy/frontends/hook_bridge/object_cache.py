@@ -116,13 +116,13 @@ class RememberedContainer(Struct, frozen=True):
     Attributes:
         image: Its image, as users name it.
         details: All of its configuration, or labels and annotations.
-        asked: What it requests altogether, as far as calls have passed.
+        requested: What it requests altogether, as far as calls have passed.
         whole: Its create was among these calls.
     """
 
     image: str
     details: ContainerDetails
-    asked: Resources
+    requested: Resources
     whole: bool
 
 
@@ -174,7 +174,7 @@ class ObjectCache:
         """An update of a container has succeeded."""
         known = self.container(container_id)
         if known is not None:
-            self._containers[container_id] = replace(known, asked=merged(known.asked, update))
+            self._containers[container_id] = replace(known, requested=merged(known.requested, update))
 
     def listed(self, pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]) -> None:
         """Add from the runtime's lists what was created earlier."""

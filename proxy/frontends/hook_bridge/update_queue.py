@@ -41,7 +41,7 @@ class UpdateQueue:
         """Call hooks for an update when its turn comes."""
         answers = None
         if container_id not in self._last and self._dispatcher.knows(container_id):
-            answers = self._ask(call, container_id, go)
+            answers = self._call_hooks(call, container_id, go)
             if answers is None:
                 return
         self._dispatcher.spawn(call, self._in_line(call, container_id, go, answers))
@@ -60,7 +60,7 @@ class UpdateQueue:
                 await self._dispatcher.look_up(container_id)
                 late = answers
                 if late is None and not call.done:
-                    late = self._ask(call, container_id, go)
+                    late = self._call_hooks(call, container_id, go)
                 if late is not None:
                     outcome = await self._dispatcher.outcome(late.answers)
                     if not call.done:
@@ -72,7 +72,7 @@ class UpdateQueue:
 
         return waiting()
 
-    def _ask(self, call: UndecidedCall, container_id: str, go: Handle) -> _Waiting | None:
+    def _call_hooks(self, call: UndecidedCall, container_id: str, go: Handle) -> _Waiting | None:
         """Call hooks for an update; returns what is to be waited for, None where it has gone on."""
         container = self._executor.state.containers.get(container_id)
         if container is None or container.phase is Phase.EXITED:

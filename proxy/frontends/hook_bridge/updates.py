@@ -39,7 +39,7 @@ UPDATE_TIMEOUT_S: Final = 10.0
 _LIMITS: Final = Limits.__struct_fields__[:-1]
 """All but ``unified``."""
 
-_NOT_ASKED: Final = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 1024, "oom_score_adj": 0}
+_NOT_REQUESTED: Final = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 1024, "oom_score_adj": 0}
 """What a container has where nothing was requested; of memory no limit (-1)."""
 
 
@@ -206,7 +206,7 @@ class Updates:
             executor.telemetry.count(metrics.UPDATED_BY_HOOKS)
 
     def _limits(self, container: Container, wanted: _Wanted) -> Limits:
-        values = {n: _NOT_ASKED.get(n, -1) if v is CLEAR else v for n, v in wanted.fields.items()}
+        values = {n: _NOT_REQUESTED.get(n, -1) if v is CLEAR else v for n, v in wanted.fields.items()}
         quota = values.pop("cpu_quota", 0)
         # A quota that is off stays off; what is wanted now is what will be put back.
         quota = self._executor.quotas.requested(container, quota) or quota

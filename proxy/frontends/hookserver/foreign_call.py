@@ -134,7 +134,7 @@ class SandboxCall(ForeignCall):
 
     def sandbox_total(self) -> Request:
         """Read what the containers of the pod request together."""
-        return request_of(self.body.asked.resources)
+        return request_of(self.body.request.resources)
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:
         """Read the pod."""
@@ -163,13 +163,13 @@ class ContainerCall(ForeignCall):
         """
         super().__init__(flow, method, reply)
         self.sandbox_id, self._sandbox_attempt = sandbox
-        self.name = reply.asked.container_meta.name
-        self.attempt = reply.asked.container_meta.attempt
+        self.name = reply.request.container_meta.name
+        self.attempt = reply.request.container_meta.attempt
         self.resources = request_of(reply.resources)
 
     def target(self) -> str:
         """Read the id of the container."""
-        return self.body.asked.container_meta.id
+        return self.body.request.container_meta.id
 
     def create_request(self) -> ContainerCall:
         """Read a create: its parts are those of the call."""
@@ -177,11 +177,11 @@ class ContainerCall(ForeignCall):
 
     def pod(self, bounds: Bounds) -> Pod:
         """Read the pod of a create."""
-        return pod_of(self.body.asked, self.sandbox_id, self._sandbox_attempt, bounds)
+        return pod_of(self.body.request, self.sandbox_id, self._sandbox_attempt, bounds)
 
     def pod_total(self) -> Request | None:
         """Read what the containers of the pod request together."""
-        requested = self.body.asked
+        requested = self.body.request
         return total_of(requested.pod_resources) if requested.HasField("pod_resources") else None
 
     def devices(self) -> DeviceFacts:

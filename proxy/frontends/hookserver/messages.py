@@ -37,12 +37,12 @@ class SandboxReply(Struct, frozen=True):
     It is also what hooks see (``proxy.frontends.hook_bridge.view.HookView``).
     """
 
-    asked: pb.PodSandboxHookRequest
+    request: pb.PodSandboxHookRequest
     answer: pb.PodSandboxHookResponse
 
     def read(self, bounds: Bounds) -> Pod:
         """Read the pod, with what hooks have set; ``bounds`` as for ``UndecidedCall.sandbox``."""
-        requested, answer = self.asked, self.answer
+        requested, answer = self.request, self.answer
         total = requested.resources if requested.HasField("resources") else None
         pod = (
             requested.pod_meta,
@@ -56,8 +56,8 @@ class SandboxReply(Struct, frozen=True):
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
         """Read the pod, and what its containers request together."""
         labels, annotations = dict(self.answer.labels), dict(self.answer.annotations)
-        facts = facts_of_pod(pod, labels, annotations, self.asked.runtime_handler)
-        return facts, resources_of(self.asked.resources)
+        facts = facts_of_pod(pod, labels, annotations, self.request.runtime_handler)
+        return facts, resources_of(self.request.resources)
 
     def adjusted(self, adjustment: Adjustment) -> SandboxReply:
         """Return the answer with what hooks want."""
@@ -68,7 +68,7 @@ class SandboxReply(Struct, frozen=True):
         _set(answer.annotations, adjustment.annotations)
         if parent is not LEAVE:
             answer.cgroup_parent = "" if parent is CLEAR else parent
-        return SandboxReply(self.asked, answer)
+        return SandboxReply(self.request, answer)
 
 
 class ContainerReply(Struct, frozen=True):
@@ -77,13 +77,13 @@ class ContainerReply(Struct, frozen=True):
     It is also what hooks see (``proxy.frontends.hook_bridge.view.HookView``).
 
     Attributes:
-        asked: The request.
+        request: The request.
         answer: The answer.
         resources: What the client requests, changed by hooks.
         lost: Fields that hooks want to change and that the answer has no place for.
     """
 
-    asked: pb.ContainerResourceHookRequest
+    request: pb.ContainerResourceHookRequest
     answer: pb.ContainerResourceHookResponse
     resources: pb.LinuxContainerResources
     lost: tuple[str, ...] = ()
@@ -92,11 +92,11 @@ class ContainerReply(Struct, frozen=True):
 
     def pod(self, pod: Pod) -> PodFacts:
         """Read the pod."""
-        return facts_of_pod(pod, dict(self.asked.pod_labels), dict(self.asked.pod_annotations))
+        return facts_of_pod(pod, dict(self.request.pod_labels), dict(self.request.pod_annotations))
 
     def container(self) -> ContainerFacts:
         """Read the container."""
-        answer, meta = self.answer, self.asked.container_meta
+        answer, meta = self.answer, self.request.container_meta
         return ContainerFacts(
             name=meta.name,
             attempt=meta.attempt,
@@ -127,7 +127,7 @@ class ContainerReply(Struct, frozen=True):
         lost = [name for name in ("mounts", "devices", "labels") if _values(getattr(adjustment, name))]
         envs = _values(adjustment.envs)
         lost += (f"envs[{name}]" for name in envs if answer.container_envs.get(name) != envs[name])
-        return ContainerReply(self.asked, answer, requested, (*self.lost, *lost))
+        return ContainerReply(self.request, answer, requested, (*self.lost, *lost))
 
     # -- what is decided ----------------------------------------------------------------------------------
 
@@ -150,32 +150,32 @@ class ContainerReply(Struct, frozen=True):
         return structs.replace(self, answer=answer)
 
 
-def pod_echo(asked: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
+def pod_echo(request: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
     """Answer that nothing is to be changed."""
-    answer = pb.PodSandboxHookResponse(cgroup_parent=asked.cgroup_parent)
-    answer.labels.update(asked.labels)
-    answer.annotations.update(asked.annotations)
-    if asked.HasField("resources"):
-        answer.resources.CopyFrom(asked.resources)
+    answer = pb.PodSandboxHookResponse(cgroup_parent=request.cgroup_parent)
+    answer.labels.update(request.labels)
+    answer.annotations.update(request.annotations)
+    if request.HasField("resources"):
+        answer.resources.CopyFrom(request.resources)
     return answer
 
 
-def container_echo(asked: pb.ContainerResourceHookRequest) -> pb.ContainerResourceHookResponse:
+def container_echo(request: pb.ContainerResourceHookRequest) -> pb.ContainerResourceHookResponse:
     """Answer that nothing is to be changed."""
-    answer = pb.ContainerResourceHookResponse(pod_cgroup_parent=asked.pod_cgroup_parent)
-    answer.container_annotations.update(asked.container_annotations)
-    answer.container_envs.update(asked.container_envs)
-    if asked.HasField("container_resources"):
-        answer.container_resources.CopyFrom(asked.container_resources)
+    answer = pb.ContainerResourceHookResponse(pod_cgroup_parent=request.pod_cgroup_parent)
+    answer.container_annotations.update(request.container_annotations)
+    answer.container_envs.update(request.container_envs)
+    if request.HasField("container_resources"):
+        answer.container_resources.CopyFrom(request.container_resources)
     return answer
 
 
-def container_reply(asked: pb.ContainerResourceHookRequest) -> ContainerReply:
+def container_reply(request: pb.ContainerResourceHookRequest) -> ContainerReply:
     """Begin an answer about a create or a start."""
-    return ContainerReply(asked, container_echo(asked), asked.container_resources)
+    return ContainerReply(request, container_echo(request), request.container_resources)
 
 
-def update_reply(asked: pb.ContainerResourceHookRequest, *, quota: bool) -> ContainerReply:
+def update_reply(request: pb.ContainerResourceHookRequest, *, quota: bool) -> ContainerReply:
     """Begin an answer about an update.
 
     The peer sends everything that was ever set, so the sets in it are as likely ours as the client's
@@ -183,23 +183,23 @@ def update_reply(asked: pb.ContainerResourceHookRequest, *, quota: bool) -> Cont
     nothing depends on them, and they must not count as the client's request.
 
     Args:
-        asked: The request.
+        request: The request.
         quota: Whether a quota of -1 is the client's own; else it is topoproxy's answer, and left out too.
     """
-    resources = _copy(asked.container_resources)
+    resources = _copy(request.container_resources)
     resources.cpuset_cpus = resources.cpuset_mems = ""
     if resources.cpu_quota < 0 and not quota:
         resources.cpu_quota = 0
-    return ContainerReply(asked, container_echo(asked), resources)
+    return ContainerReply(request, container_echo(request), resources)
 
 
 # -- values -------------------------------------------------------------------------------------------------
 
 
-def pod_of(asked: pb.ContainerResourceHookRequest, sandbox_id: str, attempt: int, bounds: Bounds) -> Pod:
+def pod_of(request: pb.ContainerResourceHookRequest, sandbox_id: str, attempt: int, bounds: Bounds) -> Pod:
     """Read the pod of a container; the request names it by its uid, and never its sandbox."""
-    total = asked.pod_resources if asked.HasField("pod_resources") else None
-    pod = asked.pod_meta, attempt, asked.pod_labels, asked.pod_annotations, asked.pod_cgroup_parent
+    total = request.pod_resources if request.HasField("pod_resources") else None
+    pod = request.pod_meta, attempt, request.pod_labels, request.pod_annotations, request.pod_cgroup_parent
     return _pod(sandbox_id, *pod, bounds, total)
 
 

@@ -67,13 +67,13 @@ def merge_resources(had: Resources | None, answer: Resources | None) -> Resource
     return after
 
 
-def merge_update(had: Resources | None, asked: Resources | None) -> Resources | None:
+def merge_update(had: Resources | None, requested: Resources | None) -> Resources | None:
     """Merge what an update requests into all that was requested before; None where nothing is known."""
-    if had is None or asked is None:
+    if had is None or requested is None:
         return had
-    after = _positive(had, asked)
-    after.cpuset_cpus = asked.cpuset_cpus or had.cpuset_cpus
-    after.cpuset_mems = asked.cpuset_mems or had.cpuset_mems
+    after = _positive(had, requested)
+    after.cpuset_cpus = requested.cpuset_cpus or had.cpuset_cpus
+    after.cpuset_mems = requested.cpuset_mems or had.cpuset_mems
     return after
 
 

@@ -25,7 +25,7 @@ from proxy.logs import log
 from proxy.model.errors import ConfigError, HookError
 from proxy.telemetry.port import Report
 
-NEVER_ASKED: Final = frozenset({"PreRemoveRunPodSandbox"})
+NEVER_CALLED: Final = frozenset({"PreRemoveRunPodSandbox"})
 """Known to Koordinator, and asked by none of its proxies."""
 
 
@@ -67,7 +67,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
         wanted = _hooks(entries)
     except _FlawError as error:
         raise HookError(f"cannot use the hook server of {path}: {error}") from None
-    unknown_points = [hook for hook in wanted if hook not in POINTS and hook not in NEVER_ASKED]
+    unknown_points = [hook for hook in wanted if hook not in POINTS and hook not in NEVER_CALLED]
     if unknown_points:
         unknown = ", ".join(map(repr, unknown_points))[:300]
         report("a hook server registers for unknown hook points", hook=name, path=path, points=unknown)

@@ -59,14 +59,14 @@ def fleet_pods(simulated_pods: Iterable[SimulatedPod]) -> list[FleetPod]:
         if kind is None:
             kind = _kind(simulated_pod.pod_template)
             stock, demand = kind.stock, kind.demand
-            asks = demand.signature, tuple(sorted(stock.needs.items())), stock.scored
-            kind = kind_of[id(simulated_pod.pod_template)] = alike.setdefault(asks, kind)
+            needs = demand.signature, tuple(sorted(stock.needs.items())), stock.scored
+            kind = kind_of[id(simulated_pod.pod_template)] = alike.setdefault(needs, kind)
         made.append(FleetPod(simulated_pod, kind))
     return made
 
 
 def _kind(pod_template: PodTemplate) -> PodKind:
-    asks = pod_template.spec.requests
-    staying = asks.of(ContainerKind.APP, ContainerKind.SIDECAR)
-    sizes = tuple(cpus for ask in staying if (cpus := container_cpus(asks, ask)))
+    requests = pod_template.spec.requests
+    staying = requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    sizes = tuple(cpus for container in staying if (cpus := container_cpus(requests, container)))
     return PodKind(stock_demand(pod_template.spec), demand_of(pod_template.spec), sizes)

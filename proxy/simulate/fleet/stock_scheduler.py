@@ -33,7 +33,7 @@ from proxy.pools.pod_spec import PodSpec, needed
 from proxy.simulate.hosts import PODS, Host
 from proxy.simulate.pods import needs_of
 
-Asked = Callable[[Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+ExtenderCall = Callable[[Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 """An extender: of some nodes those that pass, and what it adds to their scores; empty for equal ones."""
 
 BEST = 100
@@ -65,7 +65,7 @@ class StockDemand:
 
 def stock_demand(spec: PodSpec) -> StockDemand:
     """Return what the stock scheduler counts of a pod."""
-    counted = needed(spec.requests.containers, lambda ask: {**UNREQUESTED, **ask.requests})
+    counted = needed(spec.requests.containers, lambda container: {**UNREQUESTED, **container.requests})
     scored = {**counted, **(spec.requests.own or {})}
     first, second = (scored.get(name, 0) + spec.overhead.get(name, 0) for name in _SCORED)
     return StockDemand(needs_of(spec), (first, second))
@@ -155,18 +155,18 @@ class StockScheduler:
         known.changes_read = len(self.changes)
         return known
 
-    def choose(self, demand: StockDemand, asked: Asked | None = None) -> int:
+    def choose(self, demand: StockDemand, extend: ExtenderCall | None = None) -> int:
         """Return the node for a pod; -1 where none will do.
 
         Args:
             demand: The pod.
-            asked: The extender, if there is one.
+            extend: The extender, if there is one.
         """
         known = self.view(demand)
         nodes: Sequence[int] = self._feasible(known)
         added: Sequence[int] = ()
-        if asked is not None and nodes:
-            nodes, added = asked(nodes)
+        if extend is not None and nodes:
+            nodes, added = extend(nodes)
         if len(nodes) < 2:
             return nodes[0] if nodes else -1
         totals = [known.scores[at] for at in nodes]

@@ -12,7 +12,7 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state, write_text
 from proxy.backends.kubelet.checkpoints import fnv1a
-from proxy.backends.kubelet.cpu_manager import ASK_AGAIN_S, REST, ConfigFile, KubeletCpuManagerReader
+from proxy.backends.kubelet.cpu_manager import QUERY_AGAIN_S, REST, ConfigFile, KubeletCpuManagerReader
 from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.backends.kubelet.small_file import LARGEST
 from proxy.model.idset import CpuSet
@@ -152,7 +152,7 @@ def test_a_kubelet_that_does_not_answer_leaves_its_file(
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')
     assert (seen(found).policy, seen(found).problems) == ("none", ())
     pods_server.reply = answer(500, b"no")
-    clock.now += ASK_AGAIN_S
+    clock.now += QUERY_AGAIN_S
     got = seen(found)
     assert (got.policy, got.sources["policy"]) == ("none", "kubelet's configz"), "what it said stands"
     assert "it answers 500" in got.problems[0]
@@ -169,7 +169,7 @@ def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
     for _ in range(3):
         assert seen(found) is first
     assert len(pods_server.seen) == 1
-    clock.now += ASK_AGAIN_S
+    clock.now += QUERY_AGAIN_S
     assert seen(found) is first, "the same answer is the same picture"
     assert len(pods_server.seen) == 2
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')

@@ -86,7 +86,7 @@ def test_pods_that_kubelet_does_not_know_are_not_remembered_for_ever() -> None:
     for i in range(50):
         assert world.cpu(f"u-{i}") is None
         world.now += 1
-    assert len(world.pods._asked) == 1
+    assert len(world.pods._requested_at) == 1
 
 
 def test_waiting_callers_share_one_list() -> None:

@@ -81,4 +81,4 @@ def test_the_lists_are_kubelets_own(tmp_path: Path, serve: Any) -> None:
     assert shared.devices() == given
     shared.close()
     with pytest.raises(KubeletError, match="closed"):
-        SharedAnswer(lambda: shared._pods._ask(), lambda: 0.0).get()
+        SharedAnswer(lambda: shared._pods._query(), lambda: 0.0).get()
