@@ -34,11 +34,11 @@ CALLS, HANDS, REPORT_EVERY = 20_000, 8, 2000
 RUNTIME_FAILS, WRITES_FAIL = 0.05, 0.02
 GROWTH_MB, LEDGER_KB = 5.0, 1024
 LIMITS = {
-    "proxy.executor.history.History._gone": 500,
+    "proxy.executor.history.History._removed": 500,
     "proxy.executor.history.History._named": 500,
     "proxy.telemetry.port.Problems._known": 100,
     "proxy.telemetry.port.Problem.keys": 800,  # of all problems together
-    "proxy.executor.bad_input.BadInput._seen": 4096,
+    "proxy.executor.bad_input.BadInput._reported": 4096,
     "proxy.engine.runtime_knowledge.RuntimeKnowledge.failed": 256,
     "proxy.telemetry.port.Throttle._windows": 512,
     "proxy.backends.cgroup.search.GroupFinder._found": 1024,

@@ -225,7 +225,11 @@ class Daemon:
         if config.device_plugins.enabled:
             self._serve_device_plugins()
         return Acceptor(
-            str(config.runtime), interceptors, METHODS, report=telemetry.problem, fault=executor.broken
+            str(config.runtime),
+            interceptors,
+            METHODS,
+            report=telemetry.problem,
+            fault=executor.report_internal_error,
         )
 
     def _expect_former_calls(self, executor: NodeExecutor) -> None:
@@ -369,7 +373,7 @@ class Daemon:
         if self._staging is not None:
             routes |= self._staging.routes()
             actions |= self._staging.actions()
-        actions["/successor"] = self._begin_succession
+        actions["/successor"] = self._start_succession
         if self.reload is not None:
             actions["/reload"] = self.reload.action
         if self.executor is not None:
@@ -416,9 +420,9 @@ class Daemon:
 
     # -- succession ---------------------------------------------------------------------------------------
 
-    def _begin_succession(self) -> str:
+    def _start_succession(self) -> str:
         assert self._listener is not None
-        return self.replacement.begin(self._listener)
+        return self.replacement.start(self._listener)
 
     async def hand_over(self) -> None:
         """Hand the socket and the state of the node over to the successor.

@@ -113,7 +113,7 @@ class DaemonHooks:
         try:
             while self._parts is None:
                 if await asyncio.to_thread(may_be_hooks, self.config):
-                    await self._begin()
+                    await self._connect()
                 else:
                     self._let_go()
                     await asyncio.sleep(POLL_S)
@@ -134,7 +134,7 @@ class DaemonHooks:
         self._ready.set()
         self._flow.awaited = None
 
-    async def _begin(self) -> None:
+    async def _connect(self) -> None:
         """Make all that hooks need, and connect it."""
         # It takes a tenth of a second, and calls continue.
         await asyncio.to_thread(importlib.import_module, "proxy.hook_assembly")

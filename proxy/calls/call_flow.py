@@ -157,7 +157,7 @@ class CallFlow:
     def _missed(self, error: Exception) -> None:
         """An answer could not be taken note of: compare the node with the runtime soon."""
         self.executor.attention.set()
-        self.executor.broken(error)
+        self.executor.report_internal_error(error)
 
     def spawn(self, call: UndecidedCall, work: Coroutine[object, object, None]) -> None:
         """Run a coroutine that decides a call, which waits for it; a fault in it is handled as any."""
@@ -210,7 +210,7 @@ class CallFlow:
 
     def _fault(self, call: UndecidedCall, error: BaseException) -> None:
         executor = self.executor
-        executor.broken(error)
+        executor.report_internal_error(error)
         executor.attention.set()
         if isinstance(call.state, CallContext):
             # It passes without our set: not what we meant.

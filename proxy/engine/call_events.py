@@ -180,7 +180,7 @@ class ContainersUnsaved(Struct, frozen=True):
     ids: tuple[str, ...]
 
 
-class RuntimeSyncBegan(Struct, frozen=True):
+class RuntimeSyncStarted(Struct, frozen=True):
     """The CPUs of an unsaved container are being sent to the runtime.
 
     Attributes:

@@ -62,7 +62,7 @@ def _containers_unsaved(state: NodeState, event: call_events.ContainersUnsaved) 
     return (state.knowing(state.runtime.with_unsaved(known)), (SyncRuntimeSoon(),)) if known else (state, ())
 
 
-def _runtime_sync_began(state: NodeState, event: call_events.RuntimeSyncBegan) -> Handled:
+def _runtime_sync_started(state: NodeState, event: call_events.RuntimeSyncStarted) -> Handled:
     return state.knowing(state.runtime.without_unsaved(event.container_id)), ()
 
 
@@ -170,7 +170,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     node_events.DevicesImported: device_grants.devices_imported,
     call_events.SavedCpusLearned: _saved_cpus_learned,
     call_events.ContainersUnsaved: _containers_unsaved,
-    call_events.RuntimeSyncBegan: _runtime_sync_began,
+    call_events.RuntimeSyncStarted: _runtime_sync_started,
     systemd_masks.UnitCpusRead: decisions.unit_cpus_read,
     **dict.fromkeys(get_args(write_conflicts.DriftEvent), decisions.cpusets_written),
     quotas.CpuControllerChecked: decisions.cpu_controller_checked,

@@ -19,7 +19,7 @@ from proxy.engine.call_events import (
     OrphanEnded,
     OrphanListed,
     ResendWanted,
-    RuntimeSyncBegan,
+    RuntimeSyncStarted,
     SavedCpusLearned,
     StartEnded,
     StartRefused,
@@ -350,7 +350,7 @@ NodeEvent = (
     | LossesDue
     | SavedCpusLearned
     | ContainersUnsaved
-    | RuntimeSyncBegan
+    | RuntimeSyncStarted
     | ModeChanged
     | EnforcementChanged
     | EnforcementRead

@@ -130,7 +130,7 @@ def _owners_known_to_kubelet(
             free = cpus & node.machine.online - taken
             if free and (uid, name) not in existing and not node.shareable <= taken | free:
                 # An entry without a name only keeps CPUs from being chosen (``decisions``).
-                if name and node.floors.broken(node.shareable - taken - free, free):
+                if name and node.floors.breach(node.shareable - taken - free, free):
                     continue
                 found[f"{uid}/{name}"] = Owner(free, hard=True)
                 taken |= free
@@ -187,7 +187,7 @@ def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, ta
     new = taken - had
     if not new:
         return None
-    return _over_count(before, after, pod) or after.node.floors.broken(spare_shared_cpus(after, pod), new)
+    return _over_count(before, after, pod) or after.node.floors.breach(spare_shared_cpus(after, pod), new)
 
 
 def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:

@@ -250,7 +250,7 @@ class Adoption:
                 known = structs.replace(known, total=total)
             self._take_in(seen, known, detail)
         except Exception as error:  # noqa: BLE001  see above
-            self._context.broken(error)
+            self._context.report_internal_error(error)
             self._context.telemetry.problem(
                 "cannot adopt a container", containerID=seen.id, err=type(error).__name__
             )

@@ -282,14 +282,14 @@ class BackgroundTasks:
     def restarted(self, error: BaseException) -> None:
         """Report an internal error that has ended a task; the task is restarted."""
         self.telemetry.count(metrics.TASKS_RESTARTED)
-        self.broken(error)
+        self.report_internal_error(error)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.broken(error)
+            self.report_internal_error(error)
 
-    def broken(self, error: BaseException) -> None:
+    def report_internal_error(self, error: BaseException) -> None:
         """Report an internal error; callable from any thread."""
         self.telemetry.fault(error)
 

@@ -84,7 +84,7 @@ class NodeContext(BackgroundTasks):
         self.clock = clock
         self.runtime = runtime
         self.health = Health(telemetry, self._goes_on)
-        self.recorder = Worker("ledger", self.broken)
+        self.recorder = Worker("ledger", self.report_internal_error)
         self.journal = Journal(
             ledger,
             self.recorder,
@@ -92,14 +92,14 @@ class NodeContext(BackgroundTasks):
             options.call_timeout,
         )
         empty = structs.replace(NodeState.empty(node), enforcement=plain(Enforcement(options.selection)))
-        self.store = store = NodeStore(empty, self.journal, self.broken, options.mode)
+        self.store = store = NodeStore(empty, self.journal, self.report_internal_error, options.mode)
         self.calls = store.calls
         self.reconciled, self.attention, self.to_sync = store.reconciled, store.attention, store.to_sync
         self.to_step = asyncio.Event()
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)
         self.rejections = Rejections(telemetry, clock, self.wall_clock)
-        self.kernel = Worker("kernel", self.broken)
+        self.kernel = Worker("kernel", self.report_internal_error)
         self.enforcer = Enforcer(
             cgroups,
             lambda: store.state,

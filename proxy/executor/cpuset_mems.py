@@ -54,7 +54,7 @@ class CpusetMems:
 
     def __init__(self, context: NodeContext, memory: MemoryTree | None = None) -> None:
         self._context = context
-        self.worker = Worker("mems", context.broken)
+        self.worker = Worker("mems", context.report_internal_error)
         context.health.watch(self.worker)
         self.memory = memory
 

@@ -153,7 +153,7 @@ class DeviceGrants:
             return error
         except Exception as error:  # noqa: BLE001  a container must not run without its devices
             context.store.handle(AllocateFailed(key, name, wanted))
-            context.broken(error)
+            context.report_internal_error(error)
             return DevicePluginError(resource, f"internal error: {type(error).__name__}: {error}")
         context.store.handle(DevicesAllocated(key, name, answers, wanted))
         record = {f"{PODS}{key}": record_of(context.state.devices, key)}

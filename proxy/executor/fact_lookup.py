@@ -208,7 +208,7 @@ class KubeletCpus:
         """
         self._context = context
         self._port = port
-        self._worker = Worker("kubelet", context.broken)
+        self._worker = Worker("kubelet", context.report_internal_error)
         context.health.watch(self._worker)
         self._refreshing = asyncio.Lock()
         self._reported: frozenset[str] = frozenset()
@@ -240,7 +240,7 @@ class KubeletCpus:
             async with self._refreshing:
                 await worker.run(self._port.refresh)
         except Exception as error:  # noqa: BLE001 - this must not cost the whole pass
-            self._context.broken(error)
+            self._context.report_internal_error(error)
         await self.reread()
 
     async def reread(self) -> None:
@@ -254,7 +254,7 @@ class KubeletCpus:
         except TimeoutError:
             context.telemetry.problem("cannot read kubelet's state file: the file system does not answer")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the node
-            context.broken(error)
+            context.report_internal_error(error)
         else:
             self._follow(manager)
 

@@ -76,7 +76,7 @@ class KernelView:
         """
         self._context = context
         self._quotas = quotas
-        self._worker = Worker("status", context.broken)
+        self._worker = Worker("status", context.report_internal_error)
         context.health.watch(self._worker)
         self._reading: asyncio.Future[KernelReading] | None = None
         self.last = KernelReading()
@@ -127,7 +127,7 @@ class KernelView:
         if reading.cancelled():
             return
         if (error := reading.exception()) is not None:
-            self._context.broken(error)
+            self._context.report_internal_error(error)
         else:
             self.last = reading.result()
 

@@ -88,7 +88,7 @@ class NodePolicySync:
                     self._labels = await worker.run(self._namespaces.read)
             self._follow(NodePolicyRead(self.configured, self._options, meta, self._labels))
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the comparison
-            self._context.broken(error)
+            self._context.report_internal_error(error)
 
     def apply(self) -> None:
         """Apply the policy that follows from what is known."""

@@ -213,11 +213,11 @@ class OwnerQuotas(Observer):
         if not self.active:
             return
         async with self._lock:
-            self._restoring.begin_pass(self.known.records)
+            self._restoring.start_pass(self.known.records)
             await self._restore()
             state = self._context.state
             places = engine.removable(state, engine.all_off(state))
-            self._removing.begin_pass(places)
+            self._removing.start_pass(places)
             await self._remove({key: place for key, place in places.items() if self._removing.due(key)})
 
     # -- doing --------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Reconciler:
         self._context = context
         self._parts = parts
         self._start_update = start_update
-        self._worker = Worker("sync", context.broken)
+        self._worker = Worker("sync", context.report_internal_error)
         context.health.watch(self._worker)
         self.adoption = Adoption(
             context,
@@ -169,7 +169,7 @@ class Reconciler:
             if error.code == GrpcStatus.UNIMPLEMENTED:
                 self._in_step()  # the runtime does not have a method that a pass needs: waiting is of no use
         else:
-            context.broken(error)
+            context.report_internal_error(error)
 
     async def once(self) -> None:
         """Make one pass.
@@ -293,7 +293,7 @@ class Reconciler:
         except TimeoutError:
             self._context.telemetry.problem("cannot compare everything in time", seconds=ALSO_S)
         except Exception as error:  # noqa: BLE001  see above
-            self._context.broken(error)
+            self._context.report_internal_error(error)
 
     def _report_without_cgroup(self, ids: list[str], listing: Listing, began: int) -> None:
         """Report containers that run, by the runtime's list, but have no cgroup to write (in a VM, say)."""

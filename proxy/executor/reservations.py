@@ -183,7 +183,7 @@ class Reservations:
                 if reservation.kind is not ReservationKind.MOVE:
                     self._end_at_once(reservation, seen.Interrupted(), run)
                     raise
-                self._context.broken(error)
+                self._context.report_internal_error(error)
                 event = seen.Interrupted()
                 continue
             if reservation.kind is ReservationKind.MOVE and not self._is_applied(reservation):

@@ -145,7 +145,7 @@ class RuntimeEvents(Observer):
             return REFUSED_S
         except Exception as error:  # noqa: BLE001  whatever the error, the reconcile passes continue
             self._put(EventsState.WAITING)
-            self._context.broken(error)
+            self._context.report_internal_error(error)
             return REFUSED_S
         self._put(EventsState.WAITING)
         return 0
@@ -194,7 +194,7 @@ class RuntimeEvents(Observer):
                 else:
                     self._handle(what)
             except Exception as error:  # noqa: BLE001  a fault in one event must not affect the others
-                self._context.broken(error)
+                self._context.report_internal_error(error)
                 self._context.attention.set()
 
     def _enter(self, now: EventsState) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from proxy.engine.call_events import ResendWanted, RuntimeSyncBegan, SavedCpusLearned
+from proxy.engine.call_events import ResendWanted, RuntimeSyncStarted, SavedCpusLearned
 from proxy.engine.runtime_sync_step import SyncStep, sync_step
 from proxy.executor.adoption import saved_cpus
 from proxy.executor.background import Worker
@@ -54,7 +54,7 @@ class RuntimeSync:
         self._mems = mems
         self._unit_properties = unit_properties
         self._start_update = start_update
-        self._worker = Worker("settle", context.broken)
+        self._worker = Worker("settle", context.report_internal_error)
         context.health.watch(self._worker)
         self._silent = RetryTimes[str](SILENT)
 
@@ -64,7 +64,7 @@ class RuntimeSync:
         while True:
             while context.state.runtime.unsaved and (rate := context.options.settle_per_second) > 0:
                 container_id = next(iter(context.state.runtime.unsaved))
-                context.store.handle(RuntimeSyncBegan(container_id))
+                context.store.handle(RuntimeSyncStarted(container_id))
                 if await self._sync(container_id):
                     await asyncio.sleep(1 / rate)
             await context.to_sync.wait()
@@ -108,7 +108,7 @@ class RuntimeSync:
             self._quotas.refused(container_id)
             refused = "" if error.code == GrpcStatus.NOT_FOUND else str(error)
         except Exception as error:  # noqa: BLE001  one odd container must not stop the others
-            context.broken(error)
+            context.report_internal_error(error)
         if refused and await self._runs(container_id):
             which = subject_of(context.state.containers, container_id)
             context.telemetry.problem("cannot save a cpuset at the runtime", **which, err=refused)
@@ -165,7 +165,7 @@ class RuntimeSync:
             async with asyncio.timeout(limit):
                 while context.state.runtime.unsaved and context.options.settle_per_second > 0:
                     container_id = next(iter(context.state.runtime.unsaved))
-                    context.store.handle(RuntimeSyncBegan(container_id))
+                    context.store.handle(RuntimeSyncStarted(container_id))
                     await self._sync(container_id)
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ class StartUpdate:
         self._confinement = confinement
         self._fencing = fencing
         self.former_calls = FormerCalls(context)
-        self.lookups = Worker("lookups", context.broken, threads=8)
+        self.lookups = Worker("lookups", context.report_internal_error, threads=8)
         context.health.watch(self.lookups)
 
     async def make_ready(self, container_id: str) -> str:

@@ -247,14 +247,14 @@ class HookRegistry:
                     or known.config is not self._config
                     or (known.again is not None and known.again <= self._clock())
                 ):
-                    self._begin(name, self._bring_in_turn(name, candidate))
+                    self._start_task(name, self._bring_in_turn(name, candidate))
             for name, known in list(self._known.items()):
                 gone = name not in found.candidates and known.candidate.path.parent not in found.unreadable
                 if gone and name not in self._busy:
-                    self._begin(name, self._forget(name))
+                    self._start_task(name, self._forget(name))
             self._check_settings(found)
 
-    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"hook {name}")
         self._busy[name] = task
         task.add_done_callback(lambda done: self._done(name, done))

@@ -114,7 +114,7 @@ class PassRetries:
         self._times = RetryTimes[str](PASSES)
         self._pass = 0
 
-    def begin_pass(self, keys: Container[str]) -> None:
+    def start_pass(self, keys: Container[str]) -> None:
         """A pass begins over these keys; all others are forgotten."""
         self._pass += 1
         self._times.keep(keys)

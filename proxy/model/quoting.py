@@ -37,8 +37,8 @@ def printable(text: str, limit: int = SENTENCE) -> str:
     head = text[: limit - len(_CUT)]
     if len(text) > limit and head.isprintable():
         return head + _CUT
-    shown, whole = _begin(text, limit, _escape)
-    return shown if whole else _begin(text, limit - len(_CUT), _escape)[0] + _CUT
+    shown, whole = _escaped_prefix(text, limit, _escape)
+    return shown if whole else _escaped_prefix(text, limit - len(_CUT), _escape)[0] + _CUT
 
 
 def quoted(text: str, limit: int = QUOTED) -> str:
@@ -51,7 +51,9 @@ def quoted(text: str, limit: int = QUOTED) -> str:
     if len(text) <= limit and text.isprintable():
         return repr(text)
     mark = repr(text[:limit])[0]
-    shown, whole = _begin(text, limit, lambda char: f"\\{char}" if char in (mark, "\\") else _escape(char))
+    shown, whole = _escaped_prefix(
+        text, limit, lambda char: f"\\{char}" if char in (mark, "\\") else _escape(char)
+    )
     return f"{mark}{shown}{mark}{'' if whole else _CUT}"
 
 
@@ -93,7 +95,7 @@ def _escape(char: str) -> str:
     return char if char.isprintable() else repr(char)[1:-1]
 
 
-def _begin(text: str, limit: int, escape: Callable[[str], str]) -> tuple[str, bool]:
+def _escaped_prefix(text: str, limit: int, escape: Callable[[str], str]) -> tuple[str, bool]:
     """Escape as much of a text as has room; report whether that is all of it. No escape is cut apart."""
     pieces: list[str] = []
     room = limit

@@ -123,7 +123,7 @@ class Floors(Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.each)
 
-    def broken(self, left: CpuSet, taken: CpuSet) -> Breach | None:
+    def breach(self, left: CpuSet, taken: CpuSet) -> Breach | None:
         """Name the floor below which the pool falls because CPUs are taken; None where none is.
 
         Args:

@@ -73,15 +73,15 @@ class Direction(FrameReader):
     def _push_promise(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         self.on_promise()
         start, end = frames.unpad(flags, data, start, end)
-        return self._begin(flags & ~frames.END_STREAM, stream, data, start + 4, end)
+        return self._start_block(flags & ~frames.END_STREAM, stream, data, start + 4, end)
 
     def _headers(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         start, end = frames.unpad(flags, data, start, end)
         verdict = self.on_headers(flags, stream) if stream else KEEP
-        self._begin(flags, stream, data, start + 5 if flags & frames.PRIORITY else start, end)
+        self._start_block(flags, stream, data, start + 5 if flags & frames.PRIORITY else start, end)
         return verdict
 
-    def _begin(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
+    def _start_block(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         """Begin a header block; it is handled when it is complete."""
         if not stream or start > end:
             raise RelayError("cannot read a header: wrong stream or size")

@@ -61,7 +61,7 @@ class Release:
         """
         self._executor = executor
         self._idle = idle
-        self._worker = Worker("release", executor.broken)
+        self._worker = Worker("release", executor.report_internal_error)
         executor.health.watch(self._worker)
         self._running: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
@@ -167,7 +167,7 @@ class Release:
                 if await self.sweep(self._pace):
                     return
             except Exception as error:  # noqa: BLE001 - whatever it is, the next sweep must come
-                self._executor.broken(error)
+                self._executor.report_internal_error(error)
                 self.progress.remaining["release"] = f"internal error: {type(error).__name__}: {error}"
             await asyncio.sleep(pauses.next())
             if not self.progress.remaining:

@@ -53,7 +53,7 @@ class StagedEnforcement:
             executor: The node.
         """
         self._executor = executor
-        self._worker = Worker("staging", executor.broken)
+        self._worker = Worker("staging", executor.report_internal_error)
         executor.health.watch(self._worker)
         self._retries = RetryTimes[str](AGAIN)
         self._not_applied = PodProblems("cannot apply the plan to a running pod", executor.telemetry)
@@ -79,7 +79,7 @@ class StagedEnforcement:
             try:
                 await self.step()
             except Exception as error:  # noqa: BLE001  whatever it is, the next step must come
-                executor.broken(error)
+                executor.report_internal_error(error)
             period = executor.options.step_period
             await asyncio.sleep(max(0.0, began + period - loop.time()))
 

@@ -33,7 +33,7 @@ class DaemonReplacement:
         self._task: asyncio.Task[None] | None = None
         self._failure = ""
 
-    def begin(self, listener: Listener) -> str:
+    def start(self, listener: Listener) -> str:
         """Start the process, unless that is under way; return the page.
 
         Args:

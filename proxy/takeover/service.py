@@ -133,7 +133,7 @@ class Takeover:
         self._executor = executor
         self._writer = writer
         self._places = places
-        self._worker = Worker("takeover", executor.broken)
+        self._worker = Worker("takeover", executor.report_internal_error)
         executor.health.watch(self._worker)
         self._one = asyncio.Lock()
         self._static = executor.state.node.static
@@ -219,7 +219,7 @@ class Takeover:
         try:
             executor.node_policy.apply()
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the node; the next pass tries
-            executor.broken(error)
+            executor.report_internal_error(error)
 
     async def _inputs(self) -> TakeoverInputs:
         await self._executor.kubelet_cpus.refresh(self._worker)

@@ -26,7 +26,7 @@ from proxy.engine.call_events import (
     ContainersUnsaved,
     OrphanEnded,
     ResendWanted,
-    RuntimeSyncBegan,
+    RuntimeSyncStarted,
     SavedCpusLearned,
     StartRequested,
     UpdateEnded,
@@ -458,7 +458,7 @@ class SearchedNode:
         target = next(iter(self.state.runtime.unsaved), None)
         if target is None:
             return False
-        self.handle(RuntimeSyncBegan(target))
+        self.handle(RuntimeSyncStarted(target))
         self.sync_one(target)
         return True
 

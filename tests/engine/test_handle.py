@@ -19,7 +19,7 @@ from proxy.engine.call_events import (
     OrphanEnded,
     OrphanListed,
     ResendWanted,
-    RuntimeSyncBegan,
+    RuntimeSyncStarted,
     SavedCpusLearned,
     StartEnded,
     StartRefused,
@@ -478,9 +478,9 @@ def test_containers_are_synced_in_their_order() -> None:
     play = story(SHARED.changed(put=(OWNER,)))
     assert play >> ContainersUnsaved(("ls", "lse")) << SyncRuntimeSoon()
     assert play >> ContainersUnsaved(("ls",)) << SyncRuntimeSoon()
-    assert play >> RuntimeSyncBegan("ls")
+    assert play >> RuntimeSyncStarted("ls")
     assert list(play.state.runtime.unsaved) == ["lse"]
-    assert play >> RuntimeSyncBegan("ls")
+    assert play >> RuntimeSyncStarted("ls")
 
 
 def test_a_container_that_is_gone_is_not_synced() -> None:

@@ -127,7 +127,7 @@ class Life:
                 container_events.CpusAssigned((some, other)),
                 call_events.SavedCpusLearned(some, self.dice.choice((None, CpuSet((2, 3))))),
                 call_events.ContainersUnsaved((some, other)),
-                call_events.RuntimeSyncBegan(some),
+                call_events.RuntimeSyncStarted(some),
             )
         )
 

@@ -17,19 +17,19 @@ FILE = Path("/etc/topoproxy/hooks.d/50-x.py")
 
 def test_a_file_that_ended_the_daemon_twice_is_left_out(tmp_path: Path) -> None:
     for _ in range(2):
-        CrashMarks(tmp_path / "marks").begin("50-x", FILE, b"one")  # and the daemon is gone
+        CrashMarks(tmp_path / "marks").mark("50-x", FILE, b"one")  # and the daemon is gone
     with pytest.raises(
         CrashingHookError, match=r"50-x\.py: the daemon has ended 2 times .* or remove .*marks/50-x"
     ):
-        CrashMarks(tmp_path / "marks").begin("50-x", FILE, b"one")
-    CrashMarks(tmp_path / "marks").begin("50-y", FILE, b"one")
-    CrashMarks(tmp_path / "marks").begin("50-x", FILE, b"two")
+        CrashMarks(tmp_path / "marks").mark("50-x", FILE, b"one")
+    CrashMarks(tmp_path / "marks").mark("50-y", FILE, b"one")
+    CrashMarks(tmp_path / "marks").mark("50-x", FILE, b"two")
 
 
 def test_a_hook_that_came_into_use_or_failed_is_counted_again(tmp_path: Path) -> None:
     trials = CrashMarks(tmp_path / "marks")
     for _ in range(5):
-        trials.begin("50-x", FILE, b"one")
+        trials.mark("50-x", FILE, b"one")
         trials.end("50-x")
     assert list((tmp_path / "marks").iterdir()) == []
 
@@ -38,10 +38,10 @@ def test_marks_that_cannot_be_written_or_read_are_done_without(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     for directory in (None, tmp_path / "file", tmp_path / "no" / "such"):
         for _ in range(4):
-            CrashMarks(directory).begin("50-x", FILE, b"one")
+            CrashMarks(directory).mark("50-x", FILE, b"one")
         CrashMarks(directory).end("50-x")
     (tmp_path / "50-x").write_bytes(b"\xff garbage")
-    CrashMarks(tmp_path).begin("50-x", FILE, b"one")
+    CrashMarks(tmp_path).mark("50-x", FILE, b"one")
     assert (tmp_path / "50-x").read_text().endswith(" 1")
 
 

@@ -83,7 +83,7 @@ def test_each_key_has_a_sequence_of_its_own(rule: Backoff, story: list[tuple[str
 def test_passes_a_few_in_a_row_then_ever_more_rarely() -> None:
     retries, tried = PassRetries(), []
     for number in range(120):
-        retries.begin_pass({"a"})
+        retries.start_pass({"a"})
         if retries.due("a"):
             tried.append(number)
             retries.failed("a")
@@ -94,7 +94,7 @@ def test_passes_a_few_in_a_row_then_ever_more_rarely() -> None:
 def test_a_success_and_a_key_that_is_gone_begin_again() -> None:
     retries = PassRetries()
     for there in ({"a"}, {"a"}, {"a"}, set()):
-        retries.begin_pass(there)
+        retries.start_pass(there)
         for _ in range(9 if there else 0):
             retries.failed("a")
     assert retries.due("a")

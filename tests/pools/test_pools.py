@@ -103,7 +103,7 @@ def test_one_cpu_can_be_owned_wherever_two_are_there(machine: Machine) -> None:
     for node in machine.nodes:
         if len(node.cpus) > 1 and len(machine.online) > 1:
             taken = CpuSet([node.cpus.first()])
-            assert floors.broken(machine.online - taken, taken) is None
+            assert floors.breach(machine.online - taken, taken) is None
 
 
 def test_what_is_kept_back_from_the_pool_does_not_count() -> None:
@@ -123,13 +123,13 @@ def test_numbers_are_taken_as_they_are() -> None:
 def test_only_floors_of_nodes_that_lose_cpus_are_broken() -> None:
     floors = Floors((Floor(2, CpuSet([0, 1, 2, 3]), 0), Floor(2, CpuSet([4, 5, 6, 7]), 1)))
     left = CpuSet([0, 4, 5, 6])  # node 0 is below its floor already
-    assert floors.broken(left, CpuSet([7])) is None
-    breach = floors.broken(left, CpuSet([3]))
+    assert floors.breach(left, CpuSet([7])) is None
+    breach = floors.breach(left, CpuSet([3]))
     assert breach is not None
     assert breach.rule is AdmissionRule.SHARED_FLOOR
     assert "NUMA node 0 (admission.sharedFloorPerNUMANode), and 1 would be left" in breach.message
-    assert floors.broken(left, CpuSet()) is None
-    whole = Floors((Floor(5),)).broken(left, CpuSet([7]))
+    assert floors.breach(left, CpuSet()) is None
+    whole = Floors((Floor(5),)).breach(left, CpuSet([7]))
     assert whole is not None
     assert "5 CPUs of this node (admission.sharedFloor), and 4 would be left" in whole.message
 
@@ -152,7 +152,7 @@ def test_what_is_chosen_beside_the_kept_cpus_breaks_no_floor(
     assert kept <= pool
     free = list(pool - kept - never)
     taken = CpuSet(cpu for cpu in free if chance.random() < 0.5)  # type: ignore[attr-defined]
-    assert floors.broken(pool - taken, taken) is None
+    assert floors.breach(pool - taken, taken) is None
 
 
 def test_reserved_cpus_and_parts_of_cores_are_kept_first() -> None:

@@ -94,7 +94,7 @@ class DevicePluginRegistry:
         self._context = context
         self._grace_s = grace_s
         self._loop = asyncio.get_running_loop()
-        self._decoder = Worker("devices", context.broken)
+        self._decoder = Worker("devices", context.report_internal_error)
         self._resources: dict[str, ManagedResource] = {}
         self._pauses: dict[str, RegisterPause] = {}
         self._connecting: set[str] = set()

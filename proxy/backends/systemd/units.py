@@ -153,7 +153,7 @@ class SystemdUnits:
 
     def _listen(self, connection: Connection, on_event: Callable[[UnitEvents], None]) -> None:
         bus = connection.path.endswith(BUS.name)
-        subscriber = threading.Thread(target=self._begin, args=(connection, on_event, bus), daemon=True)
+        subscriber = threading.Thread(target=self._subscribe, args=(connection, on_event, bus), daemon=True)
         subscriber.start()  # its calls are answered in this thread
         for message in connection.read(b"Reloading"):
             if message.body == (False,):
@@ -165,7 +165,7 @@ class SystemdUnits:
         if was is not None and not self._closing.is_set():
             on_event(UnitEvents.LOST)
 
-    def _begin(self, connection: Connection, on_event: Callable[[UnitEvents], None], bus: bool) -> None:
+    def _subscribe(self, connection: Connection, on_event: Callable[[UnitEvents], None], bus: bool) -> None:
         """Subscribe to signals, and let calls begin."""
         from jeepney.wrappers import DBusAddress, new_method_call
 

@@ -84,7 +84,7 @@ class Suppression:
         self.usage = usage
         self.groups = groups
         self._changed = asyncio.Event()
-        self._worker = Worker("suppress", context.broken)
+        self._worker = Worker("suppress", context.report_internal_error)
         context.health.watch(self._worker)
         self._reading: asyncio.Future[tuple[str, UsageReading]] | None = None
         context.store.handle(engine.BeQuotasRead(BeSuppression.load((record or {}).get("quota"))))
@@ -129,7 +129,7 @@ class Suppression:
                 else:
                     waited += 1  # the pods are not known yet
             except Exception as error:  # noqa: BLE001  no fault may prevent the next round
-                self._context.broken(error)
+                self._context.report_internal_error(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait if wait < math.inf else None):
                     await self._changed.wait()

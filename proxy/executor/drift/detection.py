@@ -235,14 +235,14 @@ class Drift:
         try:
             writers = await self._attribution.authors(found, self.known.hints)
         except Exception as error:  # noqa: BLE001  the next repairs must be attributed
-            self._context.broken(error)
+            self._context.report_internal_error(error)
         self._step(conflicts.WritersFound(writers))
 
     async def _check(self, ids: Iterable[str], seconds: float) -> None:
         try:
             await self._writes.follow(list(ids))
         except Exception as error:  # noqa: BLE001  the next check must come
-            self._context.broken(error)
+            self._context.report_internal_error(error)
         await asyncio.sleep(seconds)
         self._step(conflicts.ConflictsDue(self._context.clock()))
 

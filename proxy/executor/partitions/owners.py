@@ -104,7 +104,7 @@ class PartitionSync(Observer):
                 return
             self._take_over_compared(await context.kernel.run(jobs.compare))
             self._take_over_ended()
-            self._retries.begin_pass(set(context.state.containers))
+            self._retries.start_pass(set(context.state.containers))
             if jobs.kind:
                 await self._make_missing()
             self._isolated = await context.kernel.run(self._kernel.isolated)

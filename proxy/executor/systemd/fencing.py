@@ -289,12 +289,12 @@ class Fencing:
             self._unit_properties.failed(container_id, error)
             again.append(container_id)
         except Exception as error:  # noqa: BLE001  the fence must not stay, nor the call in flight
-            context.broken(error)
+            context.report_internal_error(error)
         try:
             # Setting the property has written the file; where that failed, it is written here.
             await self._writes.run(context.enforcer.enforce, [container_id])
         except Exception as error:  # noqa: BLE001  as above
-            context.broken(error)
+            context.report_internal_error(error)
         try:
             await self.take(fence)
         finally:

@@ -81,7 +81,7 @@ class UnitProperties:
         self._context = context
         self._writes = writes
         self._suspect = suspect
-        self._worker = Worker("units", context.broken, threads=2)
+        self._worker = Worker("units", context.report_internal_error, threads=2)
         context.health.watch(self._worker)
         self._loop = asyncio.get_running_loop()
         self.units = units
@@ -222,7 +222,7 @@ class UnitProperties:
                     self.failed(container_id, error)
                     await asyncio.sleep(AWAY_S)
                 except Exception as error:  # noqa: BLE001  one odd unit must not stop the others
-                    self._context.broken(error)
+                    self._context.report_internal_error(error)
 
     def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
         """Handle that a unit could not be read or set."""

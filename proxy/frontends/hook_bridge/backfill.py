@@ -38,7 +38,7 @@ class Backfill:
         self.following: LifecycleEvents | None = None
         self._executor = executor
         self._hooks = hooks
-        self._worker = Worker("hooks-learn", executor.broken)
+        self._worker = Worker("hooks-learn", executor.report_internal_error)
         self._learning = self._notify = False
         self._asked = asyncio.Lock()
 
@@ -70,7 +70,7 @@ class Backfill:
         except TimeoutError:
             pass
         except Exception as error:  # noqa: BLE001  hooks learn less, and the call is decided anyway
-            self._executor.broken(error)
+            self._executor.report_internal_error(error)
 
     def later(self) -> None:
         """Look up the facts soon, and repeat until that succeeds."""

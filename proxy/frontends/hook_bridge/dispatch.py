@@ -83,7 +83,7 @@ class HookDispatcher:
         try:
             return self.hooks.call_hooks(event)
         except Exception as error:  # noqa: BLE001  an internal error costs the hooks, never the call
-            self.executor.broken(error)
+            self.executor.report_internal_error(error)
             return _NONE
 
     async def outcome(self, answers: Answers) -> Outcome:
@@ -94,7 +94,7 @@ class HookDispatcher:
             async with asyncio.timeout(LONGEST_S + _MARGIN_S):
                 return await answers.wait()
         except TimeoutError as error:
-            self.executor.broken(error)
+            self.executor.report_internal_error(error)
             return AS_IT_IS
 
     def call_hooks(

@@ -169,7 +169,7 @@ class LifecycleEvents(Observer):
         try:
             self._hooks.notify(make())
         except Exception as error:  # noqa: BLE001  the node must not suffer because hooks are not notified
-            executor.broken(error)
+            executor.report_internal_error(error)
 
     def ran(self, pod: Pod, view: HookView) -> None:
         """A sandbox has been created by a RunPodSandbox."""

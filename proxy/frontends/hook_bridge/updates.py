@@ -84,7 +84,7 @@ class Updates:
         self._executor = executor
         self._start_update = start_update
         self._owned_cpus = owned_cpus
-        self._worker = Worker("hook-updates", executor.broken)
+        self._worker = Worker("hook-updates", executor.report_internal_error)
         self._waiting: dict[str, _Wanted] = {}
         self._runs = False
 
@@ -120,7 +120,7 @@ class Updates:
                 try:
                     again = await self._one(container_id, wanted)
                 except Exception as error:  # noqa: BLE001  one odd container must not stop the others
-                    self._executor.broken(error)
+                    self._executor.report_internal_error(error)
                     again = False
                 if again:
                     self._put_back(container_id, wanted)

@@ -209,7 +209,7 @@ class Server:
             )
             raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, message) from None
         except Exception as error:  # noqa: BLE001  the node must not suffer from an internal error
-            executor.broken(error)
+            executor.report_internal_error(error)
             executor.attention.set()
             return self._answer_after_error(name, request, error)
 

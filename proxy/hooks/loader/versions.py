@@ -49,7 +49,7 @@ class CrashMarks:
         """Return whether the daemon has ended while a hook was brought into use."""
         return self._directory is not None and os.path.lexists(self._directory / name)
 
-    def begin(self, name: str, path: Path, data: bytes) -> None:
+    def mark(self, name: str, path: Path, data: bytes) -> None:
         """A file is about to be brought into use.
 
         Args:
@@ -150,7 +150,7 @@ class VersionBuilder:
             return None if hook is None else Version(Loaded(hook), path, version)
         if not content.data:
             return None
-        await self._worker.run(self._trials.begin, name, path, content.data)
+        await self._worker.run(self._trials.mark, name, path, content.data)
         return Version(await self._load(name, path, content.data), path, version)
 
     def _settings(self, name: str) -> tuple[object, ...]:
