@@ -62,14 +62,14 @@ def unanswered(path: Path, error: OSError) -> TopoproxyError:
 
 
 def request_bytes(route: str, params: Mapping[str, str] | None = None, *, act: bool = False) -> bytes:
-    """Write a request for the admin socket; see ``query``."""
+    """Write a request for the admin socket; see ``query_admin``."""
     target = f"{route}?{urlencode(params, errors='replace')}" if params else route
     verb = "POST" if act else "GET"
     return f"{verb} {target} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
 
 
 def read_answer(path: Path, route: str, data: bytes) -> object:
-    """Read the whole answer of an admin socket; see ``query``."""
+    """Read the whole answer of an admin socket; see ``query_admin``."""
     head, gap, body = data.partition(b"\r\n\r\n")
     fields = head.split(b" ", 2)
     if not gap or len(fields) < 3 or not fields[0].startswith(b"HTTP/1.") or not fields[1].isdigit():

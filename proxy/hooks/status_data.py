@@ -28,7 +28,7 @@ def hooks_page(entries: Iterable[HookFileEntry], reports: Iterable[HookReport]) 
         reports: The statistics of the hooks that are in use.
 
     Returns:
-        For each file ``name``, ``state``, ``path``, ``kind`` (``file`` or ``server``), ``report_internal_error``, ``error``;
+        For each file ``name``, ``state``, ``path``, ``kind`` (``file`` or ``server``), ``broken``, ``error``;
         of those in use ``points``, ``policy``, ``timeout`` (seconds), ``asked`` (the engine's state),
         ``breaker_open``, and the fields of ``HookReport``.
     """
