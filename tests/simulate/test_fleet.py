@@ -63,7 +63,7 @@ def test_a_fleet_is_filled_as_far_as_asked() -> None:
     size = done.fleet
     assert (size.nodes, size.numa_nodes, size.cpus, size.running) == (12, 48, 12 * 31, 0)
     assert size.offered_milli == 12 * 31_000
-    assert 0.93 < size.asked_milli / size.offered_milli <= 0.95
+    assert 0.93 < size.requested_milli / size.offered_milli <= 0.95
     for found in figures(done):
         assert found.placed + sum(found.rejected.values()) + found.waiting == found.pods == size.pods
 
@@ -105,7 +105,7 @@ def test_fragmentation_counts_the_cpus_that_a_size_leaves_over() -> None:
     text += "pods: [{resources: {limits: {cpu: 5, memory: 1Gi}}}]\n"
     found = figures(simulated(text))[1]
     assert found.free_cpus == 15 - 10
-    assert found.useless_cpus == {5: 5}, "2 on one NUMA node and 3 on the other"
+    assert found.unusable_cpus == {5: 5}, "2 on one NUMA node and 3 on the other"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class FleetFigures:
 
     Attributes:
         scheduler: Its name.
-        pods: How many came.
+        pods: How many arrived.
         placed: How many were admitted by a node, those that have left included.
         rejected: How many were bound to a node that rejected them, by reason.
         waiting: How many no node had room for until the end.
@@ -52,7 +52,7 @@ class FleetFigures:
         possible: For how many of these a node had room on one NUMA node when they were last decided on.
         on_one: How many of these have been placed on one NUMA node.
         free_cpus: CPUs that could still be given to one container alone, at the end.
-        useless_cpus: Of these, by size of container, those that no container of that size can use.
+        unusable_cpus: Of these, by size of container, those that no container of that size can use.
         decisions: How long the decisions took.
     """
 
@@ -65,7 +65,7 @@ class FleetFigures:
     possible: int
     on_one: int
     free_cpus: int
-    useless_cpus: Mapping[int, int]
+    unusable_cpus: Mapping[int, int]
     decisions: DecisionTimes
 
 
@@ -84,7 +84,7 @@ def figures_of(run: FleetRun) -> FleetFigures:
         sum(record.possible for record in run.records),
         sum(record.on_one for record in run.records),
         last.free,
-        last.useless,
+        last.unusable,
         _times(run.decisions),
     )
 
@@ -121,7 +121,7 @@ def svg_of(runs: Sequence[FleetRun], cpus: int) -> str:
         _Panel("pods that wait", lambda sample: sample.waiting),
         _Panel(
             f"free CPUs that no container of {largest} CPUs can use on one NUMA node",
-            lambda sample: sample.useless.get(largest, 0),
+            lambda sample: sample.unusable.get(largest, 0),
         ),
     )
     height = TOP + len(panels) * (PANEL + GAP)
@@ -146,7 +146,7 @@ def _legend(runs: Sequence[FleetRun]) -> list[str]:
 
 
 def _panel(panel: _Panel, runs: Sequence[FleetRun], top: int) -> list[str]:
-    last = max((run.samples[-1].came for run in runs), default=1) or 1
+    last = max((run.samples[-1].arrived for run in runs), default=1) or 1
     highest = max((panel.value(sample) for run in runs for sample in run.samples), default=0) or 1
     width, bottom = WIDTH - LEFT - RIGHT, top + 8 + PANEL
     parts = [
@@ -158,7 +158,7 @@ def _panel(panel: _Panel, runs: Sequence[FleetRun], top: int) -> list[str]:
     ]
     for number, run in enumerate(runs):
         points = " ".join(
-            f"{LEFT + width * sample.came / last:.1f},{bottom - PANEL * panel.value(sample) / highest:.1f}"
+            f"{LEFT + width * sample.arrived / last:.1f},{bottom - PANEL * panel.value(sample) / highest:.1f}"
             for sample in run.samples
         )
         parts.append(f"<polyline points='{points}' fill='none' {_stroke(number)}/>")
@@ -211,7 +211,7 @@ def _shares(found: Sequence[FleetFigures]) -> str:
 
 def _table(found: Sequence[FleetFigures]) -> list[str]:
     reasons = list(dict.fromkeys(reason for each in found for reason in each.rejected))
-    sizes = found[0].useless_cpus if found else {}
+    sizes = found[0].unusable_cpus if found else {}
     rows: list[tuple[str, Sequence[int], str]] = [
         ("pods", [f.pods for f in found], ""),
         ("  placed", [f.placed for f in found], ""),
@@ -222,7 +222,7 @@ def _table(found: Sequence[FleetFigures]) -> list[str]:
         ("  one NUMA node possible", [f.possible for f in found], "some node had room on one"),
         ("  placed on one", [f.on_one for f in found], _shares(found)),
         ("free CPUs", [f.free_cpus for f in found], "can still be given to one container alone"),
-        *((f"  useless for {size}", [f.useless_cpus[size] for f in found], "") for size in sizes),
+        *((f"  unusable for {size}", [f.unusable_cpus[size] for f in found], "") for size in sizes),
     ]
     head = ["", *(each.scheduler for each in found), ""]
     cells = [[label, *(f"{value:,}" for value in values), note] for label, values, note in rows]
@@ -267,13 +267,13 @@ def _settings(settings: FleetSettings) -> Data:
 
 def _run(run: FleetRun, found: FleetFigures, *, each_pod: bool) -> Data:
     data = dataclasses.asdict(found)
-    data["useless_cpus"] = _useless(found.useless_cpus)
-    samples = [{**dataclasses.asdict(sample), "useless": _useless(sample.useless)} for sample in run.samples]
+    data["unusable_cpus"] = _unusable(found.unusable_cpus)
+    samples = [{**dataclasses.asdict(sample), "unusable": _unusable(sample.unusable)} for sample in run.samples]
     pods = [_pod(record) for record in run.records] if each_pod else []
     return {**data, "samples": samples, "each_pod": pods}
 
 
-def _useless(sizes: Mapping[int, int]) -> list[Data]:
+def _unusable(sizes: Mapping[int, int]) -> list[Data]:
     return [{"size": size, "cpus": cpus} for size, cpus in sizes.items()]
 
 
@@ -287,6 +287,6 @@ def _pod(record: FleetPodResult) -> Data:
         "exclusive": list(record.pod.kind.sizes),
         "possible": record.possible,
         "on_one": record.on_one,
-        "came": round(record.came, 6),
+        "arrived": round(record.arrived, 6),
         "bound": round(record.bound, 6) if record.node else None,
     }

@@ -39,7 +39,7 @@ class FreeCpus:
         """Return how many there are."""
         return sum(map(sum, self._free))
 
-    def useless(self, size: int) -> int:
+    def unusable(self, size: int) -> int:
         """Return how many are left over when all NUMA nodes are filled with containers of some size."""
         return sum(free % size for node in self._free for free in node)
 
@@ -105,11 +105,11 @@ class FleetPodResult:
         reason: Why it was rejected.
         on_one: Whether each of its containers with CPUs of its own was placed on one NUMA node.
         possible: Whether that was possible on some node when it was bound or last tried.
-        came, bound: When, in seconds of the simulation; ``bound`` is negative where it never was.
+        arrived, bound: When, in seconds of the simulation; ``bound`` is negative where it never was.
     """
 
     pod: FleetPod
-    came: float
+    arrived: float
     outcome: FleetPodState = FleetPodState.WAITING
     node: str = ""
     reason: str = ""
@@ -124,18 +124,18 @@ class Sample:
 
     Attributes:
         time: In seconds of the simulation.
-        came, placed, rejected, waiting: Pods so far; ``placed`` includes those that have left.
+        arrived, placed, rejected, waiting: Pods so far; ``placed`` includes those that have left.
         free: CPUs that could still be owned.
-        useless: Of these, by size of container, those that none of that size can use.
+        unusable: Of these, by size of container, those that none of that size can use.
     """
 
     time: float
-    came: int
+    arrived: int
     placed: int
     rejected: int
     waiting: int
     free: int
-    useless: dict[int, int]
+    unusable: dict[int, int]
 
 
 _Leaving = list[tuple[float, int, int, FleetPodResult]]
@@ -296,11 +296,11 @@ class FleetRun:
         return any(self._free.holds(at, sizes) for at in self.scheduler.fitting(pod))
 
     def _sample(self, now: float) -> None:
-        useless = {size: self._free.useless(size) for size in self.sizes}
+        unusable = {size: self._free.unusable(size) for size in self.sizes}
         self.samples.append(
             Sample(
                 now, len(self.records), self._placed, self._rejected, len(self._waiting),
-                self._free.total(), useless,
+                self._free.total(), unusable,
             )
         )  # fmt: skip
 

@@ -95,7 +95,7 @@ class FleetSize:
         cpus: CPUs that containers may own in the beginning.
         running: Pods that run in the beginning.
         pods: Pods that come.
-        asked_milli, offered_milli: Thousandths of CPUs that these request together, and that nodes offer.
+        requested_milli, offered_milli: Thousandths of CPUs that these request together, and that nodes offer.
     """
 
     nodes: int
@@ -103,7 +103,7 @@ class FleetSize:
     cpus: int
     running: int
     pods: int
-    asked_milli: int
+    requested_milli: int
     offered_milli: int
 
 

@@ -109,10 +109,10 @@ class Ranking:
 
     def _scores(self) -> dict[int, int]:
         """Return the extender's scores by what they follow from."""
-        worths = [*{worth for worth, _ in self._ranks.keys() - {_NEW}}]
+        inputs = [*{value for value, _ in self._ranks.keys() - {_NEW}}]
         if self._strategy is not Strategy.FEWEST_NUMA_NODES:
-            return dict(zip(worths, worths, strict=True))
-        return dict(zip(worths, volcano_scores(worths), strict=True))
+            return dict(zip(inputs, inputs, strict=True))
+        return dict(zip(inputs, volcano_scores(inputs), strict=True))
 
     def _rank(self, at: int, after: _Rank | None) -> None:
         """Put a node into a rank; None: it does not fit."""
@@ -224,14 +224,14 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             return self._stock.pick(best) if best else -1
         demand = pod.demand
 
-        def asked(nodes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        def extend(nodes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
             names = list(map(self._names.__getitem__, nodes))
             fits = self._table.filter(demand, names).fits
             scores = self._table.scores(demand, fits, self._strategy)
             passed = nodes if len(fits) == len(names) else list(map(self._at.__getitem__, fits))
             return passed, list(map(self._added.__getitem__, scores))
 
-        return self._stock.choose(pod.kind.stock, asked)
+        return self._stock.choose(pod.kind.stock, extend)
 
     def ranking(self, pod: FleetPod) -> Ranking:
         """Return the nodes as they are now for a pod."""
