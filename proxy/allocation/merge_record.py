@@ -50,9 +50,9 @@ def record_merge(decision: PolicyDecision, scope: Scope) -> Merge | None:
     merged = decision.merged
     if merged is None:
         return None
-    blame = () if decision.hint.preferred else _blame(decision)
+    conflicts = () if decision.hint.preferred else _conflicts(decision)
     return Merge(
-        str(decision.policy), str(scope), decision.hint, merged.runner_up, str(merged.decided), blame
+        str(decision.policy), str(scope), decision.hint, merged.runner_up, str(merged.decided), conflicts
     )
 
 
@@ -87,7 +87,7 @@ def _bits(hint: TopologyHint) -> int:
     return hint.affinity.bits if hint.affinity is not None else 0
 
 
-def _blame(decision: PolicyDecision) -> tuple[str, ...]:
+def _conflicts(decision: PolicyDecision) -> tuple[str, ...]:
     conflicts = [f"{resource} cannot be given at all" for resource in decision.unsatisfiable]
     strict: list[_Preference] = []
     for entry in decision.lists:

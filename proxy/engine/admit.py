@@ -300,8 +300,10 @@ def detailed_verdict(verdict: Verdict, ref: str, decision: TopologyDecision) -> 
     """Return kubelet's reason and text, followed by the container or pod and what stood against it."""
     if verdict.message.startswith("cannot "):
         return verdict
-    blame = f": {'; '.join(decision.merge.blame)}" if decision.merge and decision.merge.blame else ""
-    return structs.replace(verdict, message=f"{verdict.reason}: {verdict.message} ({ref}{blame})")
+    conflicts = (
+        f": {'; '.join(decision.merge.conflicts)}" if decision.merge and decision.merge.conflicts else ""
+    )
+    return structs.replace(verdict, message=f"{verdict.reason}: {verdict.message} ({ref}{conflicts})")
 
 
 def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) -> TopologyDecision:

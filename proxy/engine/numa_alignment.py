@@ -109,7 +109,7 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
     recorded = tuple(
         record for name, hints in _hints_by_provider(answers) for record in record_answer(name, hints)
     )
-    merge = Merge(str(policy), Scope.POD.value, hint, blame=aligned.reasons)
+    merge = Merge(str(policy), Scope.POD.value, hint, conflicts=aligned.reasons)
     return TopologyDecision(Verdict() if aligned.admitted else UNALIGNED, hint, answers=recorded, merge=merge)
 
 

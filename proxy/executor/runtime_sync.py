@@ -54,7 +54,7 @@ class RuntimeSync:
         self._mems = mems
         self._unit_properties = unit_properties
         self._start_update = start_update
-        self._worker = Worker("settle", context.report_internal_error)
+        self._worker = Worker("runtime-sync", context.report_internal_error)
         context.health.watch(self._worker)
         self._silent = RetryTimes[str](SILENT)
 

@@ -61,7 +61,7 @@ class Merge(Struct, frozen=True):
         best: The hint that won; its affinity is None where any node will do.
         runner_up: The best with other nodes, if there is one.
         decided: What decided between the two, in words.
-        blame: Texts that name the resources that prevent a preferred result; empty where none does.
+        conflicts: Texts that name the resources that prevent a preferred result; empty where none does.
     """
 
     policy: str
@@ -69,7 +69,7 @@ class Merge(Struct, frozen=True):
     best: TopologyHint
     runner_up: TopologyHint | None = None
     decided: str = ""
-    blame: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
 
 
 class AllocationStep(Struct, frozen=True):

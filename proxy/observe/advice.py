@@ -78,8 +78,8 @@ def against(record: Explanation) -> tuple[str, ...]:
     merge = record.merge
     if merge is None or merge.best.preferred or merge.policy == TopologyPolicy.NONE:
         return ()
-    if merge.blame:
-        return sentences([f"Reason: {few([clean(b).rstrip('.') for b in merge.blame], gap='; ')}"])
+    if merge.conflicts:
+        return sentences([f"Reason: {few([clean(b).rstrip('.') for b in merge.conflicts], gap='; ')}"])
     single = merge.policy == TopologyPolicy.SINGLE_NUMA_NODE
     short = [s for s in record.answers if s.nothing != "no preference" and not _could(s, single=single)]
     if short:

@@ -4,8 +4,9 @@ docs/explain.md has the names of the fields.
 
 CPUs are Linux lists (``"0-3,8"``), NUMA nodes are lists of ids (null where any will do). Writing gives every
 field, whatever its value. Reading takes what an older or newer version has written: a missing field gets its
-default, an unknown one is ignored, and a field that is there must have its type. ``said`` and ``lacks`` are
-the former names of ``providers`` and ``shortfalls``, written for one release.
+default, an unknown one is ignored, and a field that is there must have its type. ``said``,
+``lacks`` and ``blame`` are the former names of ``providers``, ``shortfalls`` and ``conflicts``, written for one
+release.
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ _TOP = "decision"
 _NAMES = {
     "answers": ("providers", "said"),
     "shortfalls": ("shortfalls", "lacks"),
+    "conflicts": ("conflicts", "blame"),
     "affinity": ("nodes",),
     "detail": (),
 }
@@ -173,7 +175,7 @@ def _plain(value: object) -> object:
     names = value.__struct_fields__
     if isinstance(value, ProviderAnswer):
         names = (*(name for name in names if name not in _LAST), *_LAST)
-    return {_NAMES.get(name, (name,))[0]: _plain(getattr(value, name)) for name in names}
+    return {key: _plain(getattr(value, name)) for name in names for key in _NAMES.get(name, (name,))}
 
 
 _fields = cache(fields)

@@ -126,7 +126,7 @@ def _message(record: Explanation) -> str:
         message = message[len(reason) + 2 :]
     for name_of_it in (
         record.ref,
-        *(f"{record.ref}: {'; '.join(record.merge.blame)}" if record.merge else "",),
+        *(f"{record.ref}: {'; '.join(record.merge.conflicts)}" if record.merge else "",),
     ):
         message = message.removesuffix(f"({clean(name_of_it)})").rstrip()
     return message or reason

@@ -99,7 +99,7 @@ def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "answers", "blame"),
+    ("policy", "answers", "conflicts"),
     [
         (TopologyPolicy.RESTRICTED, [{"a": (of([0]),)}, {"b": (of([0]),)}], ()),
         (
@@ -151,10 +151,10 @@ def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
         ),
     ],
 )
-def test_the_resource_to_blame(policy: TopologyPolicy, answers: list[Hints], blame: tuple[str, ...]) -> None:
+def test_the_resource_that_conflicts(policy: TopologyPolicy, answers: list[Hints], conflicts: tuple[str, ...]) -> None:
     merge = record_merge(decide(policy, answers, Mask(range(4))), Scope.POD)
     assert merge is not None
-    assert merge.blame == blame
+    assert merge.conflicts == conflicts
 
 
 def test_the_record_of_a_merge() -> None:
@@ -177,4 +177,4 @@ def test_families_are_blamed_for_what_they_want_themselves() -> None:
     assert not unpreferred(decision)
     merge = record_merge(decision, Scope.POD)
     assert merge is not None
-    assert merge.blame == ("cpu prefers 1 NUMA node and memory 2 NUMA nodes",)
+    assert merge.conflicts == ("cpu prefers 1 NUMA node and memory 2 NUMA nodes",)

@@ -39,7 +39,7 @@ def test_the_decisions_are_whole() -> None:
     refused = figures.many_nodes(TopologyPolicy.SINGLE_NUMA_NODE, far=True)[1]()
     assert refused.explanation is not None
     assert refused.explanation.merge is not None
-    assert refused.explanation.merge.blame
+    assert refused.explanation.merge.conflicts
     state = figures.running(12)
     assert len(state.containers) == 12
     assert len(state.owners) == 2

@@ -211,7 +211,7 @@ def test_policies_refuse_what_is_not_preferred(
     assert got.verdict.code == 9
     text = "TopologyAffinityError: Resources cannot be allocated with Topology locality (ns/p: "
     assert got.verdict.message.startswith(text)
-    assert got.verdict.message.endswith(f"{'; '.join(why.merge.blame)})")
+    assert got.verdict.message.endswith(f"{'; '.join(why.merge.conflicts)})")
     assert why.shortfalls
 
 

@@ -145,8 +145,8 @@ def test_a_refusal_says_what_was_weighed_and_gives_nothing() -> None:
     assert why.devices == ("v/gpu=/dev/a", "v/nic=/dev/b")
     assert {s.resource for s in why.answers} == {"v/gpu", "v/nic", "cpu"}
     assert why.merge is not None
-    assert plan.verdict.message.endswith(f"(ns/p/c: {'; '.join(why.merge.blame)})")
-    assert why.merge.blame
+    assert plan.verdict.message.endswith(f"(ns/p/c: {'; '.join(why.merge.conflicts)})")
+    assert why.merge.conflicts
     blank = explain("RunPodSandbox", POD, "", 0, Request(), plan.verdict)
     assert (blank.ref, blank.answers, blank.merge, blank.cpus) == ("ns/p", (), None, CpuSet())
 

@@ -94,7 +94,7 @@ def test_a_newer_update_wins(run_scenario: Any) -> None:
         real = world.runtime.detail
 
         def slow(container_id: str) -> RuntimeDetail:
-            syncs = threading.current_thread().name.startswith("settle")
+            syncs = threading.current_thread().name.startswith("runtime-sync")
             if container_id == shared and syncs and not asked.is_set():
                 # To the end: closing the runtime sync waits for this thread, on the loop.
                 asyncio.run_coroutine_threadsafe(passed(), loop).result(60)
@@ -127,7 +127,7 @@ def test_nothing_is_kept_of_a_container_that_goes_during_the_question(run_scenar
         real = world.runtime.detail
 
         def slow(container_id: str) -> RuntimeDetail:
-            if container_id == shared and threading.current_thread().name.startswith("settle"):
+            if container_id == shared and threading.current_thread().name.startswith("runtime-sync"):
                 asyncio.run_coroutine_threadsafe(gone(), loop).result(60)
                 loop.call_soon_threadsafe(asked.set)
                 return RuntimeDetail("/x", cpuset_cpus="0-15")

@@ -84,6 +84,11 @@ def test_former_names_of_fields_are_read_and_written(decision: Explanation) -> N
     assert (data["said"], data["lacks"]) == (data["providers"], data["shortfalls"])
     assert from_data({key: data[key] for key in data if key not in ("providers", "shortfalls")}) == decision
     assert from_data({key: data[key] for key in data if key not in ("said", "lacks")}) == decision
+    if decision.merge is not None:
+        assert data["merge"]["blame"] == data["merge"]["conflicts"]
+        for name in ("blame", "conflicts"):
+            merge = {key: value for key, value in data["merge"].items() if key != name}
+            assert from_data({**data, "merge": merge}) == decision
 
 
 def test_the_form() -> None:
@@ -151,6 +156,7 @@ def test_the_form() -> None:
             "best": {"nodes": [0], "preferred": True},
             "runner_up": None,
             "decided": "why",
+            "conflicts": ["b"],
             "blame": ["b"],
         },
         "steps": [{"provider": "cpu", "what": "core 0"}],

@@ -129,7 +129,7 @@ def blameless(name: str, *said: ProviderAnswer) -> Explanation:
     reported = record(name)
     assert reported.merge is not None
     return replace(
-        reported, merge=replace(reported.merge, blame=()), answers=said or reported.answers, shortfalls=()
+        reported, merge=replace(reported.merge, conflicts=()), answers=said or reported.answers, shortfalls=()
     )
 
 

@@ -45,7 +45,7 @@ class Attribution:
         """
         self._context = context
         self._kubelet_cpus = kubelet_cpus
-        self._worker = Worker("blame", context.report_internal_error)
+        self._worker = Worker("attribution", context.report_internal_error)
         context.health.watch(self._worker)
         self._queried: dict[str, float] = {}
         self._due: set[str] = set()

@@ -26,7 +26,7 @@ PAIRS = preference([0, 1], [0, 2], [0, 3], [1, 2], [1, 3])
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "blame"),
+    ("one", "other", "conflict"),
     [
         (
             PAIRS[:4],
@@ -55,11 +55,11 @@ PAIRS = preference([0, 1], [0, 2], [0, 3], [1, 2], [1, 3])
     ],
 )
 def test_two_that_cannot_meet(
-    one: tuple[TopologyHint, ...], other: tuple[TopologyHint, ...], blame: str
+    one: tuple[TopologyHint, ...], other: tuple[TopologyHint, ...], conflict: str
 ) -> None:
     merge = record_merge(decide(TopologyPolicy.RESTRICTED, [{"a": one}, {"b": other}], NODES), Scope.POD)
     assert merge is not None
-    assert merge.blame == (blame,)
+    assert merge.conflicts == (conflict,)
 
 
 def test_the_first_two_that_cannot_meet_are_named() -> None:
@@ -73,7 +73,9 @@ def test_the_first_two_that_cannot_meet_are_named() -> None:
     ]
     merge = record_merge(decide(TopologyPolicy.RESTRICTED, answers, NODES), Scope.POD)
     assert merge is not None
-    assert merge.blame == ("a can only be on nodes 0 together or nodes 0-1 together and c only on node 2",)
+    assert merge.conflicts == (
+        "a can only be on nodes 0 together or nodes 0-1 together and c only on node 2",
+    )
 
 
 def test_the_fewest_nodes_that_are_left() -> None:
@@ -82,7 +84,7 @@ def test_the_fewest_nodes_that_are_left() -> None:
     )
     merge = record_merge(decide(TopologyPolicy.RESTRICTED, [{"a": hints}], NODES), Scope.POD)
     assert merge is not None
-    assert merge.blame == (
+    assert merge.conflicts == (
         "a has no preferred NUMA nodes left, the fewest it can have now are NUMA nodes 2-3",
     )
 
