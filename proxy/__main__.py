@@ -16,7 +16,7 @@ from proxy import memory_trim
 def main() -> NoReturn:
     """Run a command and end the process with its exit code."""
     if sys.argv[1:2] == ["serve"]:
-        # It would end the process; from the start of the daemon on, it has the configuration read again.
+        # SIGHUP would end the process; once the daemon has started, it reloads the configuration.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if os.environ.get("TOPOPROXY_SUCCEEDS") and os.fork():  # see proxy.succession.successor
             os._exit(0)
@@ -37,7 +37,7 @@ def main() -> NoReturn:
     except TopoproxyError as error:
         print(f"topoproxy: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    import proxy.relay.huffman  # noqa: F401  takes what it needs of a module that is not to stay
+    import proxy.relay.huffman  # noqa: F401  reads tables of a module that is dropped below
 
     memory_trim.drop_start_only_modules()
     memory_trim.one_arena()

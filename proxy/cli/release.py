@@ -117,11 +117,11 @@ def _offline(config: Config, timeout: float) -> Mapping[str, object]:
     logs.setup("warning", "text")
     shown = ""
 
-    def say(page: Mapping[str, object]) -> None:
+    def report(page: Mapping[str, object]) -> None:
         nonlocal shown
         shown = _progress(page, shown)
 
-    return {"schema": schema_ids.RELEASE, **leave(config, timeout, say)}
+    return {"schema": schema_ids.RELEASE, **leave(config, timeout, report)}
 
 
 def _undo_offline(config: Config) -> Mapping[str, object]:

@@ -1,11 +1,11 @@
-"""A containerd of our own in a temporary directory, for machines where none runs.
+"""A containerd in a temporary directory, for machines on which no containerd runs.
 
-It lives in a mount namespace of its own, so its mounts end with it. Pods use the host's network, so no CNI is
-needed, and nothing is pulled. Its cgroups are the machine's.
+The process has a separate mount namespace, so its mounts end with it. Pods use the host's network, so no CNI
+is needed, and nothing is pulled. Its cgroups are the machine's.
 
-Its one container image is made by hand: busybox, its `sleep`, and nothing else. The archive is an OCI image
-layout (image-spec, ``image-layout.md``), as ``ctr images import`` reads it. The same image serves as the
-pause container's, so nothing has to be pulled.
+Its only container image is generated: busybox and its `sleep`. The archive is an OCI image
+layout (image-spec, ``image-layout.md``), as ``ctr images import`` reads it. The pause container uses the same
+image, so nothing has to be pulled.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _is_static(program: bytes) -> bool:
 
 
 def missing() -> list[str]:
-    """Name what is not installed here, each with Debian's package."""
+    """Return the programs that are not installed here, each with its Debian package."""
     return [
         f"{name} (package {package})" for name, package in _PROGRAMS.items() if shutil.which(name) is None
     ]
@@ -162,7 +162,7 @@ class PrivateContainerd:
         """Start it and wait until it answers.
 
         Raises:
-            UnavailableError: A program is missing, or it does not come up.
+            UnavailableError: A program is missing, or containerd does not start.
         """
         if lacking := missing():
             raise UnavailableError(f"cannot start a containerd: not installed: {', '.join(lacking)}")
@@ -219,13 +219,13 @@ def import_image(socket: Path, archive: Path, *options: str) -> None:
     """Put the image of the demonstration into a containerd, with options for ``ctr images import``.
 
     Raises:
-        UnavailableError: ``ctr`` failed; its words are in the message.
+        UnavailableError: ``ctr`` failed; the message has what it printed.
     """
     _ctr(socket, "images", "import", *options, str(archive))
 
 
 def remove_image(socket: Path) -> None:
-    """Take the image out again; raises UnavailableError as ``import_image``."""
+    """Remove the image; raises UnavailableError as ``import_image``."""
     _ctr(socket, "images", "rm", IMAGE)
 
 

@@ -33,7 +33,7 @@ from proxy.model.workload import Phase, Pod
 
 
 def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeState, NodeEffects]:
-    """Decide a pod before its sandbox is made; what is set aside for it is taken at once.
+    """Decide on a pod before its sandbox is made; what is set aside for the pod is taken at once.
 
     Where a device plug-in has to be queried first, nothing changes, and the answer is that query.
     """
@@ -51,7 +51,7 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
 
 
 def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeState, NodeEffects]:
-    """Record what hooks have changed of a pod, unless it is recorded with what is set aside for it."""
+    """Record the changes of hooks to a pod, unless the pod is recorded with what is set aside for it."""
     pod = event.pod
     if pod.sandbox_id in state.runtime.arriving:
         return state, ()
@@ -86,14 +86,14 @@ def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState,
 
 
 def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, NodeEffects]:
-    """Release what was set aside."""
+    """Release what was set aside for a pod whose sandbox could not be made."""
     effects, pod = list[NodeEffect](), state.pods.get(event.token)
     state = _arrived(state, event.token, "sandbox failed", effects)
     return _without_devices(state, pod, effects), tuple(effects)
 
 
 def sandbox_stopped(state: NodeState, event: SandboxStopped) -> tuple[NodeState, NodeEffects]:
-    """Mark the containers of a sandbox as exited, and end what was promised to its pod."""
+    """Mark the containers of a sandbox as exited, and release what was promised to its pod."""
     effects = list[NodeEffect]()
     for container in state.in_sandbox(event.sandbox_id):
         if container.phase is not Phase.CREATING:
@@ -106,8 +106,8 @@ def sandbox_stopped(state: NodeState, event: SandboxStopped) -> tuple[NodeState,
 def sandbox_removed(state: NodeState, event: SandboxRemoved) -> tuple[NodeState, NodeEffects]:
     """Remove a sandbox and its containers."""
     inside = state.in_sandbox(event.sandbox_id)
-    gone = tuple(c.id for c in inside if c.phase is not Phase.CREATING)
-    state, removed = containers_removed(state, ContainersRemoved(gone)) if gone else (state, NOTHING)
+    ids = tuple(c.id for c in inside if c.phase is not Phase.CREATING)
+    state, removed = containers_removed(state, ContainersRemoved(ids)) if ids else (state, NOTHING)
     effects = list(removed)
     state = _over(state, event.sandbox_id, effects)
     return state, (*effects, NotifyPodRemoved(event.sandbox_id))
@@ -121,7 +121,7 @@ def _arrived(state: NodeState, token: str, reason: str, effects: list[NodeEffect
 
 
 def _over(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeState:
-    """End what was promised to a pod with its sandbox."""
+    """Release what was promised to the pod of a sandbox that has ended."""
     state = state.knowing(state.runtime.touched(sandbox_id))
     pod = state.pods.get(sandbox_id)
     if pod is not None:

@@ -38,7 +38,7 @@ class Check(Struct, frozen=True):
 
 
 def required_checks(context: NodeContext, sync: Reconciler) -> list[Check]:
-    """Return the checks that decide whether the node is ready. They cost next to nothing."""
+    """Return the checks that decide whether the node is ready. They do no input or output."""
     stuck = context.health.stuck()
     state = "" if context.reconciled.is_set() else "the state has not been compared with the runtime yet"
     if state and sync.connected and sync.failure:
@@ -68,11 +68,11 @@ def other_checks(page: Mapping[str, object]) -> Iterator[Check]:
         "shortfalls",
         f"{counted(len(short), 'container')} with less than promised: {_few(short)}" if short else "",
     )
-    yield Check("cluster", "; ".join(_cluster_lacks(page)))
+    yield Check("cluster", "; ".join(_cluster_problems(page)))
 
 
-def _cluster_lacks(page: Mapping[str, object]) -> Iterator[str]:
-    """Return which files of the cluster agent cannot be used, and which may be outdated."""
+def _cluster_problems(page: Mapping[str, object]) -> Iterator[str]:
+    """Yield which files of the cluster agent cannot be used, and which may be outdated."""
     old: dict[str, float] = {}
     for row in _rows(page.get("cluster")):
         age = row["confirmed_s"]

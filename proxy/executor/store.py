@@ -63,7 +63,7 @@ from proxy.model.mode import NodeMode
 
 
 class CallWaits:
-    """Registers calls in flight, and wakes what waits for their end."""
+    """Registers calls in flight, and wakes the tasks that wait for their end."""
 
     def __init__(self, state: Callable[[], NodeState], handle: Callable[[NodeEvent], object]) -> None:
         """Start with no call.
@@ -93,10 +93,10 @@ class CallWaits:
             container_id: The container.
             carries: The cpuset.
             is_start: Whether the call is a start, not an update.
-            orphaned_since: When it was found that an earlier run of the daemon has sent it; None where it is
-                sent now.
-            suspected: Whether it is not known that there is such a call.
-            relayed: Whether it is sent while the node is released.
+            orphaned_since: When this daemon found that an earlier run had sent the call; None where the call
+                is sent now.
+            suspected: Whether the call may not exist.
+            relayed: Whether the call is sent while the node is released.
         """
         loop = asyncio.get_running_loop()
         self._number += 1
@@ -116,11 +116,11 @@ class CallWaits:
         return call
 
     def complete(self, call: InflightCall) -> None:
-        """Note that a call is over, without a result for its container."""
+        """Record that a call is over, without a result for its container."""
         self._handle(CallCompleted(call))
 
     def over(self, effect: to_do.CallOver) -> None:
-        """Wake what waits for a call."""
+        """Wake the tasks that wait for a call."""
         self._waits.pop(effect.number).set_result(None)
 
     def has_completed(self, call: InflightCall) -> bool:
@@ -179,10 +179,10 @@ class NodeStore:
 
     Attributes:
         state: The node as it is now; read-only.
-        journal: Has changes written to the ledger.
+        journal: Writes changes to the ledger.
         calls: Registers calls at the runtime that may write a container's cpuset, and waits for them.
         reconciled: Set once all running containers are known. Before, CPUs that seem free may be owned.
-        attention: Set to have the runtime's lists compared soon.
+        attention: Set to request a comparison with the runtime's lists.
         to_sync: Set when there are more unsaved containers.
     """
 
@@ -200,8 +200,8 @@ class NodeStore:
 
         Args:
             state: The node at the start.
-            journal: Has changes written to the ledger.
-            fault: Called with what an observer raises.
+            journal: Writes changes to the ledger.
+            fault: Called with the exception that an observer raises.
             mode: The mode of the node at first.
         """
         self._state = structs.replace(state, mode=mode)

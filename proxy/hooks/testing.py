@@ -34,7 +34,7 @@ waited for longer than the hook's own time. A whole test::
     >>> testing.run(hook, sharing).adjustment == testing.NOTHING
     True
 
-A hook that fails ends the test with its own words::
+A hook that fails ends the test with the message of its error::
 
     >>> _ = path.write_text("""
     ... API_VERSION = 1
@@ -109,8 +109,8 @@ def load(path: Path | str, config: Mapping[str, Any] | None = None) -> Loaded:
         HookError: It is not a hook, or rejects this configuration; the text is that of the daemon's log.
     """
     path = Path(path)
-    mine = HookSettings(config=None if config is None else _fixed(config))
-    loaded = load_file(path, HooksConfig(settings=FrozenMapping({path.stem: mine})), trusted=False)
+    settings = HookSettings(config=None if config is None else _fixed(config))
+    loaded = load_file(path, HooksConfig(settings=FrozenMapping({path.stem: settings})), trusted=False)
     _, failure = _call_in_thread([loaded.hook], Configure(loaded.settings, loaded.hook.name))
     if failure:
         raise HookError(failure)
@@ -138,7 +138,7 @@ def run(hooks: Hooks, event: Point, *, allow_failures: bool = False) -> Outcome:
 
 
 def event(point: str, **fields: Any) -> Any:
-    """Make an event of a point: the sample's, but for what is given. As in the daemon, nothing of it changes.
+    """Make an event of a point: the immutable sample, with the given fields replaced.
 
     Args:
         point: The name of its handlers: ``pre_create_container``.
@@ -154,12 +154,12 @@ def event(point: str, **fields: Any) -> Any:
 
 
 def pod(**fields: Any) -> PodFacts:
-    """Make a pod: an LSR one, without annotations and with no labels, but for what is given."""
+    """Make a pod of class LSR without labels and annotations, with the given fields replaced."""
     return dataclasses.replace(samples.POD, **{"labels": {}, "annotations": {}, **fields})
 
 
 def container(**fields: Any) -> ContainerFacts:
-    """Make a container that is about to be created, but for what is given.
+    """Make a container that is about to be created, with the given fields replaced.
 
     ``resources`` may be a mapping of what differs from the sample's. Give an ``id`` for one that exists.
     """
@@ -206,8 +206,8 @@ def machine(
 ) -> Machine:
     """Make a machine of equal parts, for ``event("synchronize", machine=...)`` and ``machine_changed``.
 
-    CPUs are numbered as on most servers: threads of a core apart, by the number of cores. As it is, that is
-    two nodes with CPUs 0-3,8-11 and 4-7,12-15, and CPU 8 is the second thread of CPU 0.
+    CPUs are numbered as on most servers: the second threads of all cores follow the first ones. The defaults
+    make two nodes with CPUs 0-3,8-11 and 4-7,12-15, and CPU 8 is the second thread of the core of CPU 0.
 
     Args:
         sockets: Sockets in the machine.
@@ -236,29 +236,29 @@ def running(
 
 
 def _fixed(value: Any) -> Any:
-    """Make plain values what the configuration makes of them."""
+    """Convert plain values to the immutable ones of a configuration that was read."""
     if isinstance(value, Mapping):
         return FrozenMapping({str(key): _fixed(entry) for key, entry in value.items()})
     return tuple(_fixed(entry) for entry in value) if isinstance(value, list | tuple) else value
 
 
 def _call_in_thread(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
-    """Call hooks in a thread of its own, so that a test that is a coroutine can do it as well."""
-    came: list[tuple[Outcome, str]] = []
+    """Call hooks in a separate thread: the thread of a test may run an event loop already."""
+    results: list[tuple[Outcome, str]] = []
     errors: list[BaseException] = []
 
-    def ask() -> None:
+    def call() -> None:
         try:
-            came.append(asyncio.run(_call(hooks, event)))
-        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
+            results.append(asyncio.run(_call(hooks, event)))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the test
             errors.append(error)
 
-    thread = threading.Thread(target=ask, name="hooks tested", daemon=True)
+    thread = threading.Thread(target=call, name="hooks tested", daemon=True)
     thread.start()
     thread.join()
     if errors:
         raise errors[0]
-    return came[0]
+    return results[0]
 
 
 async def _call(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:

@@ -1,9 +1,9 @@
 """Kubernetes' amounts of a resource: ``1Gi``, ``500m``, ``2``, ``1e3``, ``0.5`` (its resource.Quantity).
 
 Theory. An amount is a decimal number with one suffix: a decimal one (n u m k M G T P E), a binary one (Ki to
-Ei), or an exponent of ten (e3, E-3). ``E`` alone is 10^18, with a number behind it the exponent. All is
-computed on integers, so nothing is lost; what is no whole number in the end is rounded away from zero, and
-what an int64 cannot hold becomes the largest that it can, as in Kubernetes.
+Ei), or an exponent of ten (e3, E-3). ``E`` alone is 10^18, with a number behind it the exponent. The
+computation uses integers, so it is exact; a result that is no whole number is rounded away from zero, and one
+that an int64 cannot hold becomes the largest int64, as in Kubernetes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from proxy.model.quoting import quoted, shown
 
 LARGEST = (1 << 63) - 1
-"""Amounts end here."""
+"""The largest amount."""
 
 # Compiled on first use: most commands read no amount.
 _NUMBER = r"(?s)([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(.*)"
@@ -37,7 +37,7 @@ def parse_quantity(value: object, *, milli: bool = False) -> int:
         The amount, rounded away from zero; negative where the text is.
 
     Raises:
-        ValueError: It is no amount; the message says why.
+        ValueError: The value is no amount; the message has the reason.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{shown(value)} is not an amount")  # noqa: TRY004 - one kind of error for all bad input
@@ -49,7 +49,7 @@ def parse_quantity(value: object, *, milli: bool = False) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _parse(text: str, shift: int) -> int:
-    """Read an amount, ten to the power of ``shift`` as large."""
+    """Read an amount, and multiply it by ten to the power of ``shift``."""
     found = _number().fullmatch(text)
     if found is None:
         raise ValueError(f"{quoted(text)} is not an amount such as 2, 500m or 1Gi")
@@ -66,7 +66,7 @@ def _number() -> re.Pattern[str]:
 
 
 def show_quantity(amount: int, *, milli: bool = False) -> str:
-    """Write an amount (thousandths where ``milli``) as short as it reads back the same."""
+    """Return the shortest text of an amount (in thousandths if ``milli``) that reads back the same."""
     if milli:
         return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
     for suffix, twos in reversed(_BINARY_SUFFIXES.items()):

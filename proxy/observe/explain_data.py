@@ -4,9 +4,8 @@ docs/explain.md has the names of the fields.
 
 CPUs are Linux lists (``"0-3,8"``), NUMA nodes are lists of ids (null where any will do). Writing gives every
 field, whatever its value. Reading takes what an older or newer version has written: a missing field gets its
-default, an unknown one is ignored, and a field that is there must have its type. ``said``,
-``lacks`` and ``blame`` are the former names of ``providers``, ``shortfalls`` and ``conflicts``, written for one
-release.
+default, an unknown one is ignored, and a field that is there must have its type. ``said``, ``lacks`` and
+``blame`` are the former names of ``providers``, ``shortfalls`` and ``conflicts``, written for one release.
 """
 
 from __future__ import annotations

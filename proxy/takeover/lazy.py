@@ -1,4 +1,4 @@
-"""The takeover of a daemon, loaded on demand or when the ledger has one: most nodes never do."""
+"""The takeover from kubelet, whose code is loaded on demand or when the ledger has one: few nodes need it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from proxy.takeover.service import Takeover
 
 KEY = "t/takeover"
-"""Where the ledger has it."""
+"""The key of the takeover in the ledger."""
 STEPS = ("start", "finish", "revert")
 
 
 class LazyTakeover:
-    """Makes the takeover of a daemon on demand."""
+    """Creates the takeover of a daemon on demand."""
 
     def __init__(self, config: Config, executor: NodeExecutor | None, ledger: Ledger | None) -> None:
-        """Take the parts; where the ledger has a takeover, the executor's rules follow it at once.
+        """Prepare; where the ledger has a takeover, it takes effect on the executor's rules at once.
 
         Args:
-            config: The paths.
-            executor: Its rules follow; None in a daemon that decides nothing.
-            ledger: Keeps the record; None where there is none.
+            config: The configuration, for paths.
+            executor: The node, whose rules the takeover changes; None in a daemon that decides nothing.
+            ledger: Keeps the record of the takeover; None where there is no ledger.
         """
         self._config = config
         self._executor = executor
@@ -77,7 +77,7 @@ class LazyTakeover:
         return await self.get().page(params)
 
     async def _loaded(self) -> None:
-        """Import what a takeover needs in a thread: calls of kubelet must not wait for that."""
+        """Import the code of a takeover in a thread: calls of kubelet must not wait for the import."""
         if self._made is None:
             await asyncio.to_thread(importlib.import_module, "proxy.takeover.service")
 

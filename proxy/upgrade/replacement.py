@@ -19,14 +19,14 @@ def replace_daemon(admin: Path, timeout: float) -> int:
 
     Args:
         admin: The admin socket.
-        timeout: Seconds for all of it.
+        timeout: Seconds for the whole replacement.
 
     Returns:
         The id of the new process.
 
     Raises:
-        TopoproxyError: The daemon continues because the new process did not start, or that one is not ready
-            in time.
+        TopoproxyError: The new process did not start, and the daemon continues; or the new process is not
+            ready in time.
         UnavailableError: The daemon does not answer, or is of a version that cannot be replaced.
         PermissionDeniedError: Only root may.
     """
@@ -45,7 +45,7 @@ def _replaced(admin: Path, former: int) -> int:
     """Return the process that has replaced another one and is ready; 0 as long as there is none.
 
     Raises:
-        TopoproxyError: The other one continues.
+        TopoproxyError: The former process continues.
     """
     try:
         pid = _owner(admin)
@@ -61,7 +61,7 @@ def _owner(path: Path) -> int:
     """Return the process that listens on a socket.
 
     Raises:
-        UnavailableError: None does.
+        UnavailableError: No process listens there.
         PermissionDeniedError: The socket is not for this user.
     """
     size = struct.calcsize("3i")

@@ -19,7 +19,8 @@ Differences to Koordinator:
   (3 sockets of 8 CPUs, 11 wanted: 12 taken). Here the rest is step 3.
 - Its design says that where no node is free of ``NUMANodeLevel`` pods, cores free of them are looked for; and
   ``PCPULevel`` is to hold for whole cores too. Its code does neither. Here ``degrade`` does both.
-- The CPUs of the request itself count as exclusive there when its own second half is chosen. Not here.
+- There, the CPUs that a request has got count as exclusive when the rest of the same request is chosen; here
+  they do not.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ def accumulate(
     Args:
         topo: The machine.
         free: CPUs to choose from; those that the machine does not have are ignored.
-        n: How many; less than 1 is nothing.
+        n: How many CPUs; below 1, none are chosen.
         request: How they are bound.
         taken: What other pods have.
         degrade: Follow the design of exclusive policies rather than the code (see above).
-        steps: Sentences about what was done are added here; None for no record.
+        steps: A sentence about each step is added here; None for no record.
 
     Returns:
         Exactly n CPUs, a subset of ``free``; the same for the same arguments.
@@ -91,7 +92,7 @@ def avoided_cpus(topo: CpuTopology, request: BindRequest, taken: Allocated) -> t
 
 
 class _Work:
-    """One request: what is free, what is taken, how many CPUs are still needed."""
+    """The choice for one request: free CPUs, chosen CPUs, how many are still needed."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class _Work:
         self.lowest = "fewest" if request.strategy is NumaStrategy.MOST_ALLOCATED else "most"
         cores, nodes = avoided_cpus(topo, request, taken)
         node_level = request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
-        # What is avoided, attempt by attempt: by node, then (see ``degrade``) only by core.
+        # The CPUs to avoid in each attempt: whole nodes, then (see ``degrade``) only cores.
         self.avoided = [nodes, cores] if node_level and degrade else [nodes or cores]
         self.avoided_whole = self.avoided if node_level or degrade else [0]
         self.avoided_in_sockets = 0 if node_level and not degrade else cores

@@ -1,4 +1,4 @@
-"""Show CRI messages to hooks, and write their adjustments into them; imported only where there are hooks."""
+"""CRI messages as hooks see them, and the adjustments of hooks as messages; imported only if hooks exist."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CriHookView:
         """Read a RunPodSandbox: the pod, and what its containers request together.
 
         Raises:
-            TooManyFieldsError: It cannot be read.
+            TooManyFieldsError: The message has too many fields to read.
         """
         request = read(pb.RunPodSandboxRequest, self._body)
         config = request.config
@@ -77,7 +77,7 @@ class CriHookView:
         return read(pb.StopContainerRequest, self._body).timeout
 
     def adjusted(self, adjustment: Adjustment) -> bytes:
-        """Return the message with what hooks want.
+        """Return the message with the adjustment of hooks.
 
         Raises:
             HookError: Something in the adjustment cannot be written, or the message cannot be read.
@@ -92,13 +92,13 @@ class CriHookView:
 
 
 class NewContainer(ContainerFacts):
-    """A container that is to be created: its request is read when a hook looks at a first field.
+    """A container that is to be created: its request is decoded when a hook reads the first field.
 
-    Most hooks look at few of the containers whose creates they see. As in ``lazy``, two first looks at the
-    same time read the same; copies and pickles are plain.
+    Most hooks read fields of few of the containers that are created. As in ``lazy``, two threads that read a
+    first field at the same time get the same; copies and pickles are plain ``ContainerFacts``.
     """
 
-    __qualname__ = ContainerFacts.__qualname__  # it prints as one
+    __qualname__ = ContainerFacts.__qualname__  # repr() names the public class
     __slots__ = ("_body",)
 
     @classmethod

@@ -1,9 +1,9 @@
 """Loading a hook file: from its text to a hook.
 
-A file is run in a thread of its own, with a deadline: what hangs in it costs nothing but itself, as far as
-Python permits that (a thread cannot be ended from outside while it waits in C; it keeps running, at most one
-for each version of a file). Its module has a name that no import statement can say, and is known only as
-long as that version is in use. Nothing is written next to the file, and nothing of its directory can be
+A file is run in a separate thread, with a deadline: a file that hangs delays nothing else. Its thread cannot
+be ended from outside while it waits in C; it keeps running, at most one for each version of a file. The
+module of a file has a name that no import statement can name, and is in ``sys.modules`` only as long as that
+version is in use. Nothing is written next to the file, and nothing of its directory can be
 imported.
 
 A name that is nearly a hook point's is refused: a handler that is never called is worse than one that fails.
@@ -43,10 +43,11 @@ class Loaded:
     """One version of a hook file, ready to be used.
 
     Attributes:
-        hook: What the engine asks.
-        settings: What its ``Settings`` makes of the configuration; None if it has none.
-        module: The file, run; None for a server.
-        source: The text.
+        hook: The hook, as the engine calls it.
+        settings: The configuration as an object of the file's ``Settings``; None if the file has no such
+            class.
+        module: The module that the file has become; None for a server.
+        source: The text of the file.
     """
 
     hook: Hook
@@ -55,13 +56,13 @@ class Loaded:
     source: bytes = b""
 
     def show_lines(self) -> None:
-        """Make tracebacks show lines of this version, whatever the file holds now."""
+        """Make tracebacks show lines of this version, also after the file has changed."""
         if self.module is not None:
             lines = self.source.decode("utf-8", "replace").splitlines(keepends=True)
             linecache.cache[self.hook.source] = (len(self.source), None, lines, self.hook.source)
 
     def unload(self) -> None:
-        """Remove the module; code of it that still runs continues."""
+        """Remove the module from ``sys.modules``; code of it that runs continues."""
         if self.module is not None:
             sys.modules.pop(self.module.__name__, None)
 
@@ -73,7 +74,7 @@ def load(name: str, path: Path, data: bytes, config: HooksConfig, deadline: floa
         name: The hook's name.
         path: Where its text came from.
         data: The text.
-        config: What is configured for hooks.
+        config: The configuration of hooks.
         deadline: Seconds.
 
     Raises:
@@ -92,7 +93,7 @@ def load_file(path: Path, config: HooksConfig | None = None, *, trusted: bool = 
 
     Args:
         path: The file; its name is not checked.
-        config: What is configured for hooks; None for the defaults.
+        config: The configuration of hooks; None for the defaults.
         trusted: Only root may have written it.
 
     Raises:
@@ -115,12 +116,12 @@ class LoadAttempt:
         self._thread = threading.Thread(target=self._run, name=f"hook {name} loads", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         forks.watch()
         self._thread.start()
 
     def abandon(self, after: float) -> HookError:
-        """Wait no longer, and give the error that says so."""
+        """Stop waiting for the file, and return the error that reports the time-out."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None and frame.f_code.co_filename != str(self._path):
             frame = frame.f_back
@@ -191,14 +192,14 @@ def describe(error: BaseException, path: str) -> str:
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     line = _line(error.__traceback__, path)
-    return _words(error) + (f" (line {line})" if line else "")
+    return _message_of(error) + (f" (line {line})" if line else "")
 
 
-def _words(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     name = type(error).__name__
     try:
         message = str(error).strip()
-    except BaseException:  # noqa: BLE001 - its own words are the hook's code, too
+    except BaseException:  # noqa: BLE001 - __str__ of an exception may be code of the hook
         return f"{name}, whose message cannot be read"
     first = message.splitlines()[0][:_LONGEST].rstrip() if message else ""
     return f"{name}: {first}" if first else name

@@ -1,10 +1,10 @@
 """From a file in a directory to a version that can be used; files that crash the daemon are left out.
 
 Theory. A hook shares the process. One that ends it (``os._exit``, a crash in C code) while it is loaded,
-configured or synchronized would do so again at each start, and the node would have no runtime. So a mark lies
-in the state directory for as long as a file is being loaded. A file content that was marked at two deaths is
-left out. Two, because the daemon may have been killed for another reason just then, and files are loaded in
-parallel: a file with a mark at a start is *suspected* and tried alone, so a second death has one cause.
+configured or synchronized would do so again at each start, and the node would have no runtime. So the state
+directory has a mark for as long as a file is being loaded. A file whose content was marked at two crashes is
+left out. Two, because the daemon may have been killed for another reason at that moment, and files are loaded
+in parallel: a file with a mark at a start is *suspected* and loaded alone, so a second crash has one cause.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxy.model.errors import HookError
 from proxy.telemetry.port import Report
 
 CRASH_LIMIT: Final = 2
-"""A content that the daemon has not survived so often is not tried any more."""
+"""A content with which the daemon has crashed so often is not loaded any more."""
 
 
 class CrashingHookError(HookError):
@@ -35,13 +35,13 @@ class CrashingHookError(HookError):
 
 
 class CrashMarks:
-    """Marks in a directory; a mark that cannot be written is skipped. Its methods block."""
+    """Marks in a directory; a mark that cannot be written is skipped. All methods block."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Nothing is written yet.
+        """Prepare; no mark is written yet.
 
         Args:
-            directory: Where marks lie; made with the first one. None to have none.
+            directory: The directory of the marks; made with the first one. None: no marks are written.
         """
         self._directory = directory
 
@@ -50,15 +50,15 @@ class CrashMarks:
         return self._directory is not None and os.path.lexists(self._directory / name)
 
     def mark(self, name: str, path: Path, data: bytes) -> None:
-        """A file is about to be brought into use.
+        """Write the mark of a file that is about to be loaded.
 
         Args:
             name: The hook's name.
-            path: The file, for people.
-            data: What is in it.
+            path: The file, for the message.
+            data: The content of the file.
 
         Raises:
-            CrashingHookError: The daemon has not survived that.
+            CrashingHookError: The daemon has crashed with this content too often.
         """
         if self._directory is None:
             return
@@ -80,7 +80,7 @@ class CrashMarks:
             return
 
     def end(self, name: str) -> None:
-        """The file is in use, or has failed, and the daemon is there."""
+        """Remove the mark: the file is in use or was rejected, and the daemon has not crashed."""
         if self._directory is not None:
             try:
                 (self._directory / name).unlink(missing_ok=True)
@@ -93,9 +93,9 @@ class Version:
     """One version of a file.
 
     Attributes:
-        loaded: What was loaded.
-        path: From where.
-        content: Which content of the file that was.
+        loaded: The hook.
+        path: The file.
+        content: Identifies the content of the file, and the settings of the hook.
     """
 
     loaded: Loaded
@@ -107,7 +107,7 @@ class VersionBuilder:
     """Loads versions of hook files; the worker does blocking reads, and each file runs in its own thread.
 
     Attributes:
-        config: What is configured for hooks.
+        config: The configuration of hooks.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class VersionBuilder:
             old: The version that is in use.
 
         Returns:
-            ``old`` if that is what is in it; None if it is disabled, or a server that is us.
+            ``old`` if nothing has changed; None if the hook is disabled, or is the daemon's own server.
 
         Raises:
             FileBeingWrittenError: It is being written.
@@ -154,7 +154,7 @@ class VersionBuilder:
         return Version(await self._load(name, path, content.data), path, version)
 
     def _settings(self, name: str) -> tuple[object, ...]:
-        """Return what the configuration has about a hook; where that changes, it is another version."""
+        """Return the configuration of a hook; where it changes, the hook is another version."""
         config = self.config
         users, label, where = config.server_users, config.skip_label, config.skip_namespaces
         return config.settings.get(name), config.timeout, config.policy, users, label, where

@@ -268,7 +268,9 @@ def _settings(settings: FleetSettings) -> Data:
 def _run(run: FleetRun, found: FleetFigures, *, each_pod: bool) -> Data:
     data = dataclasses.asdict(found)
     data["unusable_cpus"] = _unusable(found.unusable_cpus)
-    samples = [{**dataclasses.asdict(sample), "unusable": _unusable(sample.unusable)} for sample in run.samples]
+    samples = [
+        {**dataclasses.asdict(sample), "unusable": _unusable(sample.unusable)} for sample in run.samples
+    ]
     pods = [_pod(record) for record in run.records] if each_pod else []
     return {**data, "samples": samples, "each_pod": pods}
 

@@ -1,4 +1,4 @@
-"""Fleets that are made, not recorded: nodes of some shapes, and pods of a mix that request a share of them.
+"""Generated fleets: nodes of some shapes, and pods of a mix that request a share of the CPUs of all nodes.
 
 A document of kind ``Fleet`` says how many nodes of which shape there are, and which pods come in which
 proportion (docs/simulate-cluster.md). Everything random comes from one random number generator.
@@ -43,7 +43,7 @@ from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
 from proxy.topology.build import described
 
 KIND = "Fleet"
-Word = TypeVar("Word", bound=enum.StrEnum)
+Choice = TypeVar("Choice", bound=enum.StrEnum)
 _NODE_KEYS = (
     "name", "count", "sockets", "numaNodes", "cpus", "threadsPerCore", "memory", "devices",
     "reservedCPUs", "maxPods", "cpuManagerPolicy", "topologyManagerPolicy", "topologyManagerScope",
@@ -57,8 +57,8 @@ class PodShape:
     """A kind of pod in a mix.
 
     Attributes:
-        pod_template: What its copies have in common.
-        share: How often it comes, compared with the others.
+        pod_template: The template of its copies.
+        share: How often such a pod arrives, compared with the other kinds.
     """
 
     pod_template: PodTemplate
@@ -67,12 +67,12 @@ class PodShape:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Pods that are to be made.
+    """The pods to generate.
 
     Attributes:
         shapes: Their kinds.
         fill: The share of the CPUs of all nodes that they request together.
-        count: How many there are; 0: as many as ``fill`` says.
+        count: How many there are; 0: as many as ``fill`` allows.
     """
 
     shapes: tuple[PodShape, ...]
@@ -86,7 +86,7 @@ def is_fleet(value: object) -> bool:
 
 
 def read_fleet(document: Document) -> tuple[list[Host], Mix | None]:
-    """Read a document of kind ``Fleet``: empty nodes, and the pods that are to be made.
+    """Read a document of kind ``Fleet``: empty nodes, and the pods to generate.
 
     Raises:
         InputError: A field does not hold what it should; one line with file, line and field.
@@ -103,11 +103,11 @@ def read_fleet(document: Document) -> tuple[list[Host], Mix | None]:
 
 
 def pods_of(mix: Mix, milli: int, chance: random.Random, before: int = 0) -> Iterator[SimulatedPod]:
-    """Make the pods of a mix.
+    """Generate the pods of a mix.
 
     Args:
         mix: Their kinds and how many there are to be.
-        milli: What all nodes offer, in thousandths of a CPU.
+        milli: The CPUs of all nodes together, in thousandths.
         chance: Decides which kind comes next.
         before: How many pods there are already; numbers continue from there.
     """
@@ -235,7 +235,7 @@ def _number(raw: Mapping[str, Any], key: str, at: str, default: float) -> float:
     return float(value)
 
 
-def _choice(raw: Mapping[str, Any], key: str, kind: type[Word], default: Word, at: str) -> Word:
+def _choice(raw: Mapping[str, Any], key: str, kind: type[Choice], default: Choice, at: str) -> Choice:
     value = raw.get(key, default)
     if value not in tuple(kind):
         raise FieldError(f"{at}.{key}", f"{shown(value)} is not one of {', '.join(kind)}")

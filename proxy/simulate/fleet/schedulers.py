@@ -2,14 +2,15 @@
 
 The extender's decisions are made by ``proxy.scheduler``, the code of ``topoproxy scheduler-extender``: it
 filters the nodes that kube-scheduler has found feasible, scores them, and assumes the pod on the node that is
-chosen. A node has published what it gave a pod before the next pod comes; the clock of the assumed pods
-continues as far.
+chosen. A node has published the CPUs of a pod before the next pod arrives, and the clock of the assumed pods
+advances by as much.
 
-Theory. With ``percentageOfNodesToScore`` 100 kube-scheduler asks the extender about every node that has room,
-and adds its scores to its own: thousands of nodes for each pod, of which one has changed since the last pod.
-So nodes lie in ranks, by what the extender's score follows from and by the stock score, and a node changes
-its rank when it changes. The answers are those of ``NodeTable.filter`` and ``NodeTable.scores``: a class of
-nodes that no pod of the kind has met is judged by the engine, one for each pod once enough other nodes fit.
+Theory. With ``percentageOfNodesToScore`` 100 kube-scheduler queries the extender about every node that has
+room, and adds its scores to its own: thousands of nodes for each pod, of which one has changed since the last
+pod. So nodes are sorted into ranks, by the input of the extender's score and by the stock score, and a node
+moves to another rank when it changes. The answers are those of ``NodeTable.filter`` and ``NodeTable.scores``:
+a class of nodes that no pod of the kind has met is evaluated by the engine, one for each pod once enough
+other nodes fit.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ EXTENDER_SCALE = 10
 """kube-scheduler's MaxNodeScore divided by MaxExtenderPriority."""
 
 _Rank = tuple[int, int]
-"""What the extender's score follows from, and the stock score."""
+"""The input of the extender's score, and the stock score."""
 _NEW = (-1, INFEASIBLE)
-"""The rank of nodes of a class that was not judged."""
+"""The rank of nodes of a class that was not evaluated."""
 
 
 class Ranking:
@@ -67,7 +68,7 @@ class Ranking:
         self._known: dict[int, NodeVerdict] | None = None
 
     def update(self, demand: PodDemand, changes: Sequence[int], view: StockView) -> None:
-        """Rank the nodes that have changed, and judge classes of nodes as the extender does.
+        """Rank the nodes that have changed, and evaluate classes of nodes as the extender does.
 
         Args:
             demand: A pod of the kind.
@@ -80,12 +81,12 @@ class Ranking:
         self._known, self._changes_read = known, len(changes)
         for at in changed:
             self._rank(at, self._rank_now(at, demand, known, view.scores[at]))
-        judged, fits = 0, self._fitting
+        evaluated, fits = 0, self._fitting
         for at in [*self._ranks.get(_NEW, ())]:
             if self._rank_of[at] == _NEW:
-                if judged >= NEW_CLASSES and fits >= ENOUGH:
+                if evaluated >= NEW_CLASSES and fits >= ENOUGH:
                     break
-                judged += 1
+                evaluated += 1
                 self._table.verdict(self._names[at], demand, known)
                 for each in [*self._ranks[_NEW]]:
                     self._rank(each, self._rank_now(each, demand, known, view.scores[each]))
@@ -108,7 +109,7 @@ class Ranking:
         return {at: scores[rank[0]] for at, rank in enumerate(self._rank_of) if rank not in (None, _NEW)}
 
     def _scores(self) -> dict[int, int]:
-        """Return the extender's scores by what they follow from."""
+        """Return the extender's scores by their input."""
         inputs = [*{value for value, _ in self._ranks.keys() - {_NEW}}]
         if self._strategy is not Strategy.FEWEST_NUMA_NODES:
             return dict(zip(inputs, inputs, strict=True))
@@ -152,7 +153,7 @@ class StockFleetScheduler:
     name = STOCK
 
     def __init__(self, hosts: Sequence[Host], chance: random.Random, percentage: int = 0) -> None:
-        """Look at some nodes.
+        """Prepare to choose among nodes.
 
         Args:
             hosts: The nodes.
@@ -162,7 +163,7 @@ class StockFleetScheduler:
         self._stock = StockScheduler(hosts, chance, percentage)
 
     def choose(self, pod: FleetPod) -> int:
-        """Return the position of the node for a pod; -1 where none will do."""
+        """Return the position of the node for a pod; -1 where no node is suitable."""
         return self._stock.choose(pod.kind.stock)
 
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
@@ -174,16 +175,16 @@ class StockFleetScheduler:
         return self._stock.fitting(pod.kind.stock)
 
     def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
-        """Learn what a node has made of a pod that was bound to it."""
+        """Record the decision of a node on a pod that was bound to it."""
         if outcome.verdict.admitted:
             self._stock.take(at, pod.kind.stock)
 
     def running(self, at: int, pod: FleetPod) -> None:
-        """Learn of a pod that runs already and whose CPUs its node shows as taken."""
+        """Record a pod that runs already and whose CPUs its node shows as taken."""
         self._stock.take(at, pod.kind.stock)
 
     def removed(self, at: int, pod: FleetPod, host: Host) -> None:
-        """Note that a pod was removed from its node."""
+        """Record that a pod was removed from its node."""
         self._stock.take(at, pod.kind.stock, -1)
 
 
@@ -195,7 +196,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
     def __init__(
         self, hosts: Sequence[Host], chance: random.Random, percentage: int, weight: int, strategy: Strategy
     ) -> None:
-        """Look at some nodes.
+        """Prepare to choose among nodes.
 
         Args:
             hosts: The nodes.
@@ -218,7 +219,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             self._publish(at, host)
 
     def choose(self, pod: FleetPod) -> int:
-        """Return the position of the node for a pod; -1 where none will do."""
+        """Return the position of the node for a pod; -1 where no node is suitable."""
         if self._stock.examines_all:
             best = self.ranking(pod).best(self._added)
             return self._stock.pick(best) if best else -1
@@ -260,7 +261,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         return arrival
 
     def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
-        """Learn what a node has made of a pod that was bound to it."""
+        """Record the decision of a node on a pod that was bound to it."""
         super().bound(at, pod, outcome, host)
         uid = pod.simulated_pod.arrival.pod.uid
         if outcome.verdict.admitted:
@@ -273,7 +274,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             self._table.release(uid, self._now)
 
     def removed(self, at: int, pod: FleetPod, host: Host) -> None:
-        """Note that a pod was removed from its node."""
+        """Record that a pod was removed from its node."""
         super().removed(at, pod, host)
         uid = pod.simulated_pod.arrival.pod.uid
         self._shown[at].pop(uid, None)

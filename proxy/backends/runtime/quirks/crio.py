@@ -1,4 +1,4 @@
-"""CRI-O: its cgroups, its monitors, and the creates that it finishes after their client has gone.
+"""CRI-O: its cgroups, its monitors, and the creates that it finishes after the client has disconnected.
 
 **Monitors.** CRI-O runs a monitor (conmon) for each container, which copies the container's output as long as
 the container lives. The monitor has a sibling of the container's group, ``crio-conmon-ID``, unless systemd
@@ -9,12 +9,12 @@ scope, and only CRI-O knows of it. When the pod's last container has ended, syst
 from this group (cgroup v2): it has no CPUs that could be read or written.
 
 **Groups of created containers.** CRI-O runs ``runc create`` for a CreateContainer, and ``runc start`` for the
-start. So the group of a container is there, and its cpuset is written, before the container is started. Other
-runtimes do both for the start.
+start. So the group of a container exists, and its cpuset is written, before the container is started. Other
+runtimes make the group and write the cpuset when the container is started.
 
-**Hidden creates** (CRI-O 1.34, internal/resourcestore). When the client of a CreateContainer has gone, CRI-O
-finishes the create and hides the container: no list shows it. The next request for the same pod, name
-and attempt is answered with this container, which has the CPUs of the first request.
+**Hidden creates** (CRI-O 1.34, internal/resourcestore). When the client of a CreateContainer has
+disconnected, CRI-O finishes the create and hides the container: no list shows it. The next request for the
+same pod, name and attempt is answered with this container, which has the CPUs of the first request.
 ``engine/runtime_knowledge`` remembers such creates, for any runtime.
 """
 
