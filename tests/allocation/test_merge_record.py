@@ -151,7 +151,9 @@ def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
         ),
     ],
 )
-def test_the_resource_that_conflicts(policy: TopologyPolicy, answers: list[Hints], conflicts: tuple[str, ...]) -> None:
+def test_the_resource_that_conflicts(
+    policy: TopologyPolicy, answers: list[Hints], conflicts: tuple[str, ...]
+) -> None:
     merge = record_merge(decide(policy, answers, Mask(range(4))), Scope.POD)
     assert merge is not None
     assert merge.conflicts == conflicts
