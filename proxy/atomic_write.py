@@ -1,7 +1,7 @@
-"""Replaces files as a whole: a reader finds the old text or the new, also after a crash at any moment.
+"""Replaces files as a whole: a reader finds the old content or the new, also after a crash at any moment.
 
-The text goes into a draft next to the file, the draft is synced and takes the file's name, and the directory
-is synced. A file system that cannot sync a directory is no error.
+The content is written to a draft next to the file, the draft is synced and renamed to the file, and the
+directory is synced. A file system that cannot sync a directory is no error.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def write_file(
 
     Args:
         path: The file.
-        data: What it is to hold.
+        data: The new content.
         draft: The file next to it that is written first; one that a crash has left there is removed.
         mode: Permission bits, whatever the umask.
-        sync: Whether it is to survive a loss of power.
-        overwrite: Whether it may take the place of another.
-        keep_owner: Whether it belongs to the owner of the file before, where this process may give it away.
+        sync: Whether the new content must survive a loss of power.
+        overwrite: Whether an existing file may be replaced.
+        keep_owner: Whether the new file gets the owner of the old one, where this process may change owners.
 
     Raises:
-        FileExistsError: There is a file, and it must not be overwritten.
-        OSError: It cannot be written; what was there is as it was.
+        FileExistsError: The file exists, and ``overwrite`` is False.
+        OSError: The file cannot be written; the old one is unchanged.
     """
     draft = draft or path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
@@ -46,7 +46,7 @@ def write_file(
     try:
         os.fchmod(fd, mode)
         if keep_owner:
-            _take_owner(fd, path)
+            _copy_owner(fd, path)
         write_whole(fd, data)
         if sync:
             os.fsync(fd)
@@ -66,16 +66,16 @@ def write_file(
 
 
 def write_whole(fd: int, data: bytes) -> None:
-    """Write in one call; a regular file takes less than that only when there is no more room.
+    """Write data in one call; write(2) on a regular file writes less only when the file system is full.
 
     Raises:
-        OSError: It cannot be written, or not all of it.
+        OSError: The data cannot be written, or only a part of it.
     """
     if os.write(fd, data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _take_owner(fd: int, path: Path) -> None:
+def _copy_owner(fd: int, path: Path) -> None:
     with contextlib.suppress(OSError):
         old = path.stat()
         if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):

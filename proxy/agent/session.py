@@ -1,4 +1,4 @@
-"""What all parts of the agent share: the node, the daemon, the API server, and the log."""
+"""The objects that all parts of the agent share: the node, the daemon, the API server, and the log."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class AgentSession:
 
 
 Part = Callable[[AgentSession], Awaitable[None]]
-"""A part of the agent: runs until cancelled, and is restarted after a fault of its own."""
+"""A part of the agent: runs until it is cancelled, and is restarted after a fault."""
 
 
 async def run_parts(session: AgentSession, parts: tuple[Part, ...], end: asyncio.Event) -> None:
-    """Run parts side by side until an event; then end them, and wait for them.
+    """Run parts concurrently until an event is set; then cancel them, and wait for their end.
 
     Args:
-        session: What they share.
-        parts: What to run.
+        session: The session that the parts share.
+        parts: The parts.
         end: Set when the agent is to stop.
     """
     tasks = [

@@ -16,7 +16,7 @@ def directory_of(state: Path) -> Path:
 
 
 def attached_endpoint(state: Path) -> str:
-    """Return the endpoint that an attach has set; empty where none is complete; blocks on the disk.
+    """Return the endpoint that a complete attach has set, or an empty text; blocks on the disk.
 
     Args:
         state: topoproxy's state directory.

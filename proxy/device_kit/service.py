@@ -1,8 +1,8 @@
-"""A device plug-in: what its author writes, and its gRPC service (v1beta1.DevicePlugin).
+"""A device plug-in: the class that its author writes, and its gRPC service (v1beta1.DevicePlugin).
 
 ``devices`` of the plug-in is called on a timer, and a list that differs from the last one is sent to the
-stream of ListAndWatch. There is one stream: a manager that connects again takes the place of its last
-connection, which may not have been closed.
+stream of ListAndWatch. There is one stream: where a manager connects again, the new connection replaces the
+former one, which may not have been closed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class PluginDevice(Struct, frozen=True):
 class DevicePlugin:
     """A device plug-in: a subclass sets ``resource`` and defines ``devices``, the rest is optional.
 
-    The methods run in threads of the kit, several of them at a time. What they raise is logged and answered
-    as an error, and the plug-in continues.
+    The methods run in threads of the kit, several of them at a time. An exception is logged and answered as
+    an error, and the plug-in continues.
 
     Attributes:
         resource: The resource, with a domain: ``example.com/vf``.
@@ -91,7 +91,7 @@ class DevicePlugin:
 
 
 class FunctionPlugin(DevicePlugin):
-    """A device plug-in made of functions, for one that needs no more than its devices and their files."""
+    """A device plug-in made of two functions, where no preference and no preparation is needed."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class FunctionPlugin(DevicePlugin):
         devices: Callable[[], Iterable[PluginDevice]],
         allocate: Callable[[Sequence[str]], AllocateAnswer] | None = None,
     ) -> None:
-        """Take the functions.
+        """Make a plug-in of functions.
 
         Args:
             resource: The resource, with a domain.
@@ -111,11 +111,11 @@ class FunctionPlugin(DevicePlugin):
         self._allocate = allocate
 
     def devices(self) -> Iterable[PluginDevice]:
-        """Return what the function returns."""
+        """Return the devices that the function returns."""
         return self._devices()
 
     def allocate(self, ids: Sequence[str]) -> AllocateAnswer:
-        """Return what the function returns."""
+        """Return the answer of the function."""
         return AllocateAnswer() if self._allocate is None else self._allocate(ids)
 
 
@@ -127,11 +127,11 @@ class PluginService:
     """Answers a device manager for one plug-in; safe to use from several threads."""
 
     def __init__(self, plugin: DevicePlugin, telemetry: Telemetry) -> None:
-        """Begin without devices.
+        """Start without devices.
 
         Args:
-            plugin: The author's part.
-            telemetry: Where faults of the author's part are reported.
+            plugin: The plug-in of the author.
+            telemetry: Where faults of the plug-in are reported.
         """
         self._plugin = plugin
         self._telemetry = telemetry
@@ -255,10 +255,10 @@ class PluginService:
         return pb.PreStartContainerResponse()
 
     def _require(self, ids: Sequence[str]) -> None:
-        """Raise unless the devices are known and healthy.
+        """Check that the devices are known and healthy.
 
         Raises:
-            DeviceUnavailableError: One is not.
+            DeviceUnavailableError: A device is unknown or unhealthy.
         """
         for name in ids:
             device = self._devices.get(name)
@@ -271,7 +271,7 @@ def _by_id(devices: Iterable[PluginDevice]) -> dict[str, PluginDevice]:
     """Return devices by id.
 
     Raises:
-        ValueError: Two have the same id, or one has none.
+        ValueError: Two devices have the same id, or a device has none.
     """
     listed = list(devices)
     found = {device.id: device for device in listed}

@@ -1,9 +1,9 @@
-"""Where the plan takes effect. It covers all pods; what it is applied to is decided here and nowhere else.
+"""Where the plan takes effect. The plan covers all pods; to which of them it is applied is decided only here.
 
 A pod to which the plan is not applied is *observed*: its containers are placed in the state, but its calls
-pass unchanged, nothing of it is written, and it is never refused. Owners that are observed keep the CPUs that
-the plan gives them, so applying the plan to more pods never changes the plan. How a change of mode or
-selection reaches running pods is in ``proxy.engine.staging``.
+pass unchanged, none of its cgroups is written, and it is never refused. Owners that are observed keep the
+CPUs that the plan gives them, so applying the plan to more pods never changes the plan. How a change of mode
+or selection reaches running pods is in ``proxy.engine.staging``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def applies_to(state: NodeState, pod: Pod | None) -> bool:
 
     Args:
         state: The node as it is.
-        pod: The pod; None asks whether there may be a pod to which it is applied.
+        pod: The pod; None: whether there may be a pod to which the plan is applied.
     """
     enforcement = state.enforcement
     if enforcement is APPLIED_TO_ALL:
@@ -47,7 +47,7 @@ def is_ours(state: NodeState, pod: Pod) -> bool:
 
 
 def is_selected(state: NodeState, pod: Pod) -> bool:
-    """Return the target of a pod: whether mode and selection say that the plan is to be applied to it."""
+    """Return whether mode and selection require that the plan is applied to a pod: the target of the pod."""
     if state.mode is NodeMode.OBSERVE or state.mode is NodeMode.PASSTHROUGH:
         return False
     selection = state.enforcement.selection
@@ -60,14 +60,14 @@ def is_selected(state: NodeState, pod: Pod) -> bool:
 
 
 def is_applied_to_all(state: NodeState) -> bool:
-    """Return whether the plan is applied to every pod, also to those that are not known."""
+    """Return whether the plan is applied to every pod, also to pods that are not known."""
     return (
         state.mode is NodeMode.ENFORCE and state.enforcement.selection.all and not state.enforcement.lagging
     )
 
 
 def observes_any(state: NodeState, pods: Iterable[Pod]) -> bool:
-    """Return whether one of some pods is observed: then what they have in common is not written either."""
+    """Return whether any of the pods is observed: then their common cgroups are not written either."""
     if state.enforcement is APPLIED_TO_ALL:
         return state.mode is not NodeMode.ENFORCE
     return any(not applies_to(state, pod) for pod in pods)

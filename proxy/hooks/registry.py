@@ -6,10 +6,10 @@ that hangs does not delay others::
 
     read -> load -> configure -> synchronize -> use -> shut down the previous version
 
-Until ``use`` the previous version answers; if a step fails it stays in use, and the file's entry has the
-reason. A file that is being written is checked again shortly after. If the reason may disappear without a
-change of the file (a resource of the machine is missing, or something that the hook needs is not there yet)
-loading is retried, at growing intervals.
+Until ``use`` the previous version is called; if a step fails the previous version stays in use, and the
+file's entry has the reason. A file that is being written is checked again shortly after. If the reason may
+disappear without a change of the file (the machine lacks a resource, or a file that the hook needs does not
+exist yet), loading is retried at growing intervals.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from proxy.model.errors import HookError
 from proxy.telemetry.port import Report, silent
 
 POLL_S: Final = 0.4
-"""Between two looks; what has changed is to be in use a second after."""
+"""Seconds between two scans; a changed file is to be in use within a second."""
 SOON_S: Final = 0.1
 AGAIN = Backoff(5.0, 300.0)
-"""Seconds before what has failed is tried again."""
+"""Seconds before a file that has failed is tried again."""
 REPORT_AFTER_S: Final = 2.0
 """After this time a file that is still being written is reported."""
 END_S: Final = 2.0
@@ -47,13 +47,13 @@ _THREADS: Final = 4
 
 
 class HandoverEngine(Protocol):
-    """What is needed of the engine."""
+    """The part of the engine that the registry needs."""
 
     def use(self, hooks: Sequence[Hook]) -> None:
         """Use these hooks from now on."""
 
     def expect(self, hook: Hook) -> None:
-        """Notify a hook of what happens from now on, although it is not in use yet."""
+        """Notify a hook of events from now on, although it is not in use yet."""
 
     def notify_one(self, hook: Hook, event: Point) -> Awaitable[object]:
         """Send an event to one hook, in use or not, within its deadline; return the error, or None."""
@@ -76,7 +76,7 @@ class Handover:
         """Configure a hook, and send it the whole state, now or as soon as that is known.
 
         Raises:
-            HookError: It cannot be configured.
+            HookError: The hook cannot be configured.
         """
         hook = new.loaded.hook
         if Configure.NAME in hook.handlers:
@@ -87,7 +87,7 @@ class Handover:
         if Synchronize.NAME in hook.handlers:
             event = self._everything()
             if event is None:
-                self._engine.expect(hook)  # the state may come before it is in use
+                self._engine.expect(hook)  # the state may be known before the hook is in use
             elif (error := await self._engine.notify_one(hook, event)) is not None:
                 self._report_problem(
                     "cannot send a hook the state of the node", hook=hook.name, path=hook.source, err=error
@@ -97,7 +97,7 @@ class Handover:
         """Notify a version of a hook that it is removed, and forget it.
 
         Args:
-            old: It is not in use any more; calls that include it may still be running.
+            old: The version, which is not in use any more; calls of it may still be running.
             reason: As ``Shutdown.reason``.
         """
         hook = old.loaded.hook
@@ -111,14 +111,14 @@ class Handover:
     def _everything(self) -> Synchronize | None:
         try:
             return self._synchronize()
-        except Exception as error:  # noqa: BLE001 - a hook without it is better than none
+        except Exception as error:  # noqa: BLE001 - a hook without the state is better than no hook
             self._report_problem("cannot send hooks the state of the node", err=error)
             return None
 
 
 @dataclass(slots=True)
 class _Known:
-    """The state of a file at the last scan; ``again``: when it is tried again."""
+    """The state of a file at the last scan; ``again``: the time at which the file is tried again."""
 
     candidate: Candidate
     config: HooksConfig
@@ -142,14 +142,14 @@ class HookRegistry:
         clock: Callable[[], float] = time.monotonic,
         marks: Path | None = None,
     ) -> None:
-        """Make it; nothing is scanned yet.
+        """Prepare; no directory is scanned yet.
 
         Args:
             config: The directories and settings.
             engine: The engine that calls hooks.
-            synchronize: Returns the whole state, or None as long as that is not known.
-            report_problem: Takes a message about a failure.
-            report_success: Takes a message about a success.
+            synchronize: Returns the whole state, or None as long as the state is not known.
+            report_problem: Called with a message about a failure.
+            report_success: Called with a message about a success.
             clock: Seconds.
             marks: Records which files are being loaded (``loader.versions``); None: nowhere.
         """
@@ -159,8 +159,8 @@ class HookRegistry:
         self._report_success = report_success
         self._clock = clock
         self._worker = Worker("hooks", lambda error: report_problem("cannot load hooks", err=error), _THREADS)
-        self._trials = CrashMarks(marks)
-        self._maker = VersionBuilder(config, self._worker, report_problem, self._trials)
+        self._marks = CrashMarks(marks)
+        self._maker = VersionBuilder(config, self._worker, report_problem, self._marks)
         self._handover = Handover(engine, synchronize, report_problem)
         self._scanning = asyncio.Lock()
         self._suspects = asyncio.Lock()
@@ -173,7 +173,7 @@ class HookRegistry:
 
     @property
     def entries(self) -> list[HookFileEntry]:
-        """The state of each file, by name; files that do not count come last."""
+        """The state of each file, by name; a file that another one masks comes last."""
         entries = [self._entry(name, known) for name, known in self._known.items()]
         entries += [
             HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is used instead", server=c.server)
@@ -204,10 +204,10 @@ class HookRegistry:
     async def scan_once(self, timeout: float = 2 * LOAD_S) -> None:
         """Scan, and wait until changed files are in use or have failed.
 
-        A file that was just written is waited for; one that is written continuously is not.
+        The scan waits for a file that was just written, not for one that is written continuously.
 
         Args:
-            timeout: Seconds; what takes longer continues in the background.
+            timeout: Seconds; a file that takes longer is loaded in the background.
         """
         until = self._clock() + timeout
         while True:
@@ -249,8 +249,8 @@ class HookRegistry:
                 ):
                     self._start_task(name, self._bring_in_turn(name, candidate))
             for name, known in list(self._known.items()):
-                gone = name not in found.candidates and known.candidate.path.parent not in found.unreadable
-                if gone and name not in self._busy:
+                removed = name not in found.candidates and known.candidate.path.parent not in found.unreadable
+                if removed and name not in self._busy:
                     self._start_task(name, self._forget(name))
             self._check_settings(found)
 
@@ -265,18 +265,18 @@ class HookRegistry:
             self._report_problem("cannot use a hook", hook=name, err=error)
         known = self._known.get(name)
         if known is None or known.changing_since is None:
-            self._wake.set()  # it may have changed meanwhile
+            self._wake.set()  # the file may have changed meanwhile
 
     async def _bring_in_turn(self, name: str, candidate: Candidate) -> None:
-        """Bring a file into use: together with others, or alone where it may have ended the daemon."""
-        if await self._worker.run(self._trials.suspected, name):
+        """Load a file: in parallel with others, or alone where the file may have ended the daemon."""
+        if await self._worker.run(self._marks.suspected, name):
             async with self._suspects:
                 await self._bring(name, candidate)
         else:
             await self._bring(name, candidate)
 
     async def _bring(self, name: str, candidate: Candidate) -> None:
-        """Bring what is in a file now into use."""
+        """Load the present content of a file, and bring the hook into use."""
         before = self._known.get(name)
         state = before.state if before else State.WAITING
         known = self._known[name] = _Known(candidate, self._config, state)
@@ -286,29 +286,29 @@ class HookRegistry:
             passing = True
             if new is not None and new is not old:
                 await self._handover.configure(new)
-                await self._worker.run(self._trials.end, name)
+                await self._worker.run(self._marks.end, name)
         except FileBeingWrittenError as error:
             self._postpone(known, before, error)
         except HookError as error:
             self._refuse(known, error, old)
             if passing or isinstance(error.__cause__, OSError):
-                self._put_off(known, before)
-        except Exception as error:  # noqa: BLE001 - the others continue, and this one as it was
+                self._retry_later(known, before)
+        except Exception as error:  # noqa: BLE001 - other hooks, and the former version of this one, continue
             cause = f"{type(error).__name__}: {error}"
             self._refuse(known, HookError(f"cannot bring hook {candidate.path} into use: {cause}"), old)
-            self._put_off(known, before)
+            self._retry_later(known, before)
         else:
             known.state, known.error = State.DISABLED if new is None else State.RUNNING, ""
             if new is not old:
                 await self._replace(name, new)
 
     async def _forget(self, name: str) -> None:
-        """Shut down a hook whose file is gone."""
+        """Shut down a hook whose file was removed."""
         del self._known[name]
         await self._replace(name, None)
 
     async def _replace(self, name: str, new: Version | None) -> None:
-        """Use another version, or none, and end the one before."""
+        """Use another version of a hook, or none, and shut the former version down."""
         old = self._in_use.pop(name, None)
         if new is not None:
             self._in_use[name] = new
@@ -321,7 +321,7 @@ class HookRegistry:
             await self._handover.shut_down(old, "removed" if new is None else "replaced")
 
     def _postpone(self, known: _Known, before: _Known | None, error: FileBeingWrittenError) -> None:
-        """Retry a file later that is being written."""
+        """Retry later: the file is being written."""
         now = self._clock()
         known.changing_since = (
             now if before is None or before.changing_since is None else before.changing_since
@@ -331,17 +331,17 @@ class HookRegistry:
             known.error = f"cannot read {what} {known.candidate.path}: {error}"
             self._report_once("cannot load a hook", known.candidate.name, known.error)
 
-    def _put_off(self, known: _Known, before: _Known | None) -> None:
-        """Retry a file later that may be valid by then."""
+    def _retry_later(self, known: _Known, before: _Known | None) -> None:
+        """Retry later: the file may be valid by then."""
         same = before is not None and before.candidate.signature == known.candidate.signature
         known.failures = 1 + (before.failures if before is not None and same else 0)
         known.again = self._clock() + AGAIN.delay(known.failures)
 
     def _refuse(self, known: _Known, error: HookError, old: Version | None) -> None:
-        """Note that a file cannot be used."""
+        """Record that a file cannot be used."""
         known.error = str(error)
         if not isinstance(error, CrashingHookError):
-            self._worker.start(self._trials.end, known.candidate.name)
+            self._worker.start(self._marks.end, known.candidate.name)
         if old is not None:
             known.state = State.OLD
             self._report_problem(

@@ -13,8 +13,8 @@ class TopologyHint(Struct, frozen=True):
     """Where a provider could satisfy a request.
 
     Attributes:
-        affinity: NUMA nodes; None where the provider does not care.
-        preferred: True when no smaller set of nodes could ever do (by capacity, not by what is free).
+        affinity: NUMA nodes; None where the provider has no preference.
+        preferred: True when no smaller set of nodes has the capacity, whatever is free.
     """
 
     affinity: Mask | None
@@ -24,6 +24,6 @@ class TopologyHint(Struct, frozen=True):
 Hints = Mapping[str, Sequence[TopologyHint] | None] | None
 """A provider's answer: resource to hints.
 
-The three forms of nothing: None or an empty mapping, no preference at all; a resource with None, no
-preference for it; a resource with an empty sequence, it cannot be satisfied.
+Without hints it has three forms. None or an empty mapping: no preference at all. A resource with None: no
+preference for this resource. A resource with an empty sequence: this resource cannot be satisfied.
 """

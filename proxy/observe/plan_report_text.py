@@ -1,7 +1,7 @@
 """Renders the answer to ``/observe/report`` as text for the terminal.
 
-The answer may come from an older or a newer daemon, so every part may be missing or be something else than
-expected; then it is left out.
+The answer may come from an older or a newer daemon, so any part may be missing or have another type; such a
+part is left out.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _CHANGES = (
     ("memory_nodes", "bind", "container", " to other memory nodes, once created again"),
     ("rejections", "reject", "create", " like those below"),
 )
-"""Key of the number, verb, what is counted, and how it continues."""
+"""The key of the number, the verb, the thing that is counted, and the rest of the sentence."""
 _ENFORCE = "enforce"
 _LEAVING = ("releasing", "released")
 
 
 def render_plan_report(answer: object, width: int = 100, *, everything: bool = False) -> str:
-    """Write the page.
+    """Return the report as text.
 
     Args:
-        answer: What ``/observe/report`` answered.
+        answer: The answer to ``/observe/report``.
         width: Columns of the terminal.
         everything: Whether containers are listed that would not change.
     """
@@ -48,7 +48,7 @@ def render_plan_report(answer: object, width: int = 100, *, everything: bool = F
 
 
 def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[str]:
-    """Return what would change; that nothing would only where all cpusets are known."""
+    """Yield what would change; "nothing" only where all cpusets are known."""
     total, applied = sums.get("containers", 0), sums.get("applied", 0)
     yield f"Mode {mode}: the plan is applied to {applied} of {counted(total, 'running container')}."
     if drift := sums.get("drift", 0):
@@ -74,7 +74,7 @@ def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[
 
 
 def _unread(kernel: Mapping[str, object]) -> Iterable[str]:
-    """Return which cpusets are not those that the kernel has now."""
+    """Yield which cpusets may differ from those that the kernel has now."""
     age, number = kernel.get("age_s", 0.0), kernel.get("not_read")
     if age is None:
         yield "The kernel has not answered: no cpuset was read."

@@ -1,4 +1,4 @@
-"""The process that is to replace this daemon, as this daemon sees it."""
+"""The process that is to replace this daemon, and the channel to it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ AGAIN_S = 0.1
 
 
 class Successor:
-    """A process that has prepared everything and waits.
+    """A process that has prepared everything and waits for the state of the node.
 
     Attributes:
-        pid: Its process.
+        pid: The id of the process.
     """
 
     def __init__(self, channel: socket.socket, pid: int) -> None:
-        """Take the channel to it."""
+        """Use a channel to a process that has prepared."""
         self._channel = channel
         self.pid = pid
         self._over: list[str] = []
@@ -42,10 +42,10 @@ class Successor:
         """Start a process with the command line of this one; runs in a thread until it has prepared.
 
         Args:
-            listener: The socket that it gets, with its lock; ours stay open.
+            listener: The socket that the process gets, with its lock; this process keeps its descriptors.
 
         Raises:
-            UnavailableError: It ended or does not answer in time; nothing has changed.
+            UnavailableError: The process ended or does not answer in time; nothing has changed.
         """
         own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -67,14 +67,14 @@ class Successor:
             ) from error
 
     def take_over(self, *, quiet: bool, calls: Sequence[RelayedCall] = ()) -> None:
-        """Send it the state of the node, and wait until it serves; runs in a thread.
+        """Send the process the state of the node, and wait until it serves; runs in a thread.
 
         Args:
-            quiet: No call that decides where containers are is in flight.
-            calls: Those that are in flight, and continue here.
+            quiet: No call that places containers is in flight.
+            calls: The calls in flight, which continue in this process.
 
         Raises:
-            UnavailableError: It does not.
+            UnavailableError: The process does not serve.
         """
         self._channel.settimeout(SERVE_S)
         try:
@@ -86,7 +86,7 @@ class Successor:
         receive(self._channel, 0, SERVING)
 
     def follow(self) -> None:
-        """Report the ends of calls from now on, and those of before; once it serves."""
+        """Report the ends of calls, past and future ones; called once the process serves."""
         self._channel.setblocking(False)
         self._serves = True
         self._send()
@@ -95,7 +95,7 @@ class Successor:
         """Report that a call is over; on the event loop.
 
         Args:
-            name: Its name.
+            name: The name of the call.
         """
         self._over.append(name)
         if self._serves:
@@ -108,7 +108,7 @@ class Successor:
                 del self._over[0]
         except BlockingIOError:
             asyncio.get_running_loop().call_later(AGAIN_S, self._send)
-        except OSError:  # it has ended: the next one is not the successor of this daemon
+        except OSError:  # the process has ended; a later one is not the successor of this daemon
             self._over.clear()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,7 +81,7 @@ def test_every_field_is_written() -> None:
 
 @given(EXPLANATIONS)
 def test_former_names_of_fields_are_read_and_written(decision: Explanation) -> None:
-    data = to_data(decision)
+    data: Any = to_data(decision)
     assert (data["said"], data["lacks"]) == (data["providers"], data["shortfalls"])
     assert from_data({key: data[key] for key in data if key not in ("providers", "shortfalls")}) == decision
     assert from_data({key: data[key] for key in data if key not in ("said", "lacks")}) == decision

@@ -1,16 +1,16 @@
 """One end of a link: a socket that the loop watches, read and written without asyncio's transports.
 
-asyncio's transports do the same and more, and the calls between (event, transport, protocol, transport) are
-paid twice by every small call that passes. This is the part of them that a link needs: read when there is
-something, write at once or as soon as there is room, stop the other end from reading while too much waits
-here, close behind what is pending.
+asyncio's transports do the same and more, and every small call that is relayed pays twice for the function
+calls between them (event, transport, protocol, transport). A ``Pipe`` does only what a link needs: it reads
+when bytes have arrived, writes at once or as soon as there is room, stops the other end from reading while
+too much waits here, and closes once the pending bytes are written.
 
-Back-pressure. What the other end brings fills this end's buffer up to ``HIGH_WATER`` and one read. What is
-above ``own_water`` are frames that the relay itself has written in answer to what came from *this* end
+Back-pressure. Bytes that the other end has read fill this end's buffer up to ``HIGH_WATER`` and one read.
+Bytes above ``own_water`` are frames that the relay itself has written in answer to frames from *this* end
 (refusals, resets, window), so this end is not read either until the buffer is empty enough.
 
 Faults. The loop calls ``_readable`` and ``_writable`` again as long as the socket is ready, so an exception
-that leaves one of them would repeat for ever. None does: the link is notified, and ends.
+that leaves one of them would repeat for ever. So they catch all exceptions: the link is notified, and ends.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ READ_BYTES: Final = 256 << 10
 OWN_WATER: Final = HIGH_WATER + 2 * READ_BYTES
 """When this many bytes wait to be written to a client, nothing more is read from it."""
 LITTLE_BYTES: Final = 4096
-"""What is read at once where there is no memory for more."""
+"""The size of a read where there is no memory for more."""
 LINGER_S: Final = 5.0
-"""How long a peer that does not read may keep its socket open behind the end."""
+"""How long the socket of a peer that does not read stays open after ``close``."""
 _GATHERED_BYTES: Final = 64 << 10
 
 _OTHER, _OWN = 1, 2  # why nothing is read: the other end's buffer is full, this end's is
@@ -52,7 +52,7 @@ class PipeCallbacks(Struct, frozen=True):
     Attributes:
         failed: An unforeseen exception; must end the pipe.
         short: Called where there is no memory for a read, before a smaller one is tried.
-        swollen: More than ``HIGH_WATER`` bytes wait to be written.
+        over_limit: More than ``HIGH_WATER`` bytes wait to be written.
     """
 
     failed: Callable[[Exception], None]
@@ -68,7 +68,7 @@ class Pipe:
 
     Attributes:
         other: The end that is slowed down when this one cannot be written.
-        attached: The socket is there and open.
+        attached: There is an open socket.
     """
 
     __slots__ = (
@@ -90,9 +90,9 @@ class Pipe:
         """Prepare; ``attach`` gives the socket.
 
         Args:
-            got: Takes what was read.
-            ended: The peer sends no more; this end stays open for writing until it is closed.
-            lost: The socket is broken.
+            got: Called with the bytes that were read.
+            ended: Called when the peer sends no more; this end stays open for writing until it is closed.
+            lost: Called when the socket is broken.
             faults: The other notifications.
             own_water: When this many bytes wait to be written, nothing more is read here.
         """
@@ -106,7 +106,7 @@ class Pipe:
         self._closing = self._eof = self._reading = self._writing = self.attached = False
 
     def attach(self, end: socket.socket) -> None:
-        """Begin to read from a non-blocking socket, which is ours from now on."""
+        """Start to read from a non-blocking socket, which the pipe closes in the end."""
         self._loop = asyncio.get_running_loop()
         self._socket = end
         self._recv, self._send = end.recv, end.send
@@ -125,7 +125,7 @@ class Pipe:
 
     @property
     def waiting(self) -> int:
-        """Bytes that wait for room."""
+        """Bytes that wait to be written."""
         return self._waiting
 
     def _watch(self) -> None:
@@ -166,7 +166,7 @@ class Pipe:
             self._watch()
 
     def pause(self, why: int = _OTHER) -> None:
-        """Read nothing for now."""
+        """Stop reading until ``resume`` is called with the same reason."""
         paused, self._pauses = self._pauses, self._pauses | why
         if not paused and self.attached and self._reading:
             self._watch()
@@ -181,7 +181,7 @@ class Pipe:
     # -- writing ------------------------------------------------------------------------------------------
 
     def write(self, chunks: list[bytes | memoryview]) -> None:
-        """Send in one piece, now or when there is room."""
+        """Write chunks in one piece, now or when there is room."""
         if not self.attached:
             return
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -191,7 +191,7 @@ class Pipe:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                self._loop.call_soon(self._lost)  # not in the middle of whatever is being done
+                self._loop.call_soon(self._lost)  # not within the caller's work
                 return
             if sent == len(data):
                 return
@@ -208,7 +208,7 @@ class Pipe:
             self._faults.over_limit()
 
     def _append(self, data: bytes | memoryview) -> None:
-        """Add to what waits; small pieces share a buffer."""
+        """Add to the pending bytes; small pieces share a buffer."""
         self._waiting += len(data)
         last = self._out[-1]
         if isinstance(last, bytearray) and len(last) + len(data) <= _GATHERED_BYTES:
@@ -241,7 +241,7 @@ class Pipe:
         try:
             while out:
                 first = out[0]
-                if isinstance(first, bytearray):  # it grows no more: a view forbids that
+                if isinstance(first, bytearray):  # a view keeps the buffer from growing
                     first = out[0] = memoryview(first)
                 sent = self._send(first)
                 self._waiting -= sent
@@ -255,7 +255,7 @@ class Pipe:
     # -- ends ---------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Send no more behind what is pending; reading continues."""
+        """Shut the socket down for writing once the pending bytes are written; reading continues."""
         if self.attached and not self._eof:
             self._eof = True
             if not self._out:
@@ -266,7 +266,7 @@ class Pipe:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close behind what is pending, or without it if the peer does not read for a while."""
+        """Close once the pending bytes are written; drop them if the peer does not read for a while."""
         if not self.attached or self._closing:
             return
         self._stop_reading()
@@ -291,7 +291,7 @@ class Pipe:
             self._watch()
         with contextlib.suppress(OSError):
             self._socket.close()
-        # The link and this refer to each other: breaking the cycle frees both now, without a collection.
+        # The link and the pipe refer to each other: without the cycle both are freed at once.
         self._got = self._ended = self._lost = _nothing
         self._faults = _NONE
         del self.other

@@ -1,9 +1,9 @@
-"""The concurrency slots of one hook: how many calls it works on, whether it is called, and its statistics.
+"""The concurrency slots of one hook: how many calls of it run, whether it is called, and its statistics.
 
-A hook works on ``PLACES`` calls at once; further calls wait for a slot, without a thread. So a slow hook
-holds as many threads as it has slots, and calls that do not involve it never wait for it. A call that is past
-its deadline releases its slot but counts as *overdue* until it returns; with ``MOST_OVERDUE`` of them the
-hook is not called, even if its breaker permits it.
+``PLACES`` calls of a hook run at once; further calls wait for a slot, without a thread. So a slow hook
+occupies as many threads as it has slots, and calls without this hook never wait for it. A call that is past
+its deadline releases its slot but counts as *overdue* until it returns; with ``MOST_OVERDUE`` overdue calls
+the hook is not called, even if its breaker permits it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.hooks.engine.stats import HookReport, HookStats
 from proxy.hooks.hook import Hook
 
 PLACES = 8
-"""Calls that one hook works on at once."""
+"""Calls of one hook that run at once."""
 MOST_OVERDUE = 4
 """Calls of one hook that may hang before the hook is not called any more."""
 MOST_INTERRUPTED = 3
@@ -34,10 +34,10 @@ class Waiter(Protocol):
     """A dispatch that may have to wait for a slot."""
 
     def on_queued(self) -> None:
-        """Record that it waits for a slot from now on."""
+        """Record that the dispatch waits for a slot from now on."""
 
     def take_turn(self) -> bool:
-        """Accept a free slot; False if it does not wait any more."""
+        """Accept a free slot; False if the dispatch does not wait any more."""
 
     def resume(self) -> None:
         """Continue with the slot."""
@@ -83,19 +83,19 @@ class HookSlots:
 
     @property
     def busy(self) -> bool:
-        """Whether it works on calls."""
+        """Whether calls of the hook run."""
         return self._inside > 0
 
     @property
     def runs_on_loop(self) -> bool:
-        """Whether it is called on the loop itself."""
+        """Whether the hook is called on the event loop itself."""
         return self.hook.pure and self.interrupted < MOST_INTERRUPTED
 
     def enter(self, waiter: Waiter, now: float, always: bool, overloaded: bool) -> int | HookFailure | None:
         """Take a slot and return whether to call the hook now, or queue the waiter for a slot.
 
         Returns:
-            As ``permit``, and the slot is taken if that is a token; None: the waiter is queued and will be
+            As ``permit``; the slot is taken if the result is a token. None: the waiter is queued and will be
             resumed.
         """
         with self._lock:
@@ -109,7 +109,7 @@ class HookSlots:
             return permit
 
     def permit(self, now: float, always: bool, overloaded: bool) -> int | HookFailure:
-        """Return whether to call the hook now; the caller has a slot, and releases it if not.
+        """Return whether to call the hook now; if not, the caller releases its slot.
 
         Args:
             now: Seconds of the engine's clock.
@@ -149,7 +149,7 @@ class HookSlots:
 
         Args:
             token: The return value of ``permit``; 0 if the breaker is ignored.
-            took: Seconds of the call; None if it was not made.
+            took: Seconds of the call; None if the hook was not called.
             failure: Why there is no answer.
             now: Seconds of the engine's clock.
             overdue: The thread or coroutine that has not returned, if there is one.
@@ -224,14 +224,14 @@ class HookSlots:
             self._overdue_calls = {item for item in self._overdue_calls if not item.has_returned}
 
     def close(self) -> None:
-        """Stop its loop."""
+        """Stop the loop of the hook's coroutines."""
         with self._lock:
             loop_thread, self._loop_thread = self._loop_thread, None
         if loop_thread is not None:
             loop_thread.close()
 
     def report(self, now: float, waiting: int, quiet: int = 0) -> HookReport:
-        """Return its statistics and state."""
+        """Return the statistics and the state of the hook."""
         hook = self.hook
         with self._lock:
             stats, breaker = self.stats, self.breaker

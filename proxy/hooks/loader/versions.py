@@ -111,10 +111,10 @@ class VersionBuilder:
     """
 
     def __init__(
-        self, config: HooksConfig, worker: Worker, report_problem: Report, trials: CrashMarks
+        self, config: HooksConfig, worker: Worker, report_problem: Report, marks: CrashMarks
     ) -> None:
         self.config = config
-        self._trials = trials
+        self._marks = marks
         self._worker = worker
         self._report_problem = report_problem
 
@@ -150,7 +150,7 @@ class VersionBuilder:
             return None if hook is None else Version(Loaded(hook), path, version)
         if not content.data:
             return None
-        await self._worker.run(self._trials.mark, name, path, content.data)
+        await self._worker.run(self._marks.mark, name, path, content.data)
         return Version(await self._load(name, path, content.data), path, version)
 
     def _settings(self, name: str) -> tuple[object, ...]:
