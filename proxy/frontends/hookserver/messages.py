@@ -19,7 +19,7 @@ from proxy.allocation.memory.request import SIZES_LIMIT, huge_pages
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.frontends.hook_bridge.facts import pod_facts as facts_of_pod
 from proxy.frontends.hook_bridge.object_cache import CONTAINER_BYTES, PackedTexts, RememberedContainer
-from proxy.frontends.hook_bridge.resources import NOT_SAID, merged, resources_of
+from proxy.frontends.hook_bridge.resources import NO_RESOURCES, merged, resources_of
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 from proxy.hooks.remote.convert import NUMBERS, put_texts
@@ -113,7 +113,7 @@ class ContainerReply(Struct, frozen=True):
         """Return what is kept of a create."""
         seen = self.container()
         texts = PackedTexts.of(CONTAINER_BYTES, seen.labels, seen.annotations, seen.envs)
-        return RememberedContainer(seen.image, texts, merged(NOT_SAID, seen.resources), whole=True)
+        return RememberedContainer(seen.image, texts, merged(NO_RESOURCES, seen.resources), whole=True)
 
     def adjusted(self, adjustment: Adjustment) -> ContainerReply:
         """Return the answer with what hooks want, as far as it has fields for that."""
