@@ -10,19 +10,19 @@ its sets that is on the machine. Long sentences are truncated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from proxy.engine.node_effects import Record
 from proxy.engine.reservation_state import Reservation, ReservationKind
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grants import Block, Blocks, Share
 from proxy.model.idset import CpuSet, IdSet, Mask
-from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.machine import ANY_MACHINE, Bounds
-from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import listed
 from proxy.model.pod_selection import selectable_labels
 from proxy.model.quoting import MESSAGE, SENTENCE, printable
@@ -40,15 +40,24 @@ from proxy.model.workload import (
 )
 
 S = TypeVar("S", CpuSet, Mask)
-POLICIES = {
-    "bind_required": "bind_required",
-    "bind_preferred": "bind_preferred",
-    "exclusive": "exclusive",
-    "aligned": "aligned",
-    "apart": "numa_exclusive",
-    "wish_policy": "volcano_policy",
+_FORMER_NAMES = {
+    "numa_exclusive": "apart",
+    "volcano_policy": "wish_policy",
+    "volcano_nodes": "wish_nodes",
+    "cpuset_chosen_locally": "chosen",
+    "cgroup_changed_by_hook": "reparented",
 }
-"""Keys in the ledger, and the fields of ``Pod`` that they stand for."""
+"""Fields of ``Pod`` whose keys in the ledger are older than their names."""
+_NAMED = frozenset(
+    (
+        "sandbox_id", "uid", "namespace", "name", "attempt", "qos", "kube_qos", "cgroup_parent", "cpuset",
+        "nodes", "source",
+    )
+)  # fmt: skip
+"""Simple fields of ``Pod`` that the functions below name. ``source`` is not recorded, and neither is
+``requests``: kubelet is queried again after a start."""
+_SIMPLE = (bool, int, str, CpuSet, Mask)
+"""Types of which a field is recorded as it is or, where it is a set, as a list; subclasses too."""
 MOST_FAULTS = 20
 """How many defects of a pod are read; its annotations cannot have more."""
 MOST_REASONS = 100
@@ -77,14 +86,67 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         "cpuset": None if pod.cpuset is None else str(pod.cpuset),
         "problem": pod.problem,
         **({} if pod.nodes is None else {"nodes": str(pod.nodes)}),
-        **({} if pod.volcano_nodes is None else {"wish_nodes": str(pod.volcano_nodes)}),
-        **({"chosen": True} if pod.cpuset_chosen_locally else {}),
-        **({"reparented": True} if pod.cgroup_changed_by_hook else {}),
+        **_dump_simple(pod),
         **({} if pod.total is None else {"total": {name: getattr(pod.total, name) for name in TOTAL_FIELDS}}),
-        **{key: getattr(pod, name).value for key, name in POLICIES.items() if getattr(pod, name)},
         **({} if pod.reserved_for_pod is None else {"aside": _dump_aside(pod.reserved_for_pod)}),
         **({"faults": [[each.kind.value, str(each)] for each in pod.defects]} if pod.defects else {}),
     }
+
+
+@cache
+def _simple_fields() -> Mapping[str, tuple[type, str, object]]:
+    """Return the fields of ``Pod`` that need no code of their own here: type, key in the ledger, default.
+
+    These are all fields of a simple type which the functions below do not name, so a new field is recorded.
+    """
+    types = get_type_hints(Pod)
+    simple: dict[str, tuple[type, str, object]] = {}
+    for each in structs.fields(Pod):
+        declared = types[each.name]
+        kinds = set(get_args(declared) if isinstance(declared, UnionType) else (declared,)) - {NoneType}
+        kind = kinds.pop()
+        if each.name not in _NAMED and not kinds and isinstance(kind, type) and issubclass(kind, _SIMPLE):
+            simple[each.name] = kind, _FORMER_NAMES.get(each.name, each.name), each.default
+    return simple
+
+
+def _dump_simple(pod: Pod) -> dict[str, object]:
+    """Return the simple fields of a pod that differ from their defaults."""
+    dumped: dict[str, object] = {}
+    for name, (kind, key, default) in _simple_fields().items():
+        value = getattr(pod, name)
+        if value != default:
+            dumped[key] = str(value) if issubclass(kind, IdSet | str) else value
+    return dumped
+
+
+def _load_simple(data: Mapping[str, Any], bounds: Bounds, defects: list[InputDefect]) -> dict[str, object]:
+    """Read the simple fields of a pod.
+
+    Args:
+        data: The record.
+        bounds: The CPUs and NUMA nodes of the machine; a set with others is left out.
+        defects: Takes a defect for each set that is left out.
+    """
+    loaded: dict[str, object] = {}
+    for name, (kind, key, _) in _simple_fields().items():
+        if key not in data:
+            continue
+        if issubclass(kind, IdSet):
+            ids, existing = kind.parse(_text(data[key])), bounds.cpus if kind is CpuSet else bounds.nodes
+            if ids <= existing:
+                loaded[name] = ids
+            else:
+                defects.append(_not_here(ids - existing, decisive=False))
+        elif kind is bool:
+            loaded[name] = data[key] is True
+        elif issubclass(kind, int):
+            loaded[name] = _number(data[key])
+        else:
+            loaded[name] = cast("Callable[[str], str]", kind)(
+                _text(data[key])
+            )  # a text or an enumeration of texts
+    return loaded
 
 
 def _dump_aside(aside: SetAside) -> dict[str, object]:
@@ -211,17 +273,14 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
     undecided = not any(defect.decisive for defect in defects)
     cpuset = None if data["cpuset"] is None else CpuSet.parse(_text(data["cpuset"]))
     nodes = Mask.parse(_text(data["nodes"])) if "nodes" in data else None
-    volcano_nodes = Mask.parse(_text(data["wish_nodes"])) if "wish_nodes" in data else None
     if cpuset is not None and not cpuset <= bounds.cpus:
         defects.append(_not_here(cpuset - bounds.cpus, decisive=undecided))
         cpuset, undecided = None, False
     if nodes is not None and not nodes <= bounds.nodes:
         defects.append(_not_here(nodes - bounds.nodes, decisive=undecided))
         nodes = None
-    if volcano_nodes is not None and not volcano_nodes <= bounds.nodes:
-        defects.append(_not_here(volcano_nodes - bounds.nodes, decisive=False))
-        volcano_nodes = None
-    return Pod(
+    simple = _load_simple(data, bounds, defects)
+    pod = Pod(
         _text(data["sandbox_id"]),
         _text(data["uid"]),
         _text(data["namespace"]),
@@ -233,19 +292,11 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
         cpuset,
         tuple(defects),
         nodes=nodes,
-        bind_required=BindPolicy(data.get("bind_required", "")),
-        bind_preferred=BindPolicy(data.get("bind_preferred", "")),
-        exclusive=ExclusivePolicy(data.get("exclusive", "")),
-        aligned=NumaPolicy(data.get("aligned", "")),
-        numa_exclusive=NumaExclusive(data.get("apart", "")),
-        volcano_policy=TopologyPolicy(data["wish_policy"]) if "wish_policy" in data else None,
-        volcano_nodes=volcano_nodes,
-        cpuset_chosen_locally=data.get("chosen") is True,
         reserved_for_pod=_aside(data["aside"], bounds) if "aside" in data else None,
-        cgroup_changed_by_hook=data.get("reparented") is True,
         total=_total(data["total"]) if "total" in data else None,
         labels=selectable_labels({_text(key): _text(text) for key, text in data.get("labels", {}).items()}),
     )
+    return structs.replace(pod, **simple) if simple else pod
 
 
 def _defects(data: Mapping[str, Any]) -> list[InputDefect]:

@@ -8,6 +8,9 @@ raises. A faulty annotation counts as absent; the caller decides what happens to
 requested CPUs of its own, pooled otherwise. An annotation that names a CPU or a NUMA node that the machine
 cannot have is faulty, so this module never returns such a set.
 
+To read one more annotation, add a reader and a line in the table ``_READERS``: it names the annotation and
+the fields of ``Pod`` that follow from it. The ledger keeps these fields without a change elsewhere.
+
 Two spellings are read. Koordinator's code writes the NUMA nodes of a pod that shares CPUs as
 ``numaNodeResources``; its document calls them ``cpuSharedPools``, with a socket and a node each. Where the
 first says nothing about CPU, the second counts.
@@ -42,6 +45,8 @@ BATCH_CPU = "kubernetes.io/batch-cpu"
 
 NO_FAULT = InputDefect("")
 Annotations = Mapping[str, str]
+PodFields = tuple[Mapping[str, object], tuple[InputDefect, ...]]
+"""Fields of ``Pod`` by name, and what is wrong with the annotations that they follow from."""
 E = TypeVar("E", bound=enum.StrEnum)
 V = TypeVar("V")
 
@@ -184,6 +189,81 @@ def volcano_preferences(
     )
     nodes = Mask(cpu) if cpu else None
     return VolcanoPreferences(policy, nodes, cpu), tuple(fault for fault in (problem, wrong) if fault)
+
+
+class AnnotationReader(Struct, frozen=True):
+    """What follows for a pod from one annotation, or from some that belong together.
+
+    Attributes:
+        keys: The annotations.
+        read: Returns the fields of ``Pod`` that they set, by name, and what is wrong with them.
+        is_decisive: Whether a pod with a faulty annotation gets no CPUs of its own.
+    """
+
+    keys: tuple[str, ...]
+    read: Callable[[Annotations, Bounds], PodFields]
+    is_decisive: bool = True
+
+
+def _status_fields(annotations: Annotations, bounds: Bounds) -> PodFields:
+    status, defect = resource_status(annotations, bounds)
+    return {"cpuset": status.cpus or None, "nodes": Mask(status.nodes) if status.nodes else None}, (defect,)
+
+
+def _spec_fields(annotations: Annotations, bounds: Bounds) -> PodFields:
+    spec, defect = resource_spec(annotations)
+    return {
+        "bind_required": spec.required,
+        "bind_preferred": spec.preferred,
+        "exclusive": spec.exclusive,
+    }, (defect,)
+
+
+def _numa_fields(annotations: Annotations, bounds: Bounds) -> PodFields:
+    spec, defect = numa_topology_spec(annotations)
+    return {"aligned": spec.policy, "numa_exclusive": spec.exclusive}, (defect,)
+
+
+def _volcano_fields(annotations: Annotations, bounds: Bounds) -> PodFields:
+    preferences, defects = volcano_preferences(annotations, bounds)
+    return {"volcano_policy": preferences.policy, "volcano_nodes": preferences.nodes}, defects
+
+
+_READERS = (
+    AnnotationReader((RESOURCE_STATUS,), _status_fields),
+    AnnotationReader((RESOURCE_SPEC,), _spec_fields),
+    AnnotationReader((NUMA_TOPOLOGY_SPEC,), _numa_fields),
+    AnnotationReader((VOLCANO_POLICY, VOLCANO_DECISION), _volcano_fields, is_decisive=False),
+)
+ANNOTATION_KEYS = tuple(key for reader in _READERS for key in reader.keys)
+"""All annotations that are read."""
+
+
+def annotation_fields(
+    annotations: Annotations, bounds: Bounds = ANY_MACHINE
+) -> tuple[dict[str, object], list[InputDefect]]:
+    """Read all annotations of a pod.
+
+    Args:
+        annotations: The annotations of the pod.
+        bounds: The CPUs and NUMA nodes that may be named.
+
+    Returns:
+        The fields of ``Pod`` that the annotations set, by name; and what is wrong with them. The first defect
+        of an annotation that is decisive is marked as such.
+    """
+    fields: dict[str, object] = {}
+    defects: list[InputDefect] = []
+    decisive: InputDefect | None = None
+    for reader in _READERS:
+        values, faults = reader.read(annotations, bounds)
+        fields.update(values)
+        for fault in filter(None, faults):
+            if reader.is_decisive and decisive is None:
+                decisive = fault
+                fault = fault.as_decisive()
+            defects.append(fault)
+    return fields, defects
 
 
 def _read(

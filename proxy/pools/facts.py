@@ -11,34 +11,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from msgspec import structs
+
 from proxy.model.defects import DefectKind, InputDefect
-from proxy.model.idset import Mask
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.pod_selection import selectable_labels
 from proxy.model.quoting import NAME, quoted, storable_name
 from proxy.model.workload import KubeQos, Pod, QosClass
-from proxy.pools.annotations import (
-    NUMA_TOPOLOGY_SPEC,
-    RESOURCE_SPEC,
-    RESOURCE_STATUS,
-    VOLCANO_DECISION,
-    VOLCANO_POLICY,
-    numa_topology_spec,
-    resource_spec,
-    resource_status,
-    volcano_preferences,
-)
+from proxy.pools.annotations import ANNOTATION_KEYS, annotation_fields
 from proxy.pools.go_json import short
 
 QOS_LABEL = "koordinator.sh/qosClass"
-POD_KEYS = (
-    QOS_LABEL,
-    RESOURCE_STATUS,
-    RESOURCE_SPEC,
-    NUMA_TOPOLOGY_SPEC,
-    VOLCANO_POLICY,
-    VOLCANO_DECISION,
-)
+POD_KEYS = (QOS_LABEL, *ANNOTATION_KEYS)
 """All labels and annotations that are read here."""
 
 
@@ -105,39 +89,14 @@ def pod_facts(
     label = labels.get(QOS_LABEL, "")
     qos = qos_class(label)
     plain = not annotations or annotations.keys().isdisjoint(POD_KEYS)
+    kube, chosen = kube_qos(cgroup_parent), selectable_labels(labels)
+    pod = Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent, labels=chosen)
     if plain and (qos or not label):  # most pods
-        kube = kube_qos(cgroup_parent)
-        chosen = selectable_labels(labels)
-        return Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent, labels=chosen)
-    status, wrong = resource_status(annotations, bounds)
-    spec, spoilt = resource_spec(annotations)
-    numa, trouble = numa_topology_spec(annotations)
-    preferences, unread = volcano_preferences(annotations, bounds)
-    defects = [_no_class(label)] if label and not qos else []
-    first = next((each for each in (wrong, spoilt, trouble) if each), None)
-    read = (each for each in (wrong, spoilt, trouble, *unread) if each)
-    defects += [each.as_decisive() if each is first else each for each in read]
-    return Pod(
-        sandbox_id,
-        uid,
-        namespace,
-        name,
-        attempt,
-        qos,
-        kube_qos(cgroup_parent),
-        cgroup_parent,
-        status.cpus or None,
-        tuple(defects),
-        Mask(status.nodes) if status.nodes else None,
-        spec.required,
-        spec.preferred,
-        spec.exclusive,
-        aligned=numa.policy,
-        numa_exclusive=numa.exclusive,
-        volcano_policy=preferences.policy,
-        volcano_nodes=preferences.nodes,
-        labels=selectable_labels(labels),
-    )
+        return pod
+    fields, defects = annotation_fields(annotations, bounds)
+    if label and not qos:
+        defects.insert(0, _no_class(label))
+    return structs.replace(pod, defects=tuple(defects), **fields)
 
 
 def _path(cgroup_parent: str) -> str:

@@ -6,8 +6,9 @@ What a reservation records.
 from __future__ import annotations
 
 import copy
+import enum
 import json
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grants import Block, Share
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy
+from proxy.model.machine import Bounds
 from proxy.model.pod_selection import selectable_labels
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import (
@@ -177,6 +179,40 @@ def test_facts_of_kubelet_are_asked_again_and_not_stored() -> None:
     read = load_container(dump(near))
     assert read is not None
     assert (read.request, read.pod.requests) == (Request(), None)
+
+
+SAMPLES = {bool: True, int: 3, str: "text", CpuSet: CpuSet((2, 3)), Mask: Mask((1,))}
+
+
+def test_every_simple_field_of_a_pod_is_recorded() -> None:
+    plain = Pod("s", "u", "ns", "n")
+    types = get_type_hints(Pod)
+    recorded = set()
+    for each in structs.fields(Pod):
+        kinds = get_args(types[each.name]) or (types[each.name],)
+        kind = next((kind for kind in kinds if isinstance(kind, type)), None)
+        if kind is None or each.name in ("source", "requests"):
+            continue
+        options = list(kind) if issubclass(kind, enum.Enum) else [SAMPLES.get(kind)]
+        value = next((option for option in options if option != getattr(plain, each.name)), None)
+        if value is None:
+            continue  # records and lists have tests of their own
+        pod = structs.replace(plain, **{each.name: value})
+        assert pod != plain
+        assert load_pod(json.loads(json.dumps(dump(pod)))) == pod
+        recorded.add(each.name)
+    assert {"volcano_nodes", "bind_required", "cgroup_changed_by_hook", "attempt"} <= recorded
+
+
+def test_sets_that_are_not_on_the_machine_are_left_out() -> None:
+    pod = Pod("s", "u", "ns", "n", volcano_nodes=Mask((0, 5)))
+    read = load_pod(dump(pod), Bounds(CpuSet(range(8)), Mask((0, 1))))
+    assert read is not None
+    assert read.volcano_nodes is None
+    assert [str(defect) for defect in read.defects] == [
+        "a scheduler named 5 (NUMA node), not on this machine"
+    ]
+    assert not read.problem
 
 
 def test_records_of_the_previous_version_lack_set_asides_and_memory() -> None:

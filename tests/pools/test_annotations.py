@@ -14,6 +14,7 @@ from proxy.pools.annotations import (
     BATCH_CPU,
     NUMA_TOPOLOGY_SPEC,
     RESOURCE_SPEC,
+    RESOURCE_STATUS,
     VOLCANO_DECISION,
     VOLCANO_POLICY,
     NodeShare,
@@ -26,7 +27,6 @@ from proxy.pools.annotations import (
     resource_status,
     volcano_preferences,
 )
-from proxy.pools.facts import RESOURCE_STATUS
 
 KEYS = (RESOURCE_SPEC, RESOURCE_STATUS, NUMA_TOPOLOGY_SPEC, VOLCANO_DECISION, VOLCANO_POLICY)
 

@@ -7,8 +7,9 @@ import pytest
 from proxy.model.idset import CpuSet
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, QosClass, Request
+from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.cri_view import cgroup_parent, cri_request, pod_of, quota, sandbox_total, shares
-from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS, kube_qos
+from proxy.pools.facts import QOS_LABEL, kube_qos
 from proxy.pools.pod_spec import pod_spec
 
 

@@ -14,8 +14,7 @@ from proxy.allocation.koordinator.node_shares import InsufficientError, cpu_unit
 from proxy.allocation.koordinator.resource_status import show, status_text
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NumaStrategy
-from proxy.pools.annotations import resource_status
-from proxy.pools.facts import RESOURCE_STATUS
+from proxy.pools.annotations import RESOURCE_STATUS, resource_status
 from tests.oracles.amplified_cpu import amplified, to_fit, used
 
 

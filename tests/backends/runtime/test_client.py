@@ -19,7 +19,8 @@ from proxy.backends.runtime.client import GrpcRuntime, entries_of, read_containe
 from proxy.executor.runtime_ports import SOURCE, RuntimeContainer, RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
-from proxy.pools.facts import QOS_LABEL, RESOURCE_STATUS
+from proxy.pools.annotations import RESOURCE_STATUS
+from proxy.pools.facts import QOS_LABEL
 from proxy.wire.protobuf import field
 
 DEEP = b"\x9b\x06" * 200 + b"\x9c\x06" * 200
