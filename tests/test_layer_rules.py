@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
 
@@ -94,7 +95,7 @@ def test_lint_runs_the_rules() -> None:
 def test_contributing_names_every_package_of_the_layers() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (each["layers"] for each in contracts if each["type"] == "layers")
-    modules = [name.split(".")[1] for layer in layers for name in layer.split(" : ")]
+    modules = [name.split(".")[1] for layer in layers for name in re.split(" [:|] ", layer)]
     guide = (
         (ROOT / "CONTRIBUTING.md").read_text().partition("| layer |")[2].partition("**Read a create.**")[0]
     )

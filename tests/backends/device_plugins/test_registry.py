@@ -50,10 +50,10 @@ class Node:
         if event.devices is not None:
             self.state.devices.registered[event.resource] = event.devices
 
-    def broken(self, error: BaseException) -> None:
+    def report_internal_error(self, error: BaseException) -> None:
         self.faults.append(error)
 
-    restarted = broken
+    restarted = report_internal_error
 
     def plugin(self, *devices: pb.Device, **more: str) -> PlayedPlugin:
         made = PlayedPlugin(self.directory, devices or (device("a", 0), device("b", 1)), **more)
