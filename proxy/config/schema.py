@@ -124,6 +124,7 @@ class Config:
             CPU_OPTIONS,
             "How static chooses CPUs; all are false by default.",
             live=True,
+            rule="options",
         ),
     )
     reserved_system_cpus: CpuSet = field(
@@ -157,6 +158,7 @@ class Config:
             "How strictly CPUs, memory and devices are aligned to NUMA nodes. restricted and "
             "single-numa-node refuse pods that cannot be aligned.",
             live=True,
+            rule="policy",
         ),
     )
     topology_manager_scope: Scope = field(
@@ -166,6 +168,7 @@ class Config:
             choice(Scope),
             "Whether each container is aligned separately, or all containers of a pod together.",
             live=True,
+            rule="scope",
         ),
     )
     topology_manager_policy_options: TopologyOptions = field(

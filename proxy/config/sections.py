@@ -217,17 +217,24 @@ class KoordinatorConfig:
             CPUS,
             "CPUs for processes outside pods (node reservation): neither pools nor owners use them.",
             live=True,
+            rule="reservation",
         ),
     )
     system_cpus: CpuSet = field(
         default=CpuSet(),
         metadata=key(
-            "systemCPUs", CPUS, "CPUs for class SYSTEM; empty: its pods run on the shared pool.", live=True
+            "systemCPUs",
+            CPUS,
+            "CPUs for class SYSTEM; empty: its pods run on the shared pool.",
+            live=True,
+            rule="system",
         ),
     )
     system_exclusive: bool = field(
         default=True,
-        metadata=key("systemCPUsExclusive", TRUTH, "Nothing else runs on systemCPUs.", live=True),
+        metadata=key(
+            "systemCPUsExclusive", TRUTH, "Nothing else runs on systemCPUs.", live=True, rule="system_alone"
+        ),
     )
 
     bind_policy: NodeBindPolicy = field(
@@ -237,6 +244,7 @@ class KoordinatorConfig:
             choice(NodeBindPolicy),
             "How owned CPUs are bound: whole cores, or one thread of each core. Empty: as each pod requests.",
             live=True,
+            rule="bind",
         ),
     )
     strategy: NumaStrategy = field(
@@ -247,6 +255,7 @@ class KoordinatorConfig:
             "The order of NUMA nodes for owned CPUs: the fullest first, the emptiest first, or evenly. "
             "Empty: not set.",
             live=True,
+            rule="strategy",
         ),
     )
 
@@ -257,6 +266,7 @@ class KoordinatorConfig:
             choice(KeepQuota),
             "Which owners of CPUs keep their CFS quota: none, those in pods with several containers, or all.",
             live=True,
+            rule="keep_quota",
         ),
     )
     be_cpuset: BeCpuset = field(
@@ -267,6 +277,7 @@ class KoordinatorConfig:
             "How BE containers are confined to the BE pool. narrow: each container gets the CPUs of the "
             "pool. erase: requests name no CPUs, and the cgroups of BestEffort and of its pods hold the "
             "pool.",
+            rule="be_cpuset",
         ),
     )
     node_object: Path | None = field(

@@ -19,6 +19,7 @@ class Setting:
         doc: What it means.
         live: A reload changes it in the running daemon; otherwise it takes effect at the next start.
         restart_for: Values of a live key from which and to which only a restart changes it.
+        rule: The field of ``proxy.engine.node.Node`` that takes its value as it is; empty for none.
     """
 
     key: str
@@ -26,6 +27,7 @@ class Setting:
     doc: str
     live: bool = False
     restart_for: frozenset[object] = frozenset()
+    rule: str = ""
 
     def changes_live(self, before: object, after: object) -> bool:
         """Return whether a reload changes it in the running daemon from one value to another."""
@@ -33,10 +35,16 @@ class Setting:
 
 
 def key(
-    name: str, kind: SettingKind, doc: str, *, live: bool = False, restart_for: Iterable[object] = ()
+    name: str,
+    kind: SettingKind,
+    doc: str,
+    *,
+    live: bool = False,
+    restart_for: Iterable[object] = (),
+    rule: str = "",
 ) -> dict[str, Setting]:
     """Return the metadata of a field that is a key."""
-    return {"setting": Setting(name, kind, doc, live, frozenset(restart_for))}
+    return {"setting": Setting(name, kind, doc, live, frozenset(restart_for), rule)}
 
 
 def section(name: str, doc: str) -> dict[str, str]:
@@ -52,3 +60,12 @@ def keys(of: type[Any] | Any) -> Iterator[tuple[Field[Any], str, Setting | None]
             yield item, setting.key, setting
         elif "section" in item.metadata:
             yield item, item.metadata["section"], None
+
+
+def rules(config: Any) -> Iterator[tuple[str, Any]]:
+    """Iterate over the rules of the node in a configuration and its sections: field of ``Node``, value."""
+    for item, _, setting in keys(config):
+        if setting is None:
+            yield from rules(getattr(config, item.name))
+        elif setting.rule:
+            yield setting.rule, getattr(config, item.name)

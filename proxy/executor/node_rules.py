@@ -1,4 +1,8 @@
-"""From the configuration and the machine to the rules of a node."""
+"""From the configuration and the machine to the rules of a node.
+
+A setting that is a rule as it is names its field of ``Node`` itself (``proxy.config.setting.Setting.rule``).
+Only rules that follow from several settings, or from the machine too, are made here.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from proxy.allocation.cpu_policy import CpuPolicy
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy, OwnerMemoryNodes
+from proxy.config.setting import rules
 from proxy.engine.node import Node
 from proxy.model.machine import Machine
 
@@ -23,30 +28,21 @@ def node_of(
         devices: Devices that we give out ourselves, as a simulation does: resource to id to device.
     """
     topology = CpuTopology.of(machine)
-    options = config.cpu_manager_policy_options
+    as_set = dict(rules(config))
     named, amount = config.reserved_system_cpus, config.reserved_cpu_amount
     # The amount is turned into CPUs once: they stay the same when others go offline.
-    reserved = named or CpuPolicy.of(topology, options, amount=amount).reserved
+    reserved = named or CpuPolicy.of(topology, config.cpu_manager_policy_options, amount=amount).reserved
     return Node(
         machine,
         topology,
         static=config.cpu_manager_policy is CpuManagerPolicy.STATIC,
         reserved=reserved,
         follow_mems=config.memory_nodes is OwnerMemoryNodes.FOLLOW,
-        policy=config.topology_manager_policy,
-        scope=config.topology_manager_scope,
-        options=options,
         closest=config.topology_manager_policy_options.prefer_closest_numa_nodes,
         reserved_memory=(
             config.reserved_memory if config.memory_manager_policy is MemoryManagerPolicy.STATIC else None
         ),
         devices=devices or {},
-        reservation=config.koordinator.reserved_cpus,
-        system=config.koordinator.system_cpus,
-        system_alone=config.koordinator.system_exclusive,
-        bind=config.koordinator.bind_policy,
-        strategy=config.koordinator.strategy,
-        keep_quota=config.koordinator.keep_quota,
-        be_cpuset=config.koordinator.be_cpuset,
         admission=config.admission.rules,
+        **as_set,
     )
