@@ -51,12 +51,7 @@ that is named here is imported from `proxy.hooks.api`, the classes of the machin
 The QoS classes are Koordinator's: LSE (latency-sensitive exclusive), LSR (latency-sensitive reserved), LS
 (latency-sensitive), BE (best effort) and SYSTEM ([koordinator.md](koordinator.md)).
 """
-_GROUPS = (
-    ("Of a call", lambda name: name.startswith(("pre_", "post_"))),
-    ("That validate", lambda name: name.startswith("validate_")),
-    ("Of the node", lambda name: name in ("synchronize", "machine_changed", "pools_changed")),
-    ("Of the hook", lambda name: name in ("configure", "shutdown")),
-)
+_GROUPS = ("Of a call", "That validate", "Of the node", "Of the hook")
 _ANSWERS = """\
 For each field an answer has nothing (`LEAVE`, the default), a value, or `CLEAR`: as if the client had not
 requested it. In maps a missing key is left as it is, and a key whose value is `CLEAR` is removed. Two hooks
@@ -180,9 +175,9 @@ def _type_text(node: ast.expr, link: Callable[[str], str]) -> str:
 def reference() -> str:
     """Write the whole page."""
     parts = [_INTRO, *_overview()]
-    for title, belongs in _GROUPS:
-        parts.append(f"\n## {title}\n")
-        parts += [point_text(point) for name, point in POINTS.items() if belongs(name)]
+    for group in _GROUPS:
+        parts.append(f"\n## {group}\n")
+        parts += [point_text(point) for name, point in POINTS.items() if _group(name) == group]
     parts.append("\n## What hooks receive\n")
     parts += [_class_text(cls, "") for cls in FACTS]
     parts += ["\n## What may be answered\n\n", _ANSWERS]
@@ -198,10 +193,17 @@ def point_text(point: type[Point]) -> str:
     return _class_text(point, point.NAME) + _paragraph(answers_at(point))
 
 
+def _group(name: str) -> str:
+    """Return the section of a point."""
+    if name.startswith(("pre_", "post_")):
+        return "Of a call"
+    if name.startswith("validate_"):
+        return "That validate"
+    return "Of the hook" if name in ("configure", "shutdown") else "Of the node"
+
+
 def _overview() -> Iterator[str]:
-    shown = [name for _, belongs in _GROUPS for name in POINTS if belongs(name)]
-    if lost := POINTS.keys() - shown:
-        raise ValueError(f"cannot describe hook points: {', '.join(sorted(lost))} in no section")
+    shown = sorted(POINTS, key=lambda name: _GROUPS.index(_group(name)))
     yield "\n| handler | when | may answer |\n|---|---|---|\n"
     for name in shown:
         point = POINTS[name]

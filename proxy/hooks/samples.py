@@ -184,13 +184,15 @@ def _synchronize() -> Synchronize:
 
 
 def _plain(name: str, point: Any) -> Point:
-    """Make a sample event of a pod, or of a container and its decision."""
-    fields = {field.name for field in dataclasses.fields(point)}
-    facts: dict[str, Any] = {"pod": POD}
-    if name == "pre_run_pod_sandbox":
-        facts = {"pod": dataclasses.replace(POD, sandbox_id=""), "resources": CONTAINER.resources}
-    if "container" in fields:
-        facts["container"] = CONTAINER if name == "pre_create_container" else existing()
-    if "decision" in fields:
-        facts["decision"] = OWN
-    return point(**facts)  # type: ignore[no-any-return]
+    """Make a sample event from the names of its fields; fields without a sample keep their defaults."""
+    created = CONTAINER if name == "pre_create_container" else existing()
+    facts = {
+        "pod": dataclasses.replace(POD, sandbox_id="") if name == "pre_run_pod_sandbox" else POD,
+        "container": created,
+        "decision": OWN,
+        "resources": CONTAINER.resources,
+        "pools": POOLS,
+        "machine": machine(),
+    }
+    fields = [field.name for field in dataclasses.fields(point)]
+    return point(**{field: facts[field] for field in fields if field in facts})  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.hooks import api, reference
 from proxy.hooks.answers import FIELDS, Adjustment, Update
-from proxy.hooks.events import POINTS, PreCreateContainer, Shutdown
+from proxy.hooks.events import POINTS, PoolsChanged, PreCreateContainer, Shutdown
 from proxy.hooks.reference import documented, type_text
 
 PAGE = Path(__file__).parents[2] / "docs/hook-points.md"
@@ -40,10 +40,10 @@ def test_the_overview_has_a_row_for_each_point() -> None:
     assert reported["shutdown"][1] == "nothing"
 
 
-def test_a_point_that_belongs_to_no_section_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POINTS, "brew_coffee", PreCreateContainer)
-    with pytest.raises(ValueError, match="brew_coffee in no section"):
-        reference.reference()
+def test_a_new_point_of_no_call_is_described_with_those_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POINTS, "battery_low", PoolsChanged)
+    of_the_node = reference.reference().partition("## Of the node")[2].partition("\n## ")[0]
+    assert of_the_node.count("`PoolsChanged`: ") == 2
 
 
 def test_every_link_leads_somewhere() -> None:
