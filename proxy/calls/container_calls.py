@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
+from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, end
 from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCall, UndecidedCall, send
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, PrepareStart
 from proxy.engine.call_events import StartRequested, UpdateRequested
@@ -32,8 +32,8 @@ class ContainerCalls:
         self.requests: Mapping[str, Handle] = {
             "StartContainer": self._start,
             "UpdateContainerResources": self._update,
-            "StopContainer": self._leave,
-            "RemoveContainer": self._leave,
+            "StopContainer": self._end,
+            "RemoveContainer": self._end,
         }
         self.finished: Mapping[str, Finished] = {
             "StartContainer": self._start_done,
@@ -43,10 +43,14 @@ class ContainerCalls:
         }
 
     def _start(self, call: UndecidedCall) -> None:
-        if "pre_start_container" in self.hooked.points and self._may_hook(call.target()):
-            self.hooked.start(call, call.target(), self._start_now)
+        self._after_hooks("pre_start_container", call, self._start_now)
+
+    def _after_hooks(self, point: str, call: UndecidedCall, go: Handle) -> None:
+        """Continue with a call after the hooks of a point, where they may change or refuse it."""
+        if point in self.hooked.points and self._may_hook(call.target()):
+            self.hooked.before(point, call, call.target(), go)
         else:
-            self._start_now(call)
+            go(call)
 
     def _may_hook(self, container_id: str) -> bool:
         """Return whether hooks may change or refuse a call: those of observed pods pass as they came."""
@@ -123,10 +127,7 @@ class ContainerCalls:
             self.start_update.started(trip.flight, ok=status == GrpcStatus.OK)
 
     def _update(self, call: UndecidedCall) -> None:
-        if "pre_update_container_resources" in self.hooked.points and self._may_hook(call.target()):
-            self.hooked.update(call, call.target(), self._update_now)
-        else:
-            self._update_now(call)
+        self._after_hooks("pre_update_container_resources", call, self._update_now)
 
     def _update_now(self, call: UndecidedCall) -> None:
         requested = call.resource_update()
@@ -179,8 +180,8 @@ class ContainerCalls:
             if status == GrpcStatus.OK and self.hooked.active:
                 self.hooked.updated(trip.target, call)
 
-    def _leave(self, call: UndecidedCall) -> None:
-        leave(call, self.hooked)
+    def _end(self, call: UndecidedCall) -> None:
+        end(call, self.hooked)
 
     def _stopped(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):

@@ -58,17 +58,18 @@ class HookGateway(Protocol):
     def leaves(self, token: str, call: UndecidedCall) -> None:
         """A create goes to the runtime."""
 
-    def start(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
-        """A container is to be started."""
+    def before(self, point: str, call: UndecidedCall, target: str, go: Handle) -> None:
+        """A call is about something that exists; ``go`` is called after the hooks of the point have answered.
 
-    def update(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
-        """A container's resources are to be changed."""
+        Args:
+            point: The point: one of ``points``.
+            call: The call.
+            target: The id of the container or the sandbox.
+            go: Continues with the call, unless the hooks have refused it.
+        """
 
     def updated(self, container_id: str, call: UndecidedCall) -> None:
         """A container's resources have been changed by a call."""
-
-    def leave(self, call: UndecidedCall, target: str) -> None:
-        """A container or a sandbox is to be stopped or removed, whatever hooks answer."""
 
 
 class _NoHooks:
@@ -79,7 +80,7 @@ class _NoHooks:
 
 
 NO_HOOKS: Final = cast("HookGateway", _NoHooks())
-LEAVING: Final = {
+ENDING: Final = {
     "StopContainer": "pre_stop_container",
     "RemoveContainer": "pre_remove_container",
     "StopPodSandbox": "pre_stop_pod_sandbox",
@@ -88,11 +89,15 @@ LEAVING: Final = {
 """Calls that cannot be refused, and the point at which hooks are called before them."""
 
 
-def leave(call: UndecidedCall, hooked: HookGateway) -> None:
+def end(call: UndecidedCall, hooked: HookGateway) -> None:
     """Let a call that stops or removes something continue, after hooks where there are any."""
-    target = call.target()
+    target, point = call.target(), ENDING[call.method]
     call.state = CallContext(target=target)
-    if LEAVING[call.method] in hooked.points:
-        hooked.leave(call, target)
+    if point in hooked.points:
+        hooked.before(point, call, target, _release)
     else:
         call.release()
+
+
+def _release(call: UndecidedCall) -> None:
+    call.release()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, leave
+from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, end
 from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCall, UndecidedCall, send
 from proxy.engine.admit import decides_pod
 from proxy.engine.call_answers import RecordFirst, Refuse
@@ -25,8 +25,8 @@ class PodCalls:
         self._spawn = spawn
         self.requests: Mapping[str, Handle] = {
             "RunPodSandbox": self._run_pod,
-            "StopPodSandbox": self._leave,
-            "RemovePodSandbox": self._leave,
+            "StopPodSandbox": self._end,
+            "RemovePodSandbox": self._end,
         }
         self.finished: Mapping[str, Finished] = {
             "RunPodSandbox": self._run_pod_done,
@@ -105,8 +105,8 @@ class PodCalls:
         elif trip.token:
             self.executor.sandboxes.failed(trip.token)
 
-    def _leave(self, call: UndecidedCall) -> None:
-        leave(call, self.hooked)
+    def _end(self, call: UndecidedCall) -> None:
+        end(call, self.hooked)
 
     def _pod_stopped(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from proxy.calls.hook_gateway import LEAVING, GoRunPod
+from proxy.calls.hook_gateway import ENDING, GoRunPod
 from proxy.calls.undecided_call import CallContext, Handle, UndecidedCall
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
@@ -33,6 +33,7 @@ from proxy.hooks.events import (
     PreStartContainer,
     PreStopContainer,
     PreStopPodSandbox,
+    PreUpdateContainerResources,
 )
 from proxy.hooks.hook import Outcome
 from proxy.model.grpc_status import GrpcStatus
@@ -58,7 +59,11 @@ class HookBridge:
         self._dispatcher = dispatcher
         self._executor = dispatcher.executor
         self._following = dispatcher.following
-        self.update = UpdateQueue(dispatcher).update
+        self._before: Mapping[str, Callable[[UndecidedCall, str, Handle], None]] = {
+            PreStartContainer.NAME: self._start,
+            PreUpdateContainerResources.NAME: UpdateQueue(dispatcher).update,
+            **dict.fromkeys(ENDING.values(), self._end),
+        }
 
     @property
     def points(self) -> frozenset[str]:
@@ -198,17 +203,18 @@ class HookBridge:
             return None
         return container
 
-    # -- containers that exist ----------------------------------------------------------------------------
+    # -- what exists --------------------------------------------------------------------------------------
 
-    def start(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
+    def before(self, point: str, call: UndecidedCall, target: str, go: Handle) -> None:
         """See ``HookGateway``."""
+        self._before[point](call, target, go)
+
+    def _start(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
         if self._dispatcher.knows(container_id):
-            self._start(call, container_id, go)
+            self._start_known(call, container_id, go)
         else:
-            self._dispatcher.spawn(
-                call,
-                self._later(call, container_id, partial(self._start, call, container_id, go), adopt=True),
-            )
+            start = partial(self._start_known, call, container_id, go)
+            self._dispatcher.spawn(call, self._later(call, container_id, start, adopt=True))
 
     async def _later(
         self, call: UndecidedCall, target: str, step: Callable[[], None], *, adopt: bool = False
@@ -217,7 +223,7 @@ class HookBridge:
         if not call.done:
             step()
 
-    def _start(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
+    def _start_known(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
         container, following = self._executor.state.containers.get(container_id), self._following
         if container is None or container.phase not in STARTABLE:
             go(call)  # the runtime reports what is wrong with any other
@@ -234,28 +240,29 @@ class HookBridge:
         """See ``HookGateway``."""
         self._following.updated(container_id, call.hook_view())
 
-    def leave(self, call: UndecidedCall, target: str) -> None:
-        """See ``HookGateway``."""
+    def _end(self, call: UndecidedCall, target: str, go: Handle) -> None:
+        """Call hooks before a stop or a removal, which continues whatever they answer."""
         if self._following.lacks(target):
-            self._dispatcher.spawn(call, self._later(call, target, partial(self._leave, call, target)))
+            end = partial(self._end_known, call, target, go)
+            self._dispatcher.spawn(call, self._later(call, target, end))
         else:
-            self._leave(call, target)
+            self._end_known(call, target, go)
 
-    def _leave(self, call: UndecidedCall, target: str) -> None:
-        event = self._leaving(call, target)
+    def _end_known(self, call: UndecidedCall, target: str, go: Handle) -> None:
+        event = self._ending(call, target)
         if event is None:
-            call.release()
+            go(call)
             return
 
         def decided(outcome: Outcome) -> None:
             self._dispatcher.update(outcome)
-            call.release()
+            go(call)
 
         self._dispatcher.call_hooks(call, event, decided)
 
-    def _leaving(self, call: UndecidedCall, target: str) -> Point | None:
+    def _ending(self, call: UndecidedCall, target: str) -> Point | None:
         """Return the event before a stop or a removal; None where it stops or removes nothing."""
-        following, state, point = self._following, self._executor.state, LEAVING[call.method]
+        following, state, point = self._following, self._executor.state, ENDING[call.method]
         if point == PreStopPodSandbox.NAME:
             pod = state.pods.get(target)
             return None if pod is None else PreStopPodSandbox(following.pod(pod))
