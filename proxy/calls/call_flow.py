@@ -62,10 +62,10 @@ class CallFlow:
         self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hook(self, hooked: HookGateway) -> None:
+    def hook(self, hooks: HookGateway) -> None:
         """Call hooks from now on; calls that are in progress continue as they began."""
         for part in self._parts:
-            part.hooked = hooked
+            part.hooks = hooks
 
     def hand_over(
         self,
@@ -93,17 +93,17 @@ class CallFlow:
         self._relayed_over = over
         found = list[RelayedCall]()
         for call in forwarded():
-            trip = call.state
-            if not isinstance(trip, CallContext):
+            context = call.state
+            if not isinstance(context, CallContext):
                 continue
-            name, flight = self.executor.token("call"), trip.flight
+            name, flight = self.executor.token("call"), context.flight
             if flight is not None:
                 carries = str(flight.carries)
-                found.append(RelayedCall(name, call.method, trip.target, carries, flight.relayed))
+                found.append(RelayedCall(name, call.method, context.target, carries, flight.relayed))
             elif call.method == CREATE:
-                found.append(RelayedCall(name, CREATE, trip.target))
-            elif call.method == RUN_SANDBOX and trip.token:
-                found.append(RelayedCall(name, RUN_SANDBOX, trip.token))
+                found.append(RelayedCall(name, CREATE, context.target))
+            elif call.method == RUN_SANDBOX and context.token:
+                found.append(RelayedCall(name, RUN_SANDBOX, context.token))
             else:
                 continue
             self._relayed[call] = name
@@ -128,10 +128,10 @@ class CallFlow:
 
     def answered(self, call: UndecidedCall, created: str) -> None:
         """The runtime has named what a call has created; an empty name where it cannot be read."""
-        trip = call.state
-        if isinstance(trip, CallContext):
+        context = call.state
+        if isinstance(context, CallContext):
             try:
-                self._answered[call.method](trip, created)
+                self._answered[call.method](context, created)
             except Exception as error:  # noqa: BLE001  the runtime's list will show what was created
                 self._missed(error)
 
@@ -143,14 +143,14 @@ class CallFlow:
             status: grpc-status of the runtime, or None where none came (refused by us, cancelled, connection
                 lost, outcome unknown).
         """
-        trip = call.state
+        context = call.state
         call.state = None
         if (name := self._relayed.pop(call, None)) is not None:
             self._relayed_over(name)
-        if not isinstance(trip, CallContext) or self.replaced:
+        if not isinstance(context, CallContext) or self.replaced:
             return
         try:
-            self._finished[call.method](call, trip, status)
+            self._finished[call.method](call, context, status)
         except Exception as error:  # noqa: BLE001  as in ``answered``
             self._missed(error)
 

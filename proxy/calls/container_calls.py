@@ -25,7 +25,7 @@ class ContainerCalls:
         self, executor: NodeExecutor, sync: Reconciler, start_update: StartUpdate, spawn: SpawnForCall
     ) -> None:
         self.executor = executor
-        self.hooked: HookGateway = NO_HOOKS
+        self.hooks: HookGateway = NO_HOOKS
         self.sync = sync
         self.start_update = start_update
         self._spawn = spawn
@@ -47,8 +47,8 @@ class ContainerCalls:
 
     def _after_hooks(self, point: str, call: UndecidedCall, go: Handle) -> None:
         """Continue with a call after the hooks of a point, where they may change or refuse it."""
-        if point in self.hooked.points and self._may_hook(call.target()):
-            self.hooked.before(point, call, call.target(), go)
+        if point in self.hooks.points and self._may_hook(call.target()):
+            self.hooks.before(point, call, call.target(), go)
         else:
             go(call)
 
@@ -118,13 +118,13 @@ class ContainerCalls:
         flight = self.executor.calls.track(container_id, anywhere, is_start=True, relayed=True)
         call.state = CallContext(container_id, flight=flight)
 
-    def _start_done(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
-        if trip.flight is None:
+    def _start_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
+        if context.flight is None:
             return
         if status is None:
-            self.start_update.mark_orphaned(trip.flight)
+            self.start_update.mark_orphaned(context.flight)
         else:
-            self.start_update.started(trip.flight, ok=status == GrpcStatus.OK)
+            self.start_update.started(context.flight, ok=status == GrpcStatus.OK)
 
     def _update(self, call: UndecidedCall) -> None:
         self._after_hooks("pre_update_container_resources", call, self._update_now)
@@ -169,28 +169,28 @@ class ContainerCalls:
                 call.state = CallContext(container_id, flight=flight)
         send(call, answer)
 
-    def _update_done(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
-        if trip.flight is None:
+    def _update_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
+        if context.flight is None:
             return
-        self.executor.drift.hint("kubelet", (trip.flight.container_id,))
+        self.executor.drift.hint("kubelet", (context.flight.container_id,))
         if status is None:
-            self.start_update.mark_orphaned(trip.flight)
+            self.start_update.mark_orphaned(context.flight)
         else:
-            self.start_update.completed(trip.flight, trip.sent if status == GrpcStatus.OK else None)
-            if status == GrpcStatus.OK and self.hooked.active:
-                self.hooked.updated(trip.target, call)
+            self.start_update.completed(context.flight, context.sent if status == GrpcStatus.OK else None)
+            if status == GrpcStatus.OK and self.hooks.active:
+                self.hooks.updated(context.target, call)
 
     def _end(self, call: UndecidedCall) -> None:
-        end(call, self.hooked)
+        end(call, self.hooks)
 
-    def _stopped(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
+    def _stopped(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.executor.lifecycle.phase(trip.target, Phase.EXITED)
+            self.executor.lifecycle.phase(context.target, Phase.EXITED)
         else:
             self.executor.attention.set()
 
-    def _removed(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
+    def _removed(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.executor.lifecycle.removed([trip.target])
+            self.executor.lifecycle.removed([context.target])
         else:
             self.executor.attention.set()

@@ -51,7 +51,7 @@ class CreateCalls:
 
     def __init__(self, executor: NodeExecutor, spawn: SpawnForCall) -> None:
         self.executor = executor
-        self.hooked: HookGateway = NO_HOOKS
+        self.hooks: HookGateway = NO_HOOKS
         self.requests = {"CreateContainer": self._create}
         self.finished = {"CreateContainer": self._create_done}
         self._spawn = spawn
@@ -170,27 +170,27 @@ class CreateCalls:
         call.state = CallContext(target=container.id)
         if type(answer) is AllocateFirst:
             self._spawn(call, self._allocate(call, container))
-        elif "pre_create_container" in self.hooked.points and type(answer) is not ForwardUnchanged:
-            self.hooked.create(call, container, partial(self._resume_decided, self.executor.state, answer))
+        elif "pre_create_container" in self.hooks.points and type(answer) is not ForwardUnchanged:
+            self.hooks.create(call, container, partial(self._resume_decided, self.executor.state, answer))
         else:
             self._go_create(call, container, answer)
 
     async def _allocate(self, call: UndecidedCall, container: Container) -> None:
         """Have device plug-ins prepare a container's devices, and add what they answer to the request."""
-        grants, trip = self.executor.device_grants, call.state
+        grants, context = self.executor.device_grants, call.state
         assert grants is not None, "there are no devices without plug-ins"
         refused: tuple[type[Exception], ...] = (DevicePluginError, DeviceConflictError, *call.unreadable)
         try:
             answers = await grants.prepare(container)
-            if call.done or not isinstance(trip, CallContext):
+            if call.done or not isinstance(context, CallContext):
                 return  # the end of the call has taken the container out
-            trip.device_fields = call.add_devices(answers)
+            context.device_fields = call.add_devices(answers)
         except refused as error:
             if not call.done:
                 self._without_devices(call, container, str(error))
             return
-        if "pre_create_container" in self.hooked.points:
-            self.hooked.create(call, container, self._resume)
+        if "pre_create_container" in self.hooks.points:
+            self.hooks.create(call, container, self._resume)
         else:
             self._resume(call, container)
 
@@ -228,8 +228,8 @@ class CreateCalls:
         if type(answer) is Forward:
             if isinstance(call.state, CallContext):  # else the create is over already
                 call.state.sent = answer.sent
-            if self.hooked.active:
-                self.hooked.leaves(container.id, call)
+            if self.hooks.active:
+                self.hooks.leaves(container.id, call)
         send(call, answer)
 
     def _go_on(self, call: UndecidedCall, container: Container) -> None:
@@ -252,11 +252,11 @@ class CreateCalls:
             container = new
             if isinstance(call.state, CallContext):
                 call.state.target = new.id
-            if "pre_create_container" in self.hooked.points:
-                hooked = await self.hooked.create_elsewhere(call, new)
-                if hooked is None:
+            if "pre_create_container" in self.hooks.points:
+                changed = await self.hooks.create_elsewhere(call, new)
+                if changed is None:
                     return None
-                container = hooked
+                container = changed
             return container
 
         client = CreateClient(lambda: not isinstance(call.state, CallContext), placed_elsewhere)
@@ -276,23 +276,23 @@ class CreateCalls:
             self.executor.rejections.rejected(container.pod, container.name, verdict)
         send(call, answer)
 
-    def answered(self, trip: CallContext, container_id: str) -> None:
+    def answered(self, context: CallContext, container_id: str) -> None:
         """The runtime has created the container and named it."""
         if container_id:
-            trip.named = True
+            context.named = True
             executor = self.executor
-            executor.lifecycle.created(trip.target, container_id, trip.sent)
+            executor.lifecycle.created(context.target, container_id, context.sent)
             made = executor.state.containers.get(container_id)
             if made and executor.state.owners and executor.enforcer.sandboxes.has_monitors(made.pod):
                 executor.spawn(executor.writes.clear_sandboxes())
 
-    def _create_done(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
-        if trip.named:
+    def _create_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
+        if context.named:
             return
         if status in (None, GrpcStatus.OK):  # OK without a readable id: the list shows what was created
-            self.executor.lifecycle.uncertain(trip.target)
+            self.executor.lifecycle.uncertain(context.target)
         else:
-            self.executor.lifecycle.failed(trip.target)
+            self.executor.lifecycle.failed(context.target)
 
 
 DEVICES_UNKNOWN = "cannot find out whether a container asks for devices: kubelet has not given its pod"

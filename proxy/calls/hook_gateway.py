@@ -89,12 +89,12 @@ ENDING: Final = {
 """Calls that cannot be refused, and the point at which hooks are called before them."""
 
 
-def end(call: UndecidedCall, hooked: HookGateway) -> None:
+def end(call: UndecidedCall, hooks: HookGateway) -> None:
     """Let a call that stops or removes something continue, after hooks where there are any."""
     target, point = call.target(), ENDING[call.method]
     call.state = CallContext(target=target)
-    if point in hooked.points:
-        hooked.before(point, call, target, _release)
+    if point in hooks.points:
+        hooks.before(point, call, target, _release)
     else:
         call.release()
 

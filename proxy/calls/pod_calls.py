@@ -21,7 +21,7 @@ class PodCalls:
 
     def __init__(self, executor: NodeExecutor, spawn: SpawnForCall) -> None:
         self.executor = executor
-        self.hooked: HookGateway = NO_HOOKS
+        self.hooks: HookGateway = NO_HOOKS
         self._spawn = spawn
         self.requests: Mapping[str, Handle] = {
             "RunPodSandbox": self._run_pod,
@@ -36,13 +36,13 @@ class PodCalls:
 
     def _run_pod(self, call: UndecidedCall) -> None:
         state = self.executor.state
-        asks_hooks = "pre_run_pod_sandbox" in self.hooked.points
+        asks_hooks = "pre_run_pod_sandbox" in self.hooks.points
         if asks_hooks and is_applied_to_all(state):
-            self.hooked.run_pod(call, self._go_run_pod)
+            self.hooks.run_pod(call, self._go_run_pod)
             return
         pod = call.sandbox(state.node.machine.bounds)
         if asks_hooks and applies_to(state, pod):
-            self.hooked.run_pod(call, self._go_run_pod)
+            self.hooks.run_pod(call, self._go_run_pod)
         else:
             self._go_run_pod(call, pod)
 
@@ -92,26 +92,26 @@ class PodCalls:
         if not call.done:
             send(call, decided.answer)
 
-    def answered(self, trip: CallContext, sandbox_id: str) -> None:
+    def answered(self, context: CallContext, sandbox_id: str) -> None:
         """The runtime has named the sandbox."""
-        trip.target = sandbox_id
+        context.target = sandbox_id
 
-    def _run_pod_done(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
-        if status == GrpcStatus.OK and trip.target and trip.pod is not None:
-            pod = structs.replace(trip.pod, sandbox_id=trip.target)
-            self.executor.sandboxes.running(pod, trip.token)
-            if self.hooked.active:
-                self.hooked.ran(pod, call)
-        elif trip.token:
-            self.executor.sandboxes.failed(trip.token)
+    def _run_pod_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
+        if status == GrpcStatus.OK and context.target and context.pod is not None:
+            pod = structs.replace(context.pod, sandbox_id=context.target)
+            self.executor.sandboxes.running(pod, context.token)
+            if self.hooks.active:
+                self.hooks.ran(pod, call)
+        elif context.token:
+            self.executor.sandboxes.failed(context.token)
 
     def _end(self, call: UndecidedCall) -> None:
-        end(call, self.hooked)
+        end(call, self.hooks)
 
-    def _pod_stopped(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
+    def _pod_stopped(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.executor.sandboxes.stopped(trip.target)
+            self.executor.sandboxes.stopped(context.target)
 
-    def _pod_removed(self, call: UndecidedCall, trip: CallContext, status: int | None) -> None:
+    def _pod_removed(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
-            self.executor.sandboxes.removed(trip.target)
+            self.executor.sandboxes.removed(context.target)

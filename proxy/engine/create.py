@@ -97,7 +97,7 @@ def place(
     request: Request,
     token: str,
     allowed: CpuSet | None = None,
-    has: CpuSet | None = None,
+    current: CpuSet | None = None,
     preferred: Preferences = NO_PREFERENCES,
 ) -> Plan:
     """Decide the placement of a container.
@@ -110,7 +110,7 @@ def place(
         request: What it requests.
         token: Its id until the runtime has assigned one.
         allowed: CPUs that may be named; the online ones if None.
-        has: CPUs that it runs on already; None for none. Exactly these it may own beyond all limits.
+        current: CPUs that it runs on already; None for none. It may own exactly these beyond all limits.
         preferred: What device plug-ins prefer.
 
     Raises:
@@ -121,11 +121,16 @@ def place(
         container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
         return Plan(_ADMITTED, state.renamed("", container), container)
     online = state.node.machine.online
-    counts, breach = permitted_container_claim(state, pod, name, request)
-    if allowed is None and counts.cpuset and counts.cpuset & online and counts.cpuset <= state.had(pod.key):
-        allowed = counts.cpuset | online  # its offline CPUs come back, and it continues with the others
+    permitted, breach = permitted_container_claim(state, pod, name, request)
+    if (
+        allowed is None
+        and permitted.cpuset
+        and permitted.cpuset & online
+        and permitted.cpuset <= state.had(pod.key)
+    ):
+        allowed = permitted.cpuset | online  # its offline CPUs come back, and it continues with the others
     claimed = claim(
-        counts,
+        permitted,
         request,
         allowed or online,
         static=state.node.static,
@@ -134,7 +139,7 @@ def place(
     if breach is not None and not claimed.problem:
         claimed = structs.replace(claimed, problem=sharing_problem(breach))
 
-    def no(
+    def refused(
         verdict: Verdict,
         decision: TopologyDecision | None = None,
         shortfalls: tuple[Shortfall, ...] = (),
@@ -147,12 +152,14 @@ def place(
         return Plan(verdict, state, problem=problem, explanation=why, limit=limit)
 
     if breach is not None and rejects_claims(state.node):
-        return no(rejection_verdict(breach, f"place {pod.ref}/{name}"), problem="", limit=breach.rule)
-    draft = ContainerDraft(state, pod, counts, name, request, token, attempt, has or CpuSet(), preferred)
+        return refused(rejection_verdict(breach, f"place {pod.ref}/{name}"), problem="", limit=breach.rule)
+    draft = ContainerDraft(
+        state, pod, permitted, name, request, token, attempt, current or CpuSet(), preferred
+    )
     try:
         drafted = _within_limits(draft, claimed)
     except PlacementRefusedError as refusal:
-        return no(
+        return refused(
             refusal.verdict,
             refusal.decision,
             refusal.shortfalls,
@@ -165,7 +172,7 @@ def place(
         if not after.pools.shared - after.aside(pod.key):
             missing = on_machine(state, pod, len(placement.exclusive))
             verdict = _exhausted(placement.exclusive, container.ref)
-            return no(verdict, found.decision, missing, found.problem)
+            return refused(verdict, found.decision, missing, found.problem)
         shrink, _ = moves(state, after)
     verdict = Verdict()
     why = explain("CreateContainer", pod, name, attempt, request, verdict, found.decision, placement, after)
@@ -195,20 +202,20 @@ class ContainerDraft(Struct, frozen=True):
     Attributes:
         state: The node as it is.
         pod: Its pod.
-        counts: The pod with its permitted claim.
+        permitted: The pod with its permitted claim.
         name, request, token, attempt: As in ``place``.
-        has: CPUs that it runs on already.
+        current: CPUs that it runs on already.
         preferred: What device plug-ins prefer.
     """
 
     state: NodeState
     pod: Pod
-    counts: Pod
+    permitted: Pod
     name: str
     request: Request
     token: str
     attempt: int
-    has: CpuSet
+    current: CpuSet
     preferred: Preferences
 
     def of(self, found: FoundPlacement, limit: AdmissionRule | None = None) -> DraftedContainer:
@@ -232,9 +239,9 @@ class ContainerDraft(Struct, frozen=True):
     def breach(self, drafted: DraftedContainer) -> Breach | None:
         """Return the limit that a placement exceeds."""
         own = drafted.found.placement.exclusive
-        if not own or own == self.has:
+        if not own or own == self.current:
             return None
-        return exceeded_limit(self.state, drafted.after, self.counts, drafted.found.owner, own)
+        return exceeded_limit(self.state, drafted.after, self.permitted, drafted.found.owner, own)
 
     def find(self, claimed: Claim, avoid: CpuSet | None = None) -> FoundPlacement:
         """Find a placement for a claim."""
@@ -267,7 +274,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
     breach = draft.breach(drafted)
     if breach is None:
         return drafted
-    node, pod, found = draft.state.node, draft.counts, drafted.found
+    node, pod, found = draft.state.node, draft.permitted, drafted.found
     pinned = claimed.pool is Pool.OWN and claimed.cpus is not None and not claimed.per_pod  # by kubelet
     if not claimed.per_pod and breach.rule is AdmissionRule.SHARED_FLOOR:
         again = claimed
@@ -337,27 +344,27 @@ def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> 
     ):
         return None
     key = (pod.qos, pod.kube_qos)
-    known = state.node.alike.get(key)
-    if known is None:
+    placement = state.node.alike.get(key)
+    if placement is None:
         claimed = claim(pod, request, state.node.machine.online, static=state.node.static)
-        known = state.node.alike[key] = pool_placement(
+        placement = state.node.alike[key] = pool_placement(
             claimed.pool, state.node.machine.memory_nodes, claimed.why
         )
-    return known
+    return placement
 
 
 def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None = None) -> FoundPlacement:
-    state, pod, name, request = draft.state, draft.counts, draft.name, draft.request
+    state, pod, name, request = draft.state, draft.permitted, draft.name, draft.request
     ref = f"{pod.ref}/{name}"
     if claimed.fatal:
         raise PlacementRefusedError(
             Verdict(GrpcStatus.INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {claimed.problem}")
         )
     if claimed.pool is Pool.OWN and claimed.cpus is not None:
-        given = place_on_named_cpus(state, pod, name, request, claimed, claimed.cpus, draft.preferred)
-        if isinstance(given, FoundPlacement):
-            return given
-        claimed = given
+        on_named = place_on_named_cpus(state, pod, name, request, claimed, claimed.cpus, draft.preferred)
+        if isinstance(on_named, FoundPlacement):
+            return on_named
+        claimed = on_named
     claimed = with_burst_limit(state, pod, request, claimed)
     nowhere = unmet_limit(state, claimed)
     if nowhere and pod.qos in STRICT:
@@ -377,9 +384,9 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
     decision, unmet = _decide(context)
     if not decision.verdict.admitted and claimed.count and claimed.problem:
         # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
-        instead, _ = pool_of(pod)
-        why = f"{claimed.why}; there are not enough: it runs on the {instead} pool"
-        return _find_placement(draft, Claim(instead, why, problem=claimed.problem))
+        pool, _ = pool_of(pod)
+        why = f"{claimed.why}; there are not enough: it runs on the {pool} pool"
+        return _find_placement(draft, Claim(pool, why, problem=claimed.problem))
     if not decision.verdict.admitted:
         missing = shortfall(state, context, decision.verdict.reason)
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
@@ -390,19 +397,19 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
 
 def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> AdmissionContext | None:
     """Return what the topology manager decides about a container; None where no provider is queried."""
-    state, pod, name, request = draft.state, draft.counts, draft.name, draft.request
-    wanted = claimed.count
-    is_asked = wanted or request.devices or state.node.serves(pod)
-    if not is_asked and not requests_devices(state, pod, name):
+    state, pod, name, request = draft.state, draft.permitted, draft.name, draft.request
+    count = claimed.count
+    is_served = count or request.devices or state.node.serves(pod)
+    if not is_served and not requests_devices(state, pod, name):
         return None
-    requests = pod_requests(pod, name, request, wanted, state.devices)
+    requests = pod_requests(pod, name, request, count, state.devices)
     provider_request = ProviderRequest(
         pod,
         requests,
         name,
         request,
-        exclusive=wanted > 0,
-        cpus=wanted,
+        exclusive=count > 0,
+        cpus=count,
         avoid=avoid or CpuSet(),
         preferred=draft.preferred,
     )
