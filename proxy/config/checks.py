@@ -12,6 +12,7 @@ from proxy.model.errors import ConfigError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.options import CpuOptions, check_cpu_options, check_topology_options
+from proxy.model.phrases import cpus_are, no_cpus
 from proxy.model.quantity import show_quantity
 
 _CPU_OPTIONS = "cpuManagerPolicyOptions"
@@ -88,14 +89,14 @@ def _away(config: Config, machine: Machine) -> Iterator[str]:
     """List settings that this machine satisfies once offline CPUs and NUMA nodes are back."""
     online = f"(online: {machine.online})"
     if offline := (config.reserved_system_cpus - machine.online) & machine.present:
-        yield f"reservedSystemCPUs: CPU {offline} is offline {online}"
+        yield f"reservedSystemCPUs: {cpus_are(offline)} offline {online}"
     koordinator = config.koordinator
     for name, cpus in (
         ("reservedCPUs", koordinator.reserved_cpus),
         ("systemCPUs", koordinator.system_cpus),
     ):
         if offline := (cpus - machine.online) & machine.present:
-            yield f"koordinator.{name}: CPU {offline} is not online here {online}"
+            yield f"koordinator.{name}: {cpus_are(offline)} not online here {online}"
     if config.memory_manager_policy is MemoryManagerPolicy.STATIC:
         yield from memory_misfits(_usable(machine), _reserved_memory(config, machine, away=True))
 
@@ -251,7 +252,7 @@ def _reserved_cpus(config: Config, machine: Machine) -> Iterator[str]:
     reserved, amount = config.reserved_system_cpus, config.reserved_cpu_amount or 0
     online = f"(online: {machine.online})"
     if absent := reserved - machine.online - machine.present:
-        yield f"reservedSystemCPUs: there is no CPU {absent} {online}"
+        yield f"reservedSystemCPUs: {no_cpus(absent)} {online}"
     elif reserved and machine.online <= reserved:
         yield f"reservedSystemCPUs: all CPUs are reserved, and none is left for containers {online}"
     elif amount and amount >= len(machine.online):
@@ -269,7 +270,7 @@ def _check_excluded_cpus(config: Config, machine: Machine) -> Iterator[str]:
         ("systemCPUs", koordinator.system_cpus),
     ):
         if absent := cpus - machine.online - machine.present:
-            yield f"koordinator.{name}: CPU {absent} is not online here {online}"
+            yield f"koordinator.{name}: {cpus_are(absent)} not online here {online}"
     strict = config.cpu_manager_policy_options.strict_cpu_reservation
     kept = koordinator.excluded_cpus | (config.reserved_system_cpus if strict else CpuSet())
     if koordinator.excluded_cpus and machine.online <= kept:

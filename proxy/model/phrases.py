@@ -31,6 +31,11 @@ def cpus_are(taken: CpuSet) -> str:
     return f"{cpus(taken)} {'is' if len(taken) == 1 else 'are'}"
 
 
+def no_cpus(absent: CpuSet) -> str:
+    """Say that CPUs do not exist: ``there is no CPU 6``, ``there are no CPUs 7-8``."""
+    return f"there {'is' if len(absent) == 1 else 'are'} no {cpus(absent)}"
+
+
 def nodes(mask: Mask) -> str:
     """Name nodes: ``NUMA node 2``, ``NUMA nodes 0-1``."""
     return f"NUMA node{'' if len(mask) == 1 else 's'} {listed(mask)}"

@@ -158,7 +158,7 @@ def test_possible(cpus: str) -> None:
     ("cpus", "words"),
     [
         ("0-3", r"reservedSystemCPUs: CPU 2 is offline \(online: 0-1,3\)"),
-        ("2,7-8", "there is no CPU 7-8"),
+        ("2,7-8", "there are no CPUs 7-8"),
         ("0-1,3", "all CPUs are reserved, and none is left for containers"),
     ],
 )
@@ -288,6 +288,11 @@ NODES = replace(
     [
         ("reservedSystemCPUs: 0,2", MACHINE, "reservedSystemCPUs: CPU 2 is offline (online: 0-1,3)"),
         ("koordinator: {systemCPUs: 2}", MACHINE, "koordinator.systemCPUs: CPU 2 is not online here"),
+        (
+            "koordinator: {systemCPUs: '2,4'}",
+            replace(MACHINE, present=CpuSet([0, 1, 2, 3, 4])),
+            "koordinator.systemCPUs: CPUs 2,4 are not online here",
+        ),
         (MEMORY + "[{numaNode: 1, limits: {memory: 1Gi}}]", NODES, "NUMA node 1 cannot keep 1Gi of memory"),
         (MEMORY + "[{numaNode: 2, limits: {memory: 1Gi}}]", NODES, "there is no NUMA node 2"),
     ],

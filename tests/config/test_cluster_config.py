@@ -181,10 +181,10 @@ def test_a_machine_that_cannot_meet_the_clusters_settings_starts_without_them(no
     assert config.own is not None
     found, notices = start_config(config, MACHINE)
     assert (str(found.reserved_system_cpus), notices) == ("0", [])
-    assert "there is no CPU 4-9" in found.cluster_fault
+    assert "there are no CPUs 4-9" in found.cluster_fault
     node.wanted("reservedSystemCPUs: 0-1")
     found, _ = start_config(node.load(), MACHINE)
     assert (str(found.reserved_system_cpus), found.cluster_fault) == ("0-1", "")
     own: Any = node.load().own
-    with pytest.raises(ConfigError, match="there is no CPU"):
+    with pytest.raises(ConfigError, match="there are no CPUs"):
         start_config(override(own, {"reservedSystemCPUs": ("--x", "0-9")}), MACHINE)
