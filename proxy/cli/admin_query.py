@@ -46,15 +46,15 @@ def query_options(timeout: float = 5.0) -> Callable[[F], F]:
 
 
 def config_for(file: Path | None, admin: str | None) -> Config:
-    """Find out where the daemon listens.
+    """Return the configuration that names the daemon's admin socket.
 
     Args:
         file: The value of ``--config``.
-        admin: The value of ``--admin``; if it is given, a configuration that cannot be read is no reason to
-            say nothing.
+        admin: The value of ``--admin``. With it the configuration is not read, so that a faulty one does not
+            prevent the query.
 
     Raises:
-        ConfigError, UsageError: What is read is refused.
+        ConfigError, UsageError: The configuration or the option is refused.
     """
     from proxy.config import Config, override
 

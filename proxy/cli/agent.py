@@ -29,9 +29,12 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
     """Publish in the cluster what the daemon does on this node, until SIGTERM.
 
     The agent follows the daemon over its admin socket, and writes objects for schedulers (Numatopology,
-    NodeResourceTopology), annotations of pods, Events, and a condition of the node, each within a second of
-    a change. The daemon never waits for it: without the agent, or without the API server, placing continues.
-    Needs the extra ``cluster``; docs/cluster.md has the permissions.
+    NodeResourceTopology), annotations of pods, Events, and a condition of the node. Each is usually written
+    within a second of a change. The daemon never waits for the agent: without it, or without the API server,
+    pods are placed all the same.
+
+    The agent needs the libraries of requirements-cluster.lock, which the container image has. docs/cluster.md
+    has the permissions.
     """
     from proxy.config import override
 
@@ -43,5 +46,5 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
         ) from error
 
     options = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}
-    given = {key: (option, str(value)) for key, (option, value) in options.items() if value is not None}
-    return run(override(config_for(file, admin), given))
+    overrides = {key: (option, str(value)) for key, (option, value) in options.items() if value is not None}
+    return run(override(config_for(file, admin), overrides))

@@ -40,7 +40,7 @@ def attach_options(command: F) -> F:
 
 
 def node_for(file: Path | None, root: Path) -> AttachNode:
-    """Describe the node by the configuration."""
+    """Return the node that the configuration describes."""
     from proxy.attach.service import AttachNode
 
     config = read_config(file, {}, trusted=True)
@@ -80,12 +80,12 @@ def confirm(question: str, *, yes: bool) -> None:
 def attach(file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Path) -> None:
     """Point kubelet at topoproxy, and undo that if its calls do not arrive.
 
-    Finds the endpoint that kubelet uses (its flag, drop-ins of --config-dir, its configuration file), writes
-    down what is going to be changed, starts topoproxy, changes the file that is in effect, restarts kubelet
-    and waits until its calls arrive. If they do not in time, every file and unit is as before, and the
-    message says why. After an upgrade of kubeadm that has reset the endpoint, it sets it again.
+    The command finds the endpoint that kubelet uses (its flag, drop-ins of --config-dir, its configuration
+    file), writes a journal of the change, and starts topoproxy. Then it changes the file that is in effect,
+    restarts kubelet and waits until its calls arrive. If they do not arrive in time, every file and unit is
+    restored, and the message says why. If an upgrade of kubeadm has reset the endpoint, attach sets it again.
 
-    topoproxy detach undoes it; without Python, the script rescue-detach in the state directory does.
+    topoproxy detach undoes an attach; without Python, the script rescue-detach in the state directory does.
     docs/attach.md says more.
 
     Ends with 0 when kubelet is attached, 1 when it cannot be (nothing has changed then), 65 when the journal

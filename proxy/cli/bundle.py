@@ -32,9 +32,9 @@ def bundle(
     decisions, versions, the log and what doctor finds. It works without the daemon, too: manifest.json says
     what is missing and why.
 
-    Only what is known to be harmless is kept: words that topoproxy's source has, numbers, and names of pods
-    and containers. Everything else is <redacted:N>: values of annotations, labels, environments and settings
-    of hooks, and messages of other programs. Look at the file before you send it.
+    Only what is known to be harmless is kept: words of topoproxy's source, numbers, and names of pods and
+    containers. Everything else is replaced by <redacted:N>: values of annotations, labels, environments and
+    settings of hooks, and messages of other programs. Look at the file before you send it.
     """
     from proxy.bundle.sources import BundleSettings, collect, pack, write_bundle
 

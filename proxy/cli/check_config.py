@@ -84,10 +84,10 @@ def _floor(config: Config, machine: Machine) -> str:
 
 def _runtime(config: Config) -> str:
     try:
-        found = config.runtime.stat()
+        status = config.runtime.stat()
     except OSError as error:
         return f"note: the runtime's socket {config.runtime}: {error.strerror}"
-    return "" if stat.S_ISSOCK(found.st_mode) else f"note: {config.runtime} is not a socket"
+    return "" if stat.S_ISSOCK(status.st_mode) else f"note: {config.runtime} is not a socket"
 
 
 def _files(file: Path | None, config: Config) -> Iterator[str]:
@@ -107,19 +107,21 @@ def _hooks(config: Config) -> Iterator[str]:
     from proxy.config.nested_values import meant
     from proxy.hooks.loader.directories import survey
 
-    found = survey(config.hooks)
-    if found.candidates:
-        yield f"hooks: {', '.join(found.candidates)} (topoproxy hooks list shows whether they are valid)"
-    for candidate in found.candidates.values():
+    hook_files = survey(config.hooks)
+    if hook_files.candidates:
+        names = ", ".join(hook_files.candidates)
+        yield f"hooks: {names} (topoproxy hooks list shows whether they are valid)"
+    for candidate in hook_files.candidates.values():
         if why := candidate.distrust or candidate.cause or _server_distrust(candidate, config.hooks):
             yield f"note: hook {candidate.path} cannot be used: {why}"
-    yield from (f"note: {sentence}" for sentence in found.ignored_files)
+    yield from (f"note: {sentence}" for sentence in hook_files.ignored_files)
     for name in config.hooks.settings if config.hooks.enabled else ():
-        if name not in found.candidates:
+        if name not in hook_files.candidates:
             if name in shipped():
                 yield f"note: hooks.settings.{name}: it is not enabled: topoproxy hooks enable {name}"
             else:
-                yield f"note: hooks.settings.{name}: there is no such hook{meant(name, found.candidates)}"
+                suggestion = meant(name, hook_files.candidates)
+                yield f"note: hooks.settings.{name}: there is no such hook{suggestion}"
 
 
 def _server_distrust(candidate: Candidate, hooks: HooksConfig) -> str:

@@ -64,7 +64,7 @@ def demo(
     width: int | None,
     keep: bool,
 ) -> None:
-    """Demonstrate topoproxy on a stand-in for a node, or on containerd.
+    """Demonstrate topoproxy on an imitated node, or on containerd.
 
     Pods of every QoS class come and go through the real proxy; after each step the cgroup files are read and
     compared with the rules. Ends with exit status 1 if a check fails.

@@ -50,26 +50,26 @@ def devices(
 ) -> None:
     """Show devices: where they are, which manager assigns them, which container has them.
 
-    DEVICE is a PCI address, a CDI name, an interface such as eth1, or an id or a resource of a device plugin:
-    only such devices are shown, with all details.
+    DEVICE is a PCI address, a CDI (Container Device Interface) name, an interface such as eth1, or an id or a
+    resource of a device plug-in: only such devices are shown, with all details.
 
     PCI functions and CDI devices are read here. Managers, containers, health and history come from the
     daemon, which queries kubelet (kubelet.podResources). What no source knows is shown as unknown.
     """
     config = config_for(file, admin)
     page, problem = _daemon(config, timeout) if sysfs_root is None else ({}, "--sysfs-root is given")
-    found = _list(config, sysfs_root, procfs_root, page)
-    answer = found.as_json(all_functions=everything, daemon=problem, kubelet=as_map(page.get("kubelet")))
+    listed = _list(config, sysfs_root, procfs_root, page)
+    answer = listed.as_json(all_functions=everything, daemon=problem, kubelet=as_map(page.get("kubelet")))
     if device is not None:
-        shown = [each for each in map(as_map, as_list(answer["devices"])) if device in _known_as(each)]
+        shown = [entry for entry in map(as_map, as_list(answer["devices"])) if device in _known_as(entry)]
         if not shown:
             raise InputError(f"cannot show the device {device}: no source lists it")
         answer["devices"] = shown
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
         return
-    entries = [as_map(each) for each in as_list(answer["devices"])]
-    lines = _table(entries) if device is None else [line for each in entries for line in _details(each)]
+    entries = [as_map(entry) for entry in as_list(answer["devices"])]
+    lines = _table(entries) if device is None else [line for entry in entries for line in _details(entry)]
     width = shutil.get_terminal_size((140, 24)).columns
     click.echo("\n".join([*(cut(line, width) for line in lines), *_notes(answer)]))
 
@@ -97,10 +97,10 @@ def _list(
     specs = CDI_ROOTS if sysfs_root is None else ()  # those of this node say nothing about another machine
     hardware = SysfsDevices(sysfs, cdi_roots=specs, procfs_root=procfs_root)
     machine = read_machine(sysfs, procfs_root)
-    found = DeviceList(machine, pci_functions(sysfs), hardware.located, nvidia_addresses(procfs_root))
-    found.add_cdi(hardware.described())
-    found.add_daemon(page)
-    return found
+    devices = DeviceList(machine, pci_functions(sysfs), hardware.located, nvidia_addresses(procfs_root))
+    devices.add_cdi(hardware.described())
+    devices.add_daemon(page)
+    return devices
 
 
 def _known_as(device: Mapping[str, object]) -> set[str]:

@@ -50,7 +50,7 @@ def doctor(
         )
     config, refused = config_or_defaults(file, admin)
     findings = examine(gather(config, refused, timeout), ignored)
-    failed = sum(each.result is CheckResult.FAIL for each in findings)
+    failed = sum(finding.result is CheckResult.FAIL for finding in findings)
     if as_json:
         click.echo(json.dumps(_page(findings, failed), indent=1, ensure_ascii=False))
     else:
@@ -60,14 +60,20 @@ def doctor(
 
 
 def _page(findings: Sequence[Finding], failed: int) -> dict[str, object]:
-    return {
-        "schema": schema_ids.DOCTOR,
-        "ok": not failed,
-        "checks": [
-            {"id": each.id, "result": each.result.value, "text": each.text, "advice": each.advice}
-            for each in findings
-        ],
-    }
+    return {"schema": schema_ids.DOCTOR, "ok": not failed, "checks": finding_rows(findings)}
+
+
+def finding_rows(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    """Return findings as plain data."""
+    return [
+        {
+            "id": finding.id,
+            "result": finding.result.value,
+            "text": finding.text,
+            "advice": finding.advice,
+        }
+        for finding in findings
+    ]
 
 
 def finding_lines(findings: Sequence[Finding], failed: int) -> Iterable[str]:
@@ -76,12 +82,13 @@ def finding_lines(findings: Sequence[Finding], failed: int) -> Iterable[str]:
     from proxy.observe.json_access import one_line
 
     shown = {CheckResult.WARN: "WARN", CheckResult.FAIL: "FAIL"}
-    width = max(len(each.id) for each in findings)
-    for each in findings:
-        yield f"{shown.get(each.result, each.result.value):4}  {each.id:{width}}  {one_line(each.text)}"
-        if each.advice:
-            yield f"{'':{width + 8}}advice: {each.advice}"
-    warned = sum(each.result is CheckResult.WARN for each in findings)
+    width = max(len(finding.id) for finding in findings)
+    for finding in findings:
+        result = shown.get(finding.result, finding.result.value)
+        yield f"{result:4}  {finding.id:{width}}  {one_line(finding.text)}"
+        if finding.advice:
+            yield f"{'':{width + 8}}advice: {finding.advice}"
+    warned = sum(finding.result is CheckResult.WARN for finding in findings)
     yield ""
     yield (
         f"{counted(len(findings), 'check')}: {failed} failed, {warned} with a warning"

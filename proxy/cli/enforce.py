@@ -40,7 +40,7 @@ def status(file: Path | None, admin: str | None, timeout: float, as_json: bool) 
 @query_options()
 @json_option
 def pause(file: Path | None, admin: str | None, timeout: float, as_json: bool) -> None:
-    """Change no further running pods; those of the step under way are finished. It lasts over restarts.
+    """Change no further running pods. The current step is finished, and the pause survives restarts.
 
     Ends with 0; 65 when the node is released, 69 when the daemon does not answer, 77 without permission.
     """
@@ -96,9 +96,10 @@ def _selected(selection: Mapping[str, object]) -> Iterator[str]:
     names = ", ".join(one_line(name) for name in as_list(selection.get("namespaces")))
     yield "all namespaces" if names == "*" else f"namespaces {names or 'none'}"
     labels = [f"{key}={one_line(value)}" for key, value in as_map(selection.get("matchLabels")).items()]
-    for each in map(as_map, as_list(selection.get("matchExpressions"))):
-        values = ", ".join(one_line(value) for value in as_list(each.get("values")))
-        labels.append(f"{one_line(each.get('key'))} {one_line(each.get('operator'))} {values}".rstrip())
+    for expression in map(as_map, as_list(selection.get("matchExpressions"))):
+        values = ", ".join(one_line(value) for value in as_list(expression.get("values")))
+        key, operator = one_line(expression.get("key")), one_line(expression.get("operator"))
+        labels.append(f"{key} {operator} {values}".rstrip())
     if labels:
         yield f"labels {' and '.join(labels)}"
     yield f"{one_line(selection.get('percent'))} %"

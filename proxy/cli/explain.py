@@ -31,12 +31,12 @@ def explain(
 ) -> None:
     """Show why a container is on its CPUs, or why it was refused.
 
-    POD is a pod's name, with or without its namespace (ml/trainer), or its uid. A container's id will do as
-    well: its first 8 characters, or as kubectl shows it. Without POD, list the pods with decisions.
+    POD is a pod's name, with or without its namespace (ml/trainer), or its uid. A container's id is accepted
+    too: its first 8 characters, or as kubectl shows it. Without POD, list the pods with decisions.
 
     The newest decision is shown for each container, and for the pod as a whole where the topology scope is
     pod. Each is shown in the order in which it was made: the request, what was available, what was chosen,
-    what was taken, which containers had to move. Where there was no choice, it is short:
+    what was allocated, which containers had to move. Where there was no choice, the text is short:
 
     \b
       $ topoproxy explain shop/web-0
@@ -68,7 +68,7 @@ def explain(
 
 
 def _as_json(answer: object, shown: list[ExplainedDecision]) -> str:
-    return json.dumps({**as_map(answer), "records": [reported.data for reported in shown]}, indent=1)
+    return json.dumps({**as_map(answer), "records": [record.data for record in shown]}, indent=1)
 
 
 def _unknown(query: str, answer: object) -> str:

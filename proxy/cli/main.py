@@ -111,29 +111,29 @@ def _add_exit_codes(command: click.Command, name: str) -> None:
 def cli() -> None:
     """A transparent CRI proxy that places containers on CPUs and memory nodes.
 
-    It sits between kubelet and the container runtime on the CRI socket. Every call passes unchanged, except
-    the few that place a container: there it chooses CPUs and memory nodes, and moves the containers that
-    share CPUs out of the way first.
+    topoproxy sits between kubelet and the container runtime on the CRI (Container Runtime Interface) socket.
+    Every call passes unchanged, except the few that place a container: for those it chooses CPUs and memory
+    nodes, and first moves the containers that share CPUs out of the way.
 
     \b
     First steps
-      topoproxy demo                            see it at work on an imitated node
-      topoproxy topology                        see this machine as it sees it
-      topoproxy simulate PODS                   see where pods would be placed, without a node
-      topoproxy check-config --defaults         see all settings, with explanations
-      topoproxy serve --mode observe            decide and log, change nothing
+      topoproxy demo                        see it at work on an imitated node
+      topoproxy topology                    see this machine as topoproxy sees it
+      topoproxy simulate PODS               see where pods would be placed, without a node
+      topoproxy check-config --defaults     see all settings, with explanations
+      topoproxy serve --mode observe        decide and log, change nothing
 
     \b
     On a node
-      /etc/topoproxy/config.yaml                the configuration, if the defaults do not fit
-      systemctl enable --now topoproxy.socket topoproxy.service
+      /etc/topoproxy/config.yaml            the configuration, if the defaults do not fit
+      topoproxy attach                      start topoproxy and set kubelet's containerRuntimeEndpoint
+      topoproxy detach                      undo that
+      topoproxy status                      is it ready, and what does it do?
+      topoproxy doctor                      what keeps this node from working?
+      topoproxy explain POD                 why these CPUs?
+      topoproxy hooks --help                plug-ins of your own
+      topoproxy agent                       publish the node in the cluster
       crictl -r unix:///run/topoproxy/cri.sock ps
-      topoproxy attach                          kubelet's containerRuntimeEndpoint; topoproxy detach undoes it
-      topoproxy status
-      topoproxy doctor                                               what keeps this node from working
-      topoproxy agent                                                publish the node in the cluster
-      topoproxy explain POD                                          why these CPUs?
-      topoproxy hooks --help                                         plug-ins of your own
     """  # noqa: D301 - click wants the real backspace
 
 

@@ -27,7 +27,7 @@ RELEASED = "released"
 @setting_options
 @click.option("--undo", is_flag=True, help="Place containers again, as at a start.")
 @click.option("--offline", is_flag=True, help="Without a daemon: from its ledger and the runtime.")
-@click.option("--json", "as_json", is_flag=True, help="Print the end as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the final state as JSON.")
 @click.option(
     "--timeout", type=click.FloatRange(1, 86_400), default=300.0, show_default=True, help="Seconds to wait."
 )
@@ -36,15 +36,16 @@ def release(
 ) -> None:
     """Give every container back the cpuset that it would have had without topoproxy.
 
-    That is what kubelet's CPU manager gave it, under its policy static; else what its request names; else
-    what the group above it has. CFS quotas that were removed are restored, and so is what BE suppression
-    took. The kernel's cpusets grow at once; then the runtime is updated, so that it lasts.
+    The cpuset is the one that kubelet's CPU manager assigned, under its policy static; else the one that the
+    container's request names; else that of the cgroup above the container. CFS quotas that were removed are
+    restored, and so are the CPUs that BE suppression took. The kernel's cpusets grow at once; then the
+    runtime is updated, so that they last.
 
     From then on the daemon only relays: no call is held and no container is moved, also after a restart,
     until topoproxy release --undo. The setting releaseAtStop does the same at each stop, and the next start
     places containers again. docs/release.md says more.
 
-    Ends with 0 on success, also where there is nothing to release; 1 when the time is over before (the
+    Ends with 0 on success, also where there is nothing to release; 1 when the time is over first (the
     daemon continues), 65 when there is nothing to undo, 69 when the daemon does not answer, 75 when --offline
     meets a daemon, 77 without permission.
     """
@@ -68,13 +69,16 @@ def release(
         more = "run it again" if offline else "the daemon continues; topoproxy status shows when it is done"
         raise TopoproxyError(f"cannot release everything in {timeout:g} s: {cause} ({more})")
     if not as_json:
-        click.echo(_end(answer))
+        click.echo(result_text(answer))
 
 
-def _end(answer: Mapping[str, object]) -> str:
+def result_text(answer: Mapping[str, object]) -> str:
+    """Write the result of a release that is complete."""
+    containers, updated = answer.get("containers"), answer.get("updated")
+    have = "container has what it" if containers == 1 else "containers have what they"
     return (
-        f"released: {answer.get('containers')} containers have what they would have without topoproxy"
-        f" ({answer.get('updated')} were updated at the runtime)\n"
+        f"released: {containers} {have} would have without topoproxy"
+        f" ({updated} {'was' if updated == 1 else 'were'} updated at the runtime)\n"
         "calls are only relayed from now on, also after a restart: topoproxy release --undo takes over again"
     )
 
@@ -91,7 +95,7 @@ def _online(config: Config, timeout: float) -> Mapping[str, object]:
 
 
 def _progress(answer: Mapping[str, object], shown: str) -> str:
-    """Print the progress on standard error if it has changed; returns it."""
+    """Print the progress on standard error if it has changed, and return it."""
     message = f"releasing: {answer.get('updated')} of {answer.get('containers')} containers updated"
     if isinstance(left := answer.get("left"), list) and left:
         message = f"{message}; {left[0]}"

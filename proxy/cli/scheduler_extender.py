@@ -81,10 +81,12 @@ def scheduler_extender(
 ) -> int:
     """Keep kube-scheduler from sending pods to nodes that must refuse them, until SIGTERM.
 
-    The stock kube-scheduler asks over HTTPS which nodes would admit a pod, with the engine that decides on
-    the nodes themselves, and has the pod bound here. Nodes are known from the objects that the agents of
-    topoproxy, Volcano, NFD or Koordinator publish. Needs the extra ``cluster``; docs/scheduler.md has the
-    configuration of kube-scheduler and the permissions.
+    The stock kube-scheduler calls the extender over HTTPS to learn which nodes would admit a pod, and lets it
+    bind the pod. The extender decides with the same engine as the nodes. It reads the nodes from the objects
+    that the agents of topoproxy, Volcano, NFD (Node Feature Discovery) or Koordinator publish.
+
+    The extender needs the libraries of requirements-cluster.lock, which the container image has.
+    docs/scheduler.md has the configuration of kube-scheduler and the permissions.
     """
     host, _, port = listen.rpartition(":")
     namespace, _, name = lease.partition("/")

@@ -88,7 +88,7 @@ def setting_options(command: F) -> F:
 
 
 def read_config(file: Path | None, options: dict[str, str | None], *, trusted: bool = False) -> Config:
-    """Read the file and let the command line have the last word.
+    """Read the configuration file; options of the command line take precedence over it.
 
     Args:
         file: The value of ``--config``.

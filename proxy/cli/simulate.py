@@ -34,7 +34,9 @@ _REFUSED = 1
 @click.option(
     "--nodes", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Copies of each machine."
 )
-@click.option("--devices", type=PATH, metavar="FILE", help="Devices of every machine, as plugins list them.")
+@click.option(
+    "--devices", type=PATH, metavar="FILE", help="Devices of every machine, as device plug-ins list them."
+)
 @config_option
 @click.option("--compare", "other", type=PATH, metavar="OTHER", help="A second configuration, side by side.")
 @click.option(
@@ -87,7 +89,7 @@ def simulate(
 ) -> None:
     """Simulate pods on machines: what would be placed where, and what would be refused.
 
-    Nothing is needed for it: no cluster, no node, no root. The same code decides as in topoproxy serve.
+    This needs no cluster, no node and no root. The same code decides as in topoproxy serve.
 
     PODS are manifests: files, directories, or - for standard input, YAML or JSON, with Pods, lists,
     Deployments, StatefulSets, DaemonSets, ReplicaSets or Jobs. They are placed one after the other: first by
@@ -113,11 +115,10 @@ def simulate(
     A cluster: the stock scheduler alone, compared with the scheduler extender:
       kubectl get nodes,pods,numatopologies -A -o yaml | topoproxy simulate --cluster -
 
-    With --cluster, PODS may hold nodes too, and descriptions of fleets. See docs/simulate-cluster.md.
+    With --cluster, PODS may also be nodes and descriptions of fleets: docs/simulate-cluster.md.
 
     Ends with 0 whatever the outcome for the pods (but see --fail-on-refused), with 65 where a manifest, a
-    machine or a device file is not what it should be, with 78 where a configuration is refused. See
-    docs/simulate.md.
+    machine or a device file is invalid, with 78 where a configuration is refused. See docs/simulate.md.
     """  # noqa: D301 - click wants the real backspace
     requested = ClusterOptions(**fleet)
     if cluster:

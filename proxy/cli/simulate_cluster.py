@@ -26,7 +26,7 @@ Counter = Callable[[int], AbstractContextManager[Callable[[], None]]]
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """What the command line says about a fleet; None where it says nothing.
+    """The options of the command line that concern a fleet; None for one that is not used.
 
     Attributes:
         seed, arrival, rate, lifetime, percentage_of_nodes, svg: As the options of these names.
@@ -40,7 +40,7 @@ class ClusterOptions:
     svg: Path | None = None
 
     def named(self) -> list[str]:
-        """Return the options that were given."""
+        """Return the names of the options that are used."""
         names = ("seed", "arrival", "rate", "lifetime", "percentage_of_nodes", "svg")
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
 
@@ -122,7 +122,7 @@ def simulate_cluster(
         Whether all pods have been placed by the extended scheduler.
 
     Raises:
-        InputError: A file does not hold what it should.
+        InputError: A file is invalid.
         CannotCreateError: The picture cannot be written.
     """
     from proxy.simulate.fleet.figures import figures_of, fleet_lines, fleet_page, time_lines
@@ -151,8 +151,8 @@ def refuse_cluster_options(options: ClusterOptions) -> None:
     Raises:
         UsageError: There is one.
     """
-    if given := options.named():
-        raise UsageError(f"cannot use {given[0]} without --cluster")
+    if names := options.named():
+        raise UsageError(f"cannot use {names[0]} without --cluster")
 
 
 def refuse_other_options(others: Mapping[str, object]) -> None:

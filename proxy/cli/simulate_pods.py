@@ -69,18 +69,18 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
         Whether all pods have been placed.
 
     Raises:
-        InputError, ConfigError, UsageError: A file or an option is not what it should be.
+        InputError, ConfigError, UsageError: A file or an option is invalid.
     """
-    given = bool(options.machines or options.sysfs_root)
-    named = [] if fleet is not None and not given else _machines(options)
+    names_machines = bool(options.machines or options.sysfs_root)
+    machines = [] if fleet is not None and not names_machines else _machines(options)
     plugins = load_plugins(options.devices) if options.devices else {}
     if options.devices:
-        check_plugins(plugins, named, options.devices)
+        check_plugins(plugins, machines, options.devices)
     configs = [load(options.file), *([load(options.other)] if options.other else [])]
     if fleet is not None:
         return simulate_cluster(
             options.pods,
-            hosts_of(configs[0], named, Rules(plugins, max_pods=options.max_pods)),
+            hosts_of(configs[0], machines, Rules(plugins, max_pods=options.max_pods)),
             fleet,
             replicas=options.replicas,
             anywhere=options.anywhere,
@@ -88,23 +88,25 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
             as_json=options.as_json,
             verbose=options.verbose,
         )
-    names = [machine.name for machine in named]
-    reported = load_pods(options.pods, names, options.replicas, bound=not options.anywhere)
-    explained = frozenset(_wanted(options.explain, reported))
+    names = [machine.name for machine in machines]
+    pods = load_pods(options.pods, names, options.replicas, bound=not options.anywhere)
+    explained = frozenset(_pods_to_explain(options.explain, pods))
     rules = Rules(plugins, options.fill, options.retry, options.max_pods, explained)
-    hosts = [hosts_of(config, named, rules) for config in configs]
-    with _counter(options.progress, len(reported.simulated_pods) * len(configs)) as step:
-        played = [
-            simulate(config, of_config, reported.simulated_pods, rules, step)
+    hosts = [hosts_of(config, machines, rules) for config in configs]
+    with _counter(options.progress, len(pods.simulated_pods) * len(configs)) as step:
+        simulations = [
+            simulate(config, of_config, pods.simulated_pods, rules, step)
             for config, of_config in zip(configs, hosts, strict=True)
         ]
-    found = [find(simulation) for simulation in played]
-    notes = list(dict.fromkeys([*reported.notes, *(note for each in played for note in too_small(each))]))
+    findings = [find(simulation) for simulation in simulations]
+    too_small_for = (note for simulation in simulations for note in too_small(simulation))
+    notes = list(dict.fromkeys([*pods.notes, *too_small_for]))
     if options.as_json:
-        click.echo(json.dumps(_data(played, found, notes), indent=1))
+        click.echo(json.dumps(_data(simulations, findings, notes), indent=1))
     else:
-        click.echo("\n".join(_words(played, found, notes, rules.explain, verbose=options.verbose)))
-    return all(result.outcome is PodOutcome.PLACED for each in played for result in each.results)
+        click.echo("\n".join(_text(simulations, findings, notes, rules.explain, verbose=options.verbose)))
+    outcomes = (result.outcome for simulation in simulations for result in simulation.results)
+    return all(outcome is PodOutcome.PLACED for outcome in outcomes)
 
 
 def _machines(options: SimulateOptions) -> list[Named]:
@@ -117,13 +119,13 @@ def _machines(options: SimulateOptions) -> list[Named]:
     return copies([sysfs_machine(root or config.sysfs_root, None if root else config.procfs_root)], nodes)
 
 
-def _wanted(queries: Sequence[str], reported: Pods) -> Iterator[str]:
+def _pods_to_explain(queries: Sequence[str], pods: Pods) -> Iterator[str]:
     """Find the pods that are to be explained.
 
     Raises:
         UsageError: There is no such pod.
     """
-    refs = {simulated_pod.ref for simulated_pod in reported.simulated_pods} if queries else set()
+    refs = {simulated_pod.ref for simulated_pod in pods.simulated_pods} if queries else set()
     for query in queries:
         ref = query if "/" in query else f"default/{query}"
         if ref not in refs:
@@ -156,11 +158,13 @@ def _counter(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
         click.echo(f"\r{f'{total} pods in {time.monotonic() - began:.1f} s':<{_BAR + 40}}", err=True)
 
 
-def _data(played: Sequence[Simulation], found: Sequence[Findings], notes: Sequence[str]) -> dict[str, object]:
-    pages = [page(simulation, its, notes) for simulation, its in zip(played, found, strict=True)]
+def _data(
+    simulations: Sequence[Simulation], findings: Sequence[Findings], notes: Sequence[str]
+) -> dict[str, object]:
+    pages = [page(simulation, its, notes) for simulation, its in zip(simulations, findings, strict=True)]
     if len(pages) == 1:
         return pages[0]
-    changed = differences(played[0], found[0], played[1], found[1])
+    changed = differences(simulations[0], findings[0], simulations[1], findings[1])
     return {
         "schema": pages[0]["schema"],
         "a": pages[0],
@@ -169,23 +173,25 @@ def _data(played: Sequence[Simulation], found: Sequence[Findings], notes: Sequen
     }
 
 
-def _words(
-    played: Sequence[Simulation],
-    found: Sequence[Findings],
+def _text(
+    simulations: Sequence[Simulation],
+    findings: Sequence[Findings],
     notes: Sequence[str],
     explain: frozenset[str],
     *,
     verbose: bool,
 ) -> list[str]:
-    if len(played) == 2:
-        lines = compare_lines(played[0], found[0], played[1], found[1], notes, verbose=verbose)
+    if len(simulations) == 2:
+        lines = compare_lines(
+            simulations[0], findings[0], simulations[1], findings[1], notes, verbose=verbose
+        )
     else:
-        lines = report(played[0], found[0], notes, verbose=verbose)
+        lines = report(simulations[0], findings[0], notes, verbose=verbose)
     width = shutil.get_terminal_size((100, 24)).columns
-    for name, simulation in zip("AB", played, strict=False):
+    for name, simulation in zip("AB", simulations, strict=False):
         for result in simulation.results:
             if result.simulated_pod.ref in explain:
-                title = f"{name}: " if len(played) > 1 else ""
+                title = f"{name}: " if len(simulations) > 1 else ""
                 first, *rest = explain_lines(result, width)
                 lines += ["", f"{title}{first}", *rest]
     return lines

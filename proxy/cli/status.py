@@ -43,7 +43,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     is_flag=False,
     flag_value="30s",
     metavar="[=DURATION]",
-    help="Wait until the daemon answers and is ready, 30s at most unless another time is named.",
+    help="Wait until the daemon answers and is ready, for at most 30s or the duration.",
 )
 @click.option("--cgroups", is_flag=True, help="Show also the cpuset that each cgroup has in the kernel.")
 @click.option("--memory", is_flag=True, help="Show on which NUMA nodes the memory of containers is, instead.")
@@ -63,11 +63,11 @@ def status(
 ) -> None:
     """Show what the running proxy does: pools, owners of exclusive CPUs, containers, problems.
 
-    CPUS and MEMS are what the kernel has. Where topoproxy wants something else, further columns show it:
-    DESIRED, or WOULD BE where it only observes.
+    CPUS and MEMS are the values that the kernel has. Where the plan has others, further columns show them:
+    DESIRED, or WOULD BE where topoproxy only observes.
 
-    With --memory: where the memory of each container is, by the kernel's account, and how much of it is not
-    on the nodes that were decided (ANON with locked memory, CACHE of files, HUGE pages).
+    With --memory, the page shows on which NUMA nodes the kernel counts the memory of each container, and how
+    much of it is not on the nodes that were decided (ANON with locked memory, CACHE of files, HUGE pages).
 
     Ends with 0 when the daemon is ready, 1 when it is not (the reasons are under Problems), 69 when it does
     not answer. --memory and --metrics end with 0 whenever there is an answer.
@@ -120,18 +120,18 @@ def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
     """Choose what is requested.
 
     Raises:
-        UsageError: Options were given of which one would be ignored.
+        UsageError: One of the options would be ignored.
     """
     others = [f"--{name}" for name, on in (("memory", memory), ("cgroups", cgroups), ("json", as_json)) if on]
     if metrics and others:
-        raise UsageError(f"cannot show {' and '.join(others)} with --metrics: leave one of them away")
+        raise UsageError(f"cannot show {' and '.join(others)} with --metrics: use one of them")
     if memory and cgroups:
-        raise UsageError("cannot show cpusets and memory together: leave --memory or --cgroups away")
+        raise UsageError("cannot show cpusets and memory together: use --memory or --cgroups")
     return "/metrics" if metrics else "/memory" if memory else "/status"
 
 
 def _groups(config: Config, answer: object) -> list[dict[str, str]]:
-    """Read all groups below the root: what they may use in effect, and whose they are."""
+    """Read all cgroups below the root: the CPUs and memory nodes in effect, and the container of each."""
     from proxy.backends.cgroup.cpuset import open_cgroups
     from proxy.backends.cgroup.survey import GroupOwners, survey
 

@@ -114,10 +114,10 @@ def takeover() -> None:
     The steps, on a node whose kubelet has cpuManagerPolicy: static and reaches the runtime through topoproxy:
 
     \b
-      topoproxy takeover plan        shows what kubelet holds, and what blocks it; changes nothing
+      topoproxy takeover plan        shows allocations of kubelet, and obstacles; changes nothing
       topoproxy takeover start       new pods get CPUs from topoproxy; running pods keep kubelet's
       topoproxy takeover status      how many of kubelet's allocations are left
-      systemctl stop kubelet         containers go on running
+      systemctl stop kubelet         containers keep running
       topoproxy takeover finish      rewrites kubelet's state file for policy none
       (kubelet's configuration)      cpuManagerPolicy: none, without cpuManagerPolicyOptions
       systemctl start kubelet
@@ -126,24 +126,24 @@ def takeover() -> None:
     No container moves or restarts in any of these steps. Each can be repeated, and a daemon that dies in the
     middle of one completes or undoes it when it starts again. docs/takeover.md walks through it.
 
-    All of them end with 0 when it is done, 1 when it cannot be done as things are (the message says what to
-    do), 65 when the daemon does not take the request, 69 when it does not answer, 77 without permission.
+    All of them end with 0 when the step is done, 1 when it cannot be done now (the message says what to do),
+    65 when the daemon rejects the request, 69 when it does not answer, 77 without permission.
     """  # noqa: D301 - click wants the real backspace
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what all of them have."""
+    """Add the options that all steps have."""
     as_json = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
     return as_json(query_options(ACTION_S + ANSWER_S)(command))
 
 
-@takeover.command(short_help="Show what kubelet's CPU manager holds; change nothing.")
+@takeover.command(short_help="Show the allocations of kubelet's CPU manager; change nothing.")
 @_options
 def plan(file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
-    """Show what kubelet's CPU manager holds, and what each step would do. Changes nothing.
+    """Show the allocations of kubelet's CPU manager, and what each step would do. Changes nothing.
 
-    STATE: runs (the container is here and owns CPUs; IN EFFECT are those that it has), waits (its pod is
-    here), gone (kubelet will drop it).
+    IN EFFECT are the CPUs that the container has. STATE: runs (the container is here and owns CPUs), waits
+    (its pod is here), gone (kubelet will remove the allocation).
 
     Ends with 1 when the takeover cannot start: the obstacles are listed.
     """
@@ -169,8 +169,8 @@ def start(file: Path | None, admin: str | None, as_json: bool, timeout: float) -
     continue to run with the policy static: the CPUs that it names for new pods are not in effect, and its
     updates are answered with the CPUs that the container has. None of kubelet's files is written.
 
-    cpuManagerPolicy is static from now on whatever the configuration has (status shows where they differ),
-    and CPUs that kubelet keeps back are never exclusive CPUs.
+    cpuManagerPolicy is static from now on, whatever the configuration says (status shows the difference).
+    CPUs that kubelet reserves are never assigned exclusively.
     """
     _act(file, admin, timeout, "start", {}, as_json=as_json)
 
@@ -197,13 +197,13 @@ def finish(
 ) -> None:
     """Rewrite kubelet's state file, so that kubelet starts again and nothing is lost.
 
-    kubelet ends at its start with an error where its cpu_manager_state is not for the policy that it is
-    configured with; deleting the file instead loses which container has which CPUs. Under none the file names
-    no CPUs any more, and the ledger of topoproxy has them. Under static it has the CPUs that are in effect.
+    kubelet does not start if its cpu_manager_state was written under another policy than the configured one,
+    and deleting the file loses the assignment of CPUs. For policy none, the new file names no CPUs any more:
+    the ledger of topoproxy has them. For policy static, it names the CPUs that are in effect.
 
-    Stop kubelet first (systemctl stop kubelet; containers go on running): it writes the file from memory.
-    Change its configuration as the answer says, and start it again. A copy of the old file is in the
-    directory takeover of our stateDir.
+    Stop kubelet first (systemctl stop kubelet; containers keep running), because it writes the file from
+    memory. Change its configuration as the answer says, and start it again. A copy of the old file is kept in
+    the directory takeover of stateDir.
     """
     params = {"kubelet-policy": kubelet_policy, "with-running": _word(with_running), "force": _word(force)}
     _act(file, admin, timeout, "finish", params, as_json=as_json)
@@ -213,10 +213,11 @@ def finish(
 @click.option("--force", is_flag=True, help="Write although kubelet seems to run.")
 @_options
 def revert(force: bool, file: Path | None, admin: str | None, as_json: bool, timeout: float) -> None:
-    """Revert: kubelet's CPU manager decides again.
+    """Return to kubelet's CPU manager, which decides again.
 
-    Its state file becomes that of policy static, with all containers that own CPUs and the CPUs that they
-    have now. Where the file says that already, kubelet may run; else stop it first, as for finish.
+    kubelet's state file becomes that of policy static, with all containers that own CPUs and the CPUs that
+    they have now. If the file has that content already, kubelet may run; otherwise stop it first, as for
+    finish.
     """
     _act(file, admin, timeout, "revert", {"force": _word(force)}, as_json=as_json)
 

@@ -46,14 +46,14 @@ def upgrade(
     service is restarted. It changes nothing. It compares the keys of the configuration and their values, the
     format of the ledger both ways, files of hooks, units, JSON answers and metrics.
 
-    upgrade --now: the running daemon starts the program that is installed now, hands it the socket and the
-    state of the node, and ends the calls that it has. No call fails. If the new process cannot start, the
-    running one continues. It does nothing where --check finds a reason against the upgrade.
+    upgrade --now: the running daemon starts the program that is installed now, hands the socket and the
+    state of the node over to it, and finishes its own calls in flight. No call fails. If the new process
+    cannot start, the running one continues. Nothing is done where a check of --check fails.
 
-    Ends with 0 when nothing hinders the upgrade (warnings do not count) and, with --now, it is done; with 1
-    when something does, or the new process did not start; with 69 when the daemon does not answer.
+    Ends with 0 when no check fails (warnings do not count) and, with --now, the daemon is replaced; with 1
+    when a check fails, or the new process did not start; with 69 when the daemon does not answer.
     """
-    from proxy.cli.doctor import finding_lines
+    from proxy.cli.doctor import finding_lines, finding_rows
     from proxy.doctor.checks import CheckResult
     from proxy.interface import interface
     from proxy.upgrade.checks import examine
@@ -66,12 +66,9 @@ def upgrade(
         click.echo(json.dumps(interface(config), indent=1, ensure_ascii=False))
         return
     findings = examine(gather(config, refused, timeout, None if described is None else _read(described)))
-    failed = sum(each.result is CheckResult.FAIL for each in findings)
+    failed = sum(finding.result is CheckResult.FAIL for finding in findings)
     if as_json:
-        rows = [
-            {"id": each.id, "result": each.result.value, "text": each.text, "advice": each.advice}
-            for each in findings
-        ]
+        rows = finding_rows(findings)
         page = {"schema": schema_ids.UPGRADE, "ok": not failed, "checks": rows}
         click.echo(json.dumps(page, indent=1, ensure_ascii=False))
     elif not now or failed:
@@ -90,7 +87,7 @@ def upgrade(
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        found = json.loads(path.read_bytes().decode())
+        description = json.loads(path.read_bytes().decode())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -99,6 +96,6 @@ def _read(path: Path) -> dict[str, object]:
         raise InputError(f"cannot read {path}: it is nested too deeply") from None
     except ValueError as error:
         raise InputError(f"cannot read {path}: not JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("schema") != schema_ids.INTERFACE:
+    if not isinstance(description, dict) or description.get("schema") != schema_ids.INTERFACE:
         raise InputError(f"cannot use {path}: it is not what topoproxy upgrade --describe prints")
-    return found
+    return description

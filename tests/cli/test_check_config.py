@@ -61,7 +61,7 @@ def test_what_is_in_effect_is_printed_as_a_file(tmp_path: Path, machine: Path) -
 def test_a_machine_that_does_not_fit_is_refused(tmp_path: Path, machine: Path) -> None:
     file = write(tmp_path, "reservedSystemCPUs: 0,8-9\n")
     with pytest.raises(
-        ConfigError, match=r"c\.yaml: reservedSystemCPUs: there is no CPU 8-9 \(online: 0-7\)"
+        ConfigError, match=r"c\.yaml: reservedSystemCPUs: there are no CPUs 8-9 \(online: 0-7\)"
     ):
         run("--config", file, "--sysfs-root", machine)
 

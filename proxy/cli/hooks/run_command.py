@@ -63,7 +63,7 @@ def run(
       topoproxy hooks run 50-mine.py --example synchronize --example pools_changed
 
     Ends with 0 when all hooks answered, also where one refuses the call; with 1 when one failed; with 2
-    where none of them handles such events; with 65 when a file or an event is not what it should be.
+    where none of them handles such events; with 65 when a file or an event is invalid.
     """  # noqa: D301 - click wants the real backspace
     import asyncio
 
