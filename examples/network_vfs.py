@@ -107,8 +107,11 @@ def main() -> None:
     options.add_argument("--interface", default="", help="of the card; all cards if it is not given")
     options.add_argument("--sysfs-root", type=Path, default=Path("/sys"))
     options.add_argument("--directory", type=Path, default=Path("/var/lib/topoproxy/device-plugins"))
-    given = options.parse_args()
-    serve(NetworkVfs(given.sysfs_root, given.resource, given.interface), directory=given.directory)
+    arguments = options.parse_args()
+    serve(
+        NetworkVfs(arguments.sysfs_root, arguments.resource, arguments.interface),
+        directory=arguments.directory,
+    )
 
 
 if __name__ == "__main__":

@@ -183,11 +183,13 @@ class Pages:
                 "events": self._executor.runtime_events.events_state.value,
                 "reconcile_s": self._executor.options.reconcile_period,
             }
-            doing, observed = self._suppression(), self._executor.state.mode is NodeMode.OBSERVE
-            if doing is not None and not observed:
+            suppression, observed = self._suppression(), self._executor.state.mode is NodeMode.OBSERVE
+            if suppression is not None and not observed:
                 from proxy.executor.status_data import suppression_page
 
-                page["beSuppress"] = suppression_page(doing.known, doing.settings, self._executor.state)
+                page["beSuppress"] = suppression_page(
+                    suppression.known, suppression.settings, self._executor.state
+                )
             if self._staging is not None:
                 page["enforcement"] = self._staging.page()
             if self._takeover is not None:
@@ -231,17 +233,17 @@ class Pages:
             return ""
         from proxy.engine.plan_differences import applied_since
 
-        doing, state, container_id = self._suppression(), self._executor.state, record.container_id
+        suppression, state, container_id = self._suppression(), self._executor.state, record.container_id
         if text := applied_since(state, container_id, applied=record.explanation.applied):
             return text
         if lacks := self._executor.hotplug.shortage.explained(container_id):
             return lacks
         container = state.containers.get(container_id)
-        if doing is None or container is None:
+        if suppression is None or container is None:
             return ""
         from proxy.engine.suppression import suppression_note
 
-        return suppression_note(doing.known, doing.settings, state, container)
+        return suppression_note(suppression.known, suppression.settings, state, container)
 
     def report(self, params: Mapping[str, str]) -> dict[str, object]:
         """Return what ``topoproxy report`` prints."""

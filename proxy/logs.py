@@ -225,10 +225,10 @@ def _is_journal(stream: TextIO) -> bool:
     """Return whether the stream is the one that systemd connected to the journal (systemd.exec(5))."""
     device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
-        found = os.fstat(stream.fileno())
+        status = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return False
-    return (device, inode) == (str(found.st_dev), str(found.st_ino))
+    return (device, inode) == (str(status.st_dev), str(status.st_ino))
 
 
 def _forwarder(logger: Callable[[], loguru.Logger]) -> Any:

@@ -96,8 +96,8 @@ def _mallopt(*options: tuple[int, int]) -> bool:
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     mallopt.restype = ctypes.c_int
-    taken = [mallopt(*option) for option in options]  # all of them, also after one that is refused
-    return all(taken)
+    accepted = [mallopt(*option) for option in options]  # all of them, also after one that is refused
+    return all(accepted)
 
 
 def one_arena() -> bool:
@@ -163,7 +163,7 @@ def drop_clean_pages() -> int:
 
 def _clean_mappings() -> list[tuple[int, int]]:
     """Return the private mappings of files that cannot be written and hold no page of this process alone."""
-    found: list[tuple[int, int]] = []
+    mappings: list[tuple[int, int]] = []
     place: tuple[int, int] | None = None
     with open("/proc/self/smaps") as maps:  # noqa: PTH123  procfs, as it is
         for line in maps:
@@ -173,5 +173,5 @@ def _clean_mappings() -> list[tuple[int, int]]:
                 start, end = fields[0].split("-")
                 place = (int(start, 16), int(end, 16)) if is_file_backed else None
             elif fields[0] == "Anonymous:" and place is not None and fields[1] == "0":
-                found.append(place)
-    return found
+                mappings.append(place)
+    return mappings

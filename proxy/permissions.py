@@ -65,35 +65,35 @@ class Trust:
         *_, last = steps(path)
         return self.regular_file_problem(last, os.lstat(last))
 
-    def regular_file_problem(self, path: Path, found: os.stat_result) -> str:
+    def regular_file_problem(self, path: Path, status: os.stat_result) -> str:
         """Return the same for the file alone, from its stat."""
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return f"{path} is not a regular file"
-        return self.writer_problem(path, found)
+        return self.writer_problem(path, status)
 
-    def writer_problem(self, path: Path, found: os.stat_result) -> str:
+    def writer_problem(self, path: Path, status: os.stat_result) -> str:
         """Return the same for anything that can be read, such as a pipe."""
-        return self.owner_problem(path, found) or _writable(str(path), str(path), found)
+        return self.owner_problem(path, status) or _writable(str(path), str(path), status)
 
-    def owner_problem(self, path: Path, found: os.stat_result) -> str:
+    def owner_problem(self, path: Path, status: os.stat_result) -> str:
         """Return what must be done about the owner of a file; empty if nothing."""
-        return self._owner(str(path), str(path), found)
+        return self._owner(str(path), str(path), status)
 
-    def _owner(self, what: str, path: str, found: os.stat_result) -> str:
-        if found.st_uid in self._owners:
+    def _owner(self, what: str, path: str, status: os.stat_result) -> str:
+        if status.st_uid in self._owners:
             return ""
-        return f"{what} is owned by user {found.st_uid}: chown root {path}"
+        return f"{what} is owned by user {status.st_uid}: chown root {path}"
 
     def _one(self, directory: str, *, inner: bool) -> str:
-        known = self._directories.get((directory, inner))
-        if known is None:
-            found = os.lstat(directory)
+        problem = self._directories.get((directory, inner))
+        if problem is None:
+            status = os.lstat(directory)
             what = f"the directory {directory}"
-            known = self._owner(what, directory, found)
-            if not known and (inner or not found.st_mode & stat.S_ISVTX):
-                known = _writable(what, directory, found)
-            self._directories[directory, inner] = known
-        return known
+            problem = self._owner(what, directory, status)
+            if not problem and (inner or not status.st_mode & stat.S_ISVTX):
+                problem = _writable(what, directory, status)
+            self._directories[directory, inner] = problem
+        return problem
 
 
 def steps(path: Path) -> Iterator[Path]:
@@ -112,21 +112,21 @@ def steps(path: Path) -> Iterator[Path]:
     raise OSError(f"more than {_LINKS} links in a row")
 
 
-def readable(path: Path, found: os.stat_result) -> str:
+def readable(path: Path, status: os.stat_result) -> str:
     """Return what must be done before a file is secret; empty if nothing. Group root counts as root."""
-    group = bool(found.st_mode & stat.S_IRGRP) and found.st_gid != 0
-    others = bool(found.st_mode & stat.S_IROTH)
-    return _open_to(f"{path} can be read by", "r", str(path), found, group, others)
+    group = bool(status.st_mode & stat.S_IRGRP) and status.st_gid != 0
+    others = bool(status.st_mode & stat.S_IROTH)
+    return _open_to(f"{path} can be read by", "r", str(path), status, group, others)
 
 
-def _writable(what: str, path: str, found: os.stat_result) -> str:
-    group, others = bool(found.st_mode & stat.S_IWGRP), bool(found.st_mode & stat.S_IWOTH)
-    return _open_to(f"{what} can be written by", "w", path, found, group, others)
+def _writable(what: str, path: str, status: os.stat_result) -> str:
+    group, others = bool(status.st_mode & stat.S_IWGRP), bool(status.st_mode & stat.S_IWOTH)
+    return _open_to(f"{what} can be written by", "w", path, status, group, others)
 
 
-def _open_to(what: str, letter: str, path: str, found: os.stat_result, group: bool, others: bool) -> str:
+def _open_to(what: str, letter: str, path: str, status: os.stat_result, group: bool, others: bool) -> str:
     if not (group or others):
         return ""
     users = "its group and others" if group and others else "its group" if group else "others"
-    mode = stat.S_IMODE(found.st_mode)
+    mode = stat.S_IMODE(status.st_mode)
     return f"{what} {users} (mode {mode:04o}): chmod {'g' * group}{'o' * others}-{letter} {path}"

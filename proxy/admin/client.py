@@ -113,7 +113,7 @@ def _exchange(path: Path, request: bytes, deadline: float) -> bytes:
 
 
 def _remaining_s(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError
-    return left
+    return remaining

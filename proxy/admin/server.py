@@ -89,8 +89,8 @@ class AdminServer:
             PermissionDeniedError: The process may not write there.
         """
         listening = bind_at(self._path, 0o600)
-        found = self._path.stat(follow_symlinks=False)
-        self._identity = (found.st_dev, found.st_ino)
+        status = self._path.stat(follow_symlinks=False)
+        self._identity = (status.st_dev, status.st_ino)
         self._server = await asyncio.start_server(self._client, sock=listening, limit=HEAD_LIMIT)
 
     async def stop(self) -> None:
@@ -100,8 +100,8 @@ class AdminServer:
         server, self._server = self._server, None
         server.close()
         with contextlib.suppress(OSError):
-            found = self._path.stat(follow_symlinks=False)
-            if (found.st_dev, found.st_ino) == self._identity:
+            status = self._path.stat(follow_symlinks=False)
+            if (status.st_dev, status.st_ino) == self._identity:
                 self._path.unlink()
         for task in self._clients:
             task.cancel()

@@ -174,9 +174,9 @@ def kubelet(data: Mapping[str, object]) -> Iterable[str]:
     Args:
         data: ``kubelet`` of what ``/status`` answered; nothing is written where nothing is known.
     """
-    reported = as_map(data.get("sources"))
+    sources = as_map(data.get("sources"))
     rows = [
-        (_KUBELET_NAMES.get(key, key), value, one_line(reported.get(name)))
+        (_KUBELET_NAMES.get(key, key), value, one_line(sources.get(name)))
         for name, key in _KUBELET_SETTINGS
         if (value := _kubelet_value(data.get(key)))
     ]
@@ -235,20 +235,20 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
     Args:
         data: ``prescribed`` of what ``/status`` answered.
     """
-    values = [each for each in as_list(data.get("values")) if isinstance(each, Mapping)]
-    reported = [each for each in values if each.get("source") != _DEFAULT or each.get("problem")]
+    values = [row for row in as_list(data.get("values")) if isinstance(row, Mapping)]
+    shown_values = [row for row in values if row.get("source") != _DEFAULT or row.get("problem")]
     where, trouble = one_line(data.get("nodeObject")), one_line(data.get("problem"))
-    if not reported and not trouble:
+    if not shown_values and not trouble:
         return
     yield ""
     yield f"Settings from the Node object{f' ({where})' if where else ''}"
     rows = [("VALUE", "IN EFFECT", "FROM")]
     rows += [
         (one_line(e.get("name")), _prescribed_value(e.get("value")), one_line(e.get("source")))
-        for e in reported
+        for e in shown_values
     ]
-    yield from table(rows) if reported else ()
-    for text in (trouble, *(one_line(each.get("problem")) for each in reported)):
+    yield from table(rows) if shown_values else ()
+    for text in (trouble, *(one_line(row.get("problem")) for row in shown_values)):
         if text:
             yield f"  Ignored node label or annotation: {text}"
 

@@ -87,8 +87,8 @@ def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, 
 
 def _is_applied(data: Mapping[str, object], entry: Mapping[str, object]) -> bool:
     """Return whether a row's plan is put into effect; an older daemon does not say it for each."""
-    said = entry.get("applied")
-    return said if isinstance(said, bool) else data.get("mode") not in ("observe", *_LEAVING)
+    applied = entry.get("applied")
+    return applied if isinstance(applied, bool) else data.get("mode") not in ("observe", *_LEAVING)
 
 
 def _differing(

@@ -104,10 +104,10 @@ def _clients(data: Mapping[str, object]) -> str:
     return ", ".join(parts) + (f" ({', '.join(methods)})" if methods else "")
 
 
-def _attached(found: Mapping[str, object]) -> str:
-    if reset := one_line(found.get("reset")):
+def _attached(attach: Mapping[str, object]) -> str:
+    if reset := one_line(attach.get("reset")):
         return f"ENDPOINT RESET: {reset} (topoproxy attach sets it again)"
-    return "attached" if found else ""
+    return "attached" if attach else ""
 
 
 def _runtime(runtime: Mapping[str, object]) -> Iterable[tuple[str, str]]:
@@ -189,10 +189,10 @@ def _reading(kernel: Mapping[str, object]) -> str:
 
 def _stuck(workers: Mapping[str, object]) -> Iterable[str]:
     """One line for each worker that is stuck."""
-    for name, each in workers.items():
-        seconds = as_map(each).get("stuck_s")
+    for name, worker in workers.items():
+        seconds = as_map(worker).get("stuck_s")
         if isinstance(seconds, int | float) and seconds:
-            waiting = one_line(as_map(each).get("waiting"))
+            waiting = one_line(as_map(worker).get("waiting"))
             yield f"STUCK: the {one_line(name)} worker, at one job for {seconds:.0f} s ({waiting} jobs wait)"
 
 

@@ -108,41 +108,41 @@ class FileChange(Struct, frozen=True):
         )
 
 
-def plan(found: KubeletFiles, root: Path, endpoint: str) -> list[FileChange]:
+def plan(files: KubeletFiles, root: Path, endpoint: str) -> list[FileChange]:
     """Return the changes that point kubelet at an endpoint: the file in effect, and kubeadm's copy of it.
 
     Args:
-        found: What decides on kubelet's endpoint.
+        files: What decides on kubelet's endpoint.
         root: What stands for ``/``.
         endpoint: The endpoint, as ``unix:///run/topoproxy/cri.sock``.
 
     Raises:
         TopoproxyError: A file cannot be changed as it is.
     """
-    return list(_plan(found, root, endpoint))
+    return list(_plan(files, root, endpoint))
 
 
-def _plan(found: KubeletFiles, root: Path, endpoint: str) -> Iterator[FileChange]:
-    value = found.effective
-    if found.own_file is not None:
+def _plan(files: KubeletFiles, root: Path, endpoint: str) -> Iterator[FileChange]:
+    value = files.effective
+    if files.own_file is not None:
         if value is None or value.text != endpoint:
-            yield _kubelet_argument(found.own_file, root, endpoint)
+            yield _kubelet_argument(files.own_file, root, endpoint)
     elif value is None:
-        yield _with_key(found.config_file, root, endpoint)
+        yield _with_key(files.config_file, root, endpoint)
     elif value.text != endpoint:
-        yield _changed(value, found, root, endpoint)
-    instance = found.instance
+        yield _changed(value, files, root, endpoint)
+    instance = files.instance
     if instance is not None and instance.text != endpoint:
         yield _checked(instance, root, endpoint)
 
 
-def _changed(value: Span, found: KubeletFiles, root: Path, endpoint: str) -> FileChange:
-    if value is not found.flag:
+def _changed(value: Span, files: KubeletFiles, root: Path, endpoint: str) -> FileChange:
+    if value is not files.flag:
         return _checked(value, root, endpoint)
     path = value.path.resolve().relative_to(root.resolve())
     if path.parts[0] in _CHANGEABLE:
         return replaced(value, root, endpoint)
-    return _drop_in(value, found.unit, root, endpoint)
+    return _drop_in(value, files.unit, root, endpoint)
 
 
 def _kubelet_argument(path: Path, root: Path, endpoint: str) -> FileChange:
@@ -229,20 +229,20 @@ def _drop_in(value: Span, unit: str, root: Path, endpoint: str) -> FileChange:
 
 
 def foreign_changes(
-    found: KubeletFiles, root: Path, endpoint: str, previous: str, known: Collection[Path]
+    files: KubeletFiles, root: Path, endpoint: str, previous: str, known: Collection[Path]
 ) -> list[FileChange]:
     """Return the changes of files that name our endpoint although no attach wrote it there.
 
     kubeadm carries an endpoint over from one file to another when it upgrades a node.
 
     Args:
-        found: What decides on kubelet's endpoint.
+        files: What decides on kubelet's endpoint.
         root: What stands for ``/``.
         endpoint: The endpoint of topoproxy.
         previous: The one that they are to name.
         known: The files that the attach wrote.
     """
-    values = (found.flag, found.drop_in, found.config, found.instance)
+    values = (files.flag, files.drop_in, files.config, files.instance)
     changes = [
         replaced(value, root, previous) for value in values if value is not None and value.text == endpoint
     ]

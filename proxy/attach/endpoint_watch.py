@@ -43,11 +43,11 @@ def attached_kubelet(state: Path, directory: Path, root: Path = Path("/")) -> At
     endpoint = attached_endpoint(state)
     if not endpoint:
         return None
-    found = kubelet_files(directory, None, root)
-    value = found.effective
+    files = kubelet_files(directory, None, root)
+    value = files.effective
     if value is None:
         return AttachedKubelet(
-            endpoint, f"no file names an endpoint, and kubelet's default is {found.default}"
+            endpoint, f"no file names an endpoint, and kubelet's default is {files.default}"
         )
     return AttachedKubelet(
         endpoint, "" if value.text == endpoint else f"{value.path} names {value.text or DEFAULT}"

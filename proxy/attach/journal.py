@@ -286,7 +286,7 @@ def restore(state: Path, journal: AttachJournal, root: Path) -> None:
 
 def pending(journal: AttachJournal, root: Path) -> list[tuple[FileChange, bytes | None]]:
     """Return the files that a detach changes, and what each will hold; None where it is removed."""
-    found = []
+    targets = []
     for change in journal.changes:
         now = _now(change, root)
         if now == change.before:
@@ -295,8 +295,8 @@ def pending(journal: AttachJournal, root: Path) -> list[tuple[FileChange, bytes 
         if now is not None and change.before is not None and now != change.after:
             target = now.replace(journal.endpoint.encode(), journal.previous.encode())
         if target != now:
-            found.append((change, target))
-    return found
+            targets.append((change, target))
+    return targets
 
 
 def _original(state: Path, change: FileChange) -> Path:

@@ -88,23 +88,23 @@ def attach(node: AttachNode, timeout: float) -> str:
         _undo(node, old, timeout * UNDO_SHARE)
         node.report_progress("an attach that was cut off is undone")
         old = None
-    found = node.files()
-    changes = plan(found, node.root, node.endpoint)
+    files = node.files()
+    changes = plan(files, node.root, node.endpoint)
     if not changes:
         if old is None:
             already = f"kubelet is configured to use {node.endpoint} already"
             return f"{already}, and not by an attach: nothing is changed"
         _wait_for_calls(node, old.unit, end, float("inf"))
         return f"kubelet is attached already, and uses {node.endpoint}"
-    previous = old.previous if old is not None else _previous(found)
-    if not found.unit:
+    previous = old.previous if old is not None else _previous(files)
+    if not files.unit:
         raise TopoproxyError(
             "cannot attach kubelet: no systemd unit of it was found, nor one of k3s, RKE2 or MicroK8s:"
             f" set kubelet's --container-runtime-endpoint to {node.endpoint} by hand"
         )
     enabled = old.enabled if old is not None else _to_enable()
     journal = AttachJournal(
-        BEGUN, found.unit, node.endpoint, previous, enabled, journals.merged(old, changes, node.root)
+        BEGUN, files.unit, node.endpoint, previous, enabled, journals.merged(old, changes, node.root)
     )
     install_rescue(node.state)
     journals.write(node.state, journal, node.root, directory_of(node.state) if old else None)
@@ -123,8 +123,8 @@ def attach(node: AttachNode, timeout: float) -> str:
     return f"attached: kubelet uses {node.endpoint}, and its calls arrive"
 
 
-def _previous(found: KubeletFiles) -> str:
-    return found.effective.text if found.effective is not None else found.default
+def _previous(files: KubeletFiles) -> str:
+    return files.effective.text if files.effective is not None else files.default
 
 
 def _to_enable() -> tuple[str, ...]:
@@ -159,10 +159,10 @@ def _carry_out(node: AttachNode, journal: AttachJournal, changes: list[FileChang
 
 
 def _remaining_s(end: float) -> float:
-    left = end - time.monotonic()
-    if left <= 0:
+    remaining = end - time.monotonic()
+    if remaining <= 0:
         raise TopoproxyError("cannot attach kubelet: the time is over (--timeout)")
-    return left
+    return remaining
 
 
 def _status(node: AttachNode) -> Mapping[str, object]:

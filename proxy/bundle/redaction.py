@@ -129,14 +129,14 @@ class Redactor:
     def _key(self, key: str) -> str:
         return key if self._known(key) else self._replace(key)
 
-    def _piece(self, found: re.Match[str]) -> str:
-        if found["credential"] is not None:
-            return found["credential"].removesuffix(found["token"]) + self._replace(found["token"])
-        if found["chunk"] is not None:
-            return self._chunk(found["chunk"])
-        if found["quoted"] is not None:
-            return self._quoted(found["quoted"])
-        key, value = found["key"], found["value"]
+    def _piece(self, match: re.Match[str]) -> str:
+        if match["credential"] is not None:
+            return match["credential"].removesuffix(match["token"]) + self._replace(match["token"])
+        if match["chunk"] is not None:
+            return self._chunk(match["chunk"])
+        if match["quoted"] is not None:
+            return self._quoted(match["quoted"])
+        key, value = match["key"], match["value"]
         if key not in LOG_KEYS:
             kept = key if self._known(key) else self._replace(key)
             return f"{kept}={self._replace(value) if value else ''}"
@@ -156,7 +156,7 @@ class Redactor:
     def _known(self, chunk: str) -> bool:
         if chunk in self._names or chunk.removeprefix("unix://") in self._names:
             return True
-        if any(each.fullmatch(chunk) for each in (_NUMBER, _CPUS, _TIME, _SOURCE_LINE)):
+        if any(pattern.fullmatch(chunk) for pattern in (_NUMBER, _CPUS, _TIME, _SOURCE_LINE)):
             return True
         if "://" in chunk and "@" in chunk:
             return False

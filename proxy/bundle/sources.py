@@ -156,10 +156,10 @@ def _sources(settings: BundleSettings) -> dict[str, Callable[[], object]]:
 
 def versions() -> dict[str, object]:
     """Return the versions of topoproxy and of what it runs on."""
-    found: dict[str, str] = {}
+    versions_by_name: dict[str, str] = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions_by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
@@ -168,22 +168,22 @@ def versions() -> dict[str, object]:
         "python": platform.python_version(),
         "kernel": platform.release(),
         "machine": platform.machine(),
-        "packages": found,
+        "packages": versions_by_name,
     }
 
 
 def _doctor(settings: BundleSettings) -> list[dict[str, object]]:
     findings = examine(gather(settings.config, settings.refused, settings.timeout), ())
     return [
-        {"id": each.id, "result": each.result.value, "text": each.text, "advice": each.advice}
-        for each in findings
+        {"id": finding.id, "result": finding.result.value, "text": finding.text, "advice": finding.advice}
+        for finding in findings
     ]
 
 
 def _decisions(settings: BundleSettings) -> dict[str, object]:
     path, end = settings.config.admin_path, time.monotonic() + DECISIONS_S
     known = as_map(query_admin(path, "/explain", settings.timeout))
-    pods = [as_map(each) for each in as_list(known.get("pods"))]
+    pods = [as_map(row) for row in as_list(known.get("pods"))]
     newest = sorted(pods, key=lambda pod: str(pod.get("when")), reverse=True)
     records: list[object] = []
     for pod in newest[:DECIDED_PODS]:
@@ -203,10 +203,10 @@ def _ledger(config: Config) -> dict[str, object]:
     except ValueError as error:
         raise AbsentError(f"cannot read {path}: {error}") from error
     # That of another machine is of interest, too: doctor says so.
-    found = recover(content, _machine_of(content))
-    if found.refused:
-        raise AbsentError(f"{path} is not used: {found.refused}")
-    return {"bytes": len(content), "cut_bytes": found.cut_bytes, "entries": found.entries}
+    recovered = recover(content, _machine_of(content))
+    if recovered.refused:
+        raise AbsentError(f"{path} is not used: {recovered.refused}")
+    return {"bytes": len(content), "cut_bytes": recovered.cut_bytes, "entries": recovered.entries}
 
 
 def _machine_of(ledger: bytes) -> str:

@@ -55,8 +55,8 @@ def status_text(answer: object) -> str:
 def done_text(answer: object) -> str:
     """Write the result of a step."""
     data = as_map(answer)
-    reported = [f"{one_line(text)}" for text in as_list(data.get("messages"))]
-    return "\n".join([*reported, *_list("What remains to be done", data.get("next"), ordered=True)]) + "\n"
+    messages = [f"{one_line(text)}" for text in as_list(data.get("messages"))]
+    return "\n".join([*messages, *_list("What remains to be done", data.get("next"), ordered=True)]) + "\n"
 
 
 def _head(data: Mapping[str, object]) -> Iterable[str]:

@@ -250,12 +250,12 @@ class StandInService:
         return pb.ContainerStatusResponse(status=container_status(container), info=info)
 
     def _list_containers(self, request: pb.ListContainersRequest) -> pb.ListContainersResponse:
-        found = [
+        containers = [
             container
             for container in self.containers.values()
             if container_matches(container, request.filter)
         ]
-        return pb.ListContainersResponse(containers=[container_item(container) for container in found])
+        return pb.ListContainersResponse(containers=[container_item(container) for container in containers])
 
     # What several calls share.
 

@@ -81,12 +81,12 @@ class FailureSteps:
             try:
                 self._stage.client.create(pod, image="" if self._stage.fail_create else "localhost/absent:1")
             except RuntimeCallError as error:
-                own = f"The runtime's own error reached the client unchanged: {error}"
+                message = f"The runtime's own error reached the client unchanged: {error}"
             else:
                 raise DemoError("the create of risky went well, it should have failed")
             finally:
                 self._stage.client.end_pod(pod)
-            return [*reported(self._show.left_before(spec, cpus)), own]
+            return [*reported(self._show.left_before(spec, cpus)), message]
 
         return DemoStep(
             f"risky (LSE) would take {named(cpus)}, but the runtime fails",
@@ -262,12 +262,12 @@ class Scenario:
 
         def act() -> list[str]:
             spec = DemoPod("database", kube_qos=KubeQos.GUARANTEED, cpus=count)
-            taken = CpuSet()
+            owned = CpuSet()
             for cpus in self._show.expected.owned.values():
-                taken |= cpus
-            self._show.launch(spec, taken)  # what it gets is read, and then judged
+                owned |= cpus
+            self._show.launch(spec, owned)  # what it gets is read, and then judged
             got = self._stage.snapshot().get("database").cpus
-            self._judge(got, taken)
+            self._judge(got, owned)
             self._show.expected.owned["database"] = got
             return [
                 f"The proxy picked {got}: {self._show.reason('database')}.",

@@ -111,12 +111,12 @@ class Performance:
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
             page = self.stage.status()
-            reported = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
+            cpus_by_ref = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
             files = {f"demo/{container.name}/main": str(container.cpus) for container in snapshot.containers}
-            if reported == files:
+            if cpus_by_ref == files:
                 break
             if time.monotonic() >= deadline:
-                raise DemoError(f"the proxy says {reported}, the cgroup files say {files}")
+                raise DemoError(f"the proxy says {cpus_by_ref}, the cgroup files say {files}")
             time.sleep(0.02)
             snapshot = self.stage.snapshot()
         if page["violations"]:

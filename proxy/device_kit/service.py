@@ -146,15 +146,15 @@ class PluginService:
         """Call the plug-in's ``devices``; a list that differs from the last one is sent to the manager."""
         problem = {"resource": self._plugin.resource}
         try:
-            found = _by_id(self._plugin.devices())
+            devices = _by_id(self._plugin.devices())
         except Exception as error:  # noqa: BLE001  # the author's code may raise anything
             self._telemetry.problem("cannot list devices", **problem, err=error)
-            found = {name: replace(device, healthy=False) for name, device in self._devices.items()}
+            devices = {name: replace(device, healthy=False) for name, device in self._devices.items()}
         else:
             self._telemetry.resolved("cannot list devices", **problem)
         with self._changed:
-            if found != self._devices or not self._version:
-                self._devices = found
+            if devices != self._devices or not self._version:
+                self._devices = devices
                 self._version += 1
                 self._changed.notify_all()
 
@@ -171,7 +171,7 @@ class PluginService:
             "Allocate": (self._allocate, pb.AllocateRequest),
             "PreStartContainer": (self._pre_start, pb.PreStartContainerRequest),
         }
-        found: dict[str, Handler] = {
+        methods: dict[str, Handler] = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._guarded(name, answer),
                 request_deserializer=request.FromString,
@@ -179,8 +179,8 @@ class PluginService:
             )
             for name, (answer, request) in answers.items()
         }
-        found["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(self._watch)
-        return found
+        methods["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        return methods
 
     # -- ListAndWatch -------------------------------------------------------------------------------------
 
@@ -244,10 +244,10 @@ class PluginService:
         return pb.PreferredAllocationResponse(container_responses=responses)
 
     def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
-        wanted = [tuple(each.devices_ids) for each in request.container_requests]
-        for ids in wanted:
+        requests = [tuple(container.devices_ids) for container in request.container_requests]
+        for ids in requests:
             self._require(ids)
-        answers = [_allocated(self._plugin.allocate(ids)) for ids in wanted]
+        answers = [_allocated(self._plugin.allocate(ids)) for ids in requests]
         return pb.AllocateResponse(container_responses=answers)
 
     def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
@@ -274,10 +274,10 @@ def _by_id(devices: Iterable[PluginDevice]) -> dict[str, PluginDevice]:
         ValueError: Two devices have the same id, or a device has none.
     """
     listed = list(devices)
-    found = {device.id: device for device in listed}
-    if len(found) != len(listed) or "" in found:
+    by_id = {device.id: device for device in listed}
+    if len(by_id) != len(listed) or "" in by_id:
         raise ValueError("each device needs an id of its own")
-    return found
+    return by_id
 
 
 def _listed(devices: Iterable[PluginDevice]) -> pb.ListAndWatchResponse:

@@ -63,10 +63,10 @@ class RegistrationError(Exception):
 def identity(path: Path) -> Identity | None:
     """Return what distinguishes a socket from another at the same path; None without a socket."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def register(manager: Path, endpoint: str, resource: str) -> None:
@@ -114,12 +114,12 @@ class Registration:
             unwatched_s: For how long no manager has followed the devices.
             now: Seconds that only grow.
         """
-        manager, own = identity(self._manager), identity(self._own)
+        manager, socket = identity(self._manager), identity(self._own)
         if manager is not None and not unwatched_s:
             self._retries.succeeded(manager)
-        if manager is None or own is None or not self._retries.due(manager, now):
+        if manager is None or socket is None or not self._retries.due(manager, now):
             return False
-        return (manager, own) != self._known or unwatched_s > UNWATCHED_S
+        return (manager, socket) != self._known or unwatched_s > UNWATCHED_S
 
     def attempt(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Register.
@@ -127,14 +127,14 @@ class Registration:
         Raises:
             RegistrationError: The manager refuses, or does not answer; ``due`` waits before the next attempt.
         """
-        found = identity(self._manager), identity(self._own)
-        if found[0] is None:
+        identities = identity(self._manager), identity(self._own)
+        if identities[0] is None:
             return
-        self._retries.keep({found[0]})
+        self._retries.keep({identities[0]})
         # A success waits, too: the manager needs a moment to follow the devices.
-        self._retries.failed(found[0], clock())
+        self._retries.failed(identities[0], clock())
         register(self._manager, self._own.name, self._resource)
-        self._known = found
+        self._known = identities
 
 
 class PluginServer:

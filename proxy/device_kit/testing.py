@@ -143,13 +143,13 @@ class DeviceManager:
             AssertionError: The plug-in refuses.
         """
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
-        (found,) = self._call(resource, "Allocate", request, pb.AllocateResponse).container_responses
+        (answer,) = self._call(resource, "Allocate", request, pb.AllocateResponse).container_responses
         return AllocateAnswer(
-            dict(found.envs),
-            dict(found.annotations),
-            tuple(DeviceMount(m.host_path, m.container_path, m.read_only) for m in found.mounts),
-            tuple(DeviceNode(d.host_path, d.container_path, d.permissions) for d in found.devices),
-            tuple(name.name for name in found.cdi_devices),
+            dict(answer.envs),
+            dict(answer.annotations),
+            tuple(DeviceMount(m.host_path, m.container_path, m.read_only) for m in answer.mounts),
+            tuple(DeviceNode(d.host_path, d.container_path, d.permissions) for d in answer.devices),
+            tuple(name.name for name in answer.cdi_devices),
         )
 
     def pre_start(self, resource: str, ids: Sequence[str]) -> bool:
@@ -167,8 +167,8 @@ class DeviceManager:
     # -- plug-ins -----------------------------------------------------------------------------------------
 
     def _healthy(self, resource: str) -> int | None:
-        found = self._devices.get(resource)
-        return None if found is None else sum(device.healthy for device in found.values())
+        devices = self._devices.get(resource)
+        return None if devices is None else sum(device.healthy for device in devices.values())
 
     def _options(self, resource: str) -> pb.DevicePluginOptions:
         return self._call(resource, "GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
@@ -209,14 +209,14 @@ class DeviceManager:
             response_deserializer=pb.ListAndWatchResponse.FromString,
         )
         with contextlib.suppress(grpc.RpcError, ValueError):  # it ends, or the channel was closed
-            for each in watch(pb.Empty()):
+            for answer in watch(pb.Empty()):
                 devices = {
                     device.ID: PluginDevice(
                         device.ID,
                         device.health == HEALTHY,
                         tuple(node.ID for node in device.topology.nodes),
                     )
-                    for device in each.devices
+                    for device in answer.devices
                 }
                 with self._changed:
                     self._devices[resource] = devices

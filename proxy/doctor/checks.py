@@ -70,20 +70,24 @@ def examine(facts: DoctorFacts, ignored: Collection[str] = ()) -> list[Finding]:
         facts: What was read.
         ignored: Checks that are skipped.
     """
-    found = [Finding(name, *check(facts)) for name, check in CHECKS.items()]
+    findings = [Finding(name, *check(facts)) for name, check in CHECKS.items()]
     return [
-        structs.replace(each, result=SKIP, text=f"ignored: {each.text}", advice="")
-        if each.id in ignored
-        else each
-        for each in found
+        structs.replace(finding, result=SKIP, text=f"ignored: {finding.text}", advice="")
+        if finding.id in ignored
+        else finding
+        for finding in findings
     ]
 
 
 def _configuration(facts: DoctorFacts) -> Outcome:
-    found = facts.configuration
-    if found.refused:
-        return FAIL, found.refused, "correct the file; topoproxy check-config shows whether it is good"
-    return OK, f"the configuration ({found.source}) is valid, mode {found.mode}", ""
+    configuration = facts.configuration
+    if configuration.refused:
+        return (
+            FAIL,
+            configuration.refused,
+            "correct the file; topoproxy check-config shows whether it is good",
+        )
+    return OK, f"the configuration ({configuration.source}) is valid, mode {configuration.mode}", ""
 
 
 def _exposed_files(facts: DoctorFacts) -> Outcome:
@@ -104,17 +108,17 @@ def _machine(facts: DoctorFacts) -> Outcome:
 
 
 def _cgroup_cpuset(facts: DoctorFacts) -> Outcome:
-    found = facts.cgroups
-    if found.problem:
-        return FAIL, found.problem, "the kernel needs CONFIG_CPUSETS; see cgroup_disable in /proc/cmdline"
-    if found.without_cpuset:
-        groups = ", ".join(found.without_cpuset)
+    cgroups = facts.cgroups
+    if cgroups.problem:
+        return FAIL, cgroups.problem, "the kernel needs CONFIG_CPUSETS; see cgroup_disable in /proc/cmdline"
+    if cgroups.without_cpuset:
+        groups = ", ".join(cgroups.without_cpuset)
         return (
             FAIL,
             f"the cpuset controller is not enabled for the groups in {groups}",
             "kubelet enables it when it starts: restart kubelet",
         )
-    return OK, f"cgroup v{found.version} has the cpuset controller", ""
+    return OK, f"cgroup v{cgroups.version} has the cpuset controller", ""
 
 
 def _cgroup_driver(facts: DoctorFacts) -> Outcome:
@@ -157,8 +161,8 @@ def _runtime_version(facts: DoctorFacts) -> Outcome:
 
 def _number(version: str) -> tuple[int, ...]:
     """Read a version such as ``v1.6.20~ds1``; one that cannot be read is newer than all."""
-    found = _VERSION.match(version)
-    return tuple(map(int, found.groups())) if found else (1 << 30,)
+    match = _VERSION.match(version)
+    return tuple(map(int, match.groups())) if match else (1 << 30,)
 
 
 def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
@@ -170,34 +174,36 @@ def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
         advice = "topoproxy attach sets it again, and restarts kubelet"
     if kubelet.running is not None and not _is(kubelet.running, listen):
         return FAIL, f"{kubelet.running.place} names {kubelet.running.endpoint}", advice
-    named = kubelet.endpoints
-    if not named and kubelet.running is None:
+    settings = kubelet.endpoints
+    if not settings and kubelet.running is None:
         return FAIL, f"no file in {kubelet.directory} names a runtime endpoint", advice
-    others = [each for each in named if not _is(each, listen)]
+    others = [setting for setting in settings if not _is(setting, listen)]
     if not others:
         return OK, f"kubelet uses unix://{listen}", ""
-    message = "; ".join(f"{each.place} names {each.endpoint}" for each in others)
-    if others[0].place.endswith("instance-config.yaml") and len(others) < len(named):
+    message = "; ".join(f"{setting.place} names {setting.endpoint}" for setting in others)
+    if others[0].place.endswith("instance-config.yaml") and len(others) < len(settings):
         return WARN, f"{message}: kubeadm upgrade writes it to config.yaml", advice
     return FAIL, message, advice
 
 
 def _attach_journal(facts: DoctorFacts) -> Outcome:
-    found = facts.attach
-    if found.problem:
-        return FAIL, found.problem, "detach by hand: kubelet's endpoint is in the check kubelet-endpoint"
-    if not found.directory:
+    attach = facts.attach
+    if attach.problem:
+        return FAIL, attach.problem, "detach by hand: kubelet's endpoint is in the check kubelet-endpoint"
+    if not attach.directory:
         return OK, "kubelet is not attached by topoproxy attach: there is no journal", ""
-    if found.unfinished:
-        message = f"the journal in {found.directory} is of an attach that was cut off, or that is running now"
+    if attach.unfinished:
+        message = (
+            f"the journal in {attach.directory} is of an attach that was cut off, or that is running now"
+        )
         return FAIL, message, "topoproxy attach undoes it and attaches again; topoproxy detach undoes it"
-    if found.foreign:
-        message = f"another program changed {', '.join(found.foreign)} since topoproxy attach"
+    if attach.foreign:
+        message = f"another program changed {', '.join(attach.foreign)} since topoproxy attach"
         return WARN, message, "topoproxy detach --dry-run shows what --force would change there"
-    if not found.rescue:
-        message = f"the script rescue-detach is missing next to {found.directory}"
+    if not attach.rescue:
+        message = f"the script rescue-detach is missing next to {attach.directory}"
         return WARN, message, "rescue-detach.sh of the package undoes an attach without Python: copy it there"
-    return OK, f"the journal of the attach in {found.directory} is complete", ""
+    return OK, f"the journal of the attach in {attach.directory} is complete", ""
 
 
 def _is(setting: EndpointSetting, listen: str) -> bool:
@@ -335,7 +341,7 @@ def _ledger(facts: DoctorFacts) -> Outcome:
 
 
 def _socket_modes(facts: DoctorFacts) -> Outcome:
-    problems = [each.problem for each in facts.sockets if each.problem]
+    problems = [socket.problem for socket in facts.sockets if socket.problem]
     if not facts.sockets:
         return SKIP, "the daemon has no sockets: it does not run", ""
     if problems:
@@ -355,14 +361,14 @@ def _clock(facts: DoctorFacts) -> Outcome:
 
 def _certificates(facts: DoctorFacts) -> Outcome:
     advice = "renew it; the daemon reads the new file by itself"
-    for each in facts.certificates:
-        if each.problem:
-            return FAIL, f"{each.path}: {each.problem}", "name a PEM file with a certificate"
-        if each.ends <= facts.now:
-            return FAIL, f"the certificate {each.path} has expired", advice
-        if each.ends - facts.now < EXPIRES_S:
-            days = (each.ends - facts.now) / 86400
-            return WARN, f"the certificate {each.path} expires in {days:.0f} days", advice
+    for certificate in facts.certificates:
+        if certificate.problem:
+            return FAIL, f"{certificate.path}: {certificate.problem}", "name a PEM file with a certificate"
+        if certificate.ends <= facts.now:
+            return FAIL, f"the certificate {certificate.path} has expired", advice
+        if certificate.ends - facts.now < EXPIRES_S:
+            days = (certificate.ends - facts.now) / 86400
+            return WARN, f"the certificate {certificate.path} expires in {days:.0f} days", advice
     if not facts.certificates:
         return SKIP, "the configuration names no certificate", ""
     return OK, "all certificates are valid", ""

@@ -95,8 +95,8 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
     """
     places = places or NodePaths()
     machine, problem = _machine(config)
-    found = survey(config.hooks)
-    hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.distrust or c.cause)]
+    hook_files = survey(config.hooks)
+    hooks = [f"{c.path}: {why}" for c in hook_files.candidates.values() if (why := c.distrust or c.cause)]
     return DoctorFacts(
         now=places.wall_clock(),
         configuration=ConfigurationFacts(
@@ -116,7 +116,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
         state=_state(config, machine),
         sockets=tuple(_sockets(config)),
         certificates=tuple(_certificates(config)),
-        hooks=(*hooks, *found.ignored_files),
+        hooks=(*hooks, *hook_files.ignored_files),
         writers=tuple(_writers(config, places)),
         denials=_denials(places.audit),
     )
@@ -174,8 +174,8 @@ def _runc(paths: Sequence[Path]) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = _RUNC_VERSION.search(done.stdout)
-    return found[1] if found else ""
+    match = _RUNC_VERSION.search(done.stdout)
+    return match[1] if match else ""
 
 
 def _denials(log: Path) -> int | None:
@@ -204,8 +204,8 @@ def _kubelet(config: Config) -> KubeletSetup:
 
 
 def _policy(path: Path) -> str:
-    found = _POLICY.search(_text(path) or "")
-    return found[1] if found else ""
+    match = _POLICY.search(_text(path) or "")
+    return match[1] if match else ""
 
 
 def _attach(state: Path) -> AttachFacts:
@@ -225,30 +225,32 @@ def _daemon(config: Config, timeout: float) -> DaemonFacts:
         status = as_map(query_admin(config.admin_path, "/status", timeout))
     except TopoproxyError as error:
         return DaemonFacts(str(error))
-    checks = [as_map(each) for each in as_list(status.get("checks"))]
-    rows = [as_map(each) for each in as_list(status.get("containers"))]
+    checks = [as_map(check) for check in as_list(status.get("checks"))]
+    rows = [as_map(check) for check in as_list(status.get("containers"))]
     clients, last = status.get("clients"), as_map(status.get("calls")).get("last_s")
     return DaemonFacts(
         not_ready=tuple(one_line(c.get("reason")) for c in checks if c.get("required") and not c.get("ok")),
         clients=clients if isinstance(clients, int) else 0,
         pods=len({row.get("pod_uid") for row in rows if row.get("phase") != Phase.EXITED.value}),
         last_call_s=last if isinstance(last, int | float) else None,
-        problems=tuple(one_line(as_map(each).get("what")) for each in as_list(status.get("problems"))),
+        problems=tuple(one_line(as_map(check).get("what")) for check in as_list(status.get("problems"))),
         open_files=_open_files(config, status),
     )
 
 
 def _open_files(config: Config, status: Mapping[str, object]) -> int | None:
-    found = _OPEN_FILES.search(_text(config.procfs_root / str(status.get("pid")) / "limits") or "")
-    return int(found[1]) if found else None
+    match = _OPEN_FILES.search(_text(config.procfs_root / str(status.get("pid")) / "limits") or "")
+    return int(match[1]) if match else None
 
 
 def _state(config: Config, machine: Machine | None) -> StateFacts:
     directory = config.state_dir
-    existing = next((each for each in (directory, *directory.parents) if each.is_dir()), Path("/"))
+    existing = next(
+        (candidate for candidate in (directory, *directory.parents) if candidate.is_dir()), Path("/")
+    )
     try:
         disk = os.statvfs(existing)
-        names = sorted(each.name for each in directory.iterdir()) if existing == directory else []
+        names = sorted(candidate.name for candidate in directory.iterdir()) if existing == directory else []
     except OSError as error:
         return StateFacts(str(directory), f"cannot examine {directory}: {error.strerror}")
     return StateFacts(

@@ -73,28 +73,28 @@ def target_of(container: Container, machine: Machine, manager: CpuManager) -> Re
             return ReleaseTarget(held, mems)
         if manager.default and manager.default <= machine.present:
             return ReleaseTarget(manager.default, mems)
-    named = named_cpus(container.request, machine)
-    if named is not None:
-        return ReleaseTarget(named, mems)
+    requested = named_cpus(container.request, machine)
+    if requested is not None:
+        return ReleaseTarget(requested, mems)
     return ReleaseTarget(None, mems)
 
 
 def named_cpus(request: Request, machine: Machine) -> CpuSet | None:
     """Return the CPUs that a request names; None where it names none that are here."""
     try:
-        named = CpuSet.parse(request.cpuset_cpus)
+        requested = CpuSet.parse(request.cpuset_cpus)
     except ValueError:
         return None
-    return named if named and named <= machine.present else None
+    return requested if requested and requested <= machine.present else None
 
 
 def named_mems(request: Request, machine: Machine) -> Mask | None:
     """Return the memory nodes that a request names; None where it names none that are here."""
     try:
-        named = Mask.parse(request.cpuset_mems)
+        requested = Mask.parse(request.cpuset_mems)
     except ValueError:
         return None
-    return named if named and named <= Mask(machine.node_by_id) else None
+    return requested if requested and requested <= Mask(machine.node_by_id) else None
 
 
 class ReleasedCpuset(Struct, frozen=True):
@@ -159,9 +159,9 @@ def give_back(
     return done
 
 
-def _online_part(cgroups: Cgroups, machine: Machine, named: CpuSet) -> CpuSet:
+def _online_part(cgroups: Cgroups, machine: Machine, requested: CpuSet) -> CpuSet:
     """Leave out what is offline where a list with such a CPU is refused."""
-    return named & machine.online or machine.online if cgroups.version == 1 else named
+    return requested & machine.online or machine.online if cgroups.version == 1 else requested
 
 
 def _widen(
@@ -225,8 +225,10 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
             _as_above(cgroups, path, done)
             below = cgroups.children(path) if depth < 2 else ()
             # Containers that we know are given back by themselves, with what their requests say.
-            found = [f"{path}/{name}" for name in below if not _is_ours(name, ids)]
-            todo += [(each, depth + 1) for each in found if depth or not is_partial or each in groups]
+            groups_below = [f"{path}/{name}" for name in below if not _is_ours(name, ids)]
+            todo += [
+                (group, depth + 1) for group in groups_below if depth or not is_partial or group in groups
+            ]
 
 
 def _is_ours(name: str, ids: set[str]) -> bool:

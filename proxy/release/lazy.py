@@ -70,8 +70,8 @@ class LazyRelease:
         return self._made
 
     def _is_idle(self) -> bool:
-        doing = self._suppression()
-        return doing is None or not doing.known.written
+        suppression = self._suppression()
+        return suppression is None or not suppression.known.written
 
     def routes(self) -> Mapping[str, Route]:
         """Return the handlers of read requests of the admin socket."""
@@ -120,9 +120,9 @@ class LazyRelease:
         release = self.get()
         await release.begin(lasting=False)
         if not await release.finish(limit):
-            left = "; ".join(map(str, release.progress.remaining.values()))
+            remaining = "; ".join(map(str, release.progress.remaining.values()))
             self._executor.telemetry.problem(
-                "cannot release the node before the shutdown in time", seconds=limit, err=left
+                "cannot release the node before the shutdown in time", seconds=limit, err=remaining
             )
 
     async def stop(self) -> None:

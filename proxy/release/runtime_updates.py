@@ -52,27 +52,27 @@ class RuntimeUpdater:
         self._worker = worker
         self.progress = progress
 
-    def is_due(self, container_id: str, given: SweepResult) -> bool:
+    def is_due(self, container_id: str, sweep: SweepResult) -> bool:
         """Return whether the runtime may have something else saved than a container is to have."""
-        executor, due = self._executor, given.due[container_id]
+        executor, due = self._executor, sweep.due[container_id]
         container = executor.state.containers.get(container_id)
         if container is None:
             return False
-        if container_id in executor.quotas.known.unsent or not due.exact or container_id in given.written:
+        if container_id in executor.quotas.known.unsent or not due.exact or container_id in sweep.written:
             return True
         if executor.state.node.erases(container.placement) and not container.request.cpuset_cpus:
             return False  # nothing is saved for it but what its request says
-        reported = self.progress.reported.get(container_id)
-        mems = container.placement.mems if reported is None else reported.mems
+        last_sent = self.progress.reported.get(container_id)
+        mems = container.placement.mems if last_sent is None else last_sent.mems
         return executor.state.runtime.saved.get(container_id) != due.cpus or mems != due.mems
 
-    async def all(self, given: SweepResult, pace: Callable[[], Awaitable[None]]) -> None:
+    async def all(self, sweep: SweepResult, pace: Callable[[], Awaitable[None]]) -> None:
         """Update all pending containers; one that cannot be updated now is left for the next sweep."""
         pending = self.progress.pending
         while pending:
             container_id = pending[0]
             try:
-                if await self._update(container_id, given.due[container_id]):
+                if await self._update(container_id, sweep.due[container_id]):
                     await pace()
             except UnavailableError as error:
                 self.progress.remaining["runtime"] = str(error)

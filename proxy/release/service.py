@@ -208,12 +208,12 @@ class Release:
         await executor.quotas.once()
         if executor.partitions is not None:
             await executor.partitions.once()
-        given = await self._kernel()
-        progress.remaining |= given.errors
-        progress.pending = [i for i in given.due if self._updater.is_due(i, given)]
-        clean = bool(progress.sweeps) and listed and not progress.pending and not given.written
+        result = await self._kernel()
+        progress.remaining |= result.errors
+        progress.pending = [i for i in result.due if self._updater.is_due(i, result)]
+        clean = bool(progress.sweeps) and listed and not progress.pending and not result.written
         progress.sweeps += 1
-        await self._updater.all(given, pace)
+        await self._updater.all(result, pace)
         if not self._is_over(clean):
             return False
         await self._record(RELEASED)
@@ -222,17 +222,17 @@ class Release:
         return True
 
     def _is_over(self, clean: bool) -> bool:
-        executor, left = self._executor, self.progress.remaining
+        executor, remaining = self._executor, self.progress.remaining
         if executor.quotas.groups is not None and executor.quotas.known.records:
-            left["quotas"] = f"{len(executor.quotas.known.records)} CFS quotas are not restored yet"
+            remaining["quotas"] = f"{len(executor.quotas.known.records)} CFS quotas are not restored yet"
         if executor.partitions is not None and executor.partitions.jobs.known.records:
-            left["partitions"] = (
+            remaining["partitions"] = (
                 f"{len(executor.partitions.jobs.known.records)} partitions are not removed yet"
             )
         if not self._idle():
-            left["suppression"] = "the CFS quota of BE pods is not removed yet"
+            remaining["suppression"] = "the CFS quota of BE pods is not removed yet"
         in_flight = any(self._updater.is_in_flight(c) for c in executor.state.containers.values())
-        return clean and not (in_flight or left or executor.state.runtime.lost)
+        return clean and not (in_flight or remaining or executor.state.runtime.lost)
 
     async def _passed(self) -> bool:
         """Wait for a comparison with the runtime's list; False where there is none in time."""

@@ -70,11 +70,11 @@ def _shown(setting: Setting, value: object) -> str:
     return "" if setting.kind.nested else str(setting.kind.show(value))
 
 
-def with_live(running: T, wanted: T) -> T:
+def with_live(running: T, requested: T) -> T:
     """Return the running configuration with those values of another one that need no restart."""
     new: dict[str, Any] = {}
     for item, _, setting in keys(running):
-        old, value = getattr(running, item.name), getattr(wanted, item.name)
+        old, value = getattr(running, item.name), getattr(requested, item.name)
         if setting is None:
             new[item.name] = with_live(old, value)
         elif setting.changes_live(old, value):

@@ -152,35 +152,35 @@ class Reload:
         if origin is None:
             return ReloadOutcome("refused", self._wall_clock(), by, reason=NO_ORIGIN)
         try:
-            wanted = await self._read(origin)
-            notes = await asyncio.to_thread(exposed, wanted)
-            return self._take(wanted, notes, by)
+            requested = await self._read(origin)
+            notes = await asyncio.to_thread(exposed, requested)
+            return self._take(requested, notes, by)
         except TopoproxyError as error:
             return ReloadOutcome("refused", self._wall_clock(), by, reason=str(error))
         except Exception as error:  # noqa: BLE001  an internal error must not end the daemon
             self._telemetry.fault(error)
             return ReloadOutcome("refused", self._wall_clock(), by, reason=f"internal error: {error!r}")
 
-    def _take(self, wanted: Config, notes: list[str], by: str) -> ReloadOutcome:
+    def _take(self, requested: Config, notes: list[str], by: str) -> ReloadOutcome:
         """Apply a configuration as far as that needs no restart."""
         running = self.config
         # The file's name is not a setting; it changes with the others.
         effect = replace(
-            with_live(running, wanted),
-            source=wanted.source,
-            origin=wanted.origin,
-            cluster_fault=wanted.cluster_fault,
+            with_live(running, requested),
+            source=requested.source,
+            origin=requested.origin,
+            cluster_fault=requested.cluster_fault,
         )
         if problems := check(effect):
             raise ConfigError(
-                f"{refuse(wanted.source, problems)} (with what keeps its value until a restart; restart to "
+                f"{refuse(requested.source, problems)} (with the keys that wait for a restart; restart to "
                 "apply the whole file)"
             )
         notes = [*check_start(effect, self._machine()), *notes]
         applied = changes(running, effect)
         self._apply(running, effect, [change.key for change in applied])
         self.config, self._since = effect, self._wall_clock()
-        self.waiting = changes(effect, wanted)
+        self.waiting = changes(effect, requested)
         return ReloadOutcome(
             "applied" if applied else "unchanged", self._since, by, applied=applied, notes=notes
         )

@@ -98,18 +98,18 @@ def suppression_step(current: Callable[[], Suppression | None], begin: Callable[
     """
 
     def prepare(before: Config, after: Config) -> Commit:
-        doing, requested = current(), after.be_suppress.mode
-        usage, groups = (None, None) if doing is None else (doing.usage, doing.groups)
+        suppression, requested = current(), after.be_suppress.mode
+        usage, groups = (None, None) if suppression is None else (suppression.usage, suppression.groups)
         try:
             usage = usage or usage_of(after)
             if groups is None and requested is SuppressMode.QUOTA:
                 groups = open_cpu_groups(after.cgroup_root)
         except CgroupError as error:
             raise ConfigError(f"beSuppress.mode: {error}") from error
-        if doing is None:
+        if suppression is None:
             return lambda: begin(after)  # it opens the same again: nothing is kept open until then
         settings = suppression_settings(after)
-        return lambda: doing.reconfigure(settings, usage, groups)
+        return lambda: suppression.reconfigure(settings, usage, groups)
 
     return LiveStep(("beSuppress",), prepare)
 
@@ -123,8 +123,8 @@ def hooks_step(current: Callable[[], DaemonHooks | None]) -> LiveStep:
 
     def prepare(before: Config, after: Config) -> Commit:
         def change() -> None:
-            if (doing := current()) is not None:  # the same reload may have begun it
-                doing.reconfigure(after.hooks)
+            if (hooks := current()) is not None:  # the same reload may have begun it
+                hooks.reconfigure(after.hooks)
 
         return change
 

@@ -66,13 +66,13 @@ class SocketPath:
                     raise CannotCreateError(f"{self._failed}: the name of its directory is too long")
                 self._bind(bind, beside)
                 beside.chmod(MODE)
-                found = beside.stat()
+                status = beside.stat()
                 self._move(beside)
         except PermissionError as error:
             raise PermissionDeniedError(f"{self._failed}: {error.strerror}") from error
         except OSError as error:
             raise CannotCreateError(f"{self._failed}: {error.strerror}") from error
-        self._identity = found.st_dev, found.st_ino
+        self._identity = status.st_dev, status.st_ino
 
     def _move(self, beside: Path) -> None:
         if self._announced:
@@ -93,8 +93,8 @@ class SocketPath:
     def give_back(self) -> None:
         """Remove the path, if it is still ours."""
         with contextlib.suppress(OSError):
-            found = self._path.stat(follow_symlinks=False)
-            if (found.st_dev, found.st_ino) == self._identity:
+            status = self._path.stat(follow_symlinks=False)
+            if (status.st_dev, status.st_ino) == self._identity:
                 self._path.unlink()
         self._identity = None
 

@@ -63,8 +63,8 @@ def adopt(environ: MutableMapping[str, str]) -> socket.socket | None:
     if pid != str(os.getpid()) or not count_text.isdigit() or not 0 < int(count_text) < 1024:
         return None
     fds = range(FIRST_FD, FIRST_FD + int(count_text))
-    named = [fd for fd, name in zip(fds, names, strict=False) if name == FD_NAME]
-    chosen = named or [fd for fd in fds if len(fds) == 1]
+    candidates = [fd for fd, name in zip(fds, names, strict=False) if name == FD_NAME]
+    chosen = candidates or [fd for fd in fds if len(fds) == 1]
     if len(chosen) != 1:
         raise CannotCreateError(
             f"cannot adopt systemd's sockets: of {len(fds)} handed over, {len(chosen)} are named {FD_NAME}"
@@ -377,7 +377,7 @@ def _beside(path: Path) -> Path:
 
 def _identify(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat(follow_symlinks=False)
+        status = path.stat(follow_symlinks=False)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns  # An inode number alone may be used again.
+    return status.st_dev, status.st_ino, status.st_mtime_ns  # An inode number alone may be used again.

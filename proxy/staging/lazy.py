@@ -74,7 +74,7 @@ class LazyStaging:
     def page(self) -> dict[str, object]:
         """Return how far the plan is applied."""
         state, options = self._executor.state, self._executor.options
-        found, problems = counts(state), {} if self._made is None else self._made.problems()
+        pods, problems = counts(state), {} if self._made is None else self._made.problems()
         existing = {c.pod.key: c.pod.ref for c in state.containers.values()}
         return {
             "mode": state.mode.value,
@@ -83,13 +83,13 @@ class LazyStaging:
             "podsPerStep": options.pods_per_step,
             "stepPeriod": options.step_period,
             "pods": {
-                "enforced": found.applied,
-                "observed": found.observed,
-                "toEnforce": found.to_apply,
-                "toGiveBack": found.to_give_back,
-                "inStep": found.moving,
+                "enforced": pods.applied,
+                "observed": pods.observed,
+                "toEnforce": pods.to_apply,
+                "toGiveBack": pods.to_give_back,
+                "inStep": pods.moving,
             },
-            "observedContainers": found.observed_containers,
+            "observedContainers": pods.observed_containers,
             "problems": [
                 {"pod": existing[key], "reason": why} for key, why in problems.items() if key in existing
             ],

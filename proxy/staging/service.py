@@ -89,7 +89,7 @@ class StagedEnforcement:
         lagging = executor.state.enforcement.lagging
         skip = frozenset(key for key in lagging if not self._retries.due(key, now))
         effects = executor.store.handle(EnforcementStepDue(executor.options.pods_per_step, skip))
-        keys = next((each.keys for each in effects if type(each) is EnforcementStep), ())
+        keys = next((effect.keys for effect in effects if type(effect) is EnforcementStep), ())
         if not keys:
             return ()
         await executor.journal.flush()
@@ -103,23 +103,23 @@ class StagedEnforcement:
             self._not_applied.note(key, _ref(existing, key), why)
         applied = {c.pod.key for c in to_apply} - failed.keys()
         back = [c for c in self._containers(keys) if c.pod.key not in applied]
-        left = await self._give_back(back)
-        executor.store.handle(EnforcementStepDone(frozenset(keys) - left.keys()))
-        for key, why in left.items():
+        failed_to_restore = await self._give_back(back)
+        executor.store.handle(EnforcementStepDone(frozenset(keys) - failed_to_restore.keys()))
+        for key, why in failed_to_restore.items():
             self._not_given_back.note(key, _ref(back, key), why)
         self._forget()
-        given = {c.pod.key for c in back} - left.keys() - failed.keys()
-        self._remember(applied, given)
-        self._report(applied, given)
+        restored = {c.pod.key for c in back} - failed_to_restore.keys() - failed.keys()
+        self._remember(applied, restored)
+        self._report(applied, restored)
         return keys
 
-    def _remember(self, applied: Collection[str], given: Collection[str]) -> None:
+    def _remember(self, applied: Collection[str], restored: Collection[str]) -> None:
         """Note for ``explain`` what is in effect for the containers of pods from now on."""
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._executor.wall_clock()))
         history = self._executor.history
         for container in self._containers(applied):
             history.treated(container.id, f"the plan is applied since {at}", applied=True)
-        for container in self._containers(given):
+        for container in self._containers(restored):
             history.treated(container.id, f"given back at {at}: the pod is only observed", applied=False)
 
     def _containers(self, keys: Collection[str]) -> list[Container]:
@@ -136,13 +136,13 @@ class StagedEnforcement:
         self._not_applied.keep(waiting)
         self._retries.keep(waiting)
 
-    def _report(self, applied: Collection[str], given: Collection[str]) -> None:
-        telemetry, found = self._executor.telemetry, counts(self._executor.state)
+    def _report(self, applied: Collection[str], restored: Collection[str]) -> None:
+        telemetry, pods = self._executor.telemetry, counts(self._executor.state)
         telemetry.count(metrics.PODS_ENFORCED, len(applied))
-        telemetry.count(metrics.PODS_GIVEN_BACK, len(given))
-        if not found.to_apply and not found.to_give_back and not found.moving:
+        telemetry.count(metrics.PODS_GIVEN_BACK, len(restored))
+        if not pods.to_apply and not pods.to_give_back and not pods.moving:
             telemetry.event(
-                "the plan is applied as configured", pods=found.applied, observedPods=found.observed
+                "the plan is applied as configured", pods=pods.applied, observedPods=pods.observed
             )
 
     # -- applying -----------------------------------------------------------------------------------------
@@ -225,13 +225,13 @@ class StagedEnforcement:
         await executor.quotas.once()
         if executor.partitions is not None:
             await executor.partitions.once()
-        updater, left = RuntimeUpdater(executor, self._worker, Progress()), dict[str, str]()
+        updater, remaining = RuntimeUpdater(executor, self._worker, Progress()), dict[str, str]()
         for _ in range(ROUNDS):
-            left = await self._sweep(updater, keys)
-            if not left:
+            remaining = await self._sweep(updater, keys)
+            if not remaining:
                 break
             await asyncio.sleep(PAUSE_S)
-        return left
+        return remaining
 
     async def _sweep(self, updater: RuntimeUpdater, keys: Collection[str]) -> dict[str, str]:
         """Widen and send what is left to do; returns the keys of the pods of which something is left."""
@@ -241,11 +241,11 @@ class StagedEnforcement:
         existing = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
         targets = [(c, target_of(c, state.node.machine, manager)) for c in existing]
         pods = [pod for pod in state.pods.values() if pod.key in keys]
-        given = await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
-        progress.remaining |= given.errors
-        progress.pending = [i for i in given.due if updater.is_due(i, given)]
+        result = await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
+        progress.remaining |= result.errors
+        progress.pending = [i for i in result.due if updater.is_due(i, result)]
         due = set(progress.pending)
-        await updater.all(given, lambda: asyncio.sleep(0))
+        await updater.all(result, lambda: asyncio.sleep(0))
         unsent = due - progress.reported.keys() | {c.id for c in existing if updater.is_in_flight(c)}
         return _remaining(existing, progress.remaining, unsent)
 
@@ -274,9 +274,9 @@ def _remaining(
     """
     ids = {c.id for c in containers}
     shared = [why for key, why in errors.items() if key not in ids]
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for container in containers:
-        own = [errors[container.id]] if container.id in errors else []
-        if own or shared or container.id in unsent:
-            found.setdefault(container.pod.key, []).extend([*own, *shared] or [BUSY])
-    return {key: "; ".join(dict.fromkeys(why)) for key, why in found.items()}
+        own_errors = [errors[container.id]] if container.id in errors else []
+        if own_errors or shared or container.id in unsent:
+            reasons.setdefault(container.pod.key, []).extend([*own_errors, *shared] or [BUSY])
+    return {key: "; ".join(dict.fromkeys(why)) for key, why in reasons.items()}

@@ -36,13 +36,13 @@ def receive(channel: socket.socket, fds: int, expected: str = "") -> tuple[bytes
         UnavailableError: None came, or another one.
     """
     try:
-        data, found, _, _ = socket.recv_fds(channel, _BYTES, fds)
+        data, descriptors, _, _ = socket.recv_fds(channel, _BYTES, fds)
     except TimeoutError as error:
         raise UnavailableError("cannot replace the daemon: no answer in time") from error
     except OSError as error:
         raise UnavailableError(f"cannot replace the daemon: {error.strerror}") from error
     if not data:
         raise UnavailableError("cannot replace the daemon: the other process has ended")
-    if len(found) != fds or (expected and data != expected.encode()):
+    if len(descriptors) != fds or (expected and data != expected.encode()):
         raise UnavailableError(f"cannot replace the daemon: unexpected message {data[:100]!r}")
-    return data, found
+    return data, descriptors

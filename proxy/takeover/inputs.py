@@ -112,7 +112,7 @@ class TakeoverInputs:
     @property
     def owned(self) -> Mapping[tuple[str, str], OwningContainer]:
         """The owners of exclusive CPUs, by uid and name."""
-        return {(each.uid, each.name): each for each in self.owning}
+        return {(owner.uid, owner.name): owner for owner in self.owning}
 
     def ref(self, uid: str, name: str) -> str:
         """Return the name of a container of kubelet's file; with the uid where the pod is unknown."""

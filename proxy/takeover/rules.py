@@ -78,13 +78,13 @@ def _actual_cpus(inputs: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, lis
     """Return the CPUs that containers really have, and those that the file cannot express."""
     held: Entries = {}
     left_out: list[str] = []
-    for each in inputs.owning:
-        cpus = each.cpus & inputs.online
+    for owner in inputs.owning:
+        cpus = owner.cpus & inputs.online
         if not cpus or cpus & reserved:
             why = f"CPUs {cpus & reserved} are reserved by kubelet" if cpus else "none of them is online"
-            left_out.append(f"{each.ref} has CPUs {each.cpus}: {why}")
+            left_out.append(f"{owner.ref} has CPUs {owner.cpus}: {why}")
         else:
-            held.setdefault(each.uid, {})[each.name] = cpus
+            held.setdefault(owner.uid, {})[owner.name] = cpus
     return held, left_out
 
 
@@ -92,9 +92,9 @@ def _add_unknown(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> Non
     """Add what kubelet holds for unknown containers, where it does not overlap with CPUs of other pods."""
     owned: dict[str, CpuSet] = {}
     taken = CpuSet()
-    for each in inputs.owning:
-        owned[each.uid] = owned.get(each.uid, CpuSet()) | each.cpus
-        taken |= each.cpus
+    for owner in inputs.owning:
+        owned[owner.uid] = owned.get(owner.uid, CpuSet()) | owner.cpus
+        taken |= owner.cpus
     spare = inputs.online - taken - reserved
     for uid, names in (inputs.file.held.held if inputs.file.held is not None else {}).items():
         others = taken - owned.get(uid, CpuSet()) | reserved
@@ -108,14 +108,18 @@ def _add_unknown(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> Non
 def _cpus_of_pods(inputs: TakeoverInputs, held: Entries, reserved: CpuSet) -> dict[str, CpuSet]:
     """Keep the CPUs of pods as a whole as they are, where their containers and no others are inside."""
     assert inputs.file.checkpoint is not None
-    found: dict[str, CpuSet] = {}
+    cpus_by_pod: dict[str, CpuSet] = {}
     for uid, cpus in pods_of(inputs.file.checkpoint).items():
-        inside = all(own <= cpus for own in held.get(uid, {}).values())
-        others = [own for key, names in held.items() if key != uid for own in names.values()]
-        apart = all(own.isdisjoint(cpus) for own in (*others, *found.values(), reserved))
+        inside = all(container_cpus <= cpus for container_cpus in held.get(uid, {}).values())
+        others = [
+            container_cpus for key, names in held.items() if key != uid for container_cpus in names.values()
+        ]
+        apart = all(
+            container_cpus.isdisjoint(cpus) for container_cpus in (*others, *cpus_by_pod.values(), reserved)
+        )
         if uid in inputs.pods and inside and apart and cpus and cpus <= inputs.online:
-            found[uid] = cpus
-    return found
+            cpus_by_pod[uid] = cpus
+    return cpus_by_pod
 
 
 class StepRefusedError(TopoproxyError):
@@ -184,9 +188,9 @@ def _sets(inputs: TakeoverInputs) -> Iterator[str]:
             if uid < other and cpus & other_cpus:
                 yield f"kubelet gave CPUs {cpus & other_cpus} to {ref} and to {inputs.ref(other, other_name)}"
         if uid not in inputs.elsewhere:
-            for each in inputs.owning:
-                if each.uid != uid and each.cpus & cpus:
-                    yield f"{each.ref} owns {named_cpus(each.cpus & cpus)} that kubelet gave to {ref}"
+            for owner in inputs.owning:
+                if owner.uid != uid and owner.cpus & cpus:
+                    yield f"{owner.ref} owns {named_cpus(owner.cpus & cpus)} that kubelet gave to {ref}"
         everything |= cpus
     if inputs.shareable <= everything:
         yield "kubelet has assigned all CPUs: the shared pool would be empty"
@@ -194,13 +198,13 @@ def _sets(inputs: TakeoverInputs) -> Iterator[str]:
 
 def remaining_allocations(record: TakeoverRecord, inputs: TakeoverInputs) -> tuple[OwningContainer, ...]:
     """List the allocations of the start whose pod still exists."""
-    found = []
+    remaining = []
     for uid, names in record.old.items():
         for name, cpus in names.items():
             if uid in inputs.pods:
                 owned = inputs.owned.get((uid, name))
-                found.append(owned or OwningContainer(uid, name, inputs.ref(uid, name), cpus))
-    return tuple(sorted(found, key=lambda each: each.ref))
+                remaining.append(owned or OwningContainer(uid, name, inputs.ref(uid, name), cpus))
+    return tuple(sorted(remaining, key=lambda allocation: allocation.ref))
 
 
 def start(record: TakeoverRecord, inputs: TakeoverInputs, now: float) -> StepOutcome:
@@ -322,7 +326,7 @@ def _may_write(inputs: TakeoverInputs, what: str, *, force: bool) -> None:
 
 def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
     message = "not in kubelet's file, which cannot express it (the container keeps its CPUs)"
-    return tuple(f"{message}: {each}" for each in left_out)
+    return tuple(f"{message}: {container}" for container in left_out)
 
 
 def settings(inputs: TakeoverInputs, target: str) -> tuple[str, ...]:

@@ -63,7 +63,10 @@ def status_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, obj
         **head(record, inputs),
         "conflicts": list(against),
         "old": sum(len(names) for names in record.old.values()),
-        "left": [{"container": each.ref, "pod_uid": each.uid, "cpus": str(each.cpus)} for each in remaining],
+        "left": [
+            {"container": allocation.ref, "pod_uid": allocation.uid, "cpus": str(allocation.cpus)}
+            for allocation in remaining
+        ],
         "notes": notes(record, inputs),
         "next": next_steps(record, inputs),
     }

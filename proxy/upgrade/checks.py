@@ -67,7 +67,7 @@ def _configuration(facts: UpgradeFacts) -> Finding:
 
 
 def _keys(facts: UpgradeFacts) -> Finding:
-    before, after = (_part(each, "defaults") for each in (facts.running, facts.installed))
+    before, after = (_part(part, "defaults") for part in (facts.running, facts.installed))
     if not before:
         return Finding("configuration-keys", SKIP, "the running version does not report its keys")
     gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
@@ -83,7 +83,7 @@ def _keys(facts: UpgradeFacts) -> Finding:
 
 
 def _values(facts: UpgradeFacts) -> Finding:
-    before, after = (_part(each, "effective") for each in (facts.running, facts.installed))
+    before, after = (_part(part, "effective") for part in (facts.running, facts.installed))
     if not before or facts.refused:
         return Finding("configuration-values", SKIP, "the values cannot be compared")
     changed = [

@@ -43,8 +43,8 @@ def gather(
             running = as_map(query_admin(config.admin_path, "/interface", timeout))
         except TopoproxyError as error:
             running, silent = {}, str(error)
-    found = survey(config.hooks)
-    hooks = [f"{c.path}: {why}" for c in found.candidates.values() if (why := c.distrust or c.cause)]
+    hook_files = survey(config.hooks)
+    hooks = [f"{c.path}: {why}" for c in hook_files.candidates.values() if (why := c.distrust or c.cause)]
     return UpgradeFacts(
         running, silent, interface(config), refused, _ledger(config), hooks, _units(directories)
     )

@@ -80,5 +80,5 @@ class GrpcChannel:
 def details_of(error: Any) -> str:
     """Return the details of a gRPC error in one line: those of runc come with line ends."""
     text = " ".join((error.details() or "no reason given").split())
-    found = _UNCONNECTED.match(text)
-    return found[1] if found else text
+    match = _UNCONNECTED.match(text)
+    return match[1] if match else text

@@ -80,13 +80,13 @@ class Keys:
         return {text(entry.key): text(entry.value) for entry in read if entry is not None}
 
     def _found(self, entries: Sequence[bytes]) -> dict[str, str]:
-        found: dict[str, str] = {}
+        wanted: dict[str, str] = {}
         for raw in entries:
             if any(mark in raw for mark in self._marks):
                 entry = entry_of(raw)
                 if entry is not None and entry.key in self._keys:
-                    found[entry.key.decode()] = text(entry.value)
-        return found
+                    wanted[entry.key.decode()] = text(entry.value)
+        return wanted
 
 
 def entry_of(raw: bytes) -> pb.Entry | None:
@@ -99,11 +99,11 @@ def entry_of(raw: bytes) -> pb.Entry | None:
 
 def varint(number: int) -> bytes:
     """Encode a number that is not negative."""
-    found = b""
+    encoded = b""
     while number > 0x7F:
-        found += bytes((number & 0x7F | 0x80,))
+        encoded += bytes((number & 0x7F | 0x80,))
         number >>= 7
-    return found + bytes((number,))
+    return encoded + bytes((number,))
 
 
 def field(number: int, payload: bytes) -> bytes:
@@ -145,18 +145,18 @@ def read(kind: type[_M], raw: bytes) -> _M:
         return kind.FromString(_sanitized(kind.DESCRIPTOR, raw, [MOST]))
 
 
-def _sanitized(kind: Any, raw: bytes, left: list[int]) -> bytes:
+def _sanitized(kind: Any, raw: bytes, budget: list[int]) -> bytes:
     """Return a message with its declared fields alone, and with strings that are UTF-8.
 
     Args:
         kind: Its descriptor.
         raw: Its bytes.
-        left: One number: how many more fields may be walked.
+        budget: One number: how many more fields may be walked.
     """
     pieces: list[bytes] = []
     for start, number, wire, payload, end in _fields(raw):
-        left[0] -= 1
-        if left[0] < 0:
+        budget[0] -= 1
+        if budget[0] < 0:
             raise TooManyFieldsError(f"strings are not UTF-8 in a message of more than {MOST} fields")
         field = kind.fields_by_number.get(number)
         if field is None:
@@ -166,7 +166,7 @@ def _sanitized(kind: Any, raw: bytes, left: list[int]) -> bytes:
             continue
         content = raw[payload:end]
         if field.type == FieldDescriptor.TYPE_MESSAGE:
-            content = _sanitized(field.message_type, content, left)
+            content = _sanitized(field.message_type, content, budget)
         elif field.type == FieldDescriptor.TYPE_STRING:
             content = text(content).encode()
         pieces.append(varint(number << 3 | _BYTES) + varint(len(content)) + content)

@@ -59,16 +59,16 @@ class CgroupUsage:
         """Read the counters; see ``proxy.executor.kernel_ports.UsageSource.read``."""
         at = time.monotonic_ns()
         node = self._node()
-        found: dict[str, Mapping[str, int]] = {}
+        usage: dict[str, Mapping[str, int]] = {}
         seen: set[str] = set()
         for key, group in groups.items():
-            reported = self._group(group)
-            if reported:
-                found[key] = reported
-                seen |= reported.keys()
+            counters = self._group(group)
+            if counters:
+                usage[key] = counters
+                seen |= counters.keys()
         for path in [path for path in self._open if path not in seen and path]:
             self._close(path)
-        return UsageReading(at, node, found)
+        return UsageReading(at, node, usage)
 
     def best_effort(self, parents: Iterable[str]) -> str:
         """Find the group above BestEffort pods.
@@ -108,14 +108,14 @@ class CgroupUsage:
         if path:
             used = self._counter(path)
             return {} if used is None else {path: used}
-        found: dict[str, int] = {}
+        usage: dict[str, int] = {}
         for container in group.containers:
             for candidate in group_names.candidates(group.parent, container):
                 used = self._counter(candidate)
                 if used is not None:
-                    found[candidate] = used
+                    usage[candidate] = used
                     break
-        return found
+        return usage
 
     def _counter(self, path: str) -> int | None:
         """Read one counter, in nanoseconds; None where the group is gone.

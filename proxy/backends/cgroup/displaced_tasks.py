@@ -48,8 +48,8 @@ class KernelDisplaced:
         while True:
             moved = 0
             for _ in range(ROUNDS):
-                found = [pid for pid in _processes(above) if self._is_of(pid, name)]
-                for pid in found:
+                displaced = [pid for pid in _processes(above) if self._is_of(pid, name)]
+                for pid in displaced:
                     try:
                         files.write(path, TASKS, pid)
                     except PermissionError:
@@ -57,7 +57,7 @@ class KernelDisplaced:
                     except OSError:
                         continue  # it has ended, or the group is gone or still empty
                     moved += 1
-                if not found:
+                if not displaced:
                     break
             if moved or above == self._root:
                 return moved

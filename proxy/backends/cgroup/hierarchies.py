@@ -73,19 +73,19 @@ def _mount(line: str) -> HierarchyMount | None:
 
 
 def _plain(text: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), text)
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def mounted_v1(mounts: Iterable[HierarchyMount], controller: str) -> Iterator[Path]:
     """Return the mount points of the v1 hierarchy of a controller; one that shows all of it comes first."""
-    found = [m for m in mounts if m.version == 1 and controller in m.controllers]
-    return (m.point for m in sorted(found, key=lambda m: m.root.strip("/") != ""))
+    candidates = [m for m in mounts if m.version == 1 and controller in m.controllers]
+    return (m.point for m in sorted(candidates, key=lambda m: m.root.strip("/") != ""))
 
 
 def mounted_v2(mounts: Iterable[HierarchyMount]) -> Iterator[Path]:
     """Return the mount points of v2; one that shows all of it comes first."""
-    found = [m for m in mounts if m.version == 2]
-    return (m.point for m in sorted(found, key=lambda m: m.root.strip("/") != ""))
+    candidates = [m for m in mounts if m.version == 2]
+    return (m.point for m in sorted(candidates, key=lambda m: m.root.strip("/") != ""))
 
 
 def group_line(text: str, version: int) -> str | None:
@@ -103,8 +103,8 @@ def group_line(text: str, version: int) -> str | None:
         controllers, colon, path = rest.partition(":")
         if not colon or not path.startswith("/"):
             continue
-        reported = number == "0" and not controllers if version == 2 else "cpuset" in controllers.split(",")
-        if reported:
+        is_wanted = number == "0" and not controllers if version == 2 else "cpuset" in controllers.split(",")
+        if is_wanted:
             return None if path.endswith(_DELETED) else path
     return None
 
@@ -164,8 +164,8 @@ def read_mounts(procfs: Path) -> list[HierarchyMount]:
 def elsewhere(root: Path, procfs: Path) -> list[HierarchyMount]:
     """Return the mounts that may be used in place of what is missing below ``cgroupRoot``."""
     mounts = read_mounts(procfs)
-    own = root == USUAL or any(m.point == root or root in m.point.parents for m in mounts)
-    return mounts if own else []
+    is_of_machine = root == USUAL or any(m.point == root or root in m.point.parents for m in mounts)
+    return mounts if is_of_machine else []
 
 
 def has(point: Path, controller: str) -> bool:
@@ -196,5 +196,5 @@ def mounted(
 
 def root_of(mounts: list[HierarchyMount], point: Path) -> str:
     """Return the group that is seen at a mount point; ``/`` where that is not a mount point."""
-    found = [m.root for m in mounts if m.point == point]
-    return found[-1] if found else "/"  # the last mount hides those before it
+    roots = [m.root for m in mounts if m.point == point]
+    return roots[-1] if roots else "/"  # the last mount hides those before it

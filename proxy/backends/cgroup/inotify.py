@@ -95,12 +95,12 @@ class InotifyWrites:
         written: set[str] = set()
         while True:
             try:
-                reported = os.read(self._fd, _READ_BYTES)
+                data = os.read(self._fd, _READ_BYTES)
             except BlockingIOError:
                 return written
             at = 0
-            while at < len(reported):
-                watch, mask, _, length = _EVENT.unpack_from(reported, at)
+            while at < len(data):
+                watch, mask, _, length = _EVENT.unpack_from(data, at)
                 at += _EVENT.size + length
                 if mask & _OVERFLOW:
                     return None

@@ -89,20 +89,20 @@ class Locator:
             text = (self._procfs / str(pid) / "cgroup").read_text(errors="surrogateescape")
         except OSError as error:
             return "", f"its first process {pid} cannot be read ({error.strerror})"
-        reported = group_line(text, self._groups.version)
-        if reported is None:
+        group = group_line(text, self._groups.version)
+        if group is None:
             return "", f"its first process {pid} is in no group of the cpuset controller"
-        parts = reported.split("/")
-        own = next((i for i, part in enumerate(parts) if group_names.holds_id(part, container_id)), None)
-        if own is None:
-            return "", f"its first process {pid} is in {reported}, which is not its own (a virtual machine?)"
-        reported = "/".join(parts[: own + 1])
-        place = below(reported, root_of(read_mounts(self._mounts), self._groups.root))
+        parts = group.split("/")
+        depth = next((i for i, part in enumerate(parts) if group_names.holds_id(part, container_id)), None)
+        if depth is None:
+            return "", f"its first process {pid} is in {group}, which is not its own (a virtual machine?)"
+        group = "/".join(parts[: depth + 1])
+        place = below(group, root_of(read_mounts(self._mounts), self._groups.root))
         path = self._spelled(place) if place is not None else ""
         if not path:
             return (
                 "",
-                f"its first process {pid} is in {reported}, which is not seen below {self._groups.root}",
+                f"its first process {pid} is in {group}, which is not seen below {self._groups.root}",
             )
         return path, ""
 
@@ -112,7 +112,7 @@ class Locator:
             return ""
         if not place.hidden:
             return place.path if self._groups.is_group(place.path) else ""
-        found: list[str] = []
+        paths: list[str] = []
         todo = deque([("", 0)])
         for _ in range(_LIMIT):
             if not todo:
@@ -120,7 +120,7 @@ class Locator:
             at, depth = todo.popleft()
             if depth == place.hidden:
                 whole = f"{at}/{place.path}"
-                found += [whole] if self._groups.is_group(whole) else []
+                paths += [whole] if self._groups.is_group(whole) else []
                 continue
             todo += [(f"{at}/{name}" if at else name, depth + 1) for name in self._groups.children(at)]
-        return found[0] if len(found) == 1 else ""
+        return paths[0] if len(paths) == 1 else ""

@@ -70,14 +70,14 @@ def _cut(line: str) -> tuple[str, str, str]:
 
 
 def _huge(text: str) -> dict[int, int]:
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     lines = text.splitlines()
     below = any(line.startswith("hierarchical_total=") for line in lines)
     for line in lines:
         if line.startswith("hierarchical_total=" if below else "total="):
             for node, size in by_node(line).items():
-                found[node] = found.get(node, 0) + size
-    return found
+                sizes[node] = sizes.get(node, 0) + size
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,14 @@ class KernelMemory:
         return parse_use(text, self.version, self._huge_text(path))
 
     def _huge_text(self, path: str) -> str:
-        found = []
+        lines = []
         if self.huge is not None:
             for file in sorted((self.huge / path).glob("hugetlb.*.numa_stat")):
                 try:
-                    found.append(read_whole(file))
+                    lines.append(read_whole(file))
                 except OSError:
                     continue  # gone with its group
-        return "\n".join(found)
+        return "\n".join(lines)
 
     def learn(self, container_id: str, path: str, parent: str = "") -> None:
         """Remember where a container's group is; see ``proxy.backends.cgroup.locator``."""

@@ -146,16 +146,16 @@ def follow(lists: NestedLists, path: str, before: IdSet, value: IdSet) -> None:
     A group that refuses is left: nothing depends on it.
     """
     level = [path]
-    left = GROUPS
+    budget = GROUPS
     for _ in range(DEPTH):
-        found: list[str] = []
+        widened: list[str] = []
         for above in level:
             for child in lists.children(above):
-                left -= 1
+                budget -= 1
                 with contextlib.suppress(CgroupError):
-                    if left >= 0 and lists.held(child) == before:
+                    if budget >= 0 and lists.held(child) == before:
                         lists.put(child, value)
-                        found.append(child)
-        if not found:
+                        widened.append(child)
+        if not widened:
             return
-        level = found
+        level = widened

@@ -83,18 +83,18 @@ class KernelPartitions:
             if error.errno == errno.ENOENT and self._files.is_group(path):
                 error = OSError(errno.EOPNOTSUPP, "")  # a kernel before 5.0, or no cpuset controller here
             raise self._error("read the partition of", path, error) from None
-        found = _STATE.fullmatch(text)
-        if found is None:
+        match = _STATE.fullmatch(text)
+        if match is None:
             return PartitionState(text, valid=False, reason=f"the kernel calls it {text!r}")
-        kind, why = found["kind"], found["why"] or ""
-        return PartitionState(kind, valid=kind != MEMBER and not found["bad"], reason=why)
+        kind, why = match["kind"], match["why"] or ""
+        return PartitionState(kind, valid=kind != MEMBER and not match["bad"], reason=why)
 
     def exclusive_added(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
         """Return what a partition adds to exclusive sets of groups; see ``Partitions.exclusive_added``."""
         if self._held(path, EXCLUSIVE) is None:
             return {}
-        found = {above: cpus - (self._held(above, EXCLUSIVE) or CpuSet()) for above in _above(path)}
-        return {above: missing for above, missing in found.items() if missing}
+        added = {above: cpus - (self._held(above, EXCLUSIVE) or CpuSet()) for above in _above(path)}
+        return {above: missing for above, missing in added.items() if missing}
 
     def isolated(self) -> CpuSet | None:
         """Return all CPUs of isolated partitions (Linux 6.7); None where the kernel does not report them."""

@@ -44,10 +44,10 @@ class GroupFinder:
             if self._files.is_group(known):
                 return known
             self._found.pop(container_id, None)
-        found = self._search(parent, container_id)
-        if found is not None:
-            self.learn(container_id, found, parent)
-        return found
+        group = self._search(parent, container_id)
+        if group is not None:
+            self.learn(container_id, group, parent)
+        return group
 
     def group(self, path: str) -> str | None:
         """Return a group by its name: where that says, or where names have been found to begin."""

@@ -60,11 +60,11 @@ def survey(groups: KernelCgroups) -> dict[str, CpusetValue]:
         CgroupError: A group cannot be read.
     """
     files = CpusetV1 if groups.version == 1 else CpusetV2
-    found: dict[str, CpusetValue] = {}
+    cpusets: dict[str, CpusetValue] = {}
     for path in _walk(groups):
         group = files(SurveyedGroup(groups.root / path))
         try:
-            found[path] = CpusetValue(
+            cpusets[path] = CpusetValue(
                 CpuSet(group.cpus),
                 Mask(group.mems),
                 CpuSet(group.effective_cpus),
@@ -75,7 +75,7 @@ def survey(groups: KernelCgroups) -> dict[str, CpusetValue]:
         except (OSError, ValueError) as error:
             if getattr(error, "errno", None) != errno.ENODEV:
                 raise CgroupError(f"cannot read the cpuset of cgroup /{path}: {error}") from None
-    return dict(sorted(found.items()))
+    return dict(sorted(cpusets.items()))
 
 
 def _walk(groups: KernelCgroups) -> Iterator[str]:

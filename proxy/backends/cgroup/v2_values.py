@@ -40,13 +40,13 @@ def cpu_usage(text: str) -> int:
 
 
 def _figures(text: str, file: str, names: Iterable[str]) -> dict[str, int]:
-    reported: Mapping[str, str] = dict(pair for line in text.splitlines() if len(pair := line.split()) == 2)
-    found = {}
+    texts: Mapping[str, str] = dict(pair for line in text.splitlines() if len(pair := line.split()) == 2)
+    figures = {}
     for name in names:
-        if name not in reported:
+        if name not in texts:
             raise CgroupError(f"cannot read {file}: it has no {name}")
-        found[name] = _whole(reported[name], file)
-    return found
+        figures[name] = _whole(texts[name], file)
+    return figures
 
 
 def _whole(text: str, file: str) -> int:

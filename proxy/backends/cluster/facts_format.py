@@ -188,26 +188,26 @@ def decode_facts(data: bytes, kind: FactsKind) -> ClusterFacts:
         ValueError: They are no facts, of another version, or of another kind.
     """
     try:
-        found = _DECODER.decode(data)
+        facts = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not a file of the cluster agent: {error}") from None
-    if found.schema != SCHEMA:
-        raise ValueError(f"its schema is {found.schema!r:.60}, and this version reads {SCHEMA}")
-    if found.kind is not kind:
-        raise ValueError(f"it has {found.kind}, not {kind}")
-    if kind is FactsKind.NODE and len(found.items) != 1:
-        raise ValueError(f"it has {len(found.items)} Node objects, not one")
-    return found
+    if facts.schema != SCHEMA:
+        raise ValueError(f"its schema is {facts.schema!r:.60}, and this version reads {SCHEMA}")
+    if facts.kind is not kind:
+        raise ValueError(f"it has {facts.kind}, not {kind}")
+    if kind is FactsKind.NODE and len(facts.items) != 1:
+        raise ValueError(f"it has {len(facts.items)} Node objects, not one")
+    return facts
 
 
 def namespace_labels(facts: ClusterFacts) -> dict[str, Mapping[str, str]]:
     """Return the labels of each namespace; a namespace without a readable name is left out."""
-    found: dict[str, Mapping[str, str]] = {}
+    labels_by_namespace: dict[str, Mapping[str, str]] = {}
     for item in facts.items:
         metadata = item.get("metadata") if isinstance(item, dict) else None
         name = metadata.get("name") if isinstance(metadata, dict) else None
         if isinstance(metadata, dict) and isinstance(name, str) and name:
             labels = metadata.get("labels")
             pairs = labels.items() if isinstance(labels, dict) else ()
-            found[name] = {key: value for key, value in pairs if isinstance(value, str)}
-    return found
+            labels_by_namespace[name] = {key: value for key, value in pairs if isinstance(value, str)}
+    return labels_by_namespace

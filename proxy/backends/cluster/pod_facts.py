@@ -67,15 +67,15 @@ class PodFactSources:
         if not uid:
             return None
         index = self._pods.read()
-        found = self._found(index or {}, uid, namespace, name)
-        if found is not None and self._pods.is_current:
-            return found, SOURCE
+        requests = self._found(index or {}, uid, namespace, name)
+        if requests is not None and self._pods.is_current:
+            return requests, SOURCE
         kubelet = self._kubelet
         answer = (
             kubelet.pod_requests(uid, namespace, name) if kubelet is not None and kubelet.knows_pods else None
         )
-        if answer is None and found is not None:
-            return found, f"{SOURCE} (not confirmed since)"
+        if answer is None and requests is not None:
+            return requests, f"{SOURCE} (not confirmed since)"
         return answer
 
     def _found(self, index: PodIndex, uid: str, namespace: str, name: str) -> PodRequests | None:

@@ -205,7 +205,7 @@ class PluginEndpoint:
         limit = min(self._timeout(), PREFERENCE_S)
         try:
             content = await self._call("GetPreferredAllocation", request, limit)
-            found = messages.read_preference(content, available, size)
+            preference = messages.read_preference(content, available, size)
         except (PluginCallError, PluginAnswerError) as error:
             self._preferences.failed("", self._loop.time())
             self._telemetry.problem(
@@ -213,7 +213,7 @@ class PluginEndpoint:
             )
             return ()
         self._preferences.succeeded("")
-        return found
+        return preference
 
     async def allocate(self, ids: tuple[str, ...]) -> AllocateAnswer:
         """Ask what a container needs to use devices.

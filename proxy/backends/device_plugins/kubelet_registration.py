@@ -79,10 +79,10 @@ class KubeletRegistration:
     def identity(self) -> tuple[int, int, int] | None:
         """Return what distinguishes kubelet's socket from that of its next start; None without a socket."""
         try:
-            found = os.lstat(self._directory / SOCKET_NAME)
+            status = os.lstat(self._directory / SOCKET_NAME)
         except OSError:
             return None
-        return found.st_dev, found.st_ino, found.st_mtime_ns
+        return status.st_dev, status.st_ino, status.st_mtime_ns
 
     def close(self) -> None:
         """End calls under way; those after that fail."""

@@ -49,15 +49,15 @@ def read_devices(content: bytes) -> dict[str, RegisteredDevice]:
     listed = _decoded(pb.ListAndWatchResponse, content).devices
     if len(listed) > DEVICES_LIMIT:
         raise PluginAnswerError(f"it lists {len(listed)} devices (the most is {DEVICES_LIMIT})")
-    found: dict[str, RegisteredDevice] = {}
-    for each in listed:
-        name = each.ID
+    devices: dict[str, RegisteredDevice] = {}
+    for entry in listed:
+        name = entry.ID
         if not 0 < len(name) <= ID_LIMIT:
             raise PluginAnswerError(f"it lists a device whose id has {len(name)} characters")
-        device = RegisteredDevice(name, _nodes(each), each.health == _HEALTHY)
-        if found.setdefault(name, device) != device:
+        device = RegisteredDevice(name, _nodes(entry), entry.health == _HEALTHY)
+        if devices.setdefault(name, device) != device:
             raise PluginAnswerError(f"it lists the device {quoted(name)} twice, with different values")
-    return found
+    return devices
 
 
 def _nodes(device: pb.Device) -> Mask | None:

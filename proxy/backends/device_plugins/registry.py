@@ -217,8 +217,8 @@ class DevicePluginRegistry:
     def _report(self, managed: ManagedResource, devices: Mapping[str, RegisteredDevice] | None) -> None:
         resource = managed.endpoint.resource
         # The resource may be from an earlier run of the daemon: nothing was reported in this one.
-        left = devices is None and resource in self._context.state.devices.registered
-        if devices != managed.reported or left:
+        is_withdrawn = devices is None and resource in self._context.state.devices.registered
+        if devices != managed.reported or is_withdrawn:
             managed.reported = devices
             self._context.telemetry.count(metrics.DEVICE_CHANGES)
             self._context.store.handle(DevicesChanged(resource, devices))

@@ -115,11 +115,11 @@ def fnv1a_of(fields: Mapping[str, Any], version: int) -> int:
 
 def _verify(written: str, policy: str, default: CpuSet, held: Held, version: int) -> None:
     """Parse the text that was made: a text that does not read back as intended is never written."""
-    found = read_cpu(written)
-    cpus = held_cpus(found)
+    checkpoint = read_cpu(written)
+    cpus = held_cpus(checkpoint)
     expected = {uid: dict(names) for uid, names in held.items() if names}
     got = {uid: dict(names) for uid, names in cpus.held.items()}
-    if (found.policy, found.version, cpus.default, got) != (policy, version, default, expected):
+    if (checkpoint.policy, checkpoint.version, cpus.default, got) != (policy, version, default, expected):
         raise CheckpointError(f"cannot write kubelet's {NAME}: it does not read back as it was meant")
 
 

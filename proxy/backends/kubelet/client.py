@@ -74,10 +74,10 @@ class PodsApi:
             if error.code == GrpcStatus.NOT_FOUND:
                 return None
             raise
-        reported = answer.pod.metadata
-        if uid not in (reported.uid, reported.annotations.get(CONFIG_HASH)):
+        metadata = answer.pod.metadata
+        if uid not in (metadata.uid, metadata.annotations.get(CONFIG_HASH)):
             raise KubeletError(f"cannot query kubelet for a pod at {self._channel.path}: it gave another one")
-        return pod_spec(_plain(answer.pod), f"{reported.namespace}/{reported.name}", listed=True)
+        return pod_spec(_plain(answer.pod), f"{metadata.namespace}/{metadata.name}", listed=True)
 
 
 def _plain(pod: pb.Pod) -> dict[str, Any]:
@@ -231,12 +231,12 @@ class SourceErrorLog:
     def add(self, source: str, cause: str) -> None:
         """Report a cause if it is new."""
         with self._lock:
-            reported = self._reported.setdefault(source, set())
-            if cause in reported:
+            known_causes = self._reported.setdefault(source, set())
+            if cause in known_causes:
                 return
-            if len(reported) >= _MOST_CAUSES:  # causes that name pods would fill the memory
-                reported.clear()
-            reported.add(cause)
+            if len(known_causes) >= _MOST_CAUSES:  # causes that name pods would fill the memory
+                known_causes.clear()
+            known_causes.add(cause)
         self._report_problem("cannot use a source of kubelet", source=source, reason=cause)
 
     def clear(self, source: str) -> None:

@@ -115,20 +115,23 @@ class KubeletSettingsReport(Struct, frozen=True):
 
 
 def manager_state(
-    reported: KubeletSettingsReport, seen: StateFileContents, path: str, topology: Callable[[], CpuTopology]
+    report: KubeletSettingsReport,
+    state_file: StateFileContents,
+    path: str,
+    topology: Callable[[], CpuTopology],
 ) -> CpuManager:
     """Return the state of kubelet's CPU manager.
 
     Args:
-        reported: Its settings.
-        seen: Its state file.
+        report: Its settings.
+        state_file: Its state file.
         path: Where that file is.
         topology: Returns the machine, for reserves that are given as an amount.
     """
-    settings, checkpoint = reported.settings, seen.checkpoint
+    settings, checkpoint = report.settings, state_file.checkpoint
     written = checkpoint.policy if checkpoint else ""
-    values, sources, problems = _values(reported)
-    problems += [seen.problem] if seen.problem else []
+    values, sources, problems = _values(report)
+    problems += [state_file.problem] if state_file.problem else []
     policy = values.get("policy", written)
     if checkpoint is not None and settings is None:
         sources["policy"] = path
@@ -137,9 +140,9 @@ def manager_state(
             f"kubelet's CPU manager has policy {policy} by {sources['policy']},"
             f" but {path} was written under policy {written or '?'}"
         )
-    reserved, sources["reserved"], fault = _reserved(reported, policy, topology)
+    reserved, sources["reserved"], fault = _reserved(report, policy, topology)
     default, held, other = CpuSet(), _NO_PODS, ""
-    if checkpoint is not None and written == STATIC and not (reported.live and policy != STATIC):
+    if checkpoint is not None and written == STATIC and not (report.live and policy != STATIC):
         default, held, other = _held(checkpoint, path)
         sources["default"] = sources["held"] = "" if other else path
     return CpuManager(
@@ -155,36 +158,36 @@ def manager_state(
     )
 
 
-def _values(reported: KubeletSettingsReport) -> tuple[dict[str, str], dict[str, str], list[str]]:
+def _values(report: KubeletSettingsReport) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return settings that have a default, where settings came from, and what is wrong with them."""
-    settings, problems = reported.settings, [*reported.problems]
+    settings, problems = report.settings, [*report.problems]
     if settings is None:
         return {}, {}, problems
-    values, sources = {}, {"options": reported.source if settings.options is not None else ""}
+    values, sources = {}, {"options": report.source if settings.options is not None else ""}
     for name, default in _DEFAULTS.items():
         value = getattr(settings, name)
         values[name] = value or default
-        sources[name] = reported.source if value else f"kubelet's default, {reported.source} does not set it"
+        sources[name] = report.source if value else f"kubelet's default, {report.source} does not set it"
     return (
         values,
         sources,
-        [*problems, *(f"cannot use what {reported.source} says of {w}" for w in settings.problems)],
+        [*problems, *(f"cannot use what {report.source} says of {w}" for w in settings.problems)],
     )
 
 
 def _reserved(
-    reported: KubeletSettingsReport, policy: str, topology: Callable[[], CpuTopology]
+    report: KubeletSettingsReport, policy: str, topology: Callable[[], CpuTopology]
 ) -> tuple[CpuSet, str, str]:
     """Return the CPUs that are kept back, where they came from, and what is wrong.
 
     Only policy ``static`` turns an amount into CPUs, as its allocator would choose them (kubernetes v1.36
     pkg/kubelet/cm/cpumanager/policy_static.go, NewStaticPolicy).
     """
-    settings = reported.settings
+    settings = report.settings
     if settings is None:
         return CpuSet(), "", ""
     if settings.reserved is not None:
-        return settings.reserved, reported.source, ""
+        return settings.reserved, report.source, ""
     if not settings.reserved_milli or policy != STATIC:
         return CpuSet(), "", ""
     amount = -(-settings.reserved_milli // 1000)
@@ -196,7 +199,7 @@ def _reserved(
         cpus = CpuPolicy.of(topology(), options, None, amount).reserved
     except CpuStateError as error:
         return CpuSet(), "", f"cannot determine which {amount} CPUs kubelet keeps back: {error}"
-    return cpus, f"{reported.source}, {amount} of them, as kubelet chooses", ""
+    return cpus, f"{report.source}, {amount} of them, as kubelet chooses", ""
 
 
 def _held(checkpoint: Checkpoint, path: str) -> tuple[CpuSet, Held, str]:
@@ -207,17 +210,17 @@ def _held(checkpoint: Checkpoint, path: str) -> tuple[CpuSet, Held, str]:
     if checkpoint.version == 1 and checkpoint.fields.get("entries"):
         return CpuSet(), {}, f"cannot use {path}: it is of a kubelet before 1.18, and names no pods"
     try:
-        found, pods = held_cpus(checkpoint), pods_of(checkpoint)
+        assignments, pods = held_cpus(checkpoint), pods_of(checkpoint)
     except CheckpointError as error:
         return CpuSet(), {}, f"cannot use {path}: {error}"
-    held = {uid: {n: c for n, c in names.items() if c} for uid, names in found.held.items()}
+    held = {uid: {n: c for n, c in names.items() if c} for uid, names in assignments.held.items()}
     for uid, cpus in pods.items():
         rest = cpus
-        for each in held.get(uid, {}).values():
-            rest -= each
+        for container_cpus in held.get(uid, {}).values():
+            rest -= container_cpus
         if rest:
             held.setdefault(uid, {})[REST] = rest
-    return found.default, {uid: names for uid, names in held.items() if names}, ""
+    return assignments.default, {uid: names for uid, names in held.items() if names}, ""
 
 
 class KubeletCpuManagerReader:
@@ -265,22 +268,22 @@ class KubeletCpuManagerReader:
         if self._settings.configz and now >= self._good_until and self._hung.due(CONFIGZ, now):
             self._query()
         problems = (self._silence,) if self._silence else ()
-        reported = KubeletSettingsReport(self._live, CONFIGZ, problems, live=True)
+        report = KubeletSettingsReport(self._live, CONFIGZ, problems, live=True)
         if self._live is None:
             try:
-                reported = KubeletSettingsReport(self._file.read(), self._file.path, problems)
+                report = KubeletSettingsReport(self._file.read(), self._file.path, problems)
             except KubeletError as error:
-                reported = KubeletSettingsReport(None, "", (*problems, str(error)))
-        if reported != self._reported:
-            self._reported = reported
+                report = KubeletSettingsReport(None, "", (*problems, str(error)))
+        if report != self._reported:
+            self._reported = report
 
     def read(self) -> CpuManager:
         """Look at the state file and give what is known; see ``proxy.executor.ports.KubeletCpuManager``."""
-        reported, seen = self._reported, self._state.read()
-        if self._made_of is None or self._made_of[0] is not reported or self._made_of[1] is not seen:
-            self._manager = manager_state(reported, seen, self._state.path, self._topology)
-            self._made_of = (reported, seen)
-            if reported.settings and seen.checkpoint and seen.checkpoint.policy != reported.settings.policy:
+        report, seen = self._reported, self._state.read()
+        if self._made_of is None or self._made_of[0] is not report or self._made_of[1] is not seen:
+            self._manager = manager_state(report, seen, self._state.path, self._topology)
+            self._made_of = (report, seen)
+            if report.settings and seen.checkpoint and seen.checkpoint.policy != report.settings.policy:
                 self._good_until = float("-inf")  # it may have been started with another policy
         return self._manager
 

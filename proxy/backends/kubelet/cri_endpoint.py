@@ -197,12 +197,12 @@ def _drop_ins(directory: Path) -> Iterator[Path]:
 def _key(path: Path) -> Span | None:
     """Return where a file's ``containerRuntimeEndpoint`` is; None where it has none."""
     whole = read_span(path)
-    found = None
+    value = None
     for match in _KEY.finditer(whole.text if whole else ""):
         assert whole is not None
         group = next(number for number in (1, 2, 3) if match[number] is not None)
-        found = whole.part(*match.span(group))
-    return found
+        value = whole.part(*match.span(group))
+    return value
 
 
 def running_flags(procfs: Path) -> Mapping[str, str] | None:

@@ -75,20 +75,20 @@ class KubeletDevicesReader:
         """
         try:
             content, _ = read_small(self._path, LARGEST)
-            found = read_device_checkpoint(content.decode("utf-8", "replace"))
+            checkpoint = read_device_checkpoint(content.decode("utf-8", "replace"))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TopoproxyError) as error:
             raise self._unknown(resource, error) from None
-        for reason in found.unread:
+        for reason in checkpoint.unread:
             self._telemetry.problem(PROBLEM, path=self._path, err=reason)
-        if not found.whole:
+        if not checkpoint.whole:
             self._telemetry.problem(
                 "took devices over from a checkpoint whose checksum does not match", path=self._path
             )
-        if not found.unread_resources.isdisjoint((resource, "")):
+        if not checkpoint.unread_resources.isdisjoint((resource, "")):
             raise self._unknown(resource, "an entry cannot be read")
-        return found.pods
+        return checkpoint.pods
 
     def _unknown(self, resource: str, cause: object) -> DevicePluginError:
         self._telemetry.problem(PROBLEM, path=self._path, err=cause)
@@ -166,10 +166,10 @@ def _lists(items: Iterable[tuple[object, Iterable[str] | None]]) -> str:
 
 def _ids(raw: Mapping[str, list[str] | None] | list[str]) -> tuple[str, ...]:
     lists = raw.values() if isinstance(raw, Mapping) else (raw,)
-    found = {str(device) for each in lists for device in each or ()}
-    if not found:
+    ids = {str(device) for each in lists for device in each or ()}
+    if not ids:
         raise ValueError("it has no devices")
-    return tuple(sorted(found))
+    return tuple(sorted(ids))
 
 
 def _bytes(entry: Mapping[str, Any]) -> bytes:

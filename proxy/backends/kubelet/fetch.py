@@ -137,10 +137,10 @@ class _DeadlineReader(io.RawIOBase):
 
 
 def _remaining_s(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError
-    return left
+    return remaining
 
 
 def _exchange(settings: KubeletSettings, url: SplitResult, page: _Page) -> bytes:

@@ -53,7 +53,7 @@ class OtherManagersReader:
         return ManagedElsewhere({name: ids for name, ids in plugged.items() if ids}, self._claimed(pods))
 
     def _claimed(self, pods: pb.ListPodResourcesResponse) -> dict[str, str]:
-        found: dict[str, str] = {}
+        claims: dict[str, str] = {}
         for pod in pods.pod_resources:
             for container in pod.containers:
                 for claim in container.dynamic_resources:
@@ -62,5 +62,5 @@ class OtherManagersReader:
                             f"claim {claim.claim_namespace}/{claim.claim_name}, driver {device.driver_name}"
                         )
                         for name in device.cdi_devices:
-                            found.update((f.lower(), message) for f in self._functions(name.name))
-        return found
+                            claims.update((f.lower(), message) for f in self._functions(name.name))
+        return claims

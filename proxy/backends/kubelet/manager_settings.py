@@ -94,12 +94,12 @@ def _one_of(value: object, known: tuple[str, ...]) -> str | None:
 def _options(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{_shown(value)} is not a list of options")  # noqa: TRY004 - as all bad input here
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for name, on in value.items():
         if not isinstance(name, str) or not isinstance(on, str | bool | int):
             raise ValueError(f"{_shown(on)} is not a value of {_shown(name)}")  # noqa: TRY004 - the same
-        found[name] = str(on).lower() if isinstance(on, bool) else str(on)
-    return found
+        options[name] = str(on).lower() if isinstance(on, bool) else str(on)
+    return options
 
 
 def _cpus(value: object) -> CpuSet | None:

@@ -68,8 +68,8 @@ class PodResources:
         Raises:
             KubeletError: Kubelet does not answer.
         """
-        found = self._pod(namespace, pod)
-        for listed in found.containers if found else ():
+        entry = self._pod(namespace, pod)
+        for listed in entry.containers if entry else ():
             if listed.name == container:
                 return _near(listed)
         return None
@@ -165,11 +165,11 @@ def _near(listed: pb.ContainerResources) -> tuple[LocatedDevice, ...]:
 
 def _devices(listed: Iterable[pb.ContainerDevices]) -> dict[str, dict[str, Mask | None]]:
     """Merge the groups of a device."""
-    found: dict[str, dict[str, Mask | None]] = {}
+    devices: dict[str, dict[str, Mask | None]] = {}
     for group in listed:
         # A plugin passes on what sysfs says, and -1 there is no node.
         nodes = Mask(node.ID for node in group.topology.nodes if 0 <= node.ID <= _HIGHEST_NODE)
-        ids = found.setdefault(group.resource_name, {})
+        ids = devices.setdefault(group.resource_name, {})
         for name in group.device_ids:
             ids[name] = ((ids.get(name) or Mask()) | nodes) or None
-    return found
+    return devices

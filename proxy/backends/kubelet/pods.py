@@ -84,9 +84,9 @@ class _Text:
 
     def takes(self, mark: str) -> bool:
         """Step over a mark if it comes next."""
-        found = self.next() == mark
-        self.at += found
-        return found
+        is_next = self.next() == mark
+        self.at += is_next
+        return is_next
 
     def need(self, mark: str) -> None:
         if not self.takes(mark):
@@ -190,10 +190,10 @@ def _index(content: bytes) -> PodIndex:
 
 def index_pods(items: Iterable[object]) -> PodIndex:
     """Return pods without the fields that are not used here: by uid, and by hash, namespace and name."""
-    found: PodIndex = {}
+    index: PodIndex = {}
     for item in items:
-        _file(item, found)
-    return found
+        _file(item, index)
+    return index
 
 
 def pod_in(index: PodIndex, uid: str, namespace: str, name: str) -> Item | None:
@@ -201,7 +201,7 @@ def pod_in(index: PodIndex, uid: str, namespace: str, name: str) -> Item | None:
     return index.get((uid,)) or index.get((uid, namespace, name))
 
 
-def _file(item: object, found: PodIndex) -> None:
+def _file(item: object, index: PodIndex) -> None:
     """Index an item by its uid; an item without a uid is ignored."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     if not isinstance(item, dict) or not isinstance(metadata, dict):
@@ -210,9 +210,9 @@ def _file(item: object, found: PodIndex) -> None:
     hashed = annotations.get(CONFIG_HASH) if isinstance(annotations, dict) else None
     used = _used_fields(item)
     if isinstance(uid, str):
-        found[(uid,)] = used
+        index[(uid,)] = used
     if isinstance(hashed, str):
-        found[(hashed, str(metadata.get("namespace")), str(metadata.get("name")))] = used
+        index[(hashed, str(metadata.get("namespace")), str(metadata.get("name")))] = used
 
 
 def _used_fields(item: Item) -> Item:

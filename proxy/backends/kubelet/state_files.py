@@ -83,14 +83,14 @@ class StateFile:
         """Read the file, again where it is not whole."""
         for pause in (*PAUSES_S, None):
             try:
-                content, found = read_small(self.path)
+                content, file_stamp = read_small(self.path)
             except FileNotFoundError:
                 self._keep(StateFileContents(), None, b"")
                 return
             except ValueError as error:
                 self._failed(str(error))
                 return
-            stamp = found if self._wall_clock_ns() - found.modified_ns > RECENT_NS else None
+            stamp = file_stamp if self._wall_clock_ns() - file_stamp.modified_ns > RECENT_NS else None
             if (
                 self._contents.checkpoint is not None
                 and not self._contents.problem
@@ -107,10 +107,10 @@ class StateFile:
         self._failed(cause)
         self._stamp = stamp
 
-    def _keep(self, contents: StateFileContents, found: Stamp | None, content: bytes) -> None:
+    def _keep(self, contents: StateFileContents, stamp: Stamp | None, content: bytes) -> None:
         if contents != self._contents:
             self._contents = contents
-        self._stamp, self._content = found, content
+        self._stamp, self._content = stamp, content
 
     def _failed(self, cause: str) -> None:
         """Return why it cannot be read; the last good content stays in effect."""

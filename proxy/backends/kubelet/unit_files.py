@@ -91,10 +91,10 @@ class UnitCommand(Struct, frozen=True):
 
 def last_flag(span: Span) -> Span | None:
     """Return where the endpoint is that a part of a command line names; None where it names none."""
-    found = None
+    endpoint = None
     for match in FLAG.finditer(span.text):
-        found = span.part(*match.span(1))
-    return found
+        endpoint = span.part(*match.span(1))
+    return endpoint
 
 
 def flags_of(arguments: list[str]) -> Iterator[tuple[str, str]]:
@@ -160,17 +160,17 @@ _LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)=(?:\"([^\"]*)\"|'([^']*)'|(.*
 
 def _assigned(span: Span) -> dict[str, Span]:
     """Return the variables of a value of ``Environment=``."""
-    found = {}
+    variables = {}
     for match in _ASSIGNED.finditer(span.text):
         name = match[1] or match[3] or match[5]
         group = next(number for number in (2, 4, 6, 7) if match[number] is not None)
-        found[name] = span.part(*match.span(group))
-    return found
+        variables[name] = span.part(*match.span(group))
+    return variables
 
 
 def _env_file(file: Span) -> dict[str, Span]:
-    found = {}
+    variables = {}
     for match in _LINE.finditer(file.text):
         group = next(number for number in (2, 3, 4) if match[number] is not None)
-        found[match[1]] = file.part(*match.span(group))
-    return found
+        variables[match[1]] = file.part(*match.span(group))
+    return variables

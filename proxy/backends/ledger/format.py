@@ -128,7 +128,7 @@ def _dump(value: object) -> bytes:
     except UnicodeEncodeError:
         # Surrogates stand only within strings. Their JSON escape (one backslash) would read back as a
         # surrogate, which earlier versions of this format's reader cannot store again.
-        return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text).encode()
+        return _SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text).encode()
 
 
 def _check(changes: object) -> dict[str, dict[str, Any] | None] | None:
@@ -208,12 +208,12 @@ def recover(data: bytes, machine: str) -> Recovered:
     entries: Entries = {}
     number, good = 0, len(lines[0]) + 1
     for index, line in enumerate(lines[1:], start=1):
-        found = _batch(line)
-        if found is None:
+        batch = _batch(line)
+        if batch is None:
             if any(_batch(later) is not None for later in lines[index + 1 :]):
                 return Recovered(refused=f"line {index + 1} is damaged and valid lines follow it")
             break
-        line_number, changes = found
+        line_number, changes = batch
         if line_number != number + 1:
             return Recovered(refused=f"line {index + 1} has number {line_number} where {number + 1} belongs")
         for key, value in changes.items():
@@ -231,28 +231,28 @@ def _read(line: bytes) -> dict[str, Any] | None:
     if body is None:
         return None
     try:
-        found = json.loads(body)
+        entry = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return entry if isinstance(entry, dict) else None
 
 
 def _batch(line: bytes) -> tuple[int, dict[str, dict[str, Any] | None]] | None:
-    found = _read(line)
-    if found is None or not isinstance(found.get("n"), int):
+    entry = _read(line)
+    if entry is None or not isinstance(entry.get("n"), int):
         return None
-    changes = _check(found.get("set"))
-    return None if changes is None else (found["n"], changes)
+    changes = _check(entry.get("set"))
+    return None if changes is None else (entry["n"], changes)
 
 
 def _refuse_header(line: bytes | None, machine: str) -> str:
     if line is None or _body(line) is None:
         return "its first line is damaged"
-    found = _read(line)
-    if found is None or not isinstance(found.get("format"), int):
+    header = _read(line)
+    if header is None or not isinstance(header.get("format"), int):
         return "its first line is not a header"
-    if found["format"] != FORMAT:
-        return f"it has format {found['format']}, and this version reads {FORMAT}"
-    if found.get("machine") != machine:
-        return f"it belongs to another machine ({found.get('machine')}, this one is {machine})"
+    if header["format"] != FORMAT:
+        return f"it has format {header['format']}, and this version reads {FORMAT}"
+    if header.get("machine") != machine:
+        return f"it belongs to another machine ({header.get('machine')}, this one is {machine})"
     return ""

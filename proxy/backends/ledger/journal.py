@@ -65,20 +65,20 @@ class FileLedger:
             CannotCreateError: The state cannot be written; it is as before then, in memory and on disk.
             RecordError: Some of the values cannot be stored; the others are.
         """
-        taken, rejected = fmt.pack(changes)
-        if taken:
-            self._write(taken)
+        packed, rejected = fmt.pack(changes)
+        if packed:
+            self._write(packed)
         if rejected:
             raise RecordError(rejected)
 
-    def _write(self, taken: Mapping[str, bytes | None]) -> None:
+    def _write(self, packed: Mapping[str, bytes | None]) -> None:
         with self._lock:
             if self._fd < 0:
                 raise CannotCreateError(f"cannot write the ledger {self.path}: it is closed")
-            after = fmt.apply(self._entries, taken)
+            after = fmt.apply(self._entries, packed)
             try:
                 self._restore_file()
-                self._append(fmt.batch(self._number + 1, taken))
+                self._append(fmt.batch(self._number + 1, packed))
             except OSError as error:
                 raise cannot("write", self.path, error) from None
             self._number += 1
@@ -153,16 +153,16 @@ class FileLedger:
         with contextlib.suppress(FileNotFoundError):
             self.path.with_name(f"{NAME}.new").unlink()  # a compaction that was interrupted
         try:
-            found = os.lstat(self.path)
+            status = os.lstat(self.path)
         except FileNotFoundError:
             self._compact()
             return notes
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise DamagedError("it is not a regular file")
-        if found.st_size > SIZE_LIMIT:
-            raise DamagedError(f"it is {found.st_size} bytes long")
+        if status.st_size > SIZE_LIMIT:
+            raise DamagedError(f"it is {status.st_size} bytes long")
         self._fd = os.open(self.path, _OPEN)
-        if stat.S_IMODE(found.st_mode) & 0o077:
+        if stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(self._fd, 0o600)
             notes.append(f"the ledger {self.path} could be read by others (mode is now 0600)")
         state = fmt.recover(_read_all(self._fd), self._machine)

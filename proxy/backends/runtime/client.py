@@ -65,7 +65,7 @@ def entries_of(
         message = f"cannot read the runtime's list of {what} entries: {error}"
         unread(message)
         raise RuntimeCallError(message, GrpcStatus.INTERNAL) from None
-    found, lacking = list[_Entry](), set[str]()
+    entries, lacking = list[_Entry](), set[str]()
     for piece in pieces:
         try:
             entry = read(piece)
@@ -77,8 +77,8 @@ def entries_of(
         if entry is None:
             unread(f"cannot use a {what} of the runtime's list: its id is not UTF-8")
         else:
-            found.append(entry)
-    return Listed(found, lacking)
+            entries.append(entry)
+    return Listed(entries, lacking)
 
 
 def read_sandbox(raw: bytes) -> RuntimePod | None:
@@ -129,15 +129,15 @@ def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
     pid = _number(_get(document, "pid"))
     status = answer.status
     if status.resources.HasField("linux"):
-        reported = status.resources.linux
+        resources = status.resources.linux
         return RuntimeDetail(
             cgroups_path=cgroups_path,
-            cpu_shares=reported.cpu_shares,
-            cpu_quota=reported.cpu_quota,
-            cpu_period=reported.cpu_period,
-            memory_limit=reported.memory_limit_in_bytes,
-            cpuset_cpus=plausible(text(reported.cpuset_cpus)),
-            cpuset_mems=plausible(text(reported.cpuset_mems)),
+            cpu_shares=resources.cpu_shares,
+            cpu_quota=resources.cpu_quota,
+            cpu_period=resources.cpu_period,
+            memory_limit=resources.memory_limit_in_bytes,
+            cpuset_cpus=plausible(text(resources.cpuset_cpus)),
+            cpuset_mems=plausible(text(resources.cpuset_mems)),
             pid=pid,
         )
     cpu = _get(linux, "resources", "cpu")
@@ -155,13 +155,13 @@ def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
 
 def _document(answer: pb.DetailFacts) -> object:
     """Read the JSON document. Bytes that are not UTF-8 cost the text that they are in and nothing else."""
-    found = b""
+    document = b""
     for raw in answer.info:
         entry = entry_of(raw)
         if entry is not None and entry.key == b"info":
-            found = entry.value
+            document = entry.value
     try:
-        return json.loads(found.decode("utf-8", "replace"))
+        return json.loads(document.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
 
@@ -237,14 +237,14 @@ class GrpcRuntime:
         if container_id:
             request.filter.id = container_id
         raw = self._call("list containers", "ListContainers", request)
-        found = entries_of(raw, "container", read_container, self.unread)
+        listed = entries_of(raw, "container", read_container, self.unread)
         if not container_id:
-            return found
-        if found.unread & {container_id, ""}:
+            return listed
+        if listed.unread & {container_id, ""}:
             message = f"cannot list container {container_id} at {self._path}: its entry cannot be decoded"
             raise RuntimeCallError(message, GrpcStatus.INTERNAL)
         # The interface lets a runtime match by prefix; we mean this one.
-        return Listed(item for item in found if item.id == container_id)
+        return Listed(item for item in listed if item.id == container_id)
 
     def detail(self, container_id: str) -> RuntimeDetail:
         """Read one container's status, verbose; see ``proxy.executor.runtime_ports.Runtime``."""

@@ -124,13 +124,13 @@ def _decoded(message: bytes) -> RuntimeEvent | None:
         return None
     if kind == "containerd.events.TaskExit":
         ended = pb.TaskExit.FromString(value)
-        found = RuntimeEvent("exit", ended.container_id)
+        event = RuntimeEvent("exit", ended.container_id)
         if ended.id != ended.container_id:
             return None  # a process that exec has started: probes, mostly
     elif kind == "containerd.events.TaskStart":
-        found = RuntimeEvent("start", pb.TaskStart.FromString(value).container_id)
+        event = RuntimeEvent("start", pb.TaskStart.FromString(value).container_id)
     elif kind == "containerd.events.ContainerDelete":
-        found = RuntimeEvent("delete", pb.ContainerDelete.FromString(value).id)
+        event = RuntimeEvent("delete", pb.ContainerDelete.FromString(value).id)
     else:
         return None
-    return found if 0 < len(found.container_id) <= ID_LIMIT else None
+    return event if 0 < len(event.container_id) <= ID_LIMIT else None

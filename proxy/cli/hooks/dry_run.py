@@ -111,11 +111,11 @@ def events_for(files: Sequence[str], examples: Sequence[str], hooks: Sequence[Lo
     points = ", ".join(sorted({name for loaded in hooks for name in loaded.hook.handlers}))
     if bool(files) == bool(examples):
         raise UsageError(f"cannot run hooks: give either --event or --example (the files handle {points})")
-    found = _read_events(files, examples)
-    if not any(handled(hooks, event) for event in found):
-        names = ", ".join(dict.fromkeys(event.NAME for event in found)) or "no event"
+    events = _read_events(files, examples)
+    if not any(handled(hooks, event) for event in events):
+        names = ", ".join(dict.fromkeys(event.NAME for event in events)) or "no event"
         raise UsageError(f"cannot run hooks at {names}: the files handle {points}")
-    return found
+    return events
 
 
 def _read_events(files: Sequence[str], examples: Sequence[str]) -> list[Point]:
@@ -127,16 +127,16 @@ def _read_events(files: Sequence[str], examples: Sequence[str]) -> list[Point]:
     """
     if examples:
         return [serialize.event_from(example(point)) for point in examples]
-    found = []
+    events = []
     for file in files:
         data = _read(file)
         for at, entry in enumerate(data if isinstance(data, list) else [data]):
             try:
-                found.append(serialize.event_from(entry))
+                events.append(serialize.event_from(entry))
             except InputError as error:
                 which = f"event {at + 1} of {_named(file)}" if isinstance(data, list) else _named(file)
                 raise InputError(f"{error} (in {which})") from error
-    return found
+    return events
 
 
 def _named(file: str) -> str:

@@ -61,11 +61,15 @@ def full_name(name: str, known: Iterable[str], what: str) -> str:
     """
     names = sorted(known)
     wanted = name.removesuffix(".py")
-    found = [wanted] if wanted in names else [each for each in names if each.partition("-")[2] == wanted]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UsageError(f"cannot {what} {name}: it may be {' or '.join(found)}")
+    matches = (
+        [wanted]
+        if wanted in names
+        else [known_name for known_name in names if known_name.partition("-")[2] == wanted]
+    )
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UsageError(f"cannot {what} {name}: it may be {' or '.join(matches)}")
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
     meant = f"; did you mean {close[0]}?" if close else "; topoproxy hooks list --all names all"
     raise UsageError(f"cannot {what} {name}: there is no such hook{meant}")
@@ -190,8 +194,8 @@ def _is_mask(path: Path) -> bool:
     with suppress(OSError, RuntimeError):
         if path.is_symlink() and path.resolve() == MASK:
             return True
-        found = path.stat()
-        return stat.S_ISREG(found.st_mode) and found.st_size == 0
+        status = path.stat()
+        return stat.S_ISREG(status.st_mode) and status.st_size == 0
     return False
 
 

@@ -67,10 +67,10 @@ def list_hooks(
 
         if admin is not None:  # what it took the place of says where the directories are
             config = read_config(file, {})
-        found, ignored_files = from_directories(config.hooks)
+        rows, ignored_files = from_directories(config.hooks)
         for message in (str(error), *ignored_files):
             click.echo(f"note: {one_line(message)}", err=True)
-        answer = {"schema": schema_ids.HOOKS_LIST, "daemon": False, "hooks": found}
+        answer = {"schema": schema_ids.HOOKS_LIST, "daemon": False, "hooks": rows}
     entries = [as_map(entry) for entry in as_list(answer.get("hooks"))]
     entries += _others(entries) if everything else []
     if as_json:
@@ -202,13 +202,13 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
     Ends with 0 when all files are good, with 65 and the reasons when one is not.
     """
     config = read_config(file, {}).hooks
-    found = [checked(path, config, trusted=not untrusted) for path in files]
+    pages = [checked(path, config, trusted=not untrusted) for path in files]
     if as_json:
-        click.echo(in_json({"schema": schema_ids.HOOKS_VALIDATE, "files": found}))
+        click.echo(in_json({"schema": schema_ids.HOOKS_VALIDATE, "files": pages}))
     else:
-        for reported in found:
-            click.echo("\n".join(_checked_lines(reported)))
-    if bad := [str(reported["path"]) for reported in found if reported["error"]]:
+        for page in pages:
+            click.echo("\n".join(_checked_lines(page)))
+    if bad := [str(page["path"]) for page in pages if page["error"]]:
         subject = f"{len(bad)} of {len(files)} hook files" if len(files) > 1 else "the hook file"
         raise InputError(f"cannot use {subject}: see above")
 
@@ -228,34 +228,34 @@ def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]
     from proxy.cli.hooks.offline import LOADS, examined
     from proxy.hooks.loader.directories import State, alone
 
-    reported: dict[str, Any] = {"path": str(path), "name": "", "state": "broken", "error": "", "settings": []}
+    page: dict[str, Any] = {"path": str(path), "name": "", "state": "broken", "error": "", "settings": []}
     try:
-        found = examined(alone(path), config, trusted=trusted)
+        examined_file = examined(alone(path), config, trusted=trusted)
     except HookError as error:
-        return reported | {"error": str(error)}
-    entry = found.entry
+        return page | {"error": str(error)}
+    entry = examined_file.entry
     state = LOADS if entry.state is State.RUNNING else str(entry.state)
-    reported |= {"name": entry.name, "state": state, "error": entry.error, "settings": found.settings}
+    page |= {"name": entry.name, "state": state, "error": entry.error, "settings": examined_file.settings}
     if entry.points:
-        reported |= {"points": list(entry.points), "policy": entry.policy, "timeout": entry.timeout}
-    return reported
+        page |= {"points": list(entry.points), "policy": entry.policy, "timeout": entry.timeout}
+    return page
 
 
-def _checked_lines(reported: dict[str, Any]) -> Iterator[str]:
-    good = not reported["error"] and bool(reported.get("points"))
-    yield f"{reported['path']}: {'good' if good else reported['state']}"
-    if reported["error"]:
-        yield f"  {reported['error']}"
+def _checked_lines(page: dict[str, Any]) -> Iterator[str]:
+    good = not page["error"] and bool(page.get("points"))
+    yield f"{page['path']}: {'good' if good else page['state']}"
+    if page["error"]:
+        yield f"  {page['error']}"
         return
-    if not reported.get("points"):
-        yield f"  it disables a hook {reported['name']} of hooks.vendorFolder"
+    if not page.get("points"):
+        yield f"  it disables a hook {page['name']} of hooks.vendorFolder"
         return
     yield from textwrap.wrap(
-        ", ".join(reported["points"]), 100, initial_indent="  handles   ", subsequent_indent=" " * 12
+        ", ".join(page["points"]), 100, initial_indent="  handles   ", subsequent_indent=" " * 12
     )
-    yield f"  timeout   {span(reported['timeout'])}"
-    yield f"  policy    {reported['policy']}"
-    for at, key in enumerate(reported["settings"]):
+    yield f"  timeout   {span(page['timeout'])}"
+    yield f"  policy    {page['policy']}"
+    for at, key in enumerate(page["settings"]):
         title = "settings" if not at else ""
         wants = ": ".join(part for part in (key["wants"], key["help"]) if part)
         yield f"  {title:9} {key['name']}={key['value']}  ({wants})"

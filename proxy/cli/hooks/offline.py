@@ -31,17 +31,17 @@ def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[st
     Returns:
         What there is, as the daemon gives it, and what else is strange in the directories.
     """
-    found = survey(config)
-    entries = [examined(candidate, config).entry for candidate in found.candidates.values()]
+    surveyed = survey(config)
+    entries = [examined(candidate, config).entry for candidate in surveyed.candidates.values()]
     entries += [
         HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is used instead", server=c.server)
-        for c, by in found.masked
+        for c, by in surveyed.masked
     ]
     entries.sort(key=lambda entry: (entry.name, entry.state is State.MASKED))
     page = hooks_page(entries, ())
     for entry in page:
         entry["state"] = LOADS if entry["state"] == State.RUNNING else entry["state"]
-    return page, list(found.ignored_files)
+    return page, list(surveyed.ignored_files)
 
 
 def examined(candidate: Candidate, config: HooksConfig, *, trusted: bool = True) -> Examined:

@@ -30,14 +30,14 @@ def point_lines(name: str, width: int) -> list[str]:
         UsageError: There is none of this name.
     """
     point, cls = _named(name)
-    reported = documented(cls)
-    lines = [f"{point.NAME}(event: {point.__name__})" if point else reported.name]
-    for text in reported.prose:
+    documentation = documented(cls)
+    lines = [f"{point.NAME}(event: {point.__name__})" if point else documentation.name]
+    for text in documentation.prose:
         lines += _wrapped(text, width, "  ")
-    for row in reported.rows:
+    for row in documentation.rows:
         lines += ["", f"  {', '.join(row.names)}: {types_of(row, str)}"]
         lines += _wrapped(row.text, width, "      ")
-    rest = [*reported.after, *([answers_at(point)] if point else [])]
+    rest = [*documentation.after, *([answers_at(point)] if point else [])]
     for text in rest:
         lines += ["", *_wrapped(text, width, "  ")]
     return lines
@@ -61,9 +61,9 @@ def _named(name: str) -> tuple[type[Point] | None, type]:
 
 def points_data(names: Sequence[str]) -> dict[str, object]:
     """Return points and classes as plain data: all of them where no name is given."""
-    found = [_named(name) for name in names]
-    if not found:
-        found = [(point, point) for point in POINTS.values()] + [(None, cls) for cls in (*FACTS, *ANSWERS)]
+    classes = [_named(name) for name in names]
+    if not classes:
+        classes = [(point, point) for point in POINTS.values()] + [(None, cls) for cls in (*FACTS, *ANSWERS)]
     return {
         "schema": schema_ids.HOOKS_POINTS,
         "points": [
@@ -74,21 +74,25 @@ def points_data(names: Sequence[str]) -> dict[str, object]:
                 "validated_at": VALIDATES.get(point.NAME, ""),
                 "event": _class_data(point),
             }
-            for point, _ in found
+            for point, _ in classes
             if point is not None
         ],
-        "classes": [_class_data(cls) for point, cls in found if point is None],
+        "classes": [_class_data(cls) for point, cls in classes if point is None],
     }
 
 
 def _class_data(cls: type) -> dict[str, object]:
-    reported = documented(cls)
+    documentation = documented(cls)
     fields = [
         {"name": name, "type": type_text(text, str) if text else "", "help": row.text}
-        for row in reported.rows
+        for row in documentation.rows
         for name, text in zip(row.names, row.types, strict=True)
     ]
-    return {"name": reported.name, "help": [*reported.prose, *reported.after], "fields": fields}
+    return {
+        "name": documentation.name,
+        "help": [*documentation.prose, *documentation.after],
+        "fields": fields,
+    }
 
 
 def _wrapped(text: str, width: int, margin: str) -> list[str]:
