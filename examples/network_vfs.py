@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A device plug-in for virtual functions (SR-IOV) of network cards; a template for plug-ins of your own.
 
-A virtual function is a PCI function with a link ``physfn`` to its card. A pod asks for some with
+A virtual function is a PCI function with a link ``physfn`` to its card. A pod requests one with
 
     resources: {limits: {example.com/vf: 1}}
 
@@ -23,7 +23,7 @@ from proxy.device_kit.api import AllocateAnswer, DeviceNode, DevicePlugin, Plugi
 
 VFIO = "vfio-pci"
 DOWN = frozenset(("down", "lowerlayerdown", "notpresent"))
-"""States of a link that lets nothing through (Documentation/networking/operstates.rst of Linux)."""
+"""States of a link that passes no traffic (Documentation/networking/operstates.rst of Linux)."""
 
 
 class NetworkVfs(DevicePlugin):
@@ -55,10 +55,10 @@ class NetworkVfs(DevicePlugin):
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """Prefer functions of few cards: those of the card that has the most."""
         cards = {name: _target(self._pci / name / "physfn") for name in (*available, *must_include)}
-        taken, free = Counter(cards[name] for name in must_include), Counter(cards.values())
+        included, free = Counter(cards[name] for name in must_include), Counter(cards.values())
         rest = sorted(
             set(available) - set(must_include),
-            key=lambda name: (-taken[cards[name]], -free[cards[name]], cards[name], name),
+            key=lambda name: (-included[cards[name]], -free[cards[name]], cards[name], name),
         )
         return [*must_include, *rest][:size]
 
@@ -81,7 +81,7 @@ class NetworkVfs(DevicePlugin):
 
 
 def _is_up(card: Path) -> bool:
-    """Whether no interface of a card says that its link is down."""
+    """Return whether no interface of a card reports that its link is down."""
     return not any(_text(state) in DOWN for state in card.glob("net/*/operstate"))
 
 
@@ -93,7 +93,7 @@ def _text(file: Path) -> str:
 
 
 def _target(link: Path) -> str:
-    """Return the last part of what a link leads to; empty where there is none."""
+    """Return the name of the target of a link; empty if there is no link."""
     try:
         return link.readlink().name
     except OSError:

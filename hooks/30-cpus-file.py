@@ -119,10 +119,16 @@ def configure(event: Configure) -> None:
 
 
 def synchronize(event: Synchronize) -> None:
-    """Make the files of all containers true, and remove those of containers that are gone."""
+    """Write the files of all containers, and remove those of containers that are gone."""
     existing = _known.handle(event)
     _write_all(existing)
-    _sweep({directory for one in existing if (directory := _directory(one.uid, one.name, one.attempt))})
+    _sweep(
+        {
+            directory
+            for member in existing
+            if (directory := _directory(member.uid, member.name, member.attempt))
+        }
+    )
 
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
@@ -131,7 +137,7 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
     if not _chosen(pod, decision):
         return None
     place = _settings.mount
-    peers = {one.name: one.cpus for one in _known.of_pod(pod.uid) if one.name != container.name}
+    peers = {member.name: member.cpus for member in _known.of_pod(pod.uid) if member.name != container.name}
     lines = _lines(decision.own, decision.cpus, decision.mems, peers)
     envs = {name: value for name, value in lines.items() if name not in container.envs}
     mounts: dict[str, Mount] = {}
@@ -184,7 +190,7 @@ def post_remove_container(event: PostRemoveContainer) -> None:
 
 
 def post_remove_pod_sandbox(event: PostRemovePodSandbox) -> None:
-    """Remove what is left of the pod: directories of creates that came to nothing."""
+    """Remove the remaining directories of the pod: those of creates that failed."""
     if _PLAIN.fullmatch(event.pod.uid) and not _known.of_pod(event.pod.uid):
         shutil.rmtree(Path(_settings.root) / event.pod.uid, ignore_errors=True)
 
@@ -200,10 +206,10 @@ def _chosen(pod: PodFacts, decision: Decision) -> bool:
 
 def _directory(uid: str, name: str, attempt: int) -> Path | None:
     """Return a container's directory; None if its names are not valid for one, or no file is wanted."""
-    called = f"{name}.{attempt}"
-    if not _settings.mount or not _PLAIN.fullmatch(uid) or not _PLAIN.fullmatch(called):
+    directory_name = f"{name}.{attempt}"
+    if not _settings.mount or not _PLAIN.fullmatch(uid) or not _PLAIN.fullmatch(directory_name):
         return None
-    return Path(_settings.root) / uid / called
+    return Path(_settings.root) / uid / directory_name
 
 
 def _lines(own: CpuSet, cpus: CpuSet, mems: Mask | None, peers: Mapping[str, CpuSet]) -> dict[str, str]:
@@ -220,22 +226,22 @@ def _lines(own: CpuSet, cpus: CpuSet, mems: Mask | None, peers: Mapping[str, Cpu
 
 def _write_all(changed: Iterable[Member]) -> None:
     """Write the files of these containers, and of their peers where those show them."""
-    keys = {(one.uid, one.name, one.attempt) for one in changed}
+    keys = {(member.uid, member.name, member.attempt) for member in changed}
     for uid in {uid for uid, _, _ in keys}:
-        with _writing:  # what is written last is what is known last
+        with _writing:  # the file that is written last has the newest facts
             pod = _known.of_pod(uid)
-            for one in pod:
-                directory = _directory(one.uid, one.name, one.attempt)
-                mine = (one.uid, one.name, one.attempt) in keys
+            for member in pod:
+                directory = _directory(member.uid, member.name, member.attempt)
+                mine = (member.uid, member.name, member.attempt) in keys
                 if directory is None or not (mine or _settings.peers) or not (directory / FILE).exists():
                     continue
-                peers = {each.name: each.cpus for each in pod if each.name != one.name}
+                peers = {peer.name: peer.cpus for peer in pod if peer.name != member.name}
                 with contextlib.suppress(FileNotFoundError):  # the container has gone meanwhile
-                    _write(directory, _lines(one.own, one.cpus, one.mems, peers))
+                    _write(directory, _lines(member.own, member.cpus, member.mems, peers))
 
 
 def _write(directory: Path, lines: Mapping[str, str]) -> None:
-    """Replace the file as a whole; nothing that lies there is followed or written into."""
+    """Replace the file as a whole; no link at its path is followed."""
     text = "".join(f"{name}={value}\n" for name, value in lines.items())
     draft = directory / f".{FILE}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -237,8 +237,8 @@ def _without_interrupts(settings: CrioSettings, own: CpuSet) -> CpuSet:
 def _housekeeping(own: CpuSet) -> CpuSet:
     """Return the first CPU and the threads of its core."""
     first = own.first() if own else -1
-    known = _state.machine.by_id.get(first) if _state.machine is not None else None
-    core = _state.machine.cores[known.core] if _state.machine is not None and known is not None else CpuSet()
+    cpu = _state.machine.by_id.get(first) if _state.machine is not None else None
+    core = _state.machine.cores[cpu.core] if _state.machine is not None and cpu is not None else CpuSet()
     return own & (core | CpuSet((first,) if own else ()))
 
 
@@ -266,7 +266,5 @@ def _try(pod: PodFacts | None, do: Callable[[], object]) -> None:
     try:
         do()
     except HookError as error:
-        reported = {"pod": pod.ref} if pod is not None else {}
-        log.say_once(
-            (_state.name, str(error)), "warning", "cannot follow an annotation", err=error, **reported
-        )
+        keys = {"pod": pod.ref} if pod is not None else {}
+        log.say_once((_state.name, str(error)), "warning", "cannot follow an annotation", err=error, **keys)

@@ -1,9 +1,9 @@
-"""Says in the log what hooks have changed, one line for each call; changes nothing itself.
+"""Logs what hooks have changed, one line for each call; changes nothing itself.
 
     hooks changed a request call=CreateContainer pod=shop/db-0 container=main
         changes="20-quota-off: cpu_quota 400000 -> -1; 30-cpus-file: envs[EXCLUSIVE_CPUS], mounts[/run/x]"
 
-(in one line). It sees what all hooks together want before any of it is done, hook servers included. Of
+(in one line). It receives the combined answers of all hooks, hook servers included, before any is applied. Of
 environments, annotations and labels only the names are logged, since values may be secrets; ``values`` logs
 them as well. Enable it to look for the hook that does something, and to try new ones.
 """
@@ -57,42 +57,42 @@ def configure(event: Configure) -> None:
 
 
 def validate_run_pod_sandbox(event: ValidateRunPodSandbox) -> None:
-    """Say what changes for a sandbox."""
-    _say(event, event.event.resources, "")
+    """Log the changes of a sandbox."""
+    _log_changes(event, event.event.resources, "")
 
 
 def validate_create_container(event: ValidateCreateContainer) -> None:
-    """Say what changes for a new container."""
-    _say(event, event.event.container.resources, event.event.container.name)
+    """Log the changes of a new container."""
+    _log_changes(event, event.event.container.resources, event.event.container.name)
 
 
 def validate_update_container_resources(event: ValidateUpdateContainerResources) -> None:
-    """Say what changes in an update."""
-    _say(event, event.event.asked, event.event.container.name)
+    """Log the changes of an update."""
+    _log_changes(event, event.event.asked, event.event.container.name)
 
 
-def _say(
+def _log_changes(
     event: ValidateRunPodSandbox | ValidateCreateContainer | ValidateUpdateContainerResources,
-    asked: Resources,
+    requested: Resources,
     container: str,
 ) -> None:
     if not event.owners:
         return
     changes: dict[str, list[str]] = {}
-    for name, words in _changes(event.adjustment, asked):
+    for name, words in _changes(event.adjustment, requested):
         changes.setdefault(event.owners.get(name, "?"), []).append(words)
-    reported = {"container": container} if container else {}
+    keys = {"container": container} if container else {}
     log.info(
         "hooks changed a request",
         call=_CALLS[type(event)],
         pod=event.event.pod.ref,
-        **reported,
+        **keys,
         changes="; ".join(f"{hook}: {', '.join(words)}" for hook, words in sorted(changes.items())),
     )
 
 
-def _changes(adjustment: Adjustment, asked: Resources) -> Iterator[tuple[str, str]]:
-    """Iterate over what is changed: the field as owners have it, and words for it."""
+def _changes(adjustment: Adjustment, requested: Resources) -> Iterator[tuple[str, str]]:
+    """Iterate over the changes: the field, as in ``event.owners``, and the change in words."""
     for name, value in adjustment.set_fields():
         if name == "updates":
             yield from _of_others(adjustment)
@@ -101,7 +101,7 @@ def _changes(adjustment: Adjustment, asked: Resources) -> Iterator[tuple[str, st
                 where = f"{name}[{key}]"
                 yield where, f"{_shown(where)}{_entry(name, entry)}"
         else:
-            before = getattr(asked, {"cpus": "cpuset_cpus", "mems": "cpuset_mems"}.get(name, name), None)
+            before = getattr(requested, {"cpus": "cpuset_cpus", "mems": "cpuset_mems"}.get(name, name), None)
             was = f" {before if before != '' else 'any'} ->" if before is not None else ""
             yield name, f"{name}{was} {_shown(value)}"
 

@@ -228,7 +228,7 @@ class Pages:
         return history_page(self._executor.history, params, self._now)
 
     def _now(self, record: RememberedDecision) -> str:
-        """Return what applies to a container now and was not decided at its create; mostly nothing."""
+        """Return what is in effect for a container now beyond its decision, in a sentence; usually empty."""
         if self._executor is None:
             return ""
         from proxy.engine.plan_differences import applied_since
@@ -317,7 +317,7 @@ class Pages:
         return assignments_page(kubelet, self._executor.state, history, refused)
 
     def device_capacity(self) -> dict[str, object]:
-        """Return what the cluster is to count of the devices that topoproxy assigns."""
+        """Return the amounts of devices that topoproxy assigns, for the Node object."""
         from proxy.observe.device_capacity import capacity_page
 
         if self._executor is None:

@@ -2,7 +2,7 @@
 
 The daemon imports this module after its socket is there, so what every node needs is imported at the top.
 What only some nodes use (partitions, BE suppression, a Node object, asking kubelet for pods) is imported
-where it is called for, and is in memory on those alone.
+where it is needed, and takes memory on those nodes alone.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _ports(
     *,
     reread: bool,
 ) -> Ports:
-    """Make what a node may have besides cpusets, a runtime and a ledger."""
+    """Make the ports that a node may have besides cpusets, a runtime and a ledger."""
     cgroups = context.enforcer.cgroups
     memory = open_memory(root) if root is not None else None
     files = _cluster_files(config)
@@ -194,7 +194,7 @@ def _writes(context: NodeContext) -> WriteEvents | None:
 
 
 def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
-    """Return the directory in which controllers are looked for; None where a tree does not know its own."""
+    """Return the directory in which controllers are searched; None where a tree has no directory."""
     root = config.cgroup_root if cgroups is None else getattr(cgroups, "root", None)
     return root if isinstance(root, Path) else None
 
@@ -202,7 +202,7 @@ def _root_of(config: Config, cgroups: Cgroups | None) -> Path | None:
 def _partitions(
     config: Config, cgroups: Cgroups, entries: Collection[str]
 ) -> tuple[KernelPartitions | None, str]:
-    """Connect partitions of owned CPUs, or end those of an earlier run; returns them with their kind."""
+    """Return the port to partitions and their kind; also where an earlier run has left some to be removed."""
     requested = "" if config.apply.partitions is OwnerPartitions.NONE else config.apply.partitions.value
     if not requested and not any(key.startswith("x/") for key in entries):
         return None, ""
@@ -214,7 +214,7 @@ def _partitions(
 def _places(
     config: Config, cgroups: Cgroups, quotas: CpuGroups | None, memory: KernelMemory | None
 ) -> GroupLocator | None:
-    """Make what finds a container's group by the runtime's answer."""
+    """Make the locator of a container's group, which uses the runtime's answer."""
     if not isinstance(cgroups, KernelCgroups):
         return None
     others = [tree for tree in (quotas, memory) if isinstance(tree, KernelCpuGroups | KernelMemory)]
@@ -242,12 +242,12 @@ def _cpu_groups(config: Config, cgroups: Cgroups | None) -> tuple[CpuGroups | No
 def suppression_of(
     config: Config, executor: NodeExecutor, record: Mapping[str, object] | None
 ) -> Suppression | None:
-    """Make what keeps BE pods within what the others leave; None where there is nothing to do.
+    """Make BE suppression, which limits BE pods to what the others leave; None where there is nothing to do.
 
     Args:
         config: What to do.
         executor: The executor of the BE containers.
-        record: What an earlier run has written and not taken off, by the ledger.
+        record: The limits that an earlier run has set and not removed, by the ledger.
     """
     mode = config.be_suppress.mode
     if mode is SuppressMode.OFF and not record:
@@ -275,10 +275,10 @@ def suppression_settings(config: Config) -> SuppressionSettings:
 
 
 def usage_of(config: Config) -> UsageSource | None:
-    """Open what counts the CPU time of pods; None where BE pods are not suppressed.
+    """Open the counters of the CPU time of pods; None where BE pods are not suppressed.
 
     Raises:
-        CgroupError: Nothing counts it.
+        CgroupError: There are no counters.
     """
     if config.be_suppress.mode is SuppressMode.OFF:
         return None
@@ -321,7 +321,7 @@ def options_of(config: Config) -> ExecutorOptions:
 
 
 def _devices(config: Config, context: NodeContext) -> Hardware:
-    """Find out where devices are, by sysfs."""
+    """Return the source of devices' NUMA nodes: sysfs."""
     return SysfsDevices(
         config.sysfs_root, procfs_root=config.procfs_root, report_problem=context.telemetry.problem
     )
@@ -336,7 +336,7 @@ def _machine_events(context: NodeContext) -> MachineEvents | None:
 
 
 def _displaced(config: Config, cgroups: Cgroups) -> Displaced | None:
-    """Make what brings tasks back that the kernel has moved away, as it does on cgroup v1."""
+    """Make the part that moves displaced tasks back into their groups (cgroup v1)."""
     if cgroups.version != 1 or not isinstance(cgroups, KernelCgroups):
         return None
     return KernelDisplaced(cgroups.root, config.procfs_root)

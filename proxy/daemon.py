@@ -1,6 +1,6 @@
 """The composition root: the one place where the parts of the daemon are made and connected.
 
-Start-up is ordered so that the socket is there as early as can be: ``early_socket`` opens it before this
+Start-up is ordered so that the socket exists as early as possible: ``early_socket`` opens it before this
 module is imported. What only some configurations need is imported in functions here. The comparison with the
 runtime runs meanwhile; calls that need a decision wait for it, all others pass at once.
 """
@@ -81,7 +81,7 @@ STOP_S = 4.0
 SERVER_S, SUPPRESSION_S, HOOKS_S = 1.0, 5.2, 10.0
 """Seconds that the admin socket, BE suppression and hooks may take to end, where there are as many."""
 CONTROLLER_S, PARTS_S = 1.5, 1.2
-"""What the executor and the other workers have at least."""
+"""Seconds that the executor and the other workers have at least."""
 
 
 class Daemon:
@@ -259,7 +259,7 @@ class Daemon:
         self._task(self._device_plugins.run)
 
     def _suppress(self, config: Config, record: Mapping[str, Any] | None = None) -> None:
-        """Begin to suppress BE pods, where the configuration wants it or an earlier run has."""
+        """Begin BE suppression, where it is configured or an earlier run has left limits."""
         from proxy.assembly import suppression_of
 
         assert self.executor is not None
@@ -322,7 +322,7 @@ class Daemon:
         await watch.run()
 
     def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
-        """Open the ledger; return its entries, and what has to be reported of it."""
+        """Open the ledger; return its entries, and what has to be reported about it."""
         from proxy.backends.ledger import open_ledger, read_entries
 
         directory = self.config.state_dir
@@ -468,7 +468,7 @@ class Daemon:
         return self._front.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
 
     async def finish_calls(self) -> None:
-        """Relay the calls that are still in flight here to their end, and what is reported of older ones."""
+        """Relay the calls that are still in flight to their end, and reports about an earlier daemon's."""
         if self._front is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLACED_S + DRAIN_GRACE_S):
@@ -487,7 +487,7 @@ class Daemon:
         if self._listener is not None:
             self._listener.close(keep_lock=True)
         limit, loop = self.config.drain_timeout, asyncio.get_running_loop()
-        until = loop.time() + limit + STOP_S  # hooks may have what calls in flight do not need
+        until = loop.time() + limit + STOP_S  # hooks may use the time that calls in flight do not need
         leaving = self._leaving if self.config.release_at_stop else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit + DRAIN_GRACE_S):
@@ -502,7 +502,7 @@ class Daemon:
 
         Args:
             seconds: How long it may take.
-            handing_over: A successor continues with what BE pods have.
+            handing_over: A successor continues; BE pods keep their limits.
         """
         telemetry = self._telemetry or logs.telemetry()
         ending = ShutdownTime(max(seconds, STOP_S), telemetry.warning)

@@ -28,9 +28,9 @@ class HookParts:
 
     Attributes:
         engine: Calls hooks.
-        library: Their files.
-        updates: Carries out what hooks want of containers.
-        learning: Looks up what hooks need to know of containers.
+        library: The registry of their files.
+        updates: Carries out the updates of containers that hooks request.
+        learning: Looks up facts of containers that hooks need.
     """
 
     engine: HookEngine
@@ -55,7 +55,7 @@ def hook_parts_of(
         start_update: Follows updates.
         flow: Decides calls.
         adopt: Looks up a container that a call names and that is not known.
-        marks: A directory in which is noted which file is being loaded.
+        marks: The directory that records which file is being loaded.
     """
     owned = config.owned_cpus
     updates = Updates(executor, start_update, owned_cpus=owned)

@@ -1,11 +1,11 @@
 """Makes the parts for hooks, where there are any.
 
-Most nodes have none, and on those nothing of ``proxy.hooks`` is in memory: a look at three directories, a few
-times a second and in a thread, is all there is. As soon as there is a file that may be a hook, the engine,
-the registry and the hook bridge are made and connected; they stay as long as the daemon runs.
+Most nodes have no hooks, and on those nothing of ``proxy.hooks`` is in memory: a thread only scans three
+directories a few times a second. As soon as there is a file that may be a hook, the engine, the registry and
+the hook bridge are made and connected; they stay as long as the daemon runs.
 
-Calls that come before the hooks of the first look are in use wait for them: a restart must not let a
-container slip by the hooks. That wait has a limit, as a hook may take long to load.
+Calls that arrive before the hooks of the first scan are in use wait for them: no container may bypass the
+hooks after a restart. That wait has a limit, as a hook may take long to load.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from proxy.hooks.registry import HookRegistry
 
 POLL_S: Final = 0.4
-"""Between two looks for a first hook; one that is dropped is to be in use a second after."""
+"""Seconds between two scans for a first hook, which must be in use within a second."""
 FIRST_S: Final = 10.0
-"""So long calls wait at most for the hooks that are there at a start."""
+"""Seconds that calls wait at most for the hooks that exist at a start."""
 STOP_S: Final = 8.0
-"""How long hooks may take when they are notified that the daemon ends."""
+"""Seconds that hooks may take when they are notified that the daemon ends."""
 
 
 class DaemonHooks:
@@ -53,7 +53,7 @@ class DaemonHooks:
         flow: CallFlow,
         marks: Path | None = None,
     ) -> None:
-        """Call no hooks yet; calls wait until ``run`` has had its first look.
+        """Call no hooks yet; calls wait until ``run`` has made its first scan.
 
         Args:
             config: Where hooks are, and how they are called.
@@ -61,7 +61,7 @@ class DaemonHooks:
             sync: Looks up containers that a call names and that are not known.
             start_update: Follows updates.
             flow: Decides calls.
-            marks: A directory in which is noted which file is being loaded.
+            marks: The directory that records which file is being loaded.
         """
         self.config = config
         self.server: HookServerRunner | None = None
@@ -77,7 +77,7 @@ class DaemonHooks:
 
     @property
     def engine(self) -> HookEngine | None:
-        """What calls hooks; None as long as there are none."""
+        """The engine that calls hooks; None as long as there are none."""
         return None if self._parts is None else self._parts.engine
 
     @property
@@ -105,7 +105,7 @@ class DaemonHooks:
         await self.server.run()
 
     async def run(self) -> None:
-        """Wait for a first hook, and then keep hooks to what is in the directories."""
+        """Wait for a first hook, and then follow the files in the directories."""
         if not self.config.enabled:
             return
         # A directory may hang (a file server that is gone), and everything that waits for it would, too.
@@ -130,12 +130,12 @@ class DaemonHooks:
         await self._parts.library.run()
 
     def _let_go(self) -> None:
-        """Calls wait for hooks no more."""
+        """Let calls no longer wait for hooks."""
         self._ready.set()
         self._flow.awaited = None
 
     async def _connect(self) -> None:
-        """Make all that hooks need, and connect it."""
+        """Make the parts that hooks need, and connect them."""
         # It takes a tenth of a second, and calls continue.
         await asyncio.to_thread(importlib.import_module, "proxy.hook_assembly")
         from proxy.hook_assembly import hook_parts_of

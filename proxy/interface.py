@@ -16,7 +16,7 @@ from proxy.telemetry.registry import Metric
 
 
 def interface(config: Config) -> dict[str, object]:
-    """Return what this version promises, and its configuration in effect.
+    """Return the public interfaces of this version, and its configuration in effect.
 
     Args:
         config: The configuration.

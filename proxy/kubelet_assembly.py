@@ -1,6 +1,6 @@
 """Makes the parts that query kubelet, or that serve parts of its API in its place, from the configuration.
 
-As in ``proxy.assembly``, what only some nodes use is imported where it is called for.
+As in ``proxy.assembly``, what only some nodes use is imported where it is needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def kubelet_of(config: Config, context: NodeContext, files: AgentFiles | None) -> Kubelet | None:
-    """Return the sources of what kubelet knows; None where none is configured."""
+    """Return the sources of kubelet's facts; None where none is configured."""
     settings, report_problem = config.kubelet, context.telemetry.problem
     client: Kubelet | None = None
     if settings.pods or settings.pods_api or settings.pod_resources:
@@ -41,7 +41,7 @@ def kubelet_of(config: Config, context: NodeContext, files: AgentFiles | None) -
 
 
 def kubelet_cpu_manager_of(config: Config, context: NodeContext) -> KubeletCpuManager:
-    """Find out what kubelet's CPU manager does."""
+    """Return the reader of the state of kubelet's CPU manager."""
     settings = config.kubelet
     return KubeletCpuManagerReader(
         _kubelet_settings(config),
@@ -52,7 +52,7 @@ def kubelet_cpu_manager_of(config: Config, context: NodeContext) -> KubeletCpuMa
 
 
 def kubelet_allocations_of(config: Config, context: NodeContext) -> KubeletAllocations | None:
-    """Make what reads the devices that kubelet has assigned; None where no device plug-ins are served."""
+    """Make the reader of the devices that kubelet has assigned; None where no device plug-ins are served."""
     if not config.device_plugins.enabled:
         return None
     from proxy.backends.kubelet.device_checkpoint import KubeletDevicesReader
@@ -61,7 +61,7 @@ def kubelet_allocations_of(config: Config, context: NodeContext) -> KubeletAlloc
 
 
 def pod_resources_of(config: Config, executor: NodeExecutor) -> PodResourcesService:
-    """Make what serves the pod-resources API; imports what only that needs, so call it in a thread."""
+    """Make the server of the pod-resources API. Call it in a thread: it imports much."""
     from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
     from proxy.frontends.podresources.service import PodResourcesService
 
@@ -71,7 +71,7 @@ def pod_resources_of(config: Config, executor: NodeExecutor) -> PodResourcesServ
 
 
 def device_plugin_registry_of(config: Config, context: NodeContext) -> DevicePlugins | None:
-    """Make what device plug-ins register with; None where they are not served."""
+    """Make the registry of device plug-ins; None where they are not served."""
     if not config.device_plugins.enabled:
         return None
     from proxy.backends.device_plugins.registry import DevicePluginRegistry
@@ -80,7 +80,7 @@ def device_plugin_registry_of(config: Config, context: NodeContext) -> DevicePlu
 
 
 def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginService:
-    """Make what serves device plug-ins."""
+    """Make the server for registrations of device plug-ins."""
     from proxy.backends.device_plugins.registry import DevicePluginRegistry
     from proxy.frontends.device_registration.service import DevicePluginService
 
@@ -100,7 +100,7 @@ def device_plugins_of(config: Config, executor: NodeExecutor) -> DevicePluginSer
 def _other_managers(
     config: Config, executor: NodeExecutor, plugins: DevicePluginRegistry
 ) -> OtherManagers | None:
-    """Make what finds resources with two managers; None where kubelet is not queried."""
+    """Make the check for resources with two managers; None where kubelet is not queried."""
     if config.kubelet.pod_resources is None:
         return None
     from proxy.backends.kubelet.managed_elsewhere import OtherManagersReader
@@ -117,7 +117,7 @@ def _other_managers(
 
 
 def _kubelet_settings(config: Config) -> KubeletSettings:
-    """Return how kubelet is queried."""
+    """Return the settings with which kubelet is queried."""
     settings = config.kubelet
     return KubeletSettings(
         pods_url=settings.pods,

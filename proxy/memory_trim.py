@@ -1,8 +1,8 @@
 """Keeps the memory of the daemon small.
 
-A node daemon lives as long as the node, so what is needed only to start it must not stay: ``ssl`` and
-``_hashlib``, which asyncio and hashlib load although nothing here speaks TLS, click and yaml, once the
-configuration is read, and protobuf's implementation in Python where the one in C (upb) is in use.
+A node daemon lives as long as the node, so modules that only its start needs must not stay in memory. These
+are ``ssl`` and ``_hashlib``, which asyncio and hashlib load although nothing here uses TLS; click and yaml,
+once the configuration is read; and protobuf's implementation in Python where the one in C (upb) is in use.
 ``make bench`` prints what the process takes.
 """
 
@@ -42,7 +42,7 @@ def without_tls() -> None:
 
 
 def allow_tls() -> None:
-    """Lift the bar: the next ``import ssl`` loads it."""
+    """Allow the import again: the next ``import ssl`` loads it."""
     for name in _TLS:
         if sys.modules.get(name, ...) is None:
             del sys.modules[name]
@@ -80,7 +80,7 @@ def trim() -> None:
 
 
 def resident() -> int:
-    """Return how much memory of this process is resident, in bytes; 0 where the kernel does not say it."""
+    """Return the resident memory of this process in bytes; 0 where the kernel does not report it."""
     try:
         with open("/proc/self/statm") as statm:  # noqa: PTH123  procfs, as it is
             return int(statm.read().split()[1]) * _PAGE

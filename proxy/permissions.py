@@ -1,8 +1,8 @@
 """Checks whether only root can have written a file, and whether others can read it.
 
-A configuration decides what the daemon does, and a hook runs with all that the daemon may do. A user with
-write access to a file decides what it says; a user with write access to a directory decides which file is
-there. So both count, and so does each directory above, up to the root, including those of each link on the
+A configuration determines what the daemon does, and a hook runs with all privileges of the daemon. A user
+with write access to a file can change its content; a user with write access to a directory can replace the
+file. So both count, and so does each directory above, up to the root, including those of each link on the
 path. A directory above may be writable for all users where it is sticky, as ``/tmp`` is: they cannot rename
 files of root in it.
 """
@@ -31,11 +31,11 @@ class Trust:
         self._directories: dict[tuple[str, bool], str] = {}
 
     def directory_problem(self, directory: Path, *, sticky: bool = False) -> str:
-        """Return what must be done before files in a directory can be trusted; empty if nothing.
+        """Return why files in a directory cannot be trusted, with the command that corrects it; or nothing.
 
         Args:
             directory: The directory.
-            sticky: It may be writable for others itself where it is sticky, and not only those above.
+            sticky: Whether the directory itself may be writable for others if it is sticky, as those above.
 
         Raises:
             OSError: It cannot be examined.
@@ -55,7 +55,7 @@ class Trust:
         return ""
 
     def file_problem(self, path: Path) -> str:
-        """Return what must be done before a file can be trusted; empty if nothing.
+        """Return why a file cannot be trusted, with the command that corrects it; or nothing.
 
         Raises:
             OSError: It cannot be examined; FileNotFoundError for a link to nothing.
@@ -76,7 +76,7 @@ class Trust:
         return self.owner_problem(path, status) or _writable(str(path), str(path), status)
 
     def owner_problem(self, path: Path, status: os.stat_result) -> str:
-        """Return what must be done about the owner of a file; empty if nothing."""
+        """Return what is wrong with the owner of a file, with the command that corrects it; or nothing."""
         return self._owner(str(path), str(path), status)
 
     def _owner(self, what: str, path: str, status: os.stat_result) -> str:
@@ -113,7 +113,7 @@ def steps(path: Path) -> Iterator[Path]:
 
 
 def readable(path: Path, status: os.stat_result) -> str:
-    """Return what must be done before a file is secret; empty if nothing. Group root counts as root."""
+    """Return which others can read a file, with the command that corrects it. Group root counts as root."""
     group = bool(status.st_mode & stat.S_IRGRP) and status.st_gid != 0
     others = bool(status.st_mode & stat.S_IROTH)
     return _open_to(f"{path} can be read by", "r", str(path), status, group, others)

@@ -41,7 +41,7 @@ def _log_overdue(seconds: float) -> None:
     logs.log.error("cannot stop in time: the process ends without waiting any longer", seconds=seconds)
 
 
-def _pass_over(number: signal.Signals) -> None:
+def _ignore_signal(number: signal.Signals) -> None:
     logs.log.warning("a signal was ignored", signal=number.name)
 
 
@@ -72,19 +72,20 @@ async def _serve(
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, daemon.reload_soon)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        loop.add_signal_handler(number, _pass_over, number)
+        loop.add_signal_handler(number, _ignore_signal, number)
     deliver_signals()
     loop.set_exception_handler(_log_once)
     await daemon.start()
     started()
-    waits = [asyncio.ensure_future(each) for each in (done.wait(), daemon.replacement.prepared.wait())]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    stopped = asyncio.ensure_future(done.wait())
+    prepared = asyncio.ensure_future(daemon.replacement.prepared.wait())
+    await asyncio.wait([stopped, prepared], return_when=asyncio.FIRST_COMPLETED)
     if done.is_set():
         await daemon.stop()
         return
     await daemon.hand_over()
     remaining = asyncio.ensure_future(daemon.finish_calls())
-    await asyncio.wait([remaining, waits[0]], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([remaining, stopped], return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _serving(config: Config, early: EarlySocket | None) -> None:
@@ -121,7 +122,7 @@ def run(config: Config, early: EarlySocket | None = None) -> int:
 
 
 def run_to_end(config: Config, early: EarlySocket | None = None) -> int:
-    """Serve, and turn every end into words and an exit code.
+    """Serve; report the error that ends the daemon, and return an exit code.
 
     Args:
         config: What to do.

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from proxy.notify import SystemdNotifier
 
 SETTLED_S = 0.2
-"""Seconds after the first comparison in which what it needed is freed."""
+"""Seconds after the first comparison until the memory that it needed is freed."""
 SOON_S, LATER_S = 0.3, 1.0
-"""Seconds between two looks at whether there is something to give back: at first, and later."""
+"""Seconds between two checks whether memory can be returned: at first, and later."""
 SOON_CHECKS = 6
 GROWN_BYTES = 8 << 20
-"""How much more than after the last time makes it worth giving memory back."""
+"""Growth since the last time that makes it worth returning memory to the kernel."""
 
 
 async def ping_watchdog(notifier: SystemdNotifier, health: Health | None, status: Callable[[], str]) -> None:

@@ -34,7 +34,7 @@ def text(raw: bytes) -> str:
 
 
 def identity(raw: bytes) -> str:
-    """Decode what is looked up by its exact name: an id, a path.
+    """Decode a name that must match exactly, such as an id or a path.
 
     Returns:
         An empty string where the bytes are not UTF-8. No call of the daemon could name such a container.
@@ -199,7 +199,7 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Read a number; gives it, and where it ends."""
+    """Read a number; return it and the position after it."""
     value = shift = 0
     for index in range(at, min(len(raw), at + _LONGEST)):
         byte = raw[index]

@@ -6,11 +6,11 @@ Theory (Linux scheduler/sched-bwc.rst, cgroup-v2.rst "CPU Interface Files"; each
   often mounted together with cpuacct. A quota counts by its ratio to the period: a group's must not exceed
   that of its nearest ancestor that has one, nor fall short of one below it; else the write fails with EINVAL.
   The root cannot be written. Removing a quota always succeeds: such a group is held by its ancestors alone.
-  So removing quotas begins above, where a group below would still be held; restoring them begins below, and
-  restores the greater one last.
+  So quotas are removed from the top, where a group below would still be limited; they are restored from the
+  bottom, the greater one last.
 * v2 has ``cpu.max``, "quota period" or "max period"; a single word leaves the period as it is. Any value is
-  taken, and the least one on the way up counts. Groups have the file where their parent's
-  ``cgroup.subtree_control`` has ``cpu``.
+  accepted; the smallest one among the group and its ancestors applies. Groups have the file where their
+  parent's ``cgroup.subtree_control`` has ``cpu``.
 * The period is never changed here: it stays as it was set.
 
 Groups lie at the same paths as in the cpuset hierarchy, but not always under the same root.

@@ -25,7 +25,7 @@ class KernelFences:
         self._files = OsFiles(root)
 
     def swap(self, path: str, cpus: CpuSet) -> CpuSet:
-        """Write a list, and give the one before; see ``Fences``."""
+        """Write a list and return the previous one; see ``Fences``."""
         if not path.strip("/") or not cpus:
             raise CgroupError(f"cannot set CPUs of cgroup /{path} to {str(cpus) or 'none'}", errno.EINVAL)
         try:

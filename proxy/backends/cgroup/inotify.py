@@ -54,7 +54,7 @@ class InotifyWrites:
             raise _error("watch cpusets for writes by others")
 
     def fileno(self) -> int:
-        """Return what is readable when there is something to take."""
+        """Return the descriptor, which is readable when events wait."""
         return self._fd
 
     def watch(self, path: str) -> bool:

@@ -9,7 +9,7 @@ container's:
 * a process may have moved below the container's group (systemd as first process: ``ID/init.scope``; crun's
   ``ID.scope/container``), so the path is cut after the part that holds the id;
 * the first process of a container in a virtual machine is the machine's, in a group of the sandbox, which all
-  containers of the pod share. No group is better than that one.
+  containers of the pod share. To report no group is better than to report that one.
 
 Runs in a worker: the runtime has been queried before, here files are read.
 """

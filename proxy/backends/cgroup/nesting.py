@@ -8,11 +8,11 @@ is refused, and what counts is the effective list.
   widened, from the top, to what they have and what is needed. They are never narrowed.
 * Below (a runtime or an init system in a container makes groups of its own): on v1 a new group of this kind
   copies its parent's list, and it keeps that. When the container's group shrinks, groups below keep what is
-  left of theirs, or get all of the new set where nothing is; when it grows, those that had all that the
-  container had have all again. A group that had less keeps what it has. On v2 all of that is the kernel's own
-  doing.
+  left of theirs, or get all of the new set where nothing is; when it grows, groups that had the
+  whole list of the container get the whole list again. A group that had less keeps what it has. On v2 the
+  kernel does all of that.
 
-Both directions are bounded; a group that comes while this is done is seen in the next round. When the group
+Both directions are bounded; a group that is created meanwhile is seen in the next round. When the group
 cannot be narrowed in the end, it and those below it get back what they had.
 """
 

@@ -119,7 +119,7 @@ class FactsFile(Generic[T]):
         self._problem = ""
 
     def page(self) -> dict[str, object]:
-        """Return what is in effect and how old it is, as plain data."""
+        """Return the content in effect and its age, as plain data."""
         facts, now = self._facts, self._wall_clock()
         return {
             "name": self._kind.value,

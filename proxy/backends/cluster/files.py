@@ -33,7 +33,7 @@ class AgentFiles:
             file.read()
 
     def page(self) -> list[dict[str, object]]:
-        """Return what is in effect of each file and how old it is, as plain data."""
+        """Return the content in effect of each file and its age, as plain data."""
         return [self.node.page(), self.namespaces.page(), self.pods.page()]
 
 

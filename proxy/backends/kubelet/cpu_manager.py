@@ -65,7 +65,7 @@ class ConfigFile:
         self._failure = ""
 
     def read(self) -> ManagerSettings | None:
-        """Return what it says; None where there is no file.
+        """Return its content; None where there is no file.
 
         Raises:
             KubeletError: It cannot be read, or holds something else.

@@ -195,7 +195,7 @@ def _drop_ins(directory: Path) -> Iterator[Path]:
 
 
 def _key(path: Path) -> Span | None:
-    """Return where a file's ``containerRuntimeEndpoint`` is; None where it has none."""
+    """Return the position of a file's ``containerRuntimeEndpoint``; None where it has none."""
     whole = read_span(path)
     value = None
     for match in _KEY.finditer(whole.text if whole else ""):

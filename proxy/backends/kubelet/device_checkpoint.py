@@ -68,7 +68,7 @@ class KubeletDevicesReader:
         self._telemetry = telemetry
 
     def read(self, resource: str) -> Mapping[str, PodDevices]:
-        """Return what the containers of each pod hold; nothing where there is no file.
+        """Return the devices that the containers of each pod hold; none where there is no file.
 
         Raises:
             DevicePluginError: What they hold of this resource cannot be read.

@@ -40,7 +40,7 @@ class OtherManagersReader:
         self._telemetry = telemetry
 
     def read(self) -> ManagedElsewhere | None:
-        """Return what kubelet reports; None where it does not answer."""
+        """Return kubelet's report; None where it does not answer."""
         try:
             devices, pods = self._kubelet.devices(), self._kubelet.pods()
         except KubeletError as error:

@@ -68,7 +68,7 @@ class StateFile:
         self._contents = StateFileContents()
 
     def read(self) -> StateFileContents:
-        """Return what the file says now; the same object as the last time while that is the same."""
+        """Return the content of the file; the same object as the last time while it is unchanged."""
         try:
             now = stamp(self.path)
             if now is None:

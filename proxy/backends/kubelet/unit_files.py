@@ -77,7 +77,7 @@ class UnitCommand(Struct, frozen=True):
         return self.variables[name].text if name in self.variables else ""
 
     def endpoint(self) -> Span | None:
-        """Return where the last ``--container-runtime-endpoint`` has its value; None where there is none."""
+        """Return the position of the last ``--container-runtime-endpoint``'s value; None if there is none."""
         last = None
         for match in re.finditer(f"{FLAG.pattern}|{_VARIABLE.pattern}", self.exec_start.text):
             if match[1] is not None:
@@ -90,7 +90,7 @@ class UnitCommand(Struct, frozen=True):
 
 
 def last_flag(span: Span) -> Span | None:
-    """Return where the endpoint is that a part of a command line names; None where it names none."""
+    """Return the position of the endpoint in a part of a command line; None where it names none."""
     endpoint = None
     for match in FLAG.finditer(span.text):
         endpoint = span.part(*match.span(1))
@@ -127,7 +127,7 @@ def unit_sources(root: Path, unit: str) -> list[Path]:
 
 
 def unit_command(root: Path, unit: str) -> UnitCommand | None:
-    """Return what a unit starts; None where there is no such unit or it starts nothing; blocks on the disk.
+    """Return the command that a unit starts; None without the unit or a command. Blocks on the disk.
 
     Args:
         root: Used in place of ``/``.

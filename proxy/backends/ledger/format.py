@@ -132,7 +132,7 @@ def _dump(value: object) -> bytes:
 
 
 def _check(changes: object) -> dict[str, dict[str, Any] | None] | None:
-    """Return what was read if it has the shape of a batch's changes, else None."""
+    """Return an object that was read if it has the form of a batch's changes, else None."""
     if not isinstance(changes, dict):
         return None
     good = all(isinstance(k, str) and (v is None or isinstance(v, dict)) for k, v in changes.items())
@@ -178,7 +178,7 @@ def _line(body: bytes) -> bytes:
 
 
 def _body(line: bytes) -> bytes | None:
-    """Return what a line says, or None where its checksum is wrong. ``line`` is without its newline."""
+    """Return the content of a line, or None where its checksum is wrong. ``line`` is without its newline."""
     body = line[9:]
     return body if line[:9] == b"%08x " % zlib.crc32(body) else None
 

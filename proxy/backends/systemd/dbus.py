@@ -181,7 +181,7 @@ class Connection:
 
 
 def _body(request: Message, answer: Message) -> tuple[Any, ...]:
-    """Return what an answer says.
+    """Return the content of an answer.
 
     Raises:
         UnavailableError, CgroupError: It is an error.
