@@ -38,16 +38,16 @@ _PERIOD_US = 100_000
 
 
 def permitted_claim(
-    node: Node, pod: Pod, request: Request | None = None, had: CpuSet | None = None
+    node: Node, pod: Pod, request: Request | None = None, owned: CpuSet | None = None
 ) -> tuple[Pod, Breach | None]:
-    """Return a pod without what it may not claim.
+    """Check what a pod claims, and take away what the rules forbid.
 
     Args:
         node: The node with its rules.
         pod: The pod as its labels and annotations say.
-        request: What is known of its request where neither kubelet nor its sandbox reports it; None where
-            nothing is known: then the request is not checked.
-        had: CPUs that the pod has owned already. It keeps them, also where they are reserved now.
+        request: The pod's request by its containers, used where neither kubelet nor the sandbox reports it;
+            None where it is not known: then it is not checked.
+        owned: CPUs that the pod has owned already. It keeps them, also where they are reserved now.
 
     Returns:
         The pod with the permitted part of its claim, the same pod where all of it is permitted; and the rule
@@ -66,7 +66,7 @@ def permitted_claim(
         return _without_annotation(node, pod, listed=listed)
     if rules.resource_status is ResourceStatusMode.FOLLOW or not _claims_cpus(pod):
         return pod, None
-    breach = _annotation_breach(node, pod, request, had or CpuSet())
+    breach = _annotation_breach(node, pod, request, owned or CpuSet())
     return (pod, None) if breach is None else (_without_claim(pod), breach)
 
 
@@ -81,14 +81,14 @@ def assigned_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSe
     return permitted_claim(node, pod, request, pod.cpuset)[0].cpuset if _claims_cpus(pod) else None
 
 
-def rejection_verdict(breach: Breach, what: str) -> Verdict:
+def rejection_verdict(breach: Breach, action: str) -> Verdict:
     """Return the verdict for a claim beyond a rule.
 
     Args:
         breach: The rule.
-        what: What cannot be done, such as ``place ns/pod``.
+        action: The action that fails, such as ``place ns/pod``.
     """
-    return Verdict(GrpcStatus.FAILED_PRECONDITION, breach.rule.reason, f"cannot {what}: {breach.message}")
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, breach.rule.reason, f"cannot {action}: {breach.message}")
 
 
 def rejects_claims(node: Node) -> bool:
@@ -97,7 +97,7 @@ def rejects_claims(node: Node) -> bool:
 
 
 def sharing_problem(breach: Breach) -> InputDefect:
-    """Return the sentence for a pod that shares CPUs because its claim goes beyond a rule."""
+    """Return the defect to report for a pod that shares CPUs because its claim goes beyond a rule."""
     return InputDefect(f"it owns no CPUs ({breach.rule}): {breach.message}", DefectKind.ADMISSION)
 
 
@@ -128,7 +128,7 @@ def sum_requests(requests: list[Request]) -> Request:
     """
     shares = sum(request.cpu_shares for request in requests if request.cpu_shares > 2)
     quotas = [request.cpu_quota * _PERIOD_US // (request.cpu_period or _PERIOD_US) for request in requests]
-    quota = sum(quotas) if all(each > 0 for each in quotas) else shares * _PERIOD_US // _SHARES
+    quota = sum(quotas) if all(quota_us > 0 for quota_us in quotas) else shares * _PERIOD_US // _SHARES
     return Request(cpu_shares=shares, cpu_quota=quota, cpu_period=_PERIOD_US)
 
 
@@ -139,11 +139,13 @@ def ownership_problem(pod: Pod, total: Request) -> str:
     limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED
     if limited and whole_cpus(total):
         return ""
-    wants = total.cpu_shares * MILLI // 1024
-    may = f"{total.cpu_quota * MILLI // (total.cpu_period or 100_000)}m" if total.cpu_quota > 0 else "nothing"
+    requested_milli = total.cpu_shares * MILLI // 1024
+    limit_text = (
+        f"{total.cpu_quota * MILLI // (total.cpu_period or 100_000)}m" if total.cpu_quota > 0 else "nothing"
+    )
     return (
-        f"{pod.qos} pod: its containers request about {wants}m CPU together and are limited to {may}; "
-        "both must be the same number of whole CPUs"
+        f"{pod.qos} pod: its containers request about {requested_milli}m CPU together"
+        f" and are limited to {limit_text}; both must be the same number of whole CPUs"
     )
 
 
@@ -153,45 +155,47 @@ def _claims_cpus(pod: Pod) -> bool:
     return claims and not pod.problem
 
 
-def _annotation_breach(node: Node, pod: Pod, request: Request | None, had: CpuSet) -> Breach | None:
-    named = pod.cpuset or CpuSet()
-    kept = (node.reserved | node.reservation | node.system) & named
-    if kept and not named <= had:
-        message = f"its resource-status annotation names {cpus(kept)}, which this node reserves"
+def _annotation_breach(node: Node, pod: Pod, request: Request | None, owned: CpuSet) -> Breach | None:
+    claimed = pod.cpuset or CpuSet()
+    reserved = (node.reserved | node.reservation | node.system) & claimed
+    if reserved and not claimed <= owned:
+        message = f"its resource-status annotation names {cpus(reserved)}, which this node reserves"
         return Breach(AdmissionRule.RESERVED_CPUS, message)
-    known = pod.total or request
-    if known is None and pod.requests is None:
+    total = pod.total or request
+    if total is None and pod.requests is None:
         return None
-    known = known or Request()
-    may = requested_cpus(pod, known)
-    if len(named) > may:
+    total = total or Request()
+    requested = requested_cpus(pod, total)
+    if len(claimed) > requested:
         message = (
-            f"its resource-status annotation names {counted(len(named), 'CPU')}, and its containers request"
-            f" {counted(may, 'whole CPU')} together (admission.resourceStatus is bounded)"
+            f"its resource-status annotation names {counted(len(claimed), 'CPU')}, and its containers request"
+            f" {counted(requested, 'whole CPU')} together (admission.resourceStatus is bounded)"
         )
         return Breach(AdmissionRule.REQUEST, message)
-    problem = ownership_problem(pod, known) if pod.qos in STRICT else ""
+    problem = ownership_problem(pod, total) if pod.qos in STRICT else ""
     return Breach(AdmissionRule.WHOLE_CPUS, problem) if problem else None
 
 
 def _without_annotation(node: Node, pod: Pod, *, listed: bool) -> tuple[Pod, Breach | None]:
-    """Return a pod whose resource-status annotation is not read."""
+    """Return the pod as if it had no resource-status annotation."""
     breach = None
     if not listed and _claims_cpus(pod):
         breach = Breach(
             AdmissionRule.NAMESPACE,
             _not_permitted(pod, "the annotation resource-status", _owners_key(node, pod)),
         )
-    named = pod.cpuset is not None and not pod.cpuset_chosen_locally
-    bound = pod.nodes is not None and not pod.aligned
+    names_cpus = pod.cpuset is not None and not pod.cpuset_chosen_locally
+    names_nodes = pod.nodes is not None and not pod.aligned
     faulty = pod.problem.startswith(f"annotation {RESOURCE_STATUS}")
-    if not named and not bound and not faulty:
+    if not names_cpus and not names_nodes and not faulty:
         return pod, breach
     return structs.replace(
         pod,
-        cpuset=None if named else pod.cpuset,
-        nodes=None if bound else pod.nodes,
-        defects=tuple(each.as_decisive(decisive=False) for each in pod.defects) if faulty else pod.defects,
+        cpuset=None if names_cpus else pod.cpuset,
+        nodes=None if names_nodes else pod.nodes,
+        defects=tuple(defect.as_decisive(decisive=False) for defect in pod.defects)
+        if faulty
+        else pod.defects,
     ), breach
 
 
@@ -207,5 +211,5 @@ def _owners_key(node: Node, pod: Pod) -> str:
     return "namespaceSelector" if node.admission.owners.names(pod.namespace) else "namespaces"
 
 
-def _not_permitted(pod: Pod, what: str, key: str) -> str:
-    return f"pods of namespace {pod.namespace!r} may not use {what} (admission.{key})"
+def _not_permitted(pod: Pod, claim: str, key: str) -> str:
+    return f"pods of namespace {pod.namespace!r} may not use {claim} (admission.{key})"

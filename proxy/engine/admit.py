@@ -75,9 +75,9 @@ class PodAdmission(Struct, frozen=True):
     """The answer to a sandbox.
 
     Attributes:
-        verdict: Admit or refuse.
+        verdict: Admit or reject.
         pod: The pod with what was set aside for it; unchanged where nothing was.
-        state: The state with it; the state before where nothing was set aside, or on a refusal.
+        state: The state afterwards; the state before where nothing was set aside, or the pod was rejected.
         explanation: Why; None where there was nothing to decide.
         problem: A request of the pod that could not be met, for the operator; empty if all were.
         limit: The admission rule that the claim exceeded; None where it exceeded none.
@@ -107,19 +107,19 @@ def admit(
     """
     if not decides_pod(state.node, pod):
         return PodAdmission(Verdict(), pod, state)
-    counts, breach = permitted_claim(state.node, pod)
+    permitted, breach = permitted_claim(state.node, pod)
     if breach is not None and rejects_claims(state.node):
         verdict = rejection_verdict(breach, f"place {pod.ref}")
         why = explain(EVENT, pod, "", pod.attempt, total, verdict)
         return PodAdmission(verdict, pod, state, why, limit=breach.rule)
-    if counts is not pod:
-        return _admit_permitted(state, pod, counts, total, breach, preferred)
-    before = next(
+    if permitted is not pod:
+        return _admit_permitted(state, pod, permitted, total, breach, preferred)
+    earlier = next(
         (p for p in state.pods.values() if p.key == pod.key and p.reserved_for_pod is not None), None
     )
-    if before is not None:
-        known = with_earlier_decision(pod, before)
-        return PodAdmission(Verdict(), known, state.with_pod(known))
+    if earlier is not None:
+        decided = with_earlier_decision(pod, earlier)
+        return PodAdmission(Verdict(), decided, state.with_pod(decided))
     if owns_cpus_as_pod(state.node, pod) and request_is_known(pod, total):
         if problem := ownership_problem(pod, total):
             verdict = Verdict(
@@ -134,12 +134,12 @@ def admit(
         return PodAdmission(Verdict(), pod, state)
     owns = state.node.static and may_own(pod) and pod.cpuset is None
     requests = pod_requests(pod, "", total, whole_cpus(total) if owns else 0)
-    wanted = pod_cpus(requests) if owns else 0
+    cpu_count = pod_cpus(requests) if owns else 0
     owns = owns and (
-        wanted > 0 or any(container_cpus(requests, container) for container in requests.containers)
+        cpu_count > 0 or any(container_cpus(requests, container) for container in requests.containers)
     )
     request = ProviderRequest(
-        pod, requests, "", total, Scope.POD, exclusive=owns, cpus=wanted, preferred=preferred
+        pod, requests, "", total, Scope.POD, exclusive=owns, cpus=cpu_count, preferred=preferred
     )
     return _decide(state, request, whole=False)
 
@@ -147,36 +147,40 @@ def admit(
 def _admit_permitted(
     state: NodeState,
     pod: Pod,
-    counts: Pod,
+    permitted: Pod,
     total: Request,
     breach: Breach | None,
     preferred: Preferences,
 ) -> PodAdmission:
     """Decide about a pod by its permitted claim; the recorded pod keeps what its author wrote."""
-    done = admit(state, counts, total, preferred)
-    problem, limit = done.problem, done.limit
+    admission = admit(state, permitted, total, preferred)
+    problem, limit = admission.problem, admission.limit
     if breach is not None:
         problem, limit = problem or sharing_problem(breach), limit or breach.rule
-    if done.pod is counts:
-        return structs.replace(done, pod=pod, problem=problem, limit=limit)
-    given = done.pod
-    known = structs.replace(
+    if admission.pod is permitted:
+        return structs.replace(admission, pod=pod, problem=problem, limit=limit)
+    decided = admission.pod
+    recorded = structs.replace(
         pod,
-        reserved_for_pod=given.reserved_for_pod,
-        nodes=given.nodes or pod.nodes,
-        cpuset=given.cpuset if given.cpuset_chosen_locally else pod.cpuset,
-        cpuset_chosen_locally=given.cpuset_chosen_locally,
+        reserved_for_pod=decided.reserved_for_pod,
+        nodes=decided.nodes or pod.nodes,
+        cpuset=decided.cpuset if decided.cpuset_chosen_locally else pod.cpuset,
+        cpuset_chosen_locally=decided.cpuset_chosen_locally,
     )
-    return structs.replace(done, pod=known, state=state.with_pod(known), problem=problem, limit=limit)
+    return structs.replace(
+        admission, pod=recorded, state=state.with_pod(recorded), problem=problem, limit=limit
+    )
 
 
-def with_earlier_decision(pod: Pod, before: Pod) -> Pod:
+def with_earlier_decision(pod: Pod, earlier: Pod) -> Pod:
     """Return a pod with what was decided for its earlier sandbox, or before more of it was known."""
-    known = structs.replace(pod, reserved_for_pod=before.reserved_for_pod, nodes=pod.nodes or before.nodes)
+    decided = structs.replace(
+        pod, reserved_for_pod=earlier.reserved_for_pod, nodes=pod.nodes or earlier.nodes
+    )
     return (
-        structs.replace(known, cpuset=before.cpuset, cpuset_chosen_locally=True)
-        if before.cpuset_chosen_locally
-        else known
+        structs.replace(decided, cpuset=earlier.cpuset, cpuset_chosen_locally=True)
+        if earlier.cpuset_chosen_locally
+        else decided
     )
 
 
@@ -191,16 +195,16 @@ def decides_pod(node: Node, pod: Pod) -> bool:
 def _decide(state: NodeState, request: ProviderRequest, *, whole: bool) -> PodAdmission:
     """Ask the providers about a pod, and set aside what they grant within the limits of the node."""
     pod = request.pod
-    done = _decide_once(state, request, together=whole)
-    if done.limit is AdmissionRule.SHARED_FLOOR:
+    admission = _decide_once(state, request, together=whole)
+    if admission.limit is AdmissionRule.SHARED_FLOOR:
         request_above_floor = structs.replace(request, avoid=floor_cpus(state, pod))
-        other = _decide_once(state, request_above_floor, together=whole)
-        done = other if other.verdict.admitted else done
-    if done.limit is None or rejects_claims(state.node):
-        return done
-    message = done.verdict.message.partition(": ")[2]
-    problem = sharing_problem(Breach(done.limit, message))
-    return PodAdmission(Verdict(), pod, state, problem=problem, limit=done.limit)
+        above_floor = _decide_once(state, request_above_floor, together=whole)
+        admission = above_floor if above_floor.verdict.admitted else admission
+    if admission.limit is None or rejects_claims(state.node):
+        return admission
+    message = admission.verdict.message.partition(": ")[2]
+    problem = sharing_problem(Breach(admission.limit, message))
+    return PodAdmission(Verdict(), pod, state, problem=problem, limit=admission.limit)
 
 
 def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) -> PodAdmission:
@@ -215,7 +219,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     try:
         context = build_context(state, request)
     except AllocationRefusedError as conflict:
-        return _refuse(state, request, TopologyDecision(refusal_verdict(conflict), ANYWHERE), None)
+        return _reject(state, request, TopologyDecision(refusal_verdict(conflict), ANYWHERE), None)
     milli = request.cpus * MILLI if request.exclusive else shared_request_milli(pod, total)
     aligns = wants_alignment(pod) and (milli > 0 or bool(request.near))
     if not aligns and not any(provider.wants(request) for provider in context.providers):
@@ -226,18 +230,18 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     else:
         decision, unmet = decide_with_preferences(context, _decide_by_node_policy)
     if not decision.verdict.admitted:
-        return _refuse(state, request, decision, context)
+        return _reject(state, request, decision, context)
     promised = _pod_with_grants(state, request, decision, aligned=aligns, together=together)
     after = _with_devices(state.with_pod(promised), pod, decision)
-    what = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
+    action = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
     if not after.pools.shared - after.aside():
-        message = f"cannot {what}: the shared pool would be left empty"
+        message = f"cannot {action}: the shared pool would be left empty"
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
-        return _refuse(state, request, structs.replace(decision, verdict=verdict), context)
+        return _reject(state, request, structs.replace(decision, verdict=verdict), context)
     breach = exceeded_limit(state, after, promised, "", decision.cpus)
     if breach is not None:
-        decision = structs.replace(decision, verdict=rejection_verdict(breach, what))
-        return structs.replace(_refuse(state, request, decision, context), limit=breach.rule)
+        decision = structs.replace(decision, verdict=rejection_verdict(breach, action))
+        return structs.replace(_reject(state, request, decision, context), limit=breach.rule)
     why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), decision)
     return PodAdmission(Verdict(), promised, after, why, unmet or "")
 
@@ -253,7 +257,7 @@ def _with_devices(state: NodeState, pod: Pod, decision: TopologyDecision) -> Nod
 def _pod_with_grants(
     state: NodeState, request: ProviderRequest, decision: TopologyDecision, *, aligned: bool, together: bool
 ) -> Pod:
-    """Return the pod with what is set aside for it."""
+    """Return the pod with the CPUs, memory and shares that were granted set aside for it."""
     hint, granted = decision.hint, decision.granted
     aside = SetAside(
         hint.affinity, hint.preferred, granted.cpus, granted.blocks, decision.parts, granted.shares
@@ -284,15 +288,15 @@ def _decide_by_pod_policy(state: NodeState, context: AdmissionContext, milli: in
     return _allocate_containers(structs.replace(context, request=even), decision)
 
 
-def _refuse(
+def _reject(
     state: NodeState, request: ProviderRequest, decision: TopologyDecision, context: AdmissionContext | None
 ) -> PodAdmission:
     pod, total = request.pod, request.cri
     verdict = detailed_verdict(decision.verdict, pod.ref, decision)
-    missing = shortfall(state, context, verdict.reason) if context is not None else ()
+    shortfalls = shortfall(state, context, verdict.reason) if context is not None else ()
     if verdict.reason in FLOORS:
-        missing = on_machine(state, pod, len(decision.cpus))
-    why = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, shortfalls=missing)
+        shortfalls = on_machine(state, pod, len(decision.cpus))
+    why = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, shortfalls=shortfalls)
     return PodAdmission(verdict, pod, state, why)
 
 
@@ -312,25 +316,27 @@ def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) 
     steps: list[AllocationStep] = []
     cpus = CpuSet()
     for container in context.request.requests.containers:
-        of_container = structs.replace(context, request=container_request(context.request, container.name))
-        served = allocate(of_container, decision.hint)
+        container_context = structs.replace(
+            context, request=container_request(context.request, container.name)
+        )
+        allocation = allocate(container_context, decision.hint)
         prefix = f"{container.name}: " if container.name else ""
-        steps += [AllocationStep(step.provider, prefix + step.what) for step in served.steps]
-        if not served.verdict.admitted:
-            return structs.replace(decision, verdict=served.verdict, steps=tuple(steps))
-        cpus |= served.cpus
-        granted.append((container.name, served.granted))
-        context = structs.replace(context, providers=served.providers)
+        steps += [AllocationStep(step.provider, prefix + step.what) for step in allocation.steps]
+        if not allocation.verdict.admitted:
+            return structs.replace(decision, verdict=allocation.verdict, steps=tuple(steps))
+        cpus |= allocation.cpus
+        granted.append((container.name, allocation.granted))
+        context = structs.replace(context, providers=allocation.providers)
     decision = structs.replace(decision, granted=Grants(cpus), steps=tuple(steps))
     if len(granted) == 1 and not granted[0][0]:
         return structs.replace(decision, granted=granted[0][1])
     decision = structs.replace(decision, providers=context.providers)
-    parts = (_part(name, _held_in_the_end(context, name, each)) for name, each in granted)
+    parts = (_part(name, _final_grants(context, name, each)) for name, each in granted)
     return structs.replace(decision, parts=tuple(parts))
 
 
-def _held_in_the_end(context: AdmissionContext, name: str, granted: Grants) -> Grants:
-    """Return what a container holds after later containers took over part of what it had."""
+def _final_grants(context: AdmissionContext, name: str, granted: Grants) -> Grants:
+    """Return a container's grants at the end: later containers may have taken over part of them."""
     for provider in context.providers:
         granted = provider.holds(context.request, name, granted)
     return granted

@@ -1,8 +1,8 @@
-"""Adopt a container that exists already: created without topoproxy, or before it started.
+"""Adopt a container that exists already: it was created without topoproxy, or before topoproxy started.
 
-Nothing moves that need not: a container that may own CPUs owns those that it runs on, if they are as many as
-it requests and belong to no other owner. A container that cannot be adopted so runs on a pool, and the plan
-says why. It is never refused, because it exists.
+Running containers are moved as little as possible: a container that may own CPUs owns those that it runs on,
+if they are as many as it requests and belong to no other owner. Otherwise it runs on a pool, and the plan
+gives the reason. An existing container is never rejected.
 
 The ledger records the memory that was promised when a container was placed. Where memory was not counted then
 (other settings, an older version), a container that is bound to NUMA nodes uses their memory anyway,
@@ -29,7 +29,7 @@ from proxy.pools.claims import Claim, claim
 def adopt(
     state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
 ) -> Plan:
-    """Adopt a container.
+    """Return the plan that adopts a container.
 
     Args:
         state: The node as it is.
@@ -45,10 +45,10 @@ def adopt(
     """
     if phase is Phase.EXITED:
         placement = pool_placement(Pool.SHARED, state.node.machine.memory_nodes, "it has exited")
-        gone = Container(container_id, name, pod, request, placement, phase, attempt)
-        return Plan(Verdict(), state.changed(put=(gone,)), gone)
-    counts, breach = permitted_container_claim(state, pod, name, request)
-    claimed = claim(counts, request, state.node.machine.present, static=state.node.static)
+        exited = Container(container_id, name, pod, request, placement, phase, attempt)
+        return Plan(Verdict(), state.changed(put=(exited,)), exited)
+    permitted, breach = permitted_container_claim(state, pod, name, request)
+    claimed = claim(permitted, request, state.node.machine.present, static=state.node.static)
     if breach is not None:
         claimed = structs.replace(claimed, problem=claimed.problem or sharing_problem(breach))
     if claimed.pool is not Pool.OWN and not claimed.fatal and phase is not Phase.CREATED:
@@ -60,29 +60,38 @@ def adopt(
             limit=None if breach is None else breach.rule,
         )
     if claimed.pool is Pool.OWN and claimed.cpus is None and phase is not Phase.CREATED:
-        kept = _keep_cpus(state, container_id, pod, name, attempt, request, phase)
-        if kept is not None:
-            return kept
+        keeping_cpus = _keep_cpus(state, container_id, pod, name, attempt, request, phase)
+        if keeping_cpus is not None:
+            return keeping_cpus
         why = f"{claimed.why}, but it was started without exclusive CPUs and gets none while it runs"
         return _pooled(state, container_id, pod, name, attempt, request, phase, why)
     # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
-    live = phase is not Phase.CREATED
+    may_run = phase is not Phase.CREATED
     mems = named_memory_nodes(state, request)
-    requested = structs.replace(request, cpuset_mems=str(mems)) if live else request
-    has = parse_cpus(request.cpuset_cpus) if live else None
-    # What a plug-in has never allocated cannot be given to a container that exists.
-    held = structs.replace(state, devices=structs.replace(state.devices, registered={}))
-    plan = place(held, pod, name, attempt, requested, container_id, state.node.machine.present, has)
+    requested = structs.replace(request, cpuset_mems=str(mems)) if may_run else request
+    current_cpus = parse_cpus(request.cpuset_cpus) if may_run else None
+    # A device that its plug-in has not allocated cannot be assigned to an existing container.
+    without_free_devices = structs.replace(state, devices=structs.replace(state.devices, registered={}))
+    plan = place(
+        without_free_devices,
+        pod,
+        name,
+        attempt,
+        requested,
+        container_id,
+        state.node.machine.present,
+        current_cpus,
+    )
     plan = structs.replace(plan, state=structs.replace(plan.state, devices=state.devices))
     if plan.container is None:
         limit, problem = plan.limit, plan.problem or plan.verdict.operator_message
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
         return structs.replace(plan, problem=problem, limit=limit)
-    taken = structs.replace(plan.container, phase=phase, request=request)
+    adopted = structs.replace(plan.container, phase=phase, request=request)
     # The decision counts no memory on NUMA nodes that the request names, but a running container uses it.
-    placement = structs.replace(taken.placement, mems=mems) if live else taken.placement
-    taken = structs.replace(taken, placement=_adopted(state, pod, request, placement, running=live))
-    return structs.replace(plan, state=plan.state.changed(put=(taken,)), container=taken)
+    placement = structs.replace(adopted.placement, mems=mems) if may_run else adopted.placement
+    adopted = structs.replace(adopted, placement=_adopted(state, pod, request, placement, running=may_run))
+    return structs.replace(plan, state=plan.state.changed(put=(adopted,)), container=adopted)
 
 
 def parse_cpus(text: str) -> CpuSet | None:
@@ -97,17 +106,17 @@ def _keep_cpus(
     state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
 ) -> Plan | None:
     claimed = claim(pod, request, state.node.machine.present, static=True)
-    has = parse_cpus(request.cpuset_cpus)
-    if has is None:
+    current_cpus = parse_cpus(request.cpuset_cpus)
+    if current_cpus is None:
         return None
     owner = f"{pod.key}/{name}"
-    if len(has) != claimed.count or not has <= state.node.machine.present:
+    if len(current_cpus) != claimed.count or not current_cpus <= state.node.machine.present:
         return None
-    if any(key != owner and not held.cpus.isdisjoint(has) for key, held in state.owners.items()):
+    if any(key != owner and not owned.cpus.isdisjoint(current_cpus) for key, owned in state.owners.items()):
         return None
-    why = f"{claimed.why}; runs on CPUs {has} already"
+    why = f"{claimed.why}; runs on CPUs {current_cpus} already"
     mems = named_memory_nodes(state, request)
-    placement = _adopted(state, pod, request, Placement(Pool.OWN, has, mems, (why,), claimed.hard))
+    placement = _adopted(state, pod, request, Placement(Pool.OWN, current_cpus, mems, (why,), claimed.hard))
     if quota_is_off(state, pod, name, Pool.OWN):
         placement = without_quota(placement, request)
     container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
@@ -140,15 +149,15 @@ def _pooled(
 def _adopted(
     state: NodeState, pod: Pod, request: Request, placement: Placement, *, running: bool = True
 ) -> Placement:
-    """Return the placement of a container that exists, with what the providers find that it holds."""
-    recorded = found = grants_of(placement)
+    """Return the placement of an existing container, with the resources that it holds by the providers."""
+    recorded = grants = grants_of(placement)
     for provider in state.providers:
-        found = provider.adopt(pod, request, placement.mems, found, running=running)
-    return placement if found == recorded else with_grants(placement, found)
+        grants = provider.adopt(pod, request, placement.mems, grants, running=running)
+    return placement if grants == recorded else with_grants(placement, grants)
 
 
 def with_unrecorded_grants(state: NodeState) -> NodeState:
-    """Return the state with what containers hold without a record; the same state where there is nothing."""
+    """Return the state with resources that containers hold without a record; the same state if none do."""
     if not state.node.accounts:
         return state
     late = tuple(after for c in state.containers.values() if (after := _with_unrecorded(state, c)) is not c)
@@ -172,7 +181,7 @@ def _is_promised(part: Part) -> bool:
 def overcommitted_memory(state: NodeState) -> dict[str, tuple[int, int]]:
     """Return the resources of which more is promised than exists: bytes promised, and bytes in total.
 
-    Only what could not be charged to any NUMA node is found, so both are of the whole machine.
+    Only promises that could not be charged to any NUMA node are excess, so both are of the whole machine.
     """
     if state.memory is None:
         return {}

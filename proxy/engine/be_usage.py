@@ -1,13 +1,13 @@
-"""The CPU time that matters to BE suppression: which counters are read, and what follows from two readings.
+"""The CPU time that BE suppression reads: which counters, and the rates that follow from two readings.
 
 A pod counts as BE by its label or by its Kubernetes QoS class. Pods that share a cgroup parent (a sandbox
-that was made again; clients that give all pods one parent) are one here, and BE only if all of them are.
+that was made again; clients that give all pods one parent) count as one pod, and as BE only if all are BE.
 
 A rate is what a counter grew by, divided by the time between two readings. Groups come and go meanwhile:
 
-* a group that was not there before, or whose counter has gone backwards (it was removed and made again), has
-  counted from zero. If it shows more than the machine could do in that time, it is older than what is known
-  about it, and nothing is known about it for one round;
+* a group that is new, or whose counter has gone backwards (it was removed and made again), has counted from
+  zero. If it shows more than the machine could do in that time, it is older than the first reading, and its
+  rate is not known for one round;
 * what a group used before it was removed is only in the counters of the groups above it. So the group above
   all BestEffort pods is read too. What it has used beyond the pods that exist was used by pods that are gone,
   and counts as BE: else it would look like the system's, and the pods that stay would be narrowed for it.
@@ -89,7 +89,7 @@ class Rates(Struct, frozen=True):
 
 
 class Shares(Struct, frozen=True):
-    """CPUs in use, for people."""
+    """CPUs in use by BE pods, by other pods and by the system, as messages show them."""
 
     node: float
     be: float
@@ -121,7 +121,7 @@ def rates(before: UsageReading, after: UsageReading, cpus: int) -> Rates | None:
     Args:
         before: The earlier reading.
         after: The later one.
-        cpus: How many CPUs there are: nothing can use more.
+        cpus: The number of online CPUs, the upper limit of every rate.
 
     Returns:
         The rates; None where the readings carry no information.
@@ -129,43 +129,43 @@ def rates(before: UsageReading, after: UsageReading, cpus: int) -> Rates | None:
     elapsed = after.at - before.at
     if elapsed < LEAST_NS or after.node < before.node:
         return None
-    most = elapsed * cpus
-    found: dict[str, float] = {}
+    most_ns = elapsed * cpus
+    cpus_by_group: dict[str, float] = {}
     for key, counters in after.groups.items():
         earlier = before.groups.get(key, {})
-        grown = [_growth(earlier.get(path), now, most) for path, now in counters.items()]
-        known = [each for each in grown if each is not None]
-        if known:
-            found[key] = min(sum(known), most) / elapsed
-    return Rates(min(after.node - before.node, most) / elapsed, found)
+        growths = [_growth(earlier.get(path), current, most_ns) for path, current in counters.items()]
+        known_growths = [growth for growth in growths if growth is not None]
+        if known_growths:
+            cpus_by_group[key] = min(sum(known_growths), most_ns) / elapsed
+    return Rates(min(after.node - before.node, most_ns) / elapsed, cpus_by_group)
 
 
-def _growth(before: int | None, now: int, most: int) -> int | None:
-    if before is not None and now >= before:
-        return now - before
-    return now if now <= most else None
+def _growth(before: int | None, current: int, most_ns: int) -> int | None:
+    if before is not None and current >= before:
+        return current - before
+    return current if current <= most_ns else None
 
 
 def usage_of_removed(above: float | None, inside: Collection[str], groups: Mapping[str, float]) -> float:
-    """Return what pods used that are no longer there.
+    """Return the CPUs that removed pods used.
 
     Args:
-        above: CPUs in use in the group above them all; None where that is not known.
-        inside: Keys of those below it that are there.
+        above: CPUs in use in the group above all BestEffort pods; None where that is not known.
+        inside: Keys of the pods that still exist below it.
         groups: CPUs in use by key.
     """
     return 0.0 if above is None else max(0.0, above - sum(groups.get(key, 0.0) for key in inside))
 
 
 def usage_of(state: NodeState, query: UsageQuery, rates: Rates) -> Usage:
-    """Return what the node has and uses, as the budget of BE pods is computed from it."""
+    """Return the CPUs that the node has and uses: the input of the budget of BE pods."""
     node = state.node
     online = node.machine.online
     pods = {key: used for key, used in rates.groups.items() if key != ABOVE}
     be = query.be
-    lost = usage_of_removed(rates.groups.get(ABOVE), query.inside, rates.groups)
-    if lost:
-        pods[_REMOVED_BE] = lost
+    removed_usage = usage_of_removed(rates.groups.get(ABOVE), query.inside, rates.groups)
+    if removed_usage:
+        pods[_REMOVED_BE] = removed_usage
         be |= {_REMOVED_BE}
     return Usage(
         capacity=1000 * len(online),

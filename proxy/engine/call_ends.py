@@ -1,8 +1,8 @@
 """Handle the ends of calls in flight: rules of ``proxy.engine.handle``.
 
-What the runtime would use if it started or updated a container now is what the last update has brought
-(``RuntimeKnowledge.saved``), as long as calls for the container do not overlap. A container that is created
-has no cgroup yet: runc makes it at the start, from the cpuset that was saved last.
+The runtime starts or updates a container with the cpuset of the last update (``RuntimeKnowledge.saved``), as
+long as calls for the container do not overlap. A created container has no cgroup yet: runc makes it at the
+start, from the cpuset that was saved last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from proxy.engine.state import NodeState
 from proxy.model.workload import Phase
 
 ORPHAN_GRACE_S = 2.0
-"""How long a runtime that answers may still be at a call whose answer is not waited for."""
+"""How long a runtime that answers other calls may still be executing an orphan, in seconds."""
 
 Handled = tuple[NodeState, NodeEffects]
 
@@ -56,7 +56,7 @@ def call_sent(state: NodeState, event: CallSent) -> Handled:
 
 
 def call_completed(state: NodeState, event: CallCompleted) -> Handled:
-    """Count a call as in flight no more."""
+    """Remove a call from the calls in flight."""
     call = event.call
     if state.inflight.current(call) is None:
         return state, ()
@@ -73,7 +73,7 @@ def call_orphaned(state: NodeState, event: CallOrphaned) -> Handled:
 
 
 def start_refused(state: NodeState, event: StartRefused) -> Handled:
-    """Leave it to the next list whether the container still exists, runs nevertheless, or has exited."""
+    """Make the start an orphan: the next list shows whether its container exists, runs, or has exited."""
     call = state.inflight.current(event.call)
     state = state.knowing(state.runtime.touched(event.call.container_id))
     if call is None:
@@ -125,14 +125,16 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
     is_alone, effects = not call.overlapped, list[NodeEffect](over)
     state = state.knowing(state.runtime.saving(container_id, saved if is_alone else None))
     if saved is not None and not (is_alone and saved == state.wanted(container)):
-        # Whichever came last, the CPUs that are right are sent after all of them. The kernel may have these.
+        # The order of the calls is not known: the planned CPUs are sent after all of them.
         if state.inflight.is_busy(container_id):
             state, _ = resend_wanted(state, ResendWanted(container_id))
         else:
             state = _with_unsaved(state, container_id)
             effects.append(SyncRuntimeSoon())
     if saved == state.wanted(container) and is_alone:
-        effects.append(CompareCpusets((container_id,)))  # it should hold that, and many may complete together
+        effects.append(
+            CompareCpusets((container_id,))
+        )  # most probably right: no write, as many may complete together
     else:
         effects.append(WriteCpusets((container_id,)))
     return state, tuple(effects)
@@ -171,7 +173,7 @@ def orphan_ended(state: NodeState, event: OrphanEnded) -> Handled:
     """End an orphan. The comparison that found it over writes the kernel after this."""
     call, phase = event.call, event.phase
     effects, container_id = list[NodeEffect](), call.container_id
-    was = state.inflight.current(call) or call
+    last_known = state.inflight.current(call) or call
     if call.is_start:
         state, ended = start_ended(state, StartEnded(call, phase))
         effects += ended
@@ -184,7 +186,7 @@ def orphan_ended(state: NodeState, event: OrphanEnded) -> Handled:
     if phase is Phase.EXITED:
         state, entered = phase_changed(state, PhaseChanged(container_id, phase))
         effects += entered
-    elif was.resend and container_id in state.containers:
+    elif last_known.resend and container_id in state.containers:
         state = _with_unsaved(state, container_id)
         effects.append(SyncRuntimeSoon())
     return state, tuple(effects)

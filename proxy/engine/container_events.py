@@ -72,7 +72,7 @@ class ContainersRemoved(Struct, frozen=True):
 
 
 class ContainerTouched(Struct, frozen=True):
-    """Something has happened to a container: lists of the runtime from before say nothing about it.
+    """A container has changed: lists that the runtime made earlier are stale for it.
 
     Attributes:
         container_id: The container.
@@ -141,7 +141,7 @@ class CreateRequested(Struct, frozen=True):
 
 
 class CreateResumed(Struct, frozen=True):
-    """Something that a container waited for before its create is done: devices, hooks or a reservation.
+    """A create continues: the devices, hooks or reservation that it waited for are done.
 
     Attributes:
         container: The container as it was placed.
@@ -165,7 +165,7 @@ class CreateWithoutDevices(Struct, frozen=True):
 
 
 class DevicesAllocated(Struct, frozen=True):
-    """Device plug-ins have answered to Allocate.
+    """Device plug-ins have answered Allocate.
 
     Attributes:
         pod_key: The pod.
@@ -236,7 +236,7 @@ class CpusNotFreed(Struct, frozen=True):
 
 
 class ContainerFound(Struct, frozen=True):
-    """The runtime has a container that is not known: it keeps what it runs on, where it may.
+    """The runtime lists a container that is not in the state: it keeps its present CPUs, where it may.
 
     Attributes:
         container_id: Its id.

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class MemoryBindings(Struct, frozen=True):
-    """What is known of memory nodes in effect.
+    """The memory nodes in effect, as far as they are known.
 
     Attributes:
-        held: Ids of containers that had what they should have at the last comparison.
+        held: Ids of containers that had the planned nodes at the last comparison.
         wide: Containers with more nodes than decided, as their memory is there: all that they have.
         returned: Nodes that came back.
         is_changed: Whether nodes came or went at all.
@@ -46,33 +46,33 @@ class MemoryBindings(Struct, frozen=True):
     is_changed: bool = False
 
     def changed(self, returned: Mask) -> MemoryBindings:
-        """Return it after nodes came or went: what containers have now, no other program has written."""
+        """Return the bindings after nodes came or went: differences from now on are no writes of others."""
         return MemoryBindings(returned=self.returned | returned, is_changed=True)
 
     def forgotten(self) -> MemoryBindings:
-        """Return it without what containers had, as they may be given other nodes."""
+        """Return the bindings without the nodes of containers, which other programs may change now."""
         return structs.replace(self, held=frozenset(), wide={})
 
     def carried(self, state: NodeState, container: Container) -> Mask:
-        """Return the nodes that a call to the runtime names for a container: no runtime takes others."""
+        """Return the memory nodes that a call to the runtime names for a container, so that it loses none."""
         wide = self.wide.get(container.id, Mask()) & state.node.machine.memory_nodes
         return wide or state.wanted_mems(container)
 
     def renewed(self, state: NodeState, container: Container) -> Mask | None:
-        """Return the nodes that an update of our own names; None where those the runtime has saved do."""
+        """Return the nodes that an update of ours names; None where the runtime has saved the right ones."""
         is_gone = not container.placement.mems <= state.node.machine.memory_nodes
         differs = self.is_changed or is_gone or container.id in self.wide
         return self.carried(state, container) if differs else None
 
 
 class MemsRepair(Struct, frozen=True):
-    """What is done about the nodes of one container.
+    """The writes that repair the nodes of one container.
 
     Attributes:
         write: What is written at once; None for nothing.
         narrow: What is written if its memory allows; None where it has no nodes too many.
         is_drift: Whether nodes were missing.
-        is_right: Whether it has what it should then.
+        is_right: Whether it has the planned nodes after the write.
     """
 
     write: Mask | None = None
@@ -81,20 +81,22 @@ class MemsRepair(Struct, frozen=True):
     is_right: bool = False
 
 
-def repair(has: Mask, want: Mask, above: Mask, existing: Mask, returned: Mask) -> MemsRepair:
-    """Decide what is done about the nodes of a container.
+def repair(current: Mask, planned: Mask, above: Mask, existing: Mask, returned: Mask) -> MemsRepair:
+    """Return the repair of a container's nodes.
 
     Args:
-        has: What its group has.
-        want: What was decided.
-        above: What the group above has.
+        current: The nodes that its group has.
+        planned: The nodes that were decided.
+        above: The nodes that the group above has.
         existing: The nodes that exist.
         returned: Nodes that came back: groups above are widened for them.
     """
-    if has != want and not want - above <= returned:
-        want = want & above or has
-    kept = has if has <= existing else has & existing | want  # no memory is left on nodes that are gone
-    if want - kept:
-        return MemsRepair(kept | want, is_drift=True, is_right=kept <= want)
-    write = None if kept == has else kept
-    return MemsRepair(write, is_right=True) if kept == want else MemsRepair(write, narrow=want)
+    if current != planned and not planned - above <= returned:
+        planned = planned & above or current
+    target = (
+        current if current <= existing else current & existing | planned
+    )  # no memory is left on nodes that are gone
+    if planned - target:
+        return MemsRepair(target | planned, is_drift=True, is_right=target <= planned)
+    write = None if target == current else target
+    return MemsRepair(write, is_right=True) if target == planned else MemsRepair(write, narrow=planned)

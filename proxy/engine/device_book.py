@@ -25,7 +25,7 @@ PODS, RESOURCES = "d/", "dr/"
 
 
 class DeviceRecord(Struct, frozen=True):
-    """What one container holds of one resource, as the ledger has it.
+    """The devices of one resource that one container holds, as the ledger records them.
 
     Attributes:
         ids: The devices.
@@ -37,7 +37,7 @@ class DeviceRecord(Struct, frozen=True):
 
 
 PodDevices = Mapping[str, Mapping[str, DeviceRecord]]
-"""What the containers of a pod hold, by container name and resource."""
+"""The devices that the containers of a pod hold, by container name and resource."""
 
 
 def granted(state: NodeState, container: Container) -> NodeState:
@@ -46,11 +46,11 @@ def granted(state: NodeState, container: Container) -> NodeState:
     Not where the plan is not applied to its pod, and not where its sandbox has gone while the plug-in was
     queried for a preference.
     """
-    devices, given = state.devices, container.placement.devices
-    if not given or container.pod.sandbox_id not in state.pods or not applies_to(state, container.pod):
+    devices, assigned = state.devices, container.placement.devices
+    if not assigned or container.pod.sandbox_id not in state.pods or not applies_to(state, container.pod):
         return state
     key, name = container.pod.key, container.name
-    for resource, ids in given:
+    for resource, ids in assigned:
         if devices.of_container(key, name, resource) != frozenset(ids):
             devices = devices.give(key, name, resource, frozenset(ids))
     return state if devices is state.devices else structs.replace(state, devices=devices)
@@ -102,27 +102,27 @@ def salvaged(record: Mapping[str, Any]) -> tuple[PodDevices, bool]:
     Returns:
         The devices, with an empty answer where it cannot be read, and whether all devices could be read.
     """
-    found, whole = dict[str, dict[str, DeviceRecord]](), True
+    records, complete = dict[str, dict[str, DeviceRecord]](), True
     for name, container in record.items():
         if not isinstance(container, Mapping):
-            whole = False
+            complete = False
             continue
         for resource, raw in container.items():
             try:
                 ids = msgspec.convert(raw["ids"], tuple[str, ...])
             except (TypeError, LookupError, msgspec.ValidationError):
-                whole = False
+                complete = False
                 continue
             try:
                 grant = msgspec.convert(raw, DeviceRecord)
             except msgspec.ValidationError:
                 grant = DeviceRecord(ids, AllocateAnswer())
-            found.setdefault(name, {})[resource] = grant
-    return found, whole
+            records.setdefault(name, {})[resource] = grant
+    return records, complete
 
 
 def restored(devices: DeviceState, pods: Mapping[str, PodDevices], resources: tuple[str, ...]) -> DeviceState:
-    """Return the device state as an earlier run of the daemon left it.
+    """Return the device state with what an earlier run of the daemon recorded.
 
     What was reserved without an answer is free: its container was never created. A resource that was
     registered has no devices until its plug-in reports them.

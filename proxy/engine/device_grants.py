@@ -27,20 +27,20 @@ Handled = tuple[NodeState, NodeEffects]
 
 def devices_changed(state: NodeState, event: DevicesChanged) -> Handled:
     """Update the devices of one resource."""
-    resource, known = event.resource, event.resource in state.devices.registered
+    resource, is_registered = event.resource, event.resource in state.devices.registered
     key = f"{RESOURCES}{resource}"
     if event.devices is None:
-        record = (PutRecord(key, None),) if known else ()
+        record = (PutRecord(key, None),) if is_registered else ()
         return _with(state, state.devices.withdraw(resource)), record
     devices = state.devices.register(resource, event.devices.values())
-    return _with(state, devices), () if known else (PutRecord(key, {}),)
+    return _with(state, devices), () if is_registered else (PutRecord(key, {}),)
 
 
 def devices_imported(state: NodeState, event: DevicesImported) -> Handled:
-    """Record what the former manager has given to containers; what they hold already stays."""
-    known, effects = {pod.key for pod in state.pods.values()}, list[NodeEffect]()
+    """Record the devices that the former manager has assigned; devices that containers hold already stay."""
+    known_pods, effects = {pod.key for pod in state.pods.values()}, list[NodeEffect]()
     for key, pod in event.pods.items():
-        if not event.every and key not in known:
+        if not event.every and key not in known_pods:
             continue
         devices = state.devices
         for name, container in pod.items():
@@ -68,29 +68,31 @@ def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
 
 
 def allocate_failed(state: NodeState, event: AllocateFailed) -> Handled:
-    """Free what was only reserved for a container, and requested."""
+    """Free the requested devices of a container as far as they are only reserved."""
     key, name = event.pod_key, event.name
     waiting = _still_reserved(state, key, name, event.wanted)
     return _recorded(state, state.devices.release_unanswered(key, name, waiting), key)
 
 
-def _still_reserved(state: NodeState, key: str, name: str, wanted: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Return the resources of which a container still has the devices reserved that were requested."""
+def _still_reserved(
+    state: NodeState, key: str, name: str, requested: Mapping[str, tuple[str, ...]]
+) -> set[str]:
+    """Return the resources whose requested devices are still reserved for a container."""
     waiting = state.devices.unanswered(key, name)
-    return {resource for resource, ids in wanted.items() if waiting.get(resource) == ids}
+    return {resource for resource, ids in requested.items() if waiting.get(resource) == ids}
 
 
-def unanswered_dropped(state: NodeState, read: Mapping[str, PodDevices]) -> NodeEffects:
-    """Return the records of pods for which the ledger has devices that were reserved and never allocated."""
+def unanswered_dropped(state: NodeState, ledger_devices: Mapping[str, PodDevices]) -> NodeEffects:
+    """Return the effects that drop devices from the ledger that were reserved and never allocated."""
     return tuple(
         PutRecord(f"{PODS}{key}", record_of(state.devices, key))
-        for key, pod in read.items()
+        for key, pod in ledger_devices.items()
         if any(record.answer is None for container in pod.values() for record in container.values())
     )
 
 
 def devices_of_unknown_pods(state: NodeState) -> Handled:
-    """Free the devices of pods that the ledger has and the runtime has not."""
+    """Free the devices of pods that are in the ledger and not at the runtime."""
     effects: NodeEffects = ()
     if not state.devices.held:
         return state, effects

@@ -81,7 +81,7 @@ class RequestReconcile(Struct, frozen=True):
 
 
 class ReportProblem(Struct, frozen=True):
-    """Report something that stops nothing.
+    """Report a problem that does not stop the reservation.
 
     Attributes:
         message: What, as a constant text.
@@ -97,7 +97,7 @@ class StartDeadline(Struct, frozen=True):
 
 
 class EndDeadline(Struct, frozen=True):
-    """What follows has no deadline."""
+    """End the deadline: effects from here on have none."""
 
 
 # -- waited for ---------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class EndDeadline(Struct, frozen=True):
 class AppendLedger(Struct, frozen=True):
     """Record the placements of the containers, and wait until that is durable.
 
-    Of a replacement it is recorded what they are to have.
+    For a replacement, the record holds the placements with the replacement.
 
     Attributes:
         may_run_on: CPUs to which a move is under way; empty where none is. Where it is not empty, the record
@@ -117,7 +117,7 @@ class AppendLedger(Struct, frozen=True):
 
 
 class AwaitInflight(Struct, frozen=True):
-    """Wait for calls in flight that can bring CPUs to a container that is not to have them.
+    """Wait for calls in flight that can put a container on CPUs that it must leave.
 
     Attributes:
         cpus: The CPUs.

@@ -41,8 +41,8 @@ def was_applied_to(state: NodeState, pod: Pod) -> bool:
     return is_selected(state, pod) is not (pod.key in state.enforcement.lagging)
 
 
-def is_ours(state: NodeState, pod: Pod) -> bool:
-    """Return whether something that the plan has caused may be in effect for a pod."""
+def plan_may_be_in_effect(state: NodeState, pod: Pod) -> bool:
+    """Return whether CPUs, memory nodes or quotas of the plan may still be in effect for a pod."""
     return pod.key in state.enforcement.moving or was_applied_to(state, pod)
 
 

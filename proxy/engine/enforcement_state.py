@@ -63,6 +63,6 @@ APPLIED_TO_ALL = Enforcement()
 """The plan is applied to every pod where the mode enforces; compared by identity in the path of a create."""
 
 
-def plain(enforcement: Enforcement) -> Enforcement:
-    """Return the one value for an application to every pod where it is that."""
+def canonical(enforcement: Enforcement) -> Enforcement:
+    """Return ``APPLIED_TO_ALL`` itself where the value equals it, since callers compare by identity."""
     return APPLIED_TO_ALL if enforcement == APPLIED_TO_ALL else enforcement

@@ -82,7 +82,7 @@ class LedgerRejected(Struct, frozen=True):
 
 
 class InflightCompleted(Struct, frozen=True):
-    """No call in flight can bring the CPUs to a container that is not to have them."""
+    """No call in flight can put a container on the CPUs that it must leave."""
 
 
 class InflightLate(Struct, frozen=True):

@@ -45,8 +45,8 @@ def explain(
         after: The state afterwards.
         shortfalls: On a refusal, what was missing.
     """
-    weighed = decision or TopologyDecision(verdict, ANYWHERE)
-    cpus = weighed.cpus if verdict.admitted else CpuSet()
+    considered = decision or TopologyDecision(verdict, ANYWHERE)
+    cpus = considered.cpus if verdict.admitted else CpuSet()
     if placement is not None and after is not None:
         own = placement.exclusive & after.node.machine.online  # offline CPUs may come back
         cpus = own if placement.pool is Pool.OWN else pool_cpus(after.node, after.pools, placement)
@@ -57,16 +57,16 @@ def explain(
         name,
         attempt,
         facts_of(pod, name, request),
-        weighed.answers,
-        weighed.merge,
-        weighed.steps,
+        considered.answers,
+        considered.merge,
+        considered.steps,
         verdict,
         placement.pool.value if placement else "",
         cpus,
         placement.mems if placement else None,
-        tuple(f"{resource}={i}" for resource, ids in weighed.devices for i in ids if verdict.admitted)
+        tuple(f"{resource}={i}" for resource, ids in considered.devices for i in ids if verdict.admitted)
         or tuple(f"{near.resource}={near.name}" if near.resource else near.name for near in request.devices),
-        placement.reasons if placement else weighed.reasons,
+        placement.reasons if placement else considered.reasons,
         shortfalls=shortfalls,
     )
 
@@ -107,9 +107,9 @@ def explain_pooled(container: Container, cpus: CpuSet) -> Explanation:
 def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
     """Return what was known about a request, and from where."""
     facts = [_class(pod)]
-    known = next((a for a in pod.requests.containers if a.name == name), None) if pod.requests else None
-    if known is not None:
-        facts += _requests(known, pod.source)
+    reported = next((a for a in pod.requests.containers if a.name == name), None) if pod.requests else None
+    if reported is not None:
+        facts += _requests(reported, pod.source)
     elif pod.requests is not None:
         names = printable(", ".join(a.name for a in pod.requests.containers))
         facts.append(Fact("containers", names, pod.source))
@@ -124,10 +124,10 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
             Fact("memory nodes named", printable(request.cpuset_mems), "cpuset_mems of the CRI request")
         )
     for device in request.devices:
-        what = f"{device.resource} {device.name}" if device.resource else device.name
-        what = printable(what)
+        label = f"{device.resource} {device.name}" if device.resource else device.name
+        label = printable(label)
         where = f"near to NUMA nodes {listed(device.nodes)}" if device.nodes else "near to no NUMA node"
-        facts.append(Fact(f"device {what}", where, device.source))
+        facts.append(Fact(f"device {label}", where, device.source))
     facts += _preferences(pod)
     facts += [Fact("ignored:", fault, "") for fault in pod.defects]
     return tuple(facts)
@@ -144,7 +144,7 @@ def _preferences(pod: Pod) -> list[Fact]:
         ("preferred topology policy", pod.volcano_policy, "Volcano's annotation"),
         ("preferred NUMA nodes", pod.volcano_nodes, "Volcano's annotation"),
     )
-    return [Fact(what, str(value), source) for what, value, source in preferences if value]
+    return [Fact(label, str(value), source) for label, value, source in preferences if value]
 
 
 def _class(pod: Pod) -> Fact:

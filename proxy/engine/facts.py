@@ -1,4 +1,4 @@
-"""What is known about a node besides its pods, its containers and the runtime: one value for each matter."""
+"""What is known about a node besides its pods, its containers and the runtime: one value for each subject."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _NO_CPUS = CpuSet()
 
 
 class MatterFacts(Struct, frozen=True):
-    """What is known, by matter.
+    """The facts about a node, one field for each subject.
 
     Attributes:
         drift: Writes of other programs to cpusets.
         quotas: CFS quotas that were removed.
         mems: Memory nodes in effect.
-        losses: What containers lack of what they were promised, as it was reported.
+        losses: The hardware losses of containers, as they were reported last.
         cpu_groups: Whether the node has the cpu controller's tree, where CFS quotas are written.
         masks: In which order the runtime sends masks to systemd.
         cpu_manager: What kubelet's CPU manager does, as it was read last.

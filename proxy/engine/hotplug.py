@@ -22,12 +22,12 @@ from proxy.model.workload import Container, Phase, Pool
 
 
 def differences(before: Machine, after: Machine) -> list[tuple[str, object, object]]:
-    """Return what differs between two machines: what in words, before and after."""
+    """Return the sets that differ between two machines: name, before and after."""
     sets: tuple[tuple[str, object, object], ...] = (
         ("CPUs", before.online, after.online),
         ("NUMA nodes with memory", before.memory_nodes, after.memory_nodes),
     )
-    return [each for each in sets if each[1] != each[2]]
+    return [difference for difference in sets if difference[1] != difference[2]]
 
 
 def with_other_memory(before: NodeState, after: NodeState) -> list[str]:
@@ -35,10 +35,10 @@ def with_other_memory(before: NodeState, after: NodeState) -> list[str]:
     return [c.id for c in after.containers.values() if before.wanted_mems(c) != after.wanted_mems(c)]
 
 
-def replacements_in_use(state: NodeState, short: MissingCpus) -> CpuSet:
+def replacements_in_use(state: NodeState, shortage: MissingCpus) -> CpuSet:
     """Return the replacements that an owner still needs."""
     return CpuSet.from_bits(
-        union((state.offered(c) & c.placement.replacement).bits for c in short.containers)
+        union((state.offered(c) & c.placement.replacement).bits for c in shortage.containers)
     )
 
 
@@ -54,15 +54,15 @@ class HardwareLoss(Struct, frozen=True):
     """What a container lacks of what was placed for it, and what it has instead.
 
     Attributes:
-        away: Its exclusive CPUs that are offline.
-        instead: CPUs that it has in their place.
-        cpus: What it runs on.
+        offline: Its exclusive CPUs that are offline.
+        replacement: CPUs that it has in their place.
+        cpus: The CPUs that it runs on.
         nodes: Memory nodes of its own that are gone.
-        mems: Those that it has.
+        mems: The memory nodes that it has.
     """
 
-    away: CpuSet
-    instead: CpuSet
+    offline: CpuSet
+    replacement: CpuSet
     cpus: CpuSet
     nodes: Mask
     mems: Mask
@@ -70,16 +70,16 @@ class HardwareLoss(Struct, frozen=True):
     @property
     def missing(self) -> int:
         """By how many CPUs it has fewer than it was promised."""
-        return max(len(self.away) - len(self.instead), 0)
+        return max(len(self.offline) - len(self.replacement), 0)
 
     def text(self) -> str:
         """Return the words that follow the name of the container."""
         parts = []
-        if self.away:
-            is_single = len(self.away) == 1
-            text = f"its {cpus(self.away)} {'is' if is_single else 'are'} offline: it runs on {self.cpus}"
-            if self.instead:
-                text += f", with {cpus(self.instead)} in {'its' if is_single else 'their'} place"
+        if self.offline:
+            is_single = len(self.offline) == 1
+            text = f"its {cpus(self.offline)} {'is' if is_single else 'are'} offline: it runs on {self.cpus}"
+            if self.replacement:
+                text += f", with {cpus(self.replacement)} in {'its' if is_single else 'their'} place"
             if self.missing:
                 text += f", {self.missing} fewer than it was promised"
             parts.append(text)
@@ -89,29 +89,29 @@ class HardwareLoss(Struct, frozen=True):
 
 
 def loss_of(state: NodeState, container: Container) -> HardwareLoss | None:
-    """Return what a container lacks of what was placed for it; None where it lacks nothing.
+    """Return the hardware loss of a container; None where it lacks nothing of its placement.
 
     A container to which the plan is not applied was promised nothing. Memory nodes matter to containers that
     are bound to some: one that has all nodes has those that exist.
     """
     machine, placement = state.node.machine, container.placement
-    away = placement.exclusive - machine.online
+    offline = placement.exclusive - machine.online
     nodes = placement.mems - machine.memory_nodes
     follows = placement.pool is Pool.OWN and state.node.follow_mems
     bound = follows or bool(placement.blocks) or placement.pool_numa_limit is not None
-    if container.phase in (Phase.EXITED, Phase.CREATING) or not (away or (nodes and bound)):
+    if container.phase in (Phase.EXITED, Phase.CREATING) or not (offline or (nodes and bound)):
         return None
     if not applies_to(state, container.pod):
         return None
-    here = state.wanted(container)
+    current = state.wanted(container)
     mems = state.wanted_mems(container)
-    return HardwareLoss(away, here & placement.replacement, here, nodes if bound else Mask(), mems)
+    return HardwareLoss(offline, current & placement.replacement, current, nodes if bound else Mask(), mems)
 
 
 def losses(state: NodeState) -> dict[str, HardwareLoss]:
-    """Return what containers lack, by container id."""
-    found = ((i, loss_of(state, container)) for i, container in state.containers.items())
-    return {i: loss for i, loss in found if loss is not None}
+    """Return the hardware losses of all containers, by container id."""
+    all_losses = ((i, loss_of(state, container)) for i, container in state.containers.items())
+    return {i: loss for i, loss in all_losses if loss is not None}
 
 
 def changed_losses(
@@ -127,8 +127,8 @@ def changed_losses(
         The current losses; and the containers whose loss has changed, with its text, empty where it has
         ended.
     """
-    now = {container_id: loss.text() for container_id, loss in losses(state).items()}
-    over = dict.fromkeys(reported.keys() - now.keys(), "")
-    differ = {i: text for i, text in now.items() if reported.get(i) != text} | over
+    current = {container_id: loss.text() for container_id, loss in losses(state).items()}
+    ended = dict.fromkeys(reported.keys() - current.keys(), "")
+    differ = {i: text for i, text in current.items() if reported.get(i) != text} | ended
     changed = ((container, text) for i, text in differ.items() if (container := state.containers.get(i)))
-    return now, [(container, text) for container, text in changed if applies_to(state, container.pod)]
+    return current, [(container, text) for container, text in changed if applies_to(state, container.pod)]

@@ -103,9 +103,9 @@ class InflightCalls(Struct, frozen=True):
 
     def removed(self, call: InflightCall) -> InflightCalls:
         """Return the calls without one that was answered, or is lost."""
-        left = tuple(other for other in self.of(call.container_id) if other != call)
-        if left:
-            return self._with(left)
+        remaining = tuple(other for other in self.of(call.container_id) if other != call)
+        if remaining:
+            return self._with(remaining)
         return InflightCalls(self.calls.drop(call.container_id), self.confined - {call.container_id})
 
     def updated(self, call: InflightCall) -> InflightCalls:
@@ -138,7 +138,7 @@ class InflightCalls(Struct, frozen=True):
         return any(call.is_start for call in self.of(container_id))
 
     def is_awaited(self, container_id: str) -> bool:
-        """Return whether a call is in flight for a container whose answer will be followed."""
+        """Return whether a call whose answer is still waited for is in flight for a container."""
         return any(call.orphaned_since is None for call in self.of(container_id))
 
     def is_known(self, container_id: str) -> bool:
@@ -161,20 +161,20 @@ class InflightCalls(Struct, frozen=True):
         in_flight = (call for calls in self.calls.values() for call in calls)
         return [call for call in in_flight if call.orphaned_since is not None or call.relayed]
 
-    def others(self, container_id: str, cpus: CpuSet) -> list[InflightCall]:
+    def conflicting_updates(self, container_id: str, cpus: CpuSet) -> list[InflightCall]:
         """Return the updates in flight that carry another cpuset to a container."""
         return [call for call in self.of(container_id) if not call.is_start and call.carries != cpus]
 
-    def beyond(self, wanted: Iterable[tuple[str, CpuSet]], cpus: CpuSet) -> list[InflightCall]:
-        """Return the calls in flight that carry some CPUs to a container that is not to have them.
+    def exceeding(self, limits: Iterable[tuple[str, CpuSet]], cpus: CpuSet) -> list[InflightCall]:
+        """Return the calls in flight that carry some of these CPUs to a container that must not have them.
 
         Args:
-            wanted: Container ids with the cpusets that they must not exceed.
+            limits: Container ids with the cpusets that they must not exceed.
             cpus: The CPUs.
         """
         return [
             call
-            for container_id, limit in wanted
+            for container_id, limit in limits
             for call in self.of(container_id)
             if (call.carries - limit) & cpus
         ]

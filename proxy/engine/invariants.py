@@ -14,7 +14,7 @@ from proxy.pools.pools import CpuPools, pools_of
 
 
 def violations(state: NodeState) -> list[str]:
-    """Return what is wrong with a state; an empty list when nothing is.
+    """Return the invariants that a state violates, one sentence each; empty where it violates none.
 
     Checked: no container's CPUs are empty or offline; no CPU has two owners; no container without CPUs of
     its own runs on owned CPUs (BE may run on those of LSR, and a container on those that a hook was allowed
@@ -28,7 +28,7 @@ def violations(state: NodeState) -> list[str]:
         *_stale_derived_values(state),
         *_shared_devices(state),
         *_stale_knowledge(state),
-        *itertools.chain.from_iterable(_of(state, live)),
+        *itertools.chain.from_iterable(_container_problems(state, live)),
     ]
 
 
@@ -46,47 +46,49 @@ def _shared_exclusive_cpus(state: NodeState) -> list[str]:
 
 def _shared_devices(state: NodeState) -> list[str]:
     """Return devices that two pods hold, and those of pods without a sandbox."""
-    found, holders = list[str](), dict[tuple[str, str], str]()
+    problems, holders = list[str](), dict[tuple[str, str], str]()
     known = {pod.key for pod in state.pods.values()} if state.devices.held else set()
     for key, containers in state.devices.held.items():
         if key not in known:
-            found.append(f"pod {key} holds devices and has no sandbox")
+            problems.append(f"pod {key} holds devices and has no sandbox")
         pod_devices = {
             (resource, i) for held in containers.values() for resource, ids in held.items() for i in ids
         }
         for resource, i in pod_devices:
             other = holders.setdefault((resource, i), key)
             if other != key:
-                found.append(f"{resource} {i} is held by pods {other} and {key}")
-    return found
+                problems.append(f"{resource} {i} is held by pods {other} and {key}")
+    return problems
 
 
 def _stale_derived_values(state: NodeState) -> list[str]:
-    """Compare what a state carries along with what follows from its containers."""
-    node, found = state.node, []
+    """Compare the owners and pools of a state with those that follow from its containers."""
+    node, problems = state.node, []
     containers, pods = state.containers.values(), state.pods.values()
     owners = owners_of(node, containers, state.kubelet, pods, state.reservation_cpus.values())
     if owners != state.owners:
         wrong = sorted(key for key in {*owners, *state.owners} if owners.get(key) != state.owners.get(key))
-        found.append(f"what is owned is not what containers own: {', '.join(wrong)}")
+        problems.append(f"what is owned is not what containers own: {', '.join(wrong)}")
     system = node.system & node.machine.online
     pools = pools_of(node.shareable, state.owners.values(), system, state.be_limit)
     if pools != state.pools:
-        found.append(f"pools are {_words(state.pools)}, and what is left is {_words(pools)}")
-    return found
+        problems.append(f"pools are {_words(state.pools)}, and what is left is {_words(pools)}")
+    return problems
 
 
 def _stale_knowledge(state: NodeState) -> list[str]:
-    """Return what is known of containers that are gone, and of calls that have completed."""
-    found = [
+    """Return entries about containers that no longer exist, and about calls that have completed."""
+    problems = [
         f"it is known what the runtime has saved for {container_id}, which does not exist"
         for container_id in state.runtime.saved
         if container_id not in state.containers
     ]
     confined = {i for i in state.inflight.calls if any(call.confined for call in state.inflight.of(i))}
     if confined != state.inflight.confined:
-        found.append(f"{sorted(confined ^ state.inflight.confined)} are confined by no call, or not by one")
-    return found
+        problems.append(
+            f"{sorted(confined ^ state.inflight.confined)} are confined by no call, or not by one"
+        )
+    return problems
 
 
 def _words(pools: CpuPools) -> str:
@@ -96,31 +98,36 @@ def _words(pools: CpuPools) -> str:
     return ", ".join(f"{name} {cpus or 'nothing'}" for name, cpus in parts.items())
 
 
-def _of(state: NodeState, live: list[Container]) -> list[list[str]]:
-    """Return what is wrong with each container."""
-    soft = union(o.cpus.bits for o in state.owners.values())
-    hard = union(o.cpus.bits for o in state.owners.values() if o.hard)
-    return [_one(state, container, soft, hard) for container in live]
+def _container_problems(state: NodeState, live: list[Container]) -> list[list[str]]:
+    """Return the problems of each container."""
+    owned = union(o.cpus.bits for o in state.owners.values())
+    outside_be = union(o.cpus.bits for o in state.owners.values() if o.hard)
+    return [_problems_of(state, container, owned, outside_be) for container in live]
 
 
-def _one(state: NodeState, container: Container, soft: int, hard: int) -> list[str]:
-    placement, online, found = container.placement, state.node.machine.online, []
-    want = state.wanted(container)
-    if not want:
-        found.append(f"{container.ref} has no CPU")
-    elif not want <= online:
-        found.append(f"{container.ref} has CPUs {want - online} that are not online")
+def _problems_of(state: NodeState, container: Container, owned: int, outside_be: int) -> list[str]:
+    placement, online, problems = container.placement, state.node.machine.online, []
+    planned = state.wanted(container)
+    if not planned:
+        problems.append(f"{container.ref} has no CPU")
+    elif not planned <= online:
+        problems.append(f"{container.ref} has CPUs {planned - online} that are not online")
     if placement.pool is Pool.OWN and not placement.exclusive:
-        found.append(f"{container.ref} owns CPUs, and none are known")
+        problems.append(f"{container.ref} owns CPUs, and none are known")
     elif state.shares(
         container
     ):  # as does an owner that has lost all of its CPUs; ``executor.machine.hotplug`` reports that
-        batch = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
-        if shared := (want - placement.hook_extra_cpus).bits & (hard if batch else soft):
-            found.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
-    elif foreign := want - placement.exclusive - placement.replacement - placement.hook_extra_cpus:
-        found.append(f"{container.ref} has CPUs {foreign} that are not its own")
-    named = permitted_claim(state.node, container.pod)[0].cpuset
-    if named and placement.pool is Pool.OWN and container.pod.qos in STRICT and placement.exclusive != named:
-        found.append(f"{container.ref} owns CPUs {placement.exclusive} instead of {named}")
-    return found
+        is_be = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
+        if shared := (planned - placement.hook_extra_cpus).bits & (outside_be if is_be else owned):
+            problems.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")
+    elif foreign := planned - placement.exclusive - placement.replacement - placement.hook_extra_cpus:
+        problems.append(f"{container.ref} has CPUs {foreign} that are not its own")
+    assigned = permitted_claim(state.node, container.pod)[0].cpuset
+    if (
+        assigned
+        and placement.pool is Pool.OWN
+        and container.pod.qos in STRICT
+        and placement.exclusive != assigned
+    ):
+        problems.append(f"{container.ref} owns CPUs {placement.exclusive} instead of {assigned}")
+    return problems

@@ -19,40 +19,44 @@ def clashes(state: NodeState) -> list[str]:
     if not state.kubelet:
         return []
     pods = {pod.uid: pod for pod in state.pods.values()}
-    here = {(c.pod.uid, c.name) for c in state.containers.values() if c.pod.uid in state.kubelet}
-    has, online, present = _has(state), state.node.machine.online, state.node.machine.present
-    taken = union(cpus.bits for _, _, cpus in has)
+    existing = {(c.pod.uid, c.name) for c in state.containers.values() if c.pod.uid in state.kubelet}
+    in_use, online, present = _cpus_in_use(state), state.node.machine.online, state.node.machine.present
+    taken = union(cpus.bits for _, _, cpus in in_use)
     would = "" if applies_to(state, None) else "would "
-    found: list[str] = []
+    messages: list[str] = []
     for uid, containers in sorted(state.kubelet.items()):
         pod = pods.get(uid)
         if pod is not None and (pod.qos in NEVER_PINNED_BY_KUBELET or pod.cpuset):
             continue
         # Containers of one pod may have CPUs in common: those of an init container are used again.
-        its = union(
+        own_cpus = union(
             o.cpus.bits for name in containers if (o := state.owners.get(f"{uid}/{name}")) is not None
         )
         for name, cpus in sorted(containers.items()):
             reasons: list[str] = []
-            if cpus.bits & taken & ~its:
-                others = [(at, cpus & other_cpus) for other, at, other_cpus in has if other != uid]
-                reasons = [f"{clash} {would}belong to {at}" for at, clash in others if clash]
-            if gone := cpus - present:
-                reasons.append(f"this machine has no CPUs {gone}")
+            if cpus.bits & taken & ~own_cpus:
+                others = [
+                    (ref_in_use, cpus & other_cpus)
+                    for other, ref_in_use, other_cpus in in_use
+                    if other != uid
+                ]
+                reasons = [f"{clash} {would}belong to {ref_in_use}" for ref_in_use, clash in others if clash]
+            if absent := cpus - present:
+                reasons.append(f"this machine has no CPUs {absent}")
             own = state.owners.get(f"{uid}/{name}")
             if not reasons and own is not None and not own.cpus <= cpus:
                 reasons.append(f"it would have {own.cpus}" if would else f"it has {own.cpus} already")
-            lacks = cpus.bits & online.bits & ~its
-            if lacks and not reasons and (uid, name) not in here:
+            without_owner = cpus.bits & online.bits & ~own_cpus
+            if without_owner and not reasons and (uid, name) not in existing:
                 reasons.append("the shared pool would be left empty")
             ref = f"{pod.ref if pod else uid}/{name}"
-            gave = f"cannot let {ref} have CPUs {cpus} of kubelet's CPU manager"
-            found += [f"{gave}: {cause}" for cause in reasons]
-    return found
+            problem = f"cannot let {ref} have CPUs {cpus} of kubelet's CPU manager"
+            messages += [f"{problem}: {cause}" for cause in reasons]
+    return messages
 
 
-def _has(state: NodeState) -> list[tuple[str, str, CpuSet]]:
-    """Return the owners that are here, and pods with CPUs set aside: uid, name and CPUs of each."""
+def _cpus_in_use(state: NodeState) -> list[tuple[str, str, CpuSet]]:
+    """Return the owners that exist, and pods with CPUs set aside: uid, name and CPUs of each."""
     owners: dict[str, tuple[str, str, CpuSet]] = {}
     for container in state.containers.values():
         owner = state.owners.get(container.owner) if container.placement.pool is Pool.OWN else None
@@ -68,8 +72,8 @@ def _has(state: NodeState) -> list[tuple[str, str, CpuSet]]:
 
 def changed_cpus(before: Held, after: Held) -> tuple[CpuSet, CpuSet]:
     """Return the CPUs that kubelet has assigned and had not before, and the other way round."""
-    return _all(after) - _all(before), _all(before) - _all(after)
+    return _all_cpus(after) - _all_cpus(before), _all_cpus(before) - _all_cpus(after)
 
 
-def _all(held: Held) -> CpuSet:
+def _all_cpus(held: Held) -> CpuSet:
     return CpuSet.from_bits(union(cpus.bits for containers in held.values() for cpus in containers.values()))

@@ -43,7 +43,7 @@ class Author(StrEnum):
 
 
 class WriterHint(Struct, frozen=True):
-    """A program was seen that may write a cpuset.
+    """A program that may write a cpuset was seen running.
 
     Attributes:
         author: The program.
@@ -58,13 +58,13 @@ _NO_HINT = WriterHint(Author.UNKNOWN, float("-inf"))
 
 
 class Evidence(Struct, frozen=True):
-    """What is known around a write.
+    """The evidence about who wrote a cpuset.
 
     Attributes:
         found: What the kernel held.
         saved: What the runtime has saved for the container; None where that is not known.
         kubelet: Sets that kubelet's CPU manager would write for it.
-        hint: The program that was seen just before.
+        hint: The program that ran just before the write.
     """
 
     found: CpuSet
@@ -73,7 +73,7 @@ class Evidence(Struct, frozen=True):
     hint: Author = Author.UNKNOWN
 
 
-def likely(evidence: Evidence) -> Author:
+def likely_author(evidence: Evidence) -> Author:
     """Return the likely writer."""
     if evidence.found in evidence.kubelet:
         return Author.KUBELET
@@ -84,10 +84,10 @@ def likely(evidence: Evidence) -> Author:
     return evidence.hint
 
 
-def hinted(hints: Mapping[str, WriterHint], container_id: str, now: float) -> Author:
+def hinted_author(hints: Mapping[str, WriterHint], container_id: str, now: float) -> Author:
     """Return the program that was seen last, and recently, that may have written a container's cpuset."""
-    seen = (hints.get(container_id, _NO_HINT), hints.get(ALL, _NO_HINT))
-    last = max(seen, key=lambda hint: hint.at)
+    recent = (hints.get(container_id, _NO_HINT), hints.get(ALL, _NO_HINT))
+    last = max(recent, key=lambda hint: hint.at)
     return last.author if now - last.at <= HINT_S else Author.UNKNOWN
 
 

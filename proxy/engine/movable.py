@@ -43,13 +43,13 @@ def why_not_movable(state: NodeState, owner: str, cpus: CpuSet) -> str:
     if any(reserved.owner == owner for reserved in state.reservation_cpus.values()):
         return "its CPUs are being changed already"
     return (
-        _fixed(state, containers)
+        _why_fixed(state, containers)
         or _placement_difference(state, containers[0], cpus)
-        or _taken(state, containers[0], cpus)
+        or _why_not_free(state, containers[0], cpus)
     )
 
 
-def _fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
+def _why_fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
     """Return why the containers must stay on their CPUs."""
     own, online = containers[0].placement.exclusive, state.node.machine.online
     for container in containers:
@@ -60,10 +60,10 @@ def _fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
             return f"{container.ref} does not have the CPUs that it was given"
         if placement.hook_cpus is not None or placement.hook_extra_cpus:
             return f"a hook has narrowed {container.ref}"
-        known = state.pods.get(pod.sandbox_id) or pod
+        current = state.pods.get(pod.sandbox_id) or pod
         if (
-            known.cpuset_chosen_locally
-            or known.reserved_for_pod is not None
+            current.cpuset_chosen_locally
+            or current.reserved_for_pod is not None
             or cpus_are_named(state, container)
         ):
             return f"the CPUs of {container.ref} were named for it, or chosen for its pod"
@@ -71,7 +71,7 @@ def _fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
 
 
 def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) -> str:
-    """Return why the CPUs are not like those that the owner has."""
+    """Return why the new CPUs cannot take the place of the owner's: their number or their NUMA nodes."""
     node, own = state.node, container.placement.exclusive
     if cpus == own:
         return f"it is on CPUs {listed(own)} already"
@@ -83,15 +83,17 @@ def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) 
     return ""
 
 
-def _taken(state: NodeState, container: Container, cpus: CpuSet) -> str:
+def _why_not_free(state: NodeState, container: Container, cpus: CpuSet) -> str:
     """Return why the CPUs are not free."""
     node, own = state.node, container.placement.exclusive
     others = union(owner.cpus.bits for key, owner in state.owners.items() if key != container.owner)
-    kept = node.cpu.reserved | node.withheld | state.aside(container.pod.key)
-    kept |= state.promised(container.owner) | floor_cpus(state, container.pod) | CpuSet.from_bits(others)
+    unavailable = node.cpu.reserved | node.withheld | state.aside(container.pod.key)
+    unavailable |= (
+        state.promised(container.owner) | floor_cpus(state, container.pod) | CpuSet.from_bits(others)
+    )
     usable = node.topology.cpus & node.shareable & node.machine.online
-    if taken := cpus - own - (usable - kept):
-        return f"CPUs {listed(taken)} are not free"
+    if not_free := cpus - own - (usable - unavailable):
+        return f"CPUs {listed(not_free)} are not free"
     if not state.pools.shared - state.aside() - cpus:
         return "the shared pool would be left empty"
     return ""

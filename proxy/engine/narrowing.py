@@ -1,17 +1,17 @@
 """Limits of hooks on the CPUs and memory nodes of a container, as part of its placement.
 
 A hook does not repeat the decision: what was decided stays, and hooks limit what the container uses of it.
-``Placement.narrowed`` are the CPUs that they named. What a container runs on follows from the state as always
-(``NodeState.wanted``): its own CPUs, or those of its pool, *and* named. So a limited container also leaves a
+``Placement.hook_cpus`` are the CPUs that they named. The CPUs that a container runs on follow from the state
+(``NodeState.wanted``): its own, or those of its pool, as far as hooks named them. So it also leaves a
 CPU that is given to an owner, it uses a CPU again that returns to the pool if it was named, and where none of
 the named CPUs is left, it has all that it would have without hooks. A limited owner still owns the rest: no
 other container gets it.
 
 Where the configuration lets hooks give CPUs that have owners, those that the container could not have
-otherwise are kept separately (``Placement.beyond``), and it may run there although others own them.
+otherwise are kept separately (``Placement.hook_extra_cpus``), and it may run there although others own them.
 
 A new limit replaces the one before, and naming all CPUs ends it. The result is never empty, and never has
-offline CPUs or (without ``beyond``) CPUs of others; ``proxy.engine.invariants`` checks that on each state. A
+offline CPUs or (besides the extra CPUs) CPUs of others; ``proxy.engine.invariants`` checks each state. A
 NUMA node from which memory was promised is never taken away.
 """
 
@@ -34,12 +34,12 @@ class Narrowing(Struct, frozen=True):
     """The limits that hooks set.
 
     Attributes:
-        cpus: CPUs; None to leave them.
-        mems: Memory nodes; None to leave them.
-        clear: Whether what hooks named before is dropped.
+        cpus: CPUs; None to leave the CPUs as they are.
+        mems: Memory nodes; None to leave the memory nodes as they are.
+        clear: Whether the limits that hooks set before are dropped.
         by: The hooks, for messages.
         mems_by: The hook that named the memory nodes.
-        owned: Whether CPUs may be named that the container could not have otherwise.
+        owned: Whether hooks may name CPUs that belong to others.
     """
 
     cpus: CpuSet | None = None
@@ -96,7 +96,7 @@ def _cpus(state: NodeState, placement: Placement, limits: Narrowing, base: CpuSe
     placement = structs.replace(placement, reasons=_without(placement.reasons, _NARROWED))
     cpus = limits.cpus
     if cpus is None or (base <= cpus and (not limits.owned or cpus & state.node.machine.online <= base)):
-        return placement, ""  # all that it has: a server that answers with what it received
+        return placement, ""  # the hook has named all of them: many servers answer with what they received
     outside = cpus & state.node.machine.online - base if limits.owned else CpuSet()
     if not cpus & base | outside:
         return placement, f"it has {listed(base)}" if not limits.owned else "none of them is online"
@@ -111,8 +111,8 @@ def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
     return tuple(reason for reason in reasons if not reason.startswith(kind) or _BY not in reason)
 
 
-def within_its_own(container: Container) -> Container:
-    """Return a container without the CPUs that a hook gave it beyond its own."""
+def without_extra_cpus(container: Container) -> Container:
+    """Return a container without the extra CPUs that a hook gave it."""
     placement = container.placement
     text = _outside(placement.hook_extra_cpus)
     reasons = tuple(reason.removesuffix(text) for reason in placement.reasons)
@@ -124,8 +124,8 @@ def _outside(cpus: CpuSet) -> str:
     return f", {listed(cpus)} of them although they are not its to have"
 
 
-def lost(state: NodeState, container: Container) -> str:
-    """Return a sentence if none of the CPUs is left that hooks named for a container; else empty."""
+def unmet_hook_limit(state: NodeState, container: Container) -> str:
+    """Return the message that no CPU that hooks named for a container is left; empty if some are."""
     named_cpus = container.placement.hook_cpus
     if named_cpus is None or state.wanted(container) <= named_cpus:
         return ""

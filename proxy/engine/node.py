@@ -1,6 +1,6 @@
-"""The machine and the rules of a node, which no decision changes.
+"""The machine and the rules of a node. No decision changes them.
 
-When CPUs come or go, or other rules are prescribed, there is another ``Node``.
+When CPUs come or go, or the rules change, a new ``Node`` takes the place of the old one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Node:
 
     Attributes:
         machine: The hardware.
-        topology: The same as the allocator reads it.
+        topology: The hardware in the form that the allocator reads.
         static: Whole-CPU Guaranteed containers get exclusive CPUs (``cpuManagerPolicy: static``).
         reserved: CPUs that are never given to one container alone (``reservedSystemCPUs``).
         follow_mems: Containers that own CPUs get the memory nodes of those CPUs.
@@ -81,7 +81,7 @@ class Node:
         keep_quota: Which owners keep their CFS quota.
         be_cpuset: Whether requests of BE containers name the BE pool, or the groups above them hold it.
         admission: Which pods may own CPUs.
-        factories: What makes the providers of the topology manager.
+        factories: The functions that make the providers of the topology manager.
         providers: The providers with nothing granted, in the order in which they are queried.
         serves_all: Whether some provider has to be queried for every container.
         serves_guaranteed: Whether some provider has to be queried for every container of a Guaranteed pod.
@@ -116,7 +116,7 @@ class Node:
     admission: AdmissionRules = field(default_factory=AdmissionRules)
     factories: tuple[ProviderFactory, ...] = field(default=PROVIDERS, repr=False)
     alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
-    """Placements of containers that own nothing, made once for each class (see ``allocation._at_once``)."""
+    """Placements of containers that own nothing, made once for each class and shared (``engine.create``)."""
     shareable: CpuSet = field(init=False, compare=False, repr=False)
     cpu: CpuPolicy = field(init=False, compare=False, repr=False)
     memory: MemoryState | None = field(init=False, compare=False, repr=False)
@@ -130,7 +130,7 @@ class Node:
     accounts: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        def found(name: str, value: object) -> None:
+        def set_field(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
         machine = self.machine
@@ -138,24 +138,26 @@ class Node:
         reserved = (self.reserved | withheld) & self.topology.cpus
         cpu = CpuPolicy.of(self.topology, self.options, reserved)
         shareable = machine.online - (reserved if self.options.strict_cpu_reservation else withheld)
-        found("cpu", cpu)
-        found("shareable", shareable or machine.online)
-        found("nodes", Mask(node.id for node in machine.nodes))
-        found("distances", Distances.of(machine) if self.closest else None)
+        set_field("cpu", cpu)
+        set_field("shareable", shareable or machine.online)
+        set_field("nodes", Mask(node.id for node in machine.nodes))
+        set_field("distances", Distances.of(machine) if self.closest else None)
         floors = floors_of(self.admission, machine, self.shareable)
-        found("floors", floors)
+        set_field("floors", floors)
         ownable = machine.online - reserved
-        kept = floors.choose(self.shareable, machine, reserved) if floors else CpuSet()
+        floor_cpus = floors.choose(self.shareable, machine, reserved) if floors else CpuSet()
         # Without a floor the shared pool must not be empty anyway.
-        found("most_ownable", len(ownable - kept) - (not floors and self.shareable <= ownable))
-        counted = self.reserved_memory is not None
-        found("memory", initial(node_memory(machine), self.reserved_memory or {}) if counted else None)
+        set_field("most_ownable", len(ownable - floor_cpus) - (not floors and self.shareable <= ownable))
+        counts_memory = self.reserved_memory is not None
+        set_field(
+            "memory", initial(node_memory(machine), self.reserved_memory or {}) if counts_memory else None
+        )
         providers = tuple(provider for make in self.factories if (provider := make(self)) is not None)
         served = {provider.serves for provider in providers}
-        found("providers", providers)
-        found("serves_all", Serves.ALL in served)
-        found("serves_guaranteed", not served.isdisjoint((Serves.GUARANTEED, Serves.ALL)))
-        found("accounts", any(provider.accounts for provider in providers))
+        set_field("providers", providers)
+        set_field("serves_all", Serves.ALL in served)
+        set_field("serves_guaranteed", not served.isdisjoint((Serves.GUARANTEED, Serves.ALL)))
+        set_field("accounts", any(provider.accounts for provider in providers))
 
     def on(self, machine: Machine) -> Node:
         """Return the node with another machine: CPUs came or went."""

@@ -32,7 +32,7 @@ Record = Pod | Container | Mapping[str, object]
 
 
 class Follow(Enum):
-    """Which containers are written in the kernel after a change, and by which side."""
+    """Which containers' cpusets are written to the kernel after a change, and by which side."""
 
     MOVED = "the containers whose CPUs change, in the background"
     ALL = "all containers, in the background"
@@ -40,7 +40,7 @@ class Follow(Enum):
 
 
 class PutRecord(Struct, frozen=True):
-    """Record something in the ledger, soon.
+    """Write a record to the ledger, or delete one, without waiting for it.
 
     Attributes:
         key: Under which key; see ``proxy.executor.journal``.
@@ -155,10 +155,10 @@ class NotifyFailed(Struct, frozen=True):
 
 
 class NotifyEntered(Struct, frozen=True):
-    """A container that was created is in another phase.
+    """A created container has entered another phase.
 
     Attributes:
-        container: The container in it.
+        container: The container in that phase.
         phase: The phase.
     """
 
@@ -291,10 +291,10 @@ class KubeletCpusChanged(Struct, frozen=True):
 
 
 class LossesChanged(Struct, frozen=True):
-    """What some containers lack of what they were promised differs from what was reported.
+    """The hardware losses of some containers differ from those that were reported.
 
     Attributes:
-        changes: The containers, with what they lack in words; empty where that is over.
+        changes: The containers, with their loss in words; empty where it has ended.
     """
 
     changes: tuple[tuple[Container, str], ...]

@@ -110,7 +110,7 @@ class RuntimeListed(Struct, frozen=True):
 
 
 class NodePolicyRead(Struct, frozen=True):
-    """What decides on the rules of the node was read, besides kubelet; answered by ``NodePolicyApplied``.
+    """The Node object, the configuration and namespace labels were read; answered by ``NodePolicyApplied``.
 
     Attributes:
         configured: The node as our configuration has it, on the machine of the start.
@@ -172,12 +172,12 @@ class DevicesChanged(Struct, frozen=True):
 
 
 class DevicesImported(Struct, frozen=True):
-    """The manager that a resource had before has assigned devices of it, which containers keep.
+    """Another device manager had assigned devices of a resource before; containers keep them.
 
     Attributes:
         resource: The resource.
         pods: What the containers of pods hold, by key of the pod.
-        every: Whether pods that are not known count too: which there are is not known yet.
+        every: Whether unknown pods count too, because the runtime's pods are not known yet.
     """
 
     resource: str
@@ -186,7 +186,7 @@ class DevicesImported(Struct, frozen=True):
 
 
 class ModeChanged(Struct, frozen=True):
-    """What is done with the node has changed. Jobs that are queued for the kernel follow it, too.
+    """The mode of the node has changed. Jobs that are queued for the kernel follow it, too.
 
     Attributes:
         mode: The mode from now on.
@@ -206,7 +206,7 @@ class EnforcementChanged(Struct, frozen=True):
 
 
 class EnforcementRead(Struct, frozen=True):
-    """It is known to which pods the last daemon applied the plan, after what it had in its ledger is known.
+    """The ledger shows to which pods the last daemon applied the plan; comes after ``LedgerRead``.
 
     Attributes:
         mode: The mode of that daemon.
@@ -218,10 +218,10 @@ class EnforcementRead(Struct, frozen=True):
 
 
 class EnforcementPaused(Struct, frozen=True):
-    """Running pods are not to be changed any further for now, or are again.
+    """An operator has paused or resumed the change of running pods.
 
     Attributes:
-        paused: Whether they are not.
+        paused: Whether it is paused.
     """
 
     paused: bool
@@ -240,7 +240,7 @@ class EnforcementStepDue(Struct, frozen=True):
 
 
 class EnforcementStepDone(Struct, frozen=True):
-    """For pods of a step what is in effect is what is to be.
+    """Pods of a step have reached their target.
 
     Attributes:
         keys: Their keys.
@@ -296,7 +296,7 @@ class MemoryNodesCompared(Struct, frozen=True):
 
 
 class LossesDue(Struct, frozen=True):
-    """What containers lack of what they were promised is to be reported; answered by ``LossesChanged``."""
+    """Hardware losses of containers are to be reported; answered by ``LossesChanged``."""
 
 
 NodeEvent = (

@@ -8,10 +8,10 @@ policy reserves are owned by no container. Koordinator's code lets kubelet's ``f
 label (pkg/scheduler/plugins/nodenumaresource/topology_options.go); its documentation has the order used here,
 with the configuration of the scheduler, which is for all nodes, last.
 
-``None`` in a label is an answer: nothing is prescribed, whatever kubelet and the configuration say. An empty
-text is not. A value that cannot be read counts as absent, and its problem is kept with the value that
-applies instead. Koordinator knows the scope ``pod`` only; with a label the scope of our configuration is
-kept.
+The label value ``None`` counts: nothing is prescribed, whatever kubelet and the configuration say. An empty
+value does not count. A value that cannot be read counts as absent, and its problem is reported with the value
+that applies instead. Koordinator knows the scope ``pod`` only; with a label, the scope of our configuration
+applies.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class NodePolicy(Struct, frozen=True):
 APPLY = ("", "Default", "ReservedCPUsOnly")
 """Values of a reservation's ``applyPolicy``."""
 TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-"""As kubelet reads its options."""
+"""The texts that kubelet reads as true in its options."""
 
 
 def read_node_policy(
@@ -149,20 +149,20 @@ def read_node_policy(
     """
     meta, kubelet = meta or NodeMeta(), kubelet or CpuManager()
     policy, scope = _policy(base, meta, kubelet)
-    kept, apply_policy = _reservation(base, machine, meta)
-    system, alone = _system(base, machine, meta)
-    ratios, no_ratios = amplification_ratios(meta.annotations)
+    reserved_cpus, apply_policy = _reservation(base, machine, meta)
+    system, exclusive = _system(base, machine, meta)
+    ratios, ratio_problem = amplification_ratios(meta.annotations)
     return NodePolicy(
         _bind(base, meta, kubelet),
         _strategy(base, meta, kubelet),
         policy,
         scope,
         _reserved(base, machine, kubelet),
-        kept,
+        reserved_cpus,
         apply_policy,
         system,
-        alone,
-        PolicyValue(ratios or {}, _source_annotation(AMPLIFICATION) if ratios else DEFAULT, no_ratios),
+        exclusive,
+        PolicyValue(ratios or {}, _source_annotation(AMPLIFICATION) if ratios else DEFAULT, ratio_problem),
         _numa_reservation(meta),
     )
 
@@ -173,25 +173,27 @@ def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> t
     The CPUs are those that kubelet would reserve for the count (koordinator a7a1b76,
     pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go).
     """
-    found, problem = reservation(annotations)
-    if found.text:
-        return found.with_cpus(found.cpus), problem
+    annotated, problem = reservation(annotations)
+    if annotated.text:
+        return annotated.with_cpus(annotated.cpus), problem
     try:
-        return found.with_cpus(take_packed(topology, topology.cpus, found.count)), problem
+        return annotated.with_cpus(take_packed(topology, topology.cpus, annotated.count)), problem
     except NotEnoughCpus as error:
-        return found.with_cpus(CpuSet()), problem or f"cannot choose CPUs for the node's reservation: {error}"
+        return annotated.with_cpus(
+            CpuSet()
+        ), problem or f"cannot choose CPUs for the node's reservation: {error}"
 
 
 def _bind(base: Node, meta: NodeMeta, kubelet: CpuManager) -> PolicyValue[NodeBindPolicy]:
     value, key, problem = read_label(NodeBindPolicy, BIND_POLICY, meta.labels)
-    whole = NodeBindPolicy.FULL_PCPUS_ONLY
+    full_cores = NodeBindPolicy.FULL_PCPUS_ONLY
     if key:
         if value is NodeBindPolicy.SPREAD_BY_PCPUS and _whole_cores_only(base):
             arch = base.machine.architecture
             problem = f"{value} is not available on {arch}: pods that own CPUs are refused"
         return PolicyValue(value, _source_label(key), problem)
     if base.bind is NodeBindPolicy.NONE and _kubelet_option(kubelet, "full-pcpus-only"):
-        return PolicyValue(whole, _source_kubelet("full-pcpus-only", kubelet, "options"), problem)
+        return PolicyValue(full_cores, _source_kubelet("full-pcpus-only", kubelet, "options"), problem)
     return PolicyValue(base.bind, _source_config("koordinator.cpuBindPolicy", base.bind), problem)
 
 
@@ -218,41 +220,41 @@ def _policy(
     scope = PolicyValue(base.scope, _source_config("topologyManagerScope", base.scope is not Scope.CONTAINER))
     if key:
         return PolicyValue(KUBERNETES[value], _source_label(key)), scope
-    kubelets = kubelet.topology_policy
+    kubelet_policy = kubelet.topology_policy
     if (
         base.policy is TopologyPolicy.NONE
-        and kubelets in tuple(TopologyPolicy)
-        and kubelets != TopologyPolicy.NONE
+        and kubelet_policy in tuple(TopologyPolicy)
+        and kubelet_policy != TopologyPolicy.NONE
     ):
         if kubelet.topology_scope in tuple(Scope):
             source = _source_kubelet("topologyManagerScope", kubelet, "topology_scope")
             scope = PolicyValue(Scope(kubelet.topology_scope), source)
         source = _source_kubelet("topologyManagerPolicy", kubelet, "topology_policy")
-        return PolicyValue(TopologyPolicy(kubelets), source, problem), scope
-    own = base.policy is not TopologyPolicy.NONE
-    return PolicyValue(base.policy, _source_config("topologyManagerPolicy", own), problem), scope
+        return PolicyValue(TopologyPolicy(kubelet_policy), source, problem), scope
+    is_configured = base.policy is not TopologyPolicy.NONE
+    return PolicyValue(base.policy, _source_config("topologyManagerPolicy", is_configured), problem), scope
 
 
 def _reserved(base: Node, machine: Machine, kubelet: CpuManager) -> PolicyValue[CpuSet]:
-    own = _source_config("reservedSystemCPUs, or the amounts,", base.reserved)
-    kubelets = kubelet.reserved & machine.present
-    if base.reserved or kubelet.policy != "static" or not kubelets:
-        return PolicyValue(base.reserved, own)
-    return PolicyValue(kubelets, _source_kubelet("reserve", kubelet, "reserved"))
+    source = _source_config("reservedSystemCPUs, or the amounts,", base.reserved)
+    kubelet_reserved = kubelet.reserved & machine.present
+    if base.reserved or kubelet.policy != "static" or not kubelet_reserved:
+        return PolicyValue(base.reserved, source)
+    return PolicyValue(kubelet_reserved, _source_kubelet("reserve", kubelet, "reserved"))
 
 
 def _reservation(
     base: Node, machine: Machine, meta: NodeMeta
 ) -> tuple[PolicyValue[CpuSet], PolicyValue[str]]:
-    found, problem = node_reservation(meta.annotations, base.topology)
-    cpus, absent = _present(found.cpus, machine, RESERVATION)
+    annotated, problem = node_reservation(meta.annotations, base.topology)
+    cpus, absent = _present(annotated.cpus, machine, RESERVATION)
     problem = problem or absent
     apply_policy = PolicyValue(APPLY[1])
-    if found.policy in APPLY[1:]:
-        apply_policy = PolicyValue(found.policy, _source_annotation(RESERVATION))
-    elif found.policy:
-        wrong = f"{found.policy!r:.60} is not one of {', '.join(APPLY[1:])}"
-        apply_policy = PolicyValue(APPLY[1], problem=f"annotation {RESERVATION}: applyPolicy {wrong}")
+    if annotated.policy in APPLY[1:]:
+        apply_policy = PolicyValue(annotated.policy, _source_annotation(RESERVATION))
+    elif annotated.policy:
+        problem_text = f"{annotated.policy!r:.60} is not one of {', '.join(APPLY[1:])}"
+        apply_policy = PolicyValue(APPLY[1], problem=f"annotation {RESERVATION}: applyPolicy {problem_text}")
     if cpus:
         return PolicyValue(cpus, _source_annotation(RESERVATION), problem), apply_policy
     source = _source_config("koordinator.reservedCPUs", base.reservation)
@@ -260,17 +262,17 @@ def _reservation(
 
 
 def _system(base: Node, machine: Machine, meta: NodeMeta) -> tuple[PolicyValue[CpuSet], PolicyValue[bool]]:
-    found, problem = system_qos(meta.annotations)
-    cpus, absent = _present(found.cpus, machine, SYSTEM_QOS)
+    annotated, problem = system_qos(meta.annotations)
+    cpus, absent = _present(annotated.cpus, machine, SYSTEM_QOS)
     problem = problem or absent
     if cpus:
-        alone = PolicyValue(found.exclusive, _source_annotation(SYSTEM_QOS))
-        return PolicyValue(cpus, _source_annotation(SYSTEM_QOS), problem), alone
+        exclusive = PolicyValue(annotated.exclusive, _source_annotation(SYSTEM_QOS))
+        return PolicyValue(cpus, _source_annotation(SYSTEM_QOS), problem), exclusive
     source = _source_config("koordinator.systemCPUs", base.system)
-    alone = PolicyValue(
+    exclusive = PolicyValue(
         base.system_alone, _source_config("koordinator.systemCPUsExclusive", not base.system_alone)
     )
-    return PolicyValue(base.system, source, problem), alone
+    return PolicyValue(base.system, source, problem), exclusive
 
 
 def _present(cpus: CpuSet, machine: Machine, key: str) -> tuple[CpuSet, str]:
@@ -306,5 +308,5 @@ def _source_kubelet(name: str, kubelet: CpuManager, attribute: str) -> str:
     return f"kubelet's {name} ({where})" if where else f"kubelet's {name}"
 
 
-def _source_config(name: str, given: object) -> str:
-    return f"{name} of the configuration" if given else DEFAULT
+def _source_config(name: str, is_set: object) -> str:
+    return f"{name} of the configuration" if is_set else DEFAULT

@@ -44,21 +44,25 @@ class AppliedPolicy(Struct, frozen=True):
 
 
 def node_policy_read(state: NodeState, event: NodePolicyRead) -> tuple[NodeState, NodeEffects]:
-    """Have the rules of the node follow its policy, as far as possible."""
-    done = _applied(state, event)
-    after = done.state.with_facts(policy=done.policy, node_meta=event.meta)
+    """Apply the policy that was read to the rules of the node, as far as possible."""
+    applied = _applied(state, event)
+    after = applied.state.with_facts(policy=applied.policy, node_meta=event.meta)
     changed = dict[str, PolicyValue[object]]()
     if state.facts.policy is not None and after.node is not state.node:
-        old = state.facts.policy.named()
-        changed = {name: new for name, new in done.policy.named().items() if new.value != old[name].value}
-    return after, (*followed(state, after, "node rules changed"), NodePolicyApplied(changed, done.notes))
+        previous = state.facts.policy.named()
+        changed = {
+            name: policy_value
+            for name, policy_value in applied.policy.named().items()
+            if policy_value.value != previous[name].value
+        }
+    return after, (*followed(state, after, "node rules changed"), NodePolicyApplied(changed, applied.notes))
 
 
 def new_refusals(state: NodeState, event: NodePolicyRead) -> list[str]:
     """Return why the node cannot follow another configuration, besides what it cannot follow already."""
     before = state.facts.policy
-    known = {value.problem for value in before.named().values()} if before is not None else ()
-    return [reason for reason in _applied(state, event).not_applied if reason not in known]
+    known_problems = {value.problem for value in before.named().values()} if before is not None else ()
+    return [reason for reason in _applied(state, event).not_applied if reason not in known_problems]
 
 
 def _applied(state: NodeState, event: NodePolicyRead) -> AppliedPolicy:
@@ -69,12 +73,12 @@ def _applied(state: NodeState, event: NodePolicyRead) -> AppliedPolicy:
     return apply_node_policy(state, policy, facts.policy or policy, event.options, rules)
 
 
-def _with_kubelet_reserved(policy: NodePolicy, kept: CpuSet) -> NodePolicy:
+def _with_kubelet_reserved(policy: NodePolicy, kubelet_cpus: CpuSet) -> NodePolicy:
     reserved = policy.reserved
-    if kept <= reserved.value:
+    if kubelet_cpus <= reserved.value:
         return policy
     message = f"{reserved.source}, and the takeover from kubelet"
-    return structs.replace(policy, reserved=PolicyValue(reserved.value | kept, message))
+    return structs.replace(policy, reserved=PolicyValue(reserved.value | kubelet_cpus, message))
 
 
 def apply_node_policy(
@@ -95,18 +99,18 @@ def apply_node_policy(
     """
     rules = rules or state.node
     problem = _policy_problem(policy.on(rules), options)
-    kept: tuple[str, ...] = ()
+    not_applied: tuple[str, ...] = ()
     if problem:
         policy = structs.replace(policy, policy=_keep_previous(before.policy, problem), scope=before.scope)
-        kept = (policy.policy.problem,)
+        not_applied = (policy.policy.problem,)
     node = policy.on(rules)
     if node != state.node and _shared_pool_empty(state.under(node)):
-        policy, empty = _applicable(state, rules, policy, before)
-        kept, node = (*kept, *empty), policy.on(rules)
+        policy, too_large = _applicable(state, rules, policy, before)
+        not_applied, node = (*not_applied, *too_large), policy.on(rules)
     if node == state.node:
-        return AppliedPolicy(state, policy, not_applied=kept)
+        return AppliedPolicy(state, policy, not_applied=not_applied)
     after = state.under(node)
-    return AppliedPolicy(after, policy, tuple(_owners_of_reserved(state, after)), kept)
+    return AppliedPolicy(after, policy, tuple(_owners_of_reserved(state, after)), not_applied)
 
 
 def _applicable(
@@ -118,23 +122,27 @@ def _applicable(
         ("reservation", (), "keep CPUs {} back"),
         ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
     )
-    kept: list[str] = []
-    names = [name for main, more, _ in parts for name in (main, *more)]
-    found = structs.replace(policy, **{name: getattr(before, name) for name in names})
-    for main, more, what in parts:
-        new = structs.replace(found, **{name: getattr(policy, name) for name in (main, *more)})
-        if not _shared_pool_empty(state.under(new.on(rules))):
-            found = new
+    not_applied: list[str] = []
+    names = [name for main, companions, _ in parts for name in (main, *companions)]
+    applicable = structs.replace(policy, **{name: getattr(before, name) for name in names})
+    for main, companions, action in parts:
+        candidate = structs.replace(
+            applicable, **{name: getattr(policy, name) for name in (main, *companions)}
+        )
+        if not _shared_pool_empty(state.under(candidate.on(rules))):
+            applicable = candidate
             continue
-        message = f"cannot {what.format(getattr(policy, main).value)}: they would leave the shared pool empty"
+        message = (
+            f"cannot {action.format(getattr(policy, main).value)}: they would leave the shared pool empty"
+        )
         value = _keep_previous(getattr(before, main), message)
-        found, kept = structs.replace(found, **{main: value}), [*kept, value.problem]
-    return found, kept
+        applicable, not_applied = structs.replace(applicable, **{main: value}), [*not_applied, value.problem]
+    return applicable, not_applied
 
 
 def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:
-    stays = str(before.value) or "none"
-    return structs.replace(before, problem=f"{problem} (the previous value stays in effect: {stays})")
+    value = str(before.value) or "none"
+    return structs.replace(before, problem=f"{problem} (the previous value stays in effect: {value})")
 
 
 def _shared_pool_empty(state: NodeState) -> bool:
@@ -147,7 +155,7 @@ def _policy_problem(node: Node, options: TopologyOptions) -> str:
     """Return why a topology policy is not possible on this machine or with other settings; empty if it is."""
     machine = node.machine
     count = len(machine.nodes)
-    distances = all(len(each.distance) == count for each in machine.nodes)
+    distances = all(len(numa_node.distance) == count for numa_node in machine.nodes)
     try:
         check_cpu_options(node.options, node.policy, len(machine.packages), count)
         check_topology_options(options, node.policy, count, distances=distances)
@@ -158,13 +166,13 @@ def _policy_problem(node: Node, options: TopologyOptions) -> str:
 
 def _owners_of_reserved(before: NodeState, after: NodeState) -> list[str]:
     """Return sentences about owners of CPUs that are reserved now and were not before."""
-    new = after.node.withheld - before.node.withheld
-    held: dict[str, CpuSet] = {}
+    newly_withheld = after.node.withheld - before.node.withheld
+    kept_cpus: dict[str, CpuSet] = {}
     for container in after.containers.values():
-        clash = container.placement.exclusive & new
+        clash = container.placement.exclusive & newly_withheld
         if clash and container.owns_cpus:
-            held[container.ref] = clash
+            kept_cpus[container.ref] = clash
     return [
         f"CPUs {cpus} are kept back now, and {ref} owns them: it keeps them until it ends"
-        for ref, cpus in sorted(held.items())
+        for ref, cpus in sorted(kept_cpus.items())
     ]

@@ -79,7 +79,7 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
 
     Args:
         state: The node as it is.
-        context: The request and what is there; the pod wants to be aligned (``wants_alignment``).
+        context: The request and the providers; the pod wants to be aligned (``wants_alignment``).
         milli: Thousandths of a CPU that the pod requests.
 
     Raises:
@@ -101,8 +101,8 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
     def score(nodes: Mask) -> int:
         return score_of(requests, free, total, nodes, strategy)
 
-    found = scored_hints(requests, free, fits, policy, score)
-    answers: list[Answer] = [found, *_unscored(context)]
+    scored = scored_hints(requests, free, fits, policy, score)
+    answers: list[Answer] = [scored, *_unscored(context)]
     tenancy = Tenancy(pod.numa_exclusive, node_status(_tenants(state, pod)))
     aligned = align(policy, answers, node.nodes, tenancy)
     hint = TopologyHint(aligned.hint.affinity, aligned.hint.preferred)
@@ -116,21 +116,21 @@ def align_pod(state: NodeState, context: AdmissionContext, milli: int) -> Topolo
 def _amounts(
     state: NodeState, context: AdmissionContext, requests: Amounts
 ) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
-    """Return what every NUMA node has, and what it could still give, of the requested resources."""
+    """Return the amounts of the requested resources that every NUMA node has, and those that are free."""
     node = state.node
     cpus = _free_cpus(state, context, requests.get(CPU, 0) // MILLI)
     total: dict[int, dict[str, int]] = {}
     free: dict[int, dict[str, int]] = {}
-    for place in node.machine.nodes:
+    for numa_node in node.machine.nodes:
         if CPU in requests:
-            total.setdefault(place.id, {})[CPU] = len(place.cpus) * MILLI
-            free.setdefault(place.id, {})[CPU] = len(place.cpus & cpus) * MILLI
-        counted = state.memory.nodes.get(place.id) if state.memory is not None else None
-        for resource in requests.keys() - {CPU} if counted is not None else ():
-            assert counted is not None
-            table = counted.table(resource)
-            total.setdefault(place.id, {})[resource] = table.allocatable
-            free.setdefault(place.id, {})[resource] = table.free
+            total.setdefault(numa_node.id, {})[CPU] = len(numa_node.cpus) * MILLI
+            free.setdefault(numa_node.id, {})[CPU] = len(numa_node.cpus & cpus) * MILLI
+        memory = state.memory.nodes.get(numa_node.id) if state.memory is not None else None
+        for resource in requests.keys() - {CPU} if memory is not None else ():
+            assert memory is not None
+            table = memory.table(resource)
+            total.setdefault(numa_node.id, {})[resource] = table.allocatable
+            free.setdefault(numa_node.id, {})[resource] = table.free
     return total, free
 
 
@@ -143,7 +143,7 @@ def _free_cpus(state: NodeState, context: AdmissionContext, count: int) -> CpuSe
 
 
 def _provider(context: AdmissionContext, kind: type[P]) -> P | None:
-    return next((each for each in context.providers if isinstance(each, kind)), None)
+    return next((provider for provider in context.providers if isinstance(provider, kind)), None)
 
 
 def _unscored(context: AdmissionContext) -> Iterable[Answer]:

@@ -91,14 +91,18 @@ def owners_of(
         placement = container.placement
         if placement.pool is not Pool.OWN:
             continue
-        old = owners.get(container.owner)
+        known_owner = owners.get(container.owner)
         cpus = placement.exclusive | placement.replacement if placement.replacement else placement.exclusive
-        cpus = cpus | old.cpus if old else cpus
-        owners[container.owner] = Owner(cpus, placement.excludes_be or (old is not None and old.hard))
+        cpus = cpus | known_owner.cpus if known_owner else cpus
+        owners[container.owner] = Owner(
+            cpus, placement.excludes_be or (known_owner is not None and known_owner.hard)
+        )
     for reserved in reservation_cpus:
-        old = owners.get(reserved.owner)
-        hard = reserved.hard or (old is not None and old.hard)
-        owners[reserved.owner] = Owner(reserved.cpus | old.cpus if old else reserved.cpus, hard)
+        known_owner = owners.get(reserved.owner)
+        hard = reserved.hard or (known_owner is not None and known_owner.hard)
+        owners[reserved.owner] = Owner(
+            reserved.cpus | known_owner.cpus if known_owner else reserved.cpus, hard
+        )
     return {**owners, **_owners_known_to_kubelet(node, held, existing, owners, pods)} if held else owners
 
 
@@ -114,15 +118,17 @@ def _owners_known_to_kubelet(
     Pods that a label or a scheduler put elsewhere are not owners. CPUs that have an owner here, or that are
     set aside for a pod, stay with it. The last shared CPU, and those of the pool's floors, have no owner.
     """
-    known = list(pods)
+    all_pods = list(pods)
     decided_here = {
-        pod.uid for pod in known if pod.qos in NEVER_PINNED_BY_KUBELET or permitted_claim(node, pod)[0].cpuset
+        pod.uid
+        for pod in all_pods
+        if pod.qos in NEVER_PINNED_BY_KUBELET or permitted_claim(node, pod)[0].cpuset
     }
-    aside = [pod.reserved_for_pod.cpus for pod in known if pod.reserved_for_pod is not None]
+    aside = [pod.reserved_for_pod.cpus for pod in all_pods if pod.reserved_for_pod is not None]
     taken = CpuSet.from_bits(
         union(cpus.bits for cpus in (*aside, *(owner.cpus for owner in owners.values())))
     )
-    found: dict[str, Owner] = {}
+    kubelet_owners: dict[str, Owner] = {}
     for uid in sorted(held):
         if uid in decided_here:
             continue
@@ -132,9 +138,9 @@ def _owners_known_to_kubelet(
                 # An entry without a name only keeps CPUs from being chosen (``decisions``).
                 if name and node.floors.breach(node.shareable - taken - free, free):
                     continue
-                found[f"{uid}/{name}"] = Owner(free, hard=True)
+                kubelet_owners[f"{uid}/{name}"] = Owner(free, hard=True)
                 taken |= free
-    return found
+    return kubelet_owners
 
 
 def owns_cpus_as_pod(node: Node, pod: Pod) -> bool:
@@ -171,7 +177,7 @@ def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:
 
 
 def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, taken: CpuSet) -> Breach | None:
-    """Return the limit that a placement exceeds; None where it stays within all.
+    """Return the admission limit that a placement exceeds; None where it stays within all.
 
     Args:
         before: The state without the placement.
@@ -180,14 +186,14 @@ def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, ta
         owner: Their owner, as ``Container.owner``; empty for CPUs that are set aside for a pod.
         taken: The CPUs.
     """
-    had = _previous_cpus(before, pod, owner) if owner else union_of(_owned_by(before, pod))
-    known = before.pods.get(pod.sandbox_id)
-    for promised in (pod.reserved_for_pod, known.reserved_for_pod if known is not None else None):
-        had |= promised.cpus if promised is not None and owner else CpuSet()
-    new = taken - had
-    if not new:
+    before_cpus = _previous_cpus(before, pod, owner) if owner else union_of(_owned_by(before, pod))
+    recorded = before.pods.get(pod.sandbox_id)
+    for promised in (pod.reserved_for_pod, recorded.reserved_for_pod if recorded is not None else None):
+        before_cpus |= promised.cpus if promised is not None and owner else CpuSet()
+    added = taken - before_cpus
+    if not added:
         return None
-    return _over_count(before, after, pod) or after.node.floors.breach(spare_shared_cpus(after, pod), new)
+    return _over_count(before, after, pod) or after.node.floors.breach(spare_shared_cpus(after, pod), added)
 
 
 def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
@@ -238,17 +244,17 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
     ended = [c for c in after.ended_owners() if c.pod.key != pod.key]
 
     def in_namespace(state: NodeState) -> int:
-        found = [
+        cpusets = [
             each.reserved_for_pod.cpus
             for each in _aside(state)
             if each.namespace == pod.namespace and each.reserved_for_pod
         ]
-        found += [c.placement.exclusive for c in ended if c.pod.namespace == pod.namespace]
-        for key, held in state.owners.items():
+        cpusets += [c.placement.exclusive for c in ended if c.pod.namespace == pod.namespace]
+        for key, owner in state.owners.items():
             holder = pod_of_owner.get(key) or by_uid.get(key.partition("/")[0])
             if holder is not None and holder.namespace == pod.namespace:
-                found.append(held.cpus)
-        return len(union_of(found))
+                cpusets.append(owner.cpus)
+        return len(union_of(cpusets))
 
     def on_node(state: NodeState) -> int:
         owned = [held.cpus for key, held in state.owners.items() if not key.endswith("/")]
@@ -283,13 +289,13 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
 def _owned_by(state: NodeState, pod: Pod) -> list[CpuSet]:
     """Return the CPUs that a pod owns, those of its containers and those that are set aside for it."""
     prefix = f"{pod.key}/"
-    found = [held.cpus for key, held in state.owners.items() if key == pod.key or key.startswith(prefix)]
+    owned = [held.cpus for key, held in state.owners.items() if key == pod.key or key.startswith(prefix)]
     return [
-        *found,
+        *owned,
         *(
-            each.reserved_for_pod.cpus
-            for each in _aside(state)
-            if each.key == pod.key and each.reserved_for_pod
+            other.reserved_for_pod.cpus
+            for other in _aside(state)
+            if other.key == pod.key and other.reserved_for_pod
         ),
     ]
 

@@ -205,48 +205,50 @@ PartitionStep = tuple[PartitionFacts, tuple[PartitionEffect, ...]]
 
 def step(state: NodeState, event: PartitionEvent) -> PartitionStep:
     """Return what is known of partitions after an event, and what is to be done about it."""
-    known = state.facts.partitions
+    facts = state.facts.partitions
     match event:
         case PartitionPlanned(container_id, record):
-            return structs.replace(known, records={**known.records, container_id: record}), ()
+            return structs.replace(facts, records={**facts.records, container_id: record}), ()
         case PartitionMade(container_id):
-            return structs.replace(known, why={i: w for i, w in known.why.items() if i != container_id}), ()
+            return structs.replace(facts, why={i: w for i, w in facts.why.items() if i != container_id}), ()
         case PartitionRefused(container_id, reason):
-            return structs.replace(known, why={**known.why, container_id: reason}), ()
+            return structs.replace(facts, why={**facts.why, container_id: reason}), ()
         case PartitionsEnded(ids):
-            left = {i: record for i, record in known.records.items() if i not in ids}
-            return structs.replace(known, records=left), ()
+            remaining = {i: record for i, record in facts.records.items() if i not in ids}
+            return structs.replace(facts, records=remaining), ()
         case PartitionsCompared(lost):
-            return _compared(known, state, lost)
+            return _compared(facts, state, lost)
         case PartitionsDue(later):
-            return _due(known, state, later)
+            return _due(facts, state, later)
 
 
-def _compared(known: PartitionFacts, state: NodeState, lost: Mapping[str, PartitionState]) -> PartitionStep:
+def _compared(facts: PartitionFacts, state: NodeState, lost: Mapping[str, PartitionState]) -> PartitionStep:
     containers = state.containers
-    texts = {i: _lost_text(found) for i, found in lost.items() if i in containers}
-    why = {i: why for i, why in known.why.items() if i in containers} | texts
-    report = ReportLostPartitions(tuple((containers[i], said) for i, said in texts.items()))
-    return structs.replace(known, why=why), (report,)
+    texts = {i: _lost_text(partition) for i, partition in lost.items() if i in containers}
+    why = {i: why for i, why in facts.why.items() if i in containers} | texts
+    report = ReportLostPartitions(tuple((containers[i], text) for i, text in texts.items()))
+    return structs.replace(facts, why=why), (report,)
 
 
-def _lost_text(found: PartitionState) -> str:
-    message = f"{found.kind}{'' if found.valid else ' invalid'}".removeprefix("member invalid") or MEMBER
-    return f"the kernel turned it into {message}{f' ({found.reason})' if found.reason else ''}"
+def _lost_text(partition: PartitionState) -> str:
+    message = (
+        f"{partition.kind}{'' if partition.valid else ' invalid'}".removeprefix("member invalid") or MEMBER
+    )
+    return f"the kernel turned it into {message}{f' ({partition.reason})' if partition.reason else ''}"
 
 
-def _due(known: PartitionFacts, state: NodeState, later: frozenset[str]) -> PartitionStep:
-    make, why = list[str](), {**known.why}
+def _due(facts: PartitionFacts, state: NodeState, later: frozenset[str]) -> PartitionStep:
+    make, why = list[str](), {**facts.why}
     for container in state.containers.values():
         if container.placement.pool is not Pool.OWN or container.phase is not Phase.RUNNING:
             continue
-        if container.id in known.records or container.id in later:
+        if container.id in facts.records or container.id in later:
             continue
         if partition_cpus(state, container.id) is None:
             why[container.id] = shared_with(state, container)
         else:
             make.append(container.id)
-    return structs.replace(known, why=why), (MakePartitions(tuple(make)),)
+    return structs.replace(facts, why=why), (MakePartitions(tuple(make)),)
 
 
 # -- questions ----------------------------------------------------------------------------------------------

@@ -57,14 +57,17 @@ def pool_cpus(node: Node, pools: CpuPools, placement: Placement) -> CpuSet:
     """
     pool = pools.of(placement.pool)
     limit = pool_limit(node, placement.pool_cpus_limit, placement.pool_numa_limit)
-    hooked = placement.hook_cpus
-    if limit is None and hooked is None:
+    named_by_hooks = placement.hook_cpus
+    if limit is None and named_by_hooks is None:
         return pool
     whole = pools.be if placement.pool is Pool.BE else pool
-    if hooked is not None:
-        both = hooked if limit is None else hooked & limit
-        if found := (pool & both or whole & both) | placement.hook_extra_cpus & node.machine.online:
-            return found
+    if named_by_hooks is not None:
+        limited = named_by_hooks if limit is None else named_by_hooks & limit
+        if (
+            within_limits := (pool & limited or whole & limited)
+            | placement.hook_extra_cpus & node.machine.online
+        ):
+            return within_limits
     return pool if limit is None else pool & limit or whole & limit or pool
 
 
@@ -84,7 +87,7 @@ def pool_placement(
 
 
 def unmet_limit(state: NodeState, claimed: Claim) -> str:
-    """Return a sentence if a pool has nothing left within its limit; else empty."""
+    """Return the message that a pool has no CPU within the limit of a claim; empty where it has."""
     if claimed.pool is Pool.OWN:
         return ""
     limit = pool_limit(state.node, claimed.within, claimed.nodes)
@@ -132,27 +135,27 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
         Ids that lose CPUs (they must leave them before the owner starts), and ids that only gain some.
         Containers that have exited, or are not in both states, do not move.
     """
-    still = before.node is after.node
-    if still and before.pools == after.pools:
+    same_node = before.node is after.node
+    if same_node and before.pools == after.pools:
         return (), ()
     shrink: list[str] = []
     grow: list[str] = []
     online = after.node.machine.online
     # The CPUs of a container follow from its placement, and few placements differ.
-    unlimited = {id(pool): _way(before.pools.of(pool), after.pools.of(pool)) for pool in Pool}
-    ways: dict[tuple[Pool, CpuSet | None, Mask | None, CpuSet | None, CpuSet], int] = {}
+    unlimited = {id(pool): _direction(before.pools.of(pool), after.pools.of(pool)) for pool in Pool}
+    directions: dict[tuple[Pool, CpuSet | None, Mask | None, CpuSet | None, CpuSet], int] = {}
     for key, container, old in after.containers.compared(before.containers):
         if old is None or container.phase is Phase.EXITED:
             continue
         placement = container.placement
         if not (old is container or old.placement == placement):
-            turn = _way(before.wanted(old), after.wanted(container))
+            direction = _direction(before.wanted(old), after.wanted(container))
         elif placement.pool is Pool.OWN:
-            if still and not placement.exclusive.isdisjoint(online):
+            if same_node and not placement.exclusive.isdisjoint(online):
                 continue
-            turn = _way(before.wanted(old), after.wanted(container))
+            direction = _direction(before.wanted(old), after.wanted(container))
         elif _is_unlimited(placement):
-            turn = unlimited[id(placement.pool)]
+            direction = unlimited[id(placement.pool)]
         else:
             kind = (
                 placement.pool,
@@ -161,12 +164,12 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
                 placement.hook_cpus,
                 placement.hook_extra_cpus,
             )
-            if kind not in ways:
-                ways[kind] = _way(before.wanted(old), after.wanted(container))
-            turn = ways[kind]
-        if turn < 0:
+            if kind not in directions:
+                directions[kind] = _direction(before.wanted(old), after.wanted(container))
+            direction = directions[kind]
+        if direction < 0:
             shrink.append(key)
-        elif turn:
+        elif direction:
             grow.append(key)
     return tuple(sorted(shrink)), tuple(sorted(grow))
 
@@ -180,33 +183,34 @@ def _is_unlimited(placement: Placement) -> bool:
     )
 
 
-def _way(have: CpuSet, want: CpuSet) -> int:
-    """Return whether CPUs must be left (-1), only some are gained (1), or nothing changes (0)."""
-    if have == want:
+def _direction(before: CpuSet, after: CpuSet) -> int:
+    """Return -1 where the container loses CPUs, 1 where it only gains some, 0 where nothing changes."""
+    if before == after:
         return 0
-    return 1 if have <= want else -1
+    return 1 if before <= after else -1
 
 
-def memory_for(
+def memory_nodes_for(
     machine: Machine, cpus: CpuSet, need: int = 0, promised: Iterable[tuple[Mask, int]] = ()
 ) -> Mask:
-    """Return the memory nodes for CPUs.
+    """Choose the memory nodes for a set of CPUs.
 
     Args:
         machine: The machine.
         cpus: The CPUs.
-        need: Bytes that the container may use; 0 for no limit, then the CPUs' nodes are taken as they are.
+        need: Bytes that the container may use; 0 for no limit: then the nodes of the CPUs are enough.
         promised: What other owners may use: nodes and bytes.
 
     Returns:
-        Nodes with memory, nearest first added; all of them where even that is not enough.
+        The nodes of the CPUs that have memory, and the next nearest until the need is met; all nodes where
+        it cannot be met.
     """
     order = _by_distance(machine, cpus)
-    near = machine.nodes_of(cpus) & machine.memory_nodes
-    if not near:
-        near = Mask(node for d, node in order if d == order[0][0])
+    own_nodes = machine.nodes_of(cpus) & machine.memory_nodes
+    if not own_nodes:
+        own_nodes = Mask(node for d, node in order if d == order[0][0])
     free = _free(machine, promised)
-    chosen = set(near)
+    chosen = set(own_nodes)
     for _, node in order:
         if sum(free[i] for i in chosen) >= need:
             break
@@ -227,9 +231,9 @@ def _free(machine: Machine, promised: Iterable[tuple[Mask, int]]) -> dict[int, f
     """Return the free bytes of each node; a promise over several nodes counts evenly."""
     free = {n.id: float("inf") if n.mem_bytes is None else float(n.mem_bytes) for n in machine.nodes}
     for nodes, amount in promised:
-        here = [i for i in nodes if i in free]
-        for i in here:
-            free[i] = max(0.0, free[i] - amount / len(here))
+        known = [i for i in nodes if i in free]
+        for i in known:
+            free[i] = max(0.0, free[i] - amount / len(known))
     return free
 
 
@@ -243,7 +247,7 @@ def counted_nodes(pod: Pod, blocks: Blocks) -> Mask | None:
 
 
 def owner_memory_nodes(
-    state: NodeState, request: Request, cpus: CpuSet, me: str, bound: Mask | None = None
+    state: NodeState, request: Request, cpus: CpuSet, claimant: str, bound: Mask | None = None
 ) -> tuple[Mask, tuple[str, ...]]:
     """Return the memory nodes of an owner, and sentences that explain them."""
     machine = state.node.machine
@@ -257,10 +261,10 @@ def owner_memory_nodes(
     promised = [
         (c.placement.mems, c.request.memory_limit)
         for c in state.containers.values()
-        if c.owns_cpus and f"{c.owner} {c.name}" != me
+        if c.owns_cpus and f"{c.owner} {c.name}" != claimant
     ]
-    near = memory_for(machine, cpus)
-    mems = memory_for(machine, cpus, request.memory_limit, promised)
+    near = memory_nodes_for(machine, cpus)
+    mems = memory_nodes_for(machine, cpus, request.memory_limit, promised)
     if mems == near:
         return mems, ()
     cause = f"{nodes_text(near)} cannot hold its limit in addition to what is promised there"

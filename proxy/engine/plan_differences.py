@@ -98,16 +98,16 @@ def plan_differences(
 
 
 def _difference(
-    state: NodeState, container: Container, has: tuple[CpuSet, Mask] | None, quotas: Mapping[str, int]
+    state: NodeState, container: Container, in_effect: tuple[CpuSet, Mask] | None, quotas: Mapping[str, int]
 ) -> ContainerDifference:
     applied, desired = applies_to(state, container.pod), state.wanted(container)
     change = PlanChange.NONE
-    if has is not None and has[0] != desired and not state.inflight.is_busy(container.id):
+    if in_effect is not None and in_effect[0] != desired and not state.inflight.is_busy(container.id):
         if applied:
             change = PlanChange.DRIFT
         else:
             change = PlanChange.PIN if container.placement.pool is Pool.OWN else PlanChange.MOVE
-    cpus, mems = has or (None, None)
+    cpus, mems = in_effect or (None, None)
     return ContainerDifference(
         container,
         applied,

@@ -1,8 +1,8 @@
 """Run a pod on a node without side effects: the events that follow from kubelet's requests, in their order.
 
 kubelet creates the sandbox, then each ordinary init container, which has ended when the next one is
-created, then what stays. These events go through ``proxy.engine.handle``, as on a node. A pod of which
-one container is refused does not run at all, so it leaves nothing behind.
+created, then the containers that keep running. These events go through ``proxy.engine.handle``, as on a node.
+Where one container of a pod is rejected, the pod does not run, and the node is as before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DryRunOutcome(Struct, frozen=True):
     """The outcome for a pod.
 
     Attributes:
-        verdict: Admit or refuse.
+        verdict: Admit or reject.
         state: The node afterwards; on a refusal the node before.
         containers: Its containers as placed, in their order, init containers included.
         refused: The container that was refused; empty where none was, or the pod as a whole.

@@ -28,13 +28,13 @@ from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pod
 
 _SLICE = re.compile(r"-pod[^-/]+\.slice")
-"""The end of a pod's slice; any other may be the parent of what is not ours."""
+"""The end of the name of a pod's slice; other slices may hold processes of other services."""
 _GROUP = re.compile(r"pod[^/]+")
-"""A pod's group where systemd has none of them."""
+"""The name of a pod's group where systemd does not manage the groups of pods."""
 
 
 class Fence(Struct, frozen=True):
-    """A fence that a call has.
+    """The fence that a call needs.
 
     Attributes:
         path: The group of the pod.
@@ -69,21 +69,21 @@ def raised(fences: ActiveFences, path: str, fence: ActiveFence) -> ActiveFences:
     """Return the fences after one more call needs one.
 
     Args:
-        fences: Those that stood.
+        fences: The fences before.
         path: The group.
         fence: Its fence, for this call alone; ``before`` matters where no fence stood.
     """
-    known = fences.get(path)
-    if known is not None:
-        fence = replace(fence, before=known.before, calls=known.calls + 1)
+    existing = fences.get(path)
+    if existing is not None:
+        fence = replace(fence, before=existing.before, calls=existing.calls + 1)
     return {**fences, path: fence}
 
 
 def lowered(fences: ActiveFences, path: str) -> ActiveFences:
     """Return the fences after one call less needs one; the last of them removes the fence."""
-    known = fences.get(path)
-    if known is not None and known.calls > 1:
-        return {**fences, path: replace(known, calls=known.calls - 1)}
+    existing = fences.get(path)
+    if existing is not None and existing.calls > 1:
+        return {**fences, path: replace(existing, calls=existing.calls - 1)}
     return {at: fence for at, fence in fences.items() if at != path}
 
 
@@ -108,7 +108,7 @@ def _parent_name(pod: Pod) -> str:
 
 
 def fence_cpus(state: NodeState, container: Container) -> CpuSet:
-    """Return what the containers in the group of a container's pod are to have, of an old sandbox too."""
+    """Return the CPUs planned for all containers in the group of a container's pod, of an old sandbox too."""
     parent = container.pod.cgroup_parent
     members = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
     return CpuSet.from_bits(union(state.wanted(c).bits for c in members if c.phase is not Phase.EXITED))

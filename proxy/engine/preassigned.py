@@ -103,8 +103,8 @@ def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
 
     kubelet lets containers of a pod take over the CPUs of its init containers, and keeps the entries of both.
     """
-    here = {c.owner for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
-    return {f"{pod.uid}/{name}" for name in state.kubelet.get(pod.uid, ())} - here
+    existing = {c.owner for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
+    return {f"{pod.uid}/{name}" for name in state.kubelet.get(pod.uid, ())} - existing
 
 
 def _grant_others(
@@ -127,13 +127,16 @@ def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Cpu
     clash = cpus & others
     if clash:
         holders = holders_of(state, clash, owner)
-        named = sorted(holder.ref for holder in holders)
-        if len(named) > MAX_NAMED_HOLDERS:
-            named[MAX_NAMED_HOLDERS:] = [f"{len(named) - MAX_NAMED_HOLDERS} more"]
-        taken = f"{cpus_are(clash)} owned by"
-        whose = "another pod" if len(holders) == 1 else "other pods"
+        refs = sorted(holder.ref for holder in holders)
+        if len(refs) > MAX_NAMED_HOLDERS:
+            refs[MAX_NAMED_HOLDERS:] = [f"{len(refs) - MAX_NAMED_HOLDERS} more"]
+        owned_text = f"{cpus_are(clash)} owned by"
+        whose_text = "another pod" if len(holders) == 1 else "other pods"
         return CpuConflict(
-            "CPUsInUse", f"{taken} {', '.join(named)} already", f"{taken} {whose} already", clash
+            "CPUsInUse",
+            f"{owned_text} {', '.join(refs)} already",
+            f"{owned_text} {whose_text} already",
+            clash,
         )
     if state.node.shareable <= cpus | others:
         return CpuConflict("SharedPoolExhausted", "the shared pool would be left empty")
@@ -147,7 +150,7 @@ class CpuConflict(Struct, frozen=True):
         reason: As in ``Verdict``.
         text: The cause for operators.
         public: The cause without names of other pods; empty where ``text`` has none.
-        clash: Those of the CPUs that others own.
+        clash: The named CPUs that others own.
     """
 
     reason: str
@@ -155,26 +158,27 @@ class CpuConflict(Struct, frozen=True):
     public: str = ""
     clash: CpuSet = field(default_factory=CpuSet)
 
-    def verdict(self, what: str, *, name_others: bool) -> Verdict:
-        """Return the verdict that ``what`` cannot be done."""
-        detail = f"cannot {what}: {self.text}"
+    def verdict(self, action: str, *, name_others: bool) -> Verdict:
+        """Return the verdict that an action fails."""
+        detail = f"cannot {action}: {self.text}"
         if name_others or not self.public:
             return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, detail)
-        return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, f"cannot {what}: {self.public}", detail)
+        return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, f"cannot {action}: {self.public}", detail)
 
 
 def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict, ref: str) -> Claim:
-    """Continue without the CPUs: LSE and LSR pods are refused, the others run on their pool.
+    """Return the claim without the named CPUs, or reject an LSE or LSR pod.
 
-    Where kubelet's CPU manager named them for one container, as many others are chosen.
+    Where kubelet's CPU manager named them for one container, as many other CPUs are chosen. Other containers
+    run on their pool.
     """
     if pod.qos in STRICT:
         name_others = state.node.admission.name_others
         cpus = claimed.cpus or CpuSet()
-        what = f"give {named_cpus(cpus)} to {ref}"
+        action = f"give {named_cpus(cpus)} to {ref}"
         shortfall = Shortfall(CPU, None, len(cpus), len(cpus - conflict.clash), named=conflict.clash)
         raise PlacementRefusedError(
-            conflict.verdict(what, name_others=name_others),
+            conflict.verdict(action, name_others=name_others),
             shortfalls=(with_holders(state, shortfall, pod),) if conflict.clash else (),
         )
     text = conflict.text

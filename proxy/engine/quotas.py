@@ -65,15 +65,15 @@ class RemovedQuotas(Struct, frozen=True):
         return {key: {"quota": at.quota, "group": at.group} for key, at in self.records.items()}
 
     def keep(self, records: Mapping[str, QuotaRecord]) -> RemovedQuotas:
-        """Return the same with other records."""
+        """Return the removed quotas with more records."""
         return structs.replace(self, records={**self.records, **records})
 
     def forget(self, keys: Iterable[str]) -> RemovedQuotas:
-        """Return the same without some records."""
-        gone = set(keys)
+        """Return the removed quotas without some records."""
+        dropped = set(keys)
         return RemovedQuotas(
-            {key: record for key, record in self.records.items() if key not in gone},
-            self.unsent.difference(key.removeprefix(CONTAINER) for key in gone),
+            {key: record for key, record in self.records.items() if key not in dropped},
+            self.unsent.difference(key.removeprefix(CONTAINER) for key in dropped),
         )
 
     def carried(self, container_id: str, *, off: bool) -> int:
@@ -82,22 +82,22 @@ class RemovedQuotas(Struct, frozen=True):
         return UNLIMITED if off else record.quota if record is not None else 0
 
     def requested(self, container_id: str, quota: int, *, off: bool) -> tuple[RemovedQuotas, int]:
-        """Return what is known after a client updates a container, and the quota that the update carries.
+        """Return the removed quotas after a client's update of a container, and the quota of the update.
 
         Args:
             container_id: The container.
             quota: What the client requests; 0 for none.
             off: Whether the container's quota is off.
         """
-        key, known = CONTAINER + container_id, self
+        key, quotas = CONTAINER + container_id, self
         if quota > 0 and (off or key in self.records):
-            known = self.keep({key: QuotaRecord(quota)})
+            quotas = self.keep({key: QuotaRecord(quota)})
         elif quota < 0:
-            known = self.forget((key,))
-        return known, known.carried(container_id, off=off) if off or not quota else 0
+            quotas = self.forget((key,))
+        return quotas, quotas.carried(container_id, off=off) if off or not quota else 0
 
     def saved(self, container_id: str, quota: int) -> RemovedQuotas:
-        """Return what is known after the runtime has saved the quota that a call carried."""
+        """Return the removed quotas after the runtime has saved the quota that a call carried."""
         if quota != UNLIMITED:
             return self.forget((CONTAINER + container_id,))
         return structs.replace(self, unsent=self.unsent - {container_id})
@@ -107,7 +107,7 @@ class RemovedQuotas(Struct, frozen=True):
 
 
 class CpuControllerChecked(Struct, frozen=True):
-    """The cpu controller's tree, where CFS quotas are written, was looked for.
+    """The node was checked for the cpu controller's tree, where CFS quotas are written.
 
     Attributes:
         found: Whether the node has it.
@@ -196,46 +196,46 @@ QuotaStep = tuple[RemovedQuotas, tuple[QuotaEffect, ...]]
 
 
 def step(state: NodeState, event: QuotaEvent) -> QuotaStep:
-    """Return what is known of quotas after an event, and what is to be done about it."""
-    known = state.facts.quotas
+    """Return the removed quotas after an event, and the effects to perform."""
+    quotas = state.facts.quotas
     match event:
         case QuotasToRemove(records):
-            return known.keep(records), ()
+            return quotas.keep(records), ()
         case QuotasRestored(keys):
-            return known.forget(keys), ()
+            return quotas.forget(keys), ()
         case QuotasUnsent(ids):
-            return structs.replace(known, unsent=known.unsent.union(ids)), ()
+            return structs.replace(quotas, unsent=quotas.unsent.union(ids)), ()
         case QuotaSaved(container_id, quota):
             container = state.containers.get(container_id)
             is_newest = container is None or quota == carried_quota(state, container)
-            return known.saved(container_id, quota) if is_newest else known, ()
+            return quotas.saved(container_id, quota) if is_newest else quotas, ()
         case QuotaRequested(container_id, quota):
             container = state.containers.get(container_id)
-            known, carried = (known, 0) if container is None else requested_quota(state, container, quota)
-            return known, (QuotaCarried(carried),)
+            quotas, carried = (quotas, 0) if container is None else requested_quota(state, container, quota)
+            return quotas, (QuotaCarried(carried),)
         case QuotasToRestore(later):
-            return _restoration(known, state, later)
+            return _restoration(quotas, state, later)
 
 
 def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas:
-    """Return what is known after a create: where the quota of its request was left out, that is recorded.
+    """Return the removed quotas after a create, with the quota that was left out of its request, if any.
 
     Another container of the pod may have come since the request was forwarded: then it is restored at once.
     """
-    requested, known = container.request.cpu_quota, state.facts.quotas
+    requested, quotas = container.request.cpu_quota, state.facts.quotas
     if requested <= 0 or not writes_quotas(state) or not applies_to(state, container.pod):
-        return known
+        return quotas
     if container.placement.cfs_quota_off or is_off(state, container):
-        return known.keep({CONTAINER + container.id: QuotaRecord(requested)})
-    return known
+        return quotas.keep({CONTAINER + container.id: QuotaRecord(requested)})
+    return quotas
 
 
-def _restoration(known: RemovedQuotas, state: NodeState, later: frozenset[str]) -> QuotaStep:
+def _restoration(quotas: RemovedQuotas, state: NodeState, later: frozenset[str]) -> QuotaStep:
     """Decide about the quotas that are no longer off; those of containers that are gone are forgotten."""
     gone, send = list[str](), list[str]()
     write: dict[str, tuple[QuotaRecord, QuotaPlace]] = {}
     off = {key for c in all_off(state) for key in (POD + c.pod.key, CONTAINER + c.id)}
-    for key, record in known.records.items():
+    for key, record in quotas.records.items():
         container = state.containers.get(key.removeprefix(CONTAINER))
         if key in off or key in later:
             continue
@@ -247,7 +247,7 @@ def _restoration(known: RemovedQuotas, state: NodeState, later: frozenset[str]) 
             send.append(container.id)
             if container.phase is not Phase.CREATED:
                 write[key] = record, (container.pod.cgroup_parent, container.id)
-    return known.forget(gone), (RestoreQuotas(tuple(send), write),)
+    return quotas.forget(gone), (RestoreQuotas(tuple(send), write),)
 
 
 # -- queries ------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def carried_quota(state: NodeState, container: Container) -> int:
 
 
 def requested_quota(state: NodeState, container: Container, quota: int) -> tuple[RemovedQuotas, int]:
-    """Return what is known after a client updates a container, and the quota that replaces the client's.
+    """Return the removed quotas after a client updates a container, and the quota that replaces the client's.
 
     Args:
         state: The node as it is.

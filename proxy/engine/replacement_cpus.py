@@ -11,8 +11,8 @@ has the CPUs that are left, and as many free CPUs as are missing, if there are a
 * They are never the last CPUs of the shared pool nor those of its floors, and never those that are
   promised to another container.
 
-They are part of the placement (``Placement.instead``), so they survive a restart. ``NodeState.wanted`` uses
-as many of them as are missing.
+They are part of the placement (``Placement.replacement``), so they survive a restart. ``NodeState.wanted``
+uses as many of them as are missing.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class MissingCpus(Struct, frozen=True):
 
     Attributes:
         owner: The owner, as ``Container.owner``.
-        containers: Those that share the CPUs.
-        away: The part of what was promised that is offline.
-        instead: The replacements that are online.
+        containers: The containers that share the CPUs.
+        offline: The promised CPUs that are offline.
+        replacement: The replacements that are online.
     """
 
     owner: str
     containers: tuple[Container, ...]
-    away: CpuSet
-    instead: CpuSet
+    offline: CpuSet
+    replacement: CpuSet
 
     @property
     def missing(self) -> int:
         """How many CPUs are still missing."""
-        return max(len(self.away) - len(self.instead), 0)
+        return max(len(self.offline) - len(self.replacement), 0)
 
 
 def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
@@ -59,41 +59,43 @@ def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
             continue
         if placement.replacement or not placement.exclusive <= online:
             groups.setdefault(container.owner, []).append(container)
-    found = []
+    missing = []
     for owner, group in sorted(groups.items()):
         own = CpuSet.from_bits(union(c.placement.exclusive.bits for c in group))
         instead = CpuSet.from_bits(union(c.placement.replacement.bits for c in group)) & online
-        found.append(MissingCpus(owner, tuple(group), own - online, instead))
-    return found
+        missing.append(MissingCpus(owner, tuple(group), own - online, instead))
+    return missing
 
 
-def choose_replacements(state: NodeState, short: MissingCpus) -> CpuSet:
+def choose_replacements(state: NodeState, shortage: MissingCpus) -> CpuSet:
     """Choose CPUs that replace the missing ones; fewer, or none, where there are not enough."""
-    node, wanted = state.node, short.missing
-    first = short.containers[0]
-    if not wanted or any(cpus_are_named(state, c) for c in short.containers):
+    node, count = state.node, shortage.missing
+    first = shortage.containers[0]
+    if not count or any(cpus_are_named(state, c) for c in shortage.containers):
         return CpuSet()
-    if any(reserved.owner == short.owner for reserved in state.reservation_cpus.values()):
+    if any(reserved.owner == shortage.owner for reserved in state.reservation_cpus.values()):
         return CpuSet()  # its CPUs are being changed; what is missing then is replaced afterwards
-    own = state.owners[short.owner].cpus if short.owner in state.owners else CpuSet()
+    own = state.owners[shortage.owner].cpus if shortage.owner in state.owners else CpuSet()
     taken = union(owner.cpus.bits for owner in state.owners.values())
-    kept = (node.cpu.reserved | node.withheld | state.aside(first.pod.key) | state.promised(short.owner)).bits
-    free = CpuSet.from_bits(node.topology.cpus.bits & node.shareable.bits & ~(taken | kept))
+    unavailable = (
+        node.cpu.reserved | node.withheld | state.aside(first.pod.key) | state.promised(shortage.owner)
+    ).bits
+    free = CpuSet.from_bits(node.topology.cpus.bits & node.shareable.bits & ~(taken | unavailable))
     free -= floor_cpus(state, first.pod)
-    wanted = min(wanted, len(state.pools.shared - state.aside()) - 1)
-    if wanted <= 0:
+    count = min(count, len(state.pools.shared - state.aside()) - 1)
+    if count <= 0:
         return CpuSet()
     homes = node.machine.nodes_of(own) or first.placement.mems
     near = free & node.machine.cpus_of(homes)
     whole = node.options.full_pcpus_only or first.pod.bind_required is BindPolicy.FULL_PCPUS
     crosses = not node.policy.is_strict
     if whole:
-        return _whole_cores(state, near, free - near if crosses else CpuSet(), wanted)
-    found = take(node.topology, node.options, near, min(wanted, len(near)))
+        return _whole_cores(state, near, free - near if crosses else CpuSet(), count)
+    chosen = take(node.topology, node.options, near, min(count, len(near)))
     if crosses:
         far = free - near
-        found |= take(node.topology, node.options, far, min(wanted - len(found), len(far)))
-    return found
+        chosen |= take(node.topology, node.options, far, min(count - len(chosen), len(far)))
+    return chosen
 
 
 def cpus_are_named(state: NodeState, container: Container) -> bool:
@@ -106,11 +108,11 @@ def cpus_are_named(state: NodeState, container: Container) -> bool:
     return not state.node.static and not pod.cpuset_chosen_locally and container.request.cpuset_cpus == own
 
 
-def _whole_cores(state: NodeState, near: CpuSet, far: CpuSet, wanted: int) -> CpuSet:
+def _whole_cores(state: NodeState, near: CpuSet, far: CpuSet, count: int) -> CpuSet:
     """Choose whole cores, near ones first, as many as fit into what is wanted."""
-    found = 0
+    chosen = 0
     for place in (near, far):
         for bits in state.node.topology.cores.values():
-            if not bits & ~place.bits and (found | bits).bit_count() <= wanted:
-                found |= bits
-    return CpuSet.from_bits(found)
+            if not bits & ~place.bits and (chosen | bits).bit_count() <= count:
+                chosen |= bits
+    return CpuSet.from_bits(chosen)

@@ -70,8 +70,8 @@ from typing import Any
 
 from msgspec import structs
 
-from proxy.engine import effects as to_do
-from proxy.engine import events as seen
+from proxy.engine import effects as effects
+from proxy.engine import events as events
 from proxy.engine.effects import AbortReason, Effect
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
 from proxy.engine.write_conflicts import ELSEWHERE, WriteAction, action_for, retry_pause
@@ -85,7 +85,7 @@ NOT_WRITTEN = "cannot write a cgroup"
 NOT_BACK = "cannot move an owner back"
 REFUSED = "the kernel refuses to move another container off them"
 CONTESTED = "the cpuset of another container is written by another program"
-"""Words for a client, which name no container of another pod."""
+"""Messages for a client: they name no container of another pod."""
 _INTERNAL = "internal error"
 
 
@@ -95,22 +95,22 @@ class UnexpectedEventError(TopoproxyError):
 
 _Phase, _Kind = ReservationPhase, ReservationKind
 RECORDED = (_Kind.CREATE, _Kind.NARROW, _Kind.MOVE)
-"""What is recorded before anything else is done."""
+"""The kinds that are recorded before anything else is done."""
 _TOWARDS = (_Phase.DRAINING, _Phase.MOVING, _Phase.CHECKING, _Phase.CONFIRMING)
 Step = tuple[Reservation, tuple[Effect, ...]]
 
 
-def step(reservation: Reservation, event: seen.Event) -> Step:
-    """Return the reservation after an event, and what is to be done about it.
+def step(reservation: Reservation, event: events.Event) -> Step:
+    """Return the reservation after an event, and the effects to perform.
 
-    Once a reservation is over, nothing is done about any event.
+    Once a reservation is over, events have no effect.
 
     Raises:
-        UnexpectedEventError: The reservation does not wait for that.
+        UnexpectedEventError: The reservation does not wait for such an event.
     """
     if reservation.is_over:
         return reservation, ()
-    if isinstance(event, seen.ClientDisconnected):
+    if isinstance(event, events.ClientDisconnected):
         return structs.replace(reservation, client_disconnected=True), ()
     at_any_time = _AT_ANY_TIME.get(type(event))
     if at_any_time is not None:
@@ -124,78 +124,80 @@ def step(reservation: Reservation, event: seen.Event) -> Step:
     return handle(reservation, event)
 
 
-def _to(reservation: Reservation, phase: ReservationPhase, *wanted: Effect, **changes: Any) -> Step:
-    return structs.replace(reservation, phase=phase, **changes), wanted
+def _to(reservation: Reservation, phase: ReservationPhase, *performed: Effect, **changes: Any) -> Step:
+    return structs.replace(reservation, phase=phase, **changes), performed
 
 
 # -- the barrier --------------------------------------------------------------------------------------------
 
 
-def _requested(reservation: Reservation, event: seen.ReservationRequested) -> Step:
-    reserved = (
-        (to_do.ReserveCpus(reservation.cpus),) if reservation.kind in (_Kind.REPLACEMENT, _Kind.MOVE) else ()
+def _requested(reservation: Reservation, event: events.ReservationRequested) -> Step:
+    reserve = (
+        (effects.ReserveCpus(reservation.cpus),)
+        if reservation.kind in (_Kind.REPLACEMENT, _Kind.MOVE)
+        else ()
     )
     if reservation.kind not in RECORDED:
-        return _to(reservation, _Phase.WAITING, *reserved, to_do.AwaitInflight(reservation.cpus))
+        return _to(reservation, _Phase.WAITING, *reserve, effects.AwaitInflight(reservation.cpus))
     may_run_on = reservation.cpus if reservation.kind is _Kind.MOVE else CpuSet()
-    return _to(reservation, _Phase.RECORDING, *reserved, to_do.AppendLedger(may_run_on))
+    return _to(reservation, _Phase.RECORDING, *reserve, effects.AppendLedger(may_run_on))
 
 
-def _recorded(reservation: Reservation, event: seen.LedgerWritten) -> Step:
+def _recorded(reservation: Reservation, event: events.LedgerWritten) -> Step:
     if reservation.kind is _Kind.NARROW:
-        return _to(reservation, _Phase.COMMITTED, to_do.Commit())
-    return _to(reservation, _Phase.WAITING, to_do.AwaitInflight(reservation.cpus))
+        return _to(reservation, _Phase.COMMITTED, effects.Commit())
+    return _to(reservation, _Phase.WAITING, effects.AwaitInflight(reservation.cpus))
 
 
-def _unrecorded(reservation: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
+def _unrecorded(reservation: Reservation, event: events.LedgerLate | events.LedgerRejected) -> Step:
     if reservation.kind is _Kind.NARROW:
-        report = to_do.ReportProblem("cannot record what hooks request", event.cause)
-        return _to(reservation, _Phase.COMMITTED, report, to_do.Commit())
+        report = effects.ReportProblem("cannot record what hooks request", event.cause)
+        return _to(reservation, _Phase.COMMITTED, report, effects.Commit())
     return _not_free(
         reservation, AbortReason(f"cannot record the placement: {event.cause}", reservation.cpus, final=True)
     )
 
 
-def _completed(reservation: Reservation, event: seen.InflightCompleted) -> Step:
-    return _to(reservation, _Phase.SHRINKING, to_do.StartDeadline(), to_do.WriteSharers(), tries=0)
+def _completed(reservation: Reservation, event: events.InflightCompleted) -> Step:
+    return _to(reservation, _Phase.SHRINKING, effects.StartDeadline(), effects.WriteSharers(), tries=0)
 
 
-def _inflight_late(reservation: Reservation, event: seen.InflightLate) -> Step:
+def _inflight_late(reservation: Reservation, event: events.InflightLate) -> Step:
     return _not_free(reservation, AbortReason(event.message, event.cpus, public=event.public))
 
 
-def _shrunk(reservation: Reservation, event: seen.CpusetsWritten) -> Step:
+def _shrunk(reservation: Reservation, event: events.CpusetsWritten) -> Step:
     reservation = structs.replace(
         reservation, tries=reservation.tries + 1, refused=event.refused, errors=event.errors
     )
     seconds = retry_pause(reservation.tries, [refused.errno for refused in event.refused])
     if seconds is not None:
-        return _to(reservation, _Phase.PAUSING, to_do.Pause(seconds))
+        return _to(reservation, _Phase.PAUSING, effects.Pause(seconds))
     if not event.errors:
         return _free_unless_contested(reservation, event.contested)
-    reconcile = to_do.RequestReconcile()  # the machine may have changed, or the container has exited
+    reconcile = effects.RequestReconcile()  # the machine may have changed, or the container has exited
     if not event.refused:
         # Groups above pods: which containers are on which CPUs is not known.
         reason = AbortReason(event.errors[0], reservation.cpus, final=True, public=REFUSED)
         return _with((reconcile,), _not_free(reservation, reason))
     ids = tuple(refused.container_id for refused in event.refused)
-    return _to(reservation, _Phase.READING, reconcile, to_do.ReadCpusets(ids))
+    return _to(reservation, _Phase.READING, reconcile, effects.ReadCpusets(ids))
 
 
 def _with(first: tuple[Effect, ...], rest: Step) -> Step:
     return rest[0], (*first, *rest[1])
 
 
-def _paused(reservation: Reservation, event: seen.PauseOver) -> Step:
-    return _to(reservation, _Phase.SHRINKING, to_do.WriteSharers())
+def _paused(reservation: Reservation, event: events.PauseOver) -> Step:
+    return _to(reservation, _Phase.SHRINKING, effects.WriteSharers())
 
 
-def _read(reservation: Reservation, event: seen.CpusetsRead) -> Step:
+def _read(reservation: Reservation, event: events.CpusetsRead) -> Step:
     in_the_way = {
         found.container_id for found in event.found if (found.cpus - found.wanted) & reservation.cpus
     }
     if not in_the_way:
-        reports = tuple(to_do.ReportProblem(NOT_WRITTEN, text) for text in reservation.errors)
+        reports = tuple(effects.ReportProblem(NOT_WRITTEN, text) for text in reservation.errors)
         return _with(reports, _free_unless_contested(reservation, event.contested))
     refused = [refused for refused in reservation.refused if refused.container_id in in_the_way]
     final = any(action_for(each.errno) is WriteAction.REFUSE for each in refused)
@@ -203,7 +205,7 @@ def _read(reservation: Reservation, event: seen.CpusetsRead) -> Step:
     return _not_free(reservation, AbortReason(refused[0].text, held, final, public=REFUSED))
 
 
-def _free_unless_contested(reservation: Reservation, contested: tuple[seen.ContestedCpus, ...]) -> Step:
+def _free_unless_contested(reservation: Reservation, contested: tuple[events.ContestedCpus, ...]) -> Step:
     if not contested:
         return _free(reservation)
     cpus = CpuSet.from_bits(union(each.cpus.bits for each in contested))
@@ -211,32 +213,34 @@ def _free_unless_contested(reservation: Reservation, contested: tuple[seen.Conte
     return _not_free(reservation, AbortReason(message, cpus, public=CONTESTED))
 
 
-def _timed_out(reservation: Reservation, event: seen.TimedOut) -> Step:
+def _timed_out(reservation: Reservation, event: events.TimedOut) -> Step:
     message = "the kernel does not take the CPUs of other containers in time"
     return _not_free(reservation, AbortReason(message, reservation.cpus, final=True))
 
 
 def _free(reservation: Reservation) -> Step:
-    """No other container runs on the CPUs."""
-    end = to_do.EndDeadline()
+    """Continue once no other container runs on the CPUs."""
+    end = effects.EndDeadline()
     if reservation.kind is _Kind.REPLACEMENT:
-        return _to(reservation, _Phase.SECURING, end, to_do.AppendLedger())
+        return _to(reservation, _Phase.SECURING, end, effects.AppendLedger())
     if reservation.kind is _Kind.MOVE:
-        assign = to_do.AssignOwn(reservation.cpus, reserved=reservation.previous)
-        return _to(reservation, _Phase.DRAINING, end, assign, to_do.AwaitOwnInflight(reservation.cpus))
-    return _to(reservation, _Phase.COMMITTED, to_do.Commit())
+        assign = effects.AssignOwn(reservation.cpus, reserved=reservation.previous)
+        return _to(reservation, _Phase.DRAINING, end, assign, effects.AwaitOwnInflight(reservation.cpus))
+    return _to(reservation, _Phase.COMMITTED, effects.Commit())
 
 
 def _not_free(reservation: Reservation, reason: AbortReason) -> Step:
-    """The CPUs cannot be freed: a create is placed elsewhere, a bounded number of times; the rest aborts."""
-    may = reservation.kind is _Kind.CREATE and not (reason.final or reservation.client_disconnected)
-    if may and reservation.alternatives < ELSEWHERE:
-        wanted = to_do.EndDeadline(), to_do.PlaceElsewhere(reason)
-        return _to(reservation, _Phase.PLACING, *wanted, reason=reason)
+    """The CPUs cannot be freed: place a create elsewhere, a bounded number of times, or abort."""
+    can_place_again = reservation.kind is _Kind.CREATE and not (
+        reason.final or reservation.client_disconnected
+    )
+    if can_place_again and reservation.alternatives < ELSEWHERE:
+        performed = effects.EndDeadline(), effects.PlaceElsewhere(reason)
+        return _to(reservation, _Phase.PLACING, *performed, reason=reason)
     return _abort(structs.replace(reservation, reason=reason))
 
 
-def _placed(reservation: Reservation, event: seen.PlacedElsewhere) -> Step:
+def _placed(reservation: Reservation, event: events.PlacedElsewhere) -> Step:
     changed = structs.replace(
         reservation,
         containers=(event.container_id,),
@@ -246,68 +250,68 @@ def _placed(reservation: Reservation, event: seen.PlacedElsewhere) -> Step:
         errors=(),
         reason=None,
     )
-    return _to(changed, _Phase.RECORDING, to_do.AppendLedger())
+    return _to(changed, _Phase.RECORDING, effects.AppendLedger())
 
 
-def _nowhere_else(reservation: Reservation, event: seen.NoOtherPlacement) -> Step:
+def _nowhere_else(reservation: Reservation, event: events.NoOtherPlacement) -> Step:
     return _abort(reservation)
 
 
-def _withdrawn(reservation: Reservation, event: seen.PlacementWithdrawn) -> Step:
-    return _to(reservation, _Phase.ABORTED, to_do.Abort(), reason=None)
+def _withdrawn(reservation: Reservation, event: events.PlacementWithdrawn) -> Step:
+    return _to(reservation, _Phase.ABORTED, effects.Abort(), reason=None)
 
 
 def _abort(reservation: Reservation) -> Step:
     """End a reservation whose containers are where they were."""
-    undone: tuple[Effect, ...] = ()
+    undo: tuple[Effect, ...] = ()
     if reservation.kind is _Kind.CREATE:
-        undone = (to_do.WithdrawPlacement(),)
+        undo = (effects.WithdrawPlacement(),)
     elif reservation.kind is _Kind.REPLACEMENT:
-        undone = (to_do.UnreserveCpus(),)
+        undo = (effects.UnreserveCpus(),)
         if reservation.phase is _Phase.SECURING:
-            undone = to_do.RecordSoon(), to_do.UnreserveCpus()
+            undo = effects.RecordSoon(), effects.UnreserveCpus()
     elif reservation.kind is _Kind.MOVE:
-        undone = to_do.RecordSoon(), to_do.UnreserveCpus()
-    return _to(reservation, _Phase.ABORTED, *undone, to_do.Abort(reservation.reason))
+        undo = effects.RecordSoon(), effects.UnreserveCpus()
+    return _to(reservation, _Phase.ABORTED, *undo, effects.Abort(reservation.reason))
 
 
 # -- a replacement, once it is free -------------------------------------------------------------------------
 
 
-def _secured(reservation: Reservation, event: seen.LedgerWritten) -> Step:
-    return _to(reservation, _Phase.HANDING_OVER, to_do.AssignReplacement(), to_do.WriteOwners())
+def _secured(reservation: Reservation, event: events.LedgerWritten) -> Step:
+    return _to(reservation, _Phase.HANDING_OVER, effects.AssignReplacement(), effects.WriteOwners())
 
 
-def _handed_over(reservation: Reservation, event: seen.CpusetsWritten) -> Step:
+def _handed_over(reservation: Reservation, event: events.CpusetsWritten) -> Step:
     # What is refused is drift, and is written again.
-    reports = tuple(to_do.ReportProblem(NOT_WRITTEN, text) for text in event.errors)
-    return _to(reservation, _Phase.COMMITTED, *reports, to_do.Commit())
+    reports = tuple(effects.ReportProblem(NOT_WRITTEN, text) for text in event.errors)
+    return _to(reservation, _Phase.COMMITTED, *reports, effects.Commit())
 
 
 # -- a move, once its target is free ------------------------------------------------------------------------
 
 
-def _drained(reservation: Reservation, event: seen.InflightCompleted) -> Step:
-    return _to(reservation, _Phase.MOVING, to_do.StartDeadline(), to_do.WriteOwners())
+def _drained(reservation: Reservation, event: events.InflightCompleted) -> Step:
+    return _to(reservation, _Phase.MOVING, effects.StartDeadline(), effects.WriteOwners())
 
 
-def _own_inflight_late(reservation: Reservation, event: seen.InflightLate) -> Step:
+def _own_inflight_late(reservation: Reservation, event: events.InflightLate) -> Step:
     return _restore(reservation, event.message)
 
 
-def _moved(reservation: Reservation, event: seen.CpusetsWritten) -> Step:
+def _moved(reservation: Reservation, event: events.CpusetsWritten) -> Step:
     if event.refused:
         return _restore(reservation, event.refused[0].text)
-    return _to(reservation, _Phase.CHECKING, to_do.ReadCpusets())
+    return _to(reservation, _Phase.CHECKING, effects.ReadCpusets())
 
 
-def _checked(reservation: Reservation, event: seen.CpusetsRead) -> Step:
+def _checked(reservation: Reservation, event: events.CpusetsRead) -> Step:
     if not _are_on_target(reservation, event):
         return _restore(reservation, f"the kernel does not keep it on CPUs {reservation.cpus}")
-    return _to(reservation, _Phase.CONFIRMING, to_do.EndDeadline(), to_do.AppendLedger())
+    return _to(reservation, _Phase.CONFIRMING, effects.EndDeadline(), effects.AppendLedger())
 
 
-def _are_on_target(reservation: Reservation, event: seen.CpusetsRead) -> bool:
+def _are_on_target(reservation: Reservation, event: events.CpusetsRead) -> bool:
     """Return whether all containers of a move run on its target only, or nowhere.
 
     A container of which nothing could be read may be anywhere. So may one whose own CPUs went offline.
@@ -316,7 +320,7 @@ def _are_on_target(reservation: Reservation, event: seen.CpusetsRead) -> bool:
     return on.issuperset(reservation.containers)
 
 
-def _are_as_planned(reservation: Reservation, event: seen.CpusetsRead) -> bool:
+def _are_as_planned(reservation: Reservation, event: events.CpusetsRead) -> bool:
     """Return whether all containers of a restoration run only where the plan has them, or nowhere.
 
     That is on their old CPUs, as far as these are online. A container without any of them shares CPUs
@@ -326,91 +330,91 @@ def _are_as_planned(reservation: Reservation, event: seen.CpusetsRead) -> bool:
     return planned.issuperset(reservation.containers)
 
 
-def _confirmed(reservation: Reservation, event: seen.LedgerWritten) -> Step:
-    return _to(reservation, _Phase.COMMITTED, to_do.UnreserveCpus(), to_do.Commit())
+def _confirmed(reservation: Reservation, event: events.LedgerWritten) -> Step:
+    return _to(reservation, _Phase.COMMITTED, effects.UnreserveCpus(), effects.Commit())
 
 
-def _unconfirmed(reservation: Reservation, event: seen.LedgerLate | seen.LedgerRejected) -> Step:
+def _unconfirmed(reservation: Reservation, event: events.LedgerLate | events.LedgerRejected) -> Step:
     return _restore(reservation, f"cannot record the placement: {event.cause}")
 
 
-def _move_timed_out(reservation: Reservation, event: seen.TimedOut) -> Step:
+def _move_timed_out(reservation: Reservation, event: events.TimedOut) -> Step:
     return _restore(reservation, "the kernel does not take its CPUs in time")
 
 
 def _restore(reservation: Reservation, message: str) -> Step:
     """Place the containers on their old CPUs again, and verify that they run there."""
-    wanted = to_do.EndDeadline(), to_do.AppendLedger(may_run_on=reservation.cpus)
+    performed = effects.EndDeadline(), effects.AppendLedger(may_run_on=reservation.cpus)
     return _to(
-        reservation, _Phase.RERECORDING, *wanted, reason=AbortReason(message, reservation.cpus), tries=0
+        reservation, _Phase.RERECORDING, *performed, reason=AbortReason(message, reservation.cpus), tries=0
     )
 
 
-def _rerecorded(reservation: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
-    assign = to_do.AssignOwn(reservation.previous, reserved=reservation.cpus)
-    return _to(reservation, _Phase.RESTORING, assign, to_do.AwaitOwnInflight(reservation.previous))
+def _rerecorded(reservation: Reservation, event: events.LedgerWritten | events.LedgerRejected) -> Step:
+    assign = effects.AssignOwn(reservation.previous, reserved=reservation.cpus)
+    return _to(reservation, _Phase.RESTORING, assign, effects.AwaitOwnInflight(reservation.previous))
 
 
-def _restoring(reservation: Reservation, event: seen.InflightCompleted) -> Step:
-    return _to(reservation, _Phase.REWRITING, to_do.StartDeadline(), to_do.WriteOwners())
+def _restoring(reservation: Reservation, event: events.InflightCompleted) -> Step:
+    return _to(reservation, _Phase.REWRITING, effects.StartDeadline(), effects.WriteOwners())
 
 
-def _rewritten(reservation: Reservation, event: seen.CpusetsWritten) -> Step:
+def _rewritten(reservation: Reservation, event: events.CpusetsWritten) -> Step:
     if event.refused:
         return _back_off(reservation, event.refused[0].text)
-    return _to(reservation, _Phase.RECHECKING, to_do.ReadCpusets())
+    return _to(reservation, _Phase.RECHECKING, effects.ReadCpusets())
 
 
-def _rechecked(reservation: Reservation, event: seen.CpusetsRead) -> Step:
+def _rechecked(reservation: Reservation, event: events.CpusetsRead) -> Step:
     if not _are_as_planned(reservation, event):
         return _back_off(reservation, f"the kernel does not keep it on CPUs {reservation.previous}")
-    return _to(reservation, _Phase.UNRECORDING, to_do.EndDeadline(), to_do.AppendLedger())
+    return _to(reservation, _Phase.UNRECORDING, effects.EndDeadline(), effects.AppendLedger())
 
 
-def _restored(reservation: Reservation, event: seen.LedgerWritten | seen.LedgerRejected) -> Step:
+def _restored(reservation: Reservation, event: events.LedgerWritten | events.LedgerRejected) -> Step:
     # A record that the ledger cannot hold is never written, however often it is tried.
-    return _to(reservation, _Phase.ABORTED, to_do.UnreserveCpus(), to_do.Abort(reservation.reason))
+    return _to(reservation, _Phase.ABORTED, effects.UnreserveCpus(), effects.Abort(reservation.reason))
 
 
-def _restoration_unrecorded(reservation: Reservation, event: seen.LedgerLate) -> Step:
+def _restoration_unrecorded(reservation: Reservation, event: events.LedgerLate) -> Step:
     return _back_off(reservation, event.cause)
 
 
-def _restoration_late(reservation: Reservation, event: seen.InflightLate) -> Step:
+def _restoration_late(reservation: Reservation, event: events.InflightLate) -> Step:
     return _back_off(reservation, event.message)
 
 
-def _restoration_timed_out(reservation: Reservation, event: seen.TimedOut) -> Step:
+def _restoration_timed_out(reservation: Reservation, event: events.TimedOut) -> Step:
     return _back_off(reservation, "the kernel does not take its CPUs in time")
 
 
 def _back_off(reservation: Reservation, message: str) -> Step:
     seconds = RESTORE.delay(reservation.tries + 1)
-    report = to_do.ReportProblem(NOT_BACK, message)
-    wanted = to_do.EndDeadline(), report, to_do.Pause(seconds)
+    report = effects.ReportProblem(NOT_BACK, message)
+    performed = effects.EndDeadline(), report, effects.Pause(seconds)
     # Once the pauses do not grow any more, neither does the count: a state that recurs is the same one.
     return _to(
-        reservation, _Phase.BACKING_OFF, *wanted, tries=reservation.tries + (seconds < RESTORE.longest)
+        reservation, _Phase.BACKING_OFF, *performed, tries=reservation.tries + (seconds < RESTORE.longest)
     )
 
 
-def _restore_again(reservation: Reservation, event: seen.PauseOver | seen.ReservationRequested) -> Step:
-    return _to(reservation, _Phase.RERECORDING, to_do.AppendLedger(may_run_on=reservation.cpus))
+def _restore_again(reservation: Reservation, event: events.PauseOver | events.ReservationRequested) -> Step:
+    return _to(reservation, _Phase.RERECORDING, effects.AppendLedger(may_run_on=reservation.cpus))
 
 
 # -- at any time --------------------------------------------------------------------------------------------
 
 
 def _exited(reservation: Reservation) -> Step:
-    """No container is left that topoproxy has on the CPUs."""
+    """End a replacement or a move whose containers have exited, or are no longer under the plan."""
     if reservation.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
         return reservation, ()
     if not reservation.is_assigned:
         return _abort(structs.replace(reservation, reason=None))
     if reservation.kind is _Kind.REPLACEMENT:
-        return _to(reservation, _Phase.COMMITTED, to_do.Commit())
-    back = to_do.AssignOwn(reservation.previous, reserved=CpuSet())
-    return _to(reservation, _Phase.ABORTED, back, to_do.RecordSoon(), to_do.Abort(), reason=None)
+        return _to(reservation, _Phase.COMMITTED, effects.Commit())
+    back = effects.AssignOwn(reservation.previous, reserved=CpuSet())
+    return _to(reservation, _Phase.ABORTED, back, effects.RecordSoon(), effects.Abort(), reason=None)
 
 
 def _interrupted(reservation: Reservation) -> Step:
@@ -433,52 +437,52 @@ def _cancelled(reservation: Reservation) -> Step:
 
 
 _AT_ANY_TIME: dict[type, Callable[[Reservation], Step]] = {
-    seen.ContainersExited: _exited,
-    seen.PlanWithdrawn: _exited,
-    seen.Interrupted: _interrupted,
-    seen.Cancelled: _cancelled,
+    events.ContainersExited: _exited,
+    events.PlanWithdrawn: _exited,
+    events.Interrupted: _interrupted,
+    events.Cancelled: _cancelled,
 }
 _TRANSITIONS: dict[tuple[ReservationPhase, type], Callable[[Reservation, Any], Step]] = {
-    (_Phase.REQUESTED, seen.ReservationRequested): _requested,
-    (_Phase.RECORDING, seen.LedgerWritten): _recorded,
-    (_Phase.RECORDING, seen.LedgerLate): _unrecorded,
-    (_Phase.RECORDING, seen.LedgerRejected): _unrecorded,
-    (_Phase.WAITING, seen.InflightCompleted): _completed,
-    (_Phase.WAITING, seen.InflightLate): _inflight_late,
-    (_Phase.SHRINKING, seen.CpusetsWritten): _shrunk,
-    (_Phase.SHRINKING, seen.TimedOut): _timed_out,
-    (_Phase.PAUSING, seen.PauseOver): _paused,
-    (_Phase.PAUSING, seen.TimedOut): _timed_out,
-    (_Phase.READING, seen.CpusetsRead): _read,
-    (_Phase.READING, seen.TimedOut): _timed_out,
-    (_Phase.PLACING, seen.PlacedElsewhere): _placed,
-    (_Phase.PLACING, seen.NoOtherPlacement): _nowhere_else,
-    (_Phase.PLACING, seen.PlacementWithdrawn): _withdrawn,
-    (_Phase.SECURING, seen.LedgerWritten): _secured,
-    (_Phase.SECURING, seen.LedgerLate): _unrecorded,
-    (_Phase.SECURING, seen.LedgerRejected): _unrecorded,
-    (_Phase.DRAINING, seen.InflightCompleted): _drained,
-    (_Phase.DRAINING, seen.InflightLate): _own_inflight_late,
-    (_Phase.MOVING, seen.CpusetsWritten): _moved,
-    (_Phase.MOVING, seen.TimedOut): _move_timed_out,
-    (_Phase.CHECKING, seen.CpusetsRead): _checked,
-    (_Phase.CHECKING, seen.TimedOut): _move_timed_out,
-    (_Phase.CONFIRMING, seen.LedgerWritten): _confirmed,
-    (_Phase.CONFIRMING, seen.LedgerLate): _unconfirmed,
-    (_Phase.CONFIRMING, seen.LedgerRejected): _unconfirmed,
-    (_Phase.HANDING_OVER, seen.CpusetsWritten): _handed_over,
-    (_Phase.RERECORDING, seen.LedgerWritten): _rerecorded,
-    (_Phase.RERECORDING, seen.LedgerRejected): _rerecorded,
-    (_Phase.RERECORDING, seen.LedgerLate): _restoration_unrecorded,
-    (_Phase.RESTORING, seen.InflightCompleted): _restoring,
-    (_Phase.RESTORING, seen.InflightLate): _restoration_late,
-    (_Phase.REWRITING, seen.CpusetsWritten): _rewritten,
-    (_Phase.REWRITING, seen.TimedOut): _restoration_timed_out,
-    (_Phase.RECHECKING, seen.CpusetsRead): _rechecked,
-    (_Phase.RECHECKING, seen.TimedOut): _restoration_timed_out,
-    (_Phase.UNRECORDING, seen.LedgerWritten): _restored,
-    (_Phase.UNRECORDING, seen.LedgerRejected): _restored,
-    (_Phase.UNRECORDING, seen.LedgerLate): _restoration_unrecorded,
-    (_Phase.BACKING_OFF, seen.PauseOver): _restore_again,
-    (_Phase.BACKING_OFF, seen.ReservationRequested): _restore_again,
+    (_Phase.REQUESTED, events.ReservationRequested): _requested,
+    (_Phase.RECORDING, events.LedgerWritten): _recorded,
+    (_Phase.RECORDING, events.LedgerLate): _unrecorded,
+    (_Phase.RECORDING, events.LedgerRejected): _unrecorded,
+    (_Phase.WAITING, events.InflightCompleted): _completed,
+    (_Phase.WAITING, events.InflightLate): _inflight_late,
+    (_Phase.SHRINKING, events.CpusetsWritten): _shrunk,
+    (_Phase.SHRINKING, events.TimedOut): _timed_out,
+    (_Phase.PAUSING, events.PauseOver): _paused,
+    (_Phase.PAUSING, events.TimedOut): _timed_out,
+    (_Phase.READING, events.CpusetsRead): _read,
+    (_Phase.READING, events.TimedOut): _timed_out,
+    (_Phase.PLACING, events.PlacedElsewhere): _placed,
+    (_Phase.PLACING, events.NoOtherPlacement): _nowhere_else,
+    (_Phase.PLACING, events.PlacementWithdrawn): _withdrawn,
+    (_Phase.SECURING, events.LedgerWritten): _secured,
+    (_Phase.SECURING, events.LedgerLate): _unrecorded,
+    (_Phase.SECURING, events.LedgerRejected): _unrecorded,
+    (_Phase.DRAINING, events.InflightCompleted): _drained,
+    (_Phase.DRAINING, events.InflightLate): _own_inflight_late,
+    (_Phase.MOVING, events.CpusetsWritten): _moved,
+    (_Phase.MOVING, events.TimedOut): _move_timed_out,
+    (_Phase.CHECKING, events.CpusetsRead): _checked,
+    (_Phase.CHECKING, events.TimedOut): _move_timed_out,
+    (_Phase.CONFIRMING, events.LedgerWritten): _confirmed,
+    (_Phase.CONFIRMING, events.LedgerLate): _unconfirmed,
+    (_Phase.CONFIRMING, events.LedgerRejected): _unconfirmed,
+    (_Phase.HANDING_OVER, events.CpusetsWritten): _handed_over,
+    (_Phase.RERECORDING, events.LedgerWritten): _rerecorded,
+    (_Phase.RERECORDING, events.LedgerRejected): _rerecorded,
+    (_Phase.RERECORDING, events.LedgerLate): _restoration_unrecorded,
+    (_Phase.RESTORING, events.InflightCompleted): _restoring,
+    (_Phase.RESTORING, events.InflightLate): _restoration_late,
+    (_Phase.REWRITING, events.CpusetsWritten): _rewritten,
+    (_Phase.REWRITING, events.TimedOut): _restoration_timed_out,
+    (_Phase.RECHECKING, events.CpusetsRead): _rechecked,
+    (_Phase.RECHECKING, events.TimedOut): _restoration_timed_out,
+    (_Phase.UNRECORDING, events.LedgerWritten): _restored,
+    (_Phase.UNRECORDING, events.LedgerRejected): _restored,
+    (_Phase.UNRECORDING, events.LedgerLate): _restoration_unrecorded,
+    (_Phase.BACKING_OFF, events.PauseOver): _restore_again,
+    (_Phase.BACKING_OFF, events.ReservationRequested): _restore_again,
 }

@@ -1,4 +1,4 @@
-"""What a reservation is, as a value; what happens to it is in ``proxy.engine.reservation``."""
+"""A reservation as a value. Its transitions are in ``proxy.engine.reservation``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _Phase = ReservationPhase
 OVER = (_Phase.COMMITTED, _Phase.ABORTED)
 BARRIER = (_Phase.WAITING, _Phase.SHRINKING, _Phase.PAUSING, _Phase.READING)
 BEFORE_ASSIGNED = (_Phase.REQUESTED, _Phase.RECORDING, *BARRIER, _Phase.PLACING, _Phase.SECURING)
-"""The containers are placed as they were before."""
+"""Phases in which the containers are still placed as before."""
 
 
 class Reservation(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What is known of the runtime besides its containers, as a value.
+"""The state of the runtime besides its containers, as far as it is known, as a value.
 
 It includes the order of changes: which containers and sandboxes have changed since a given number. A list of
 the runtime is old when it arrives: it says nothing about containers to which something has happened since it
@@ -50,7 +50,7 @@ class _Link(Struct, frozen=True, eq=False):
 
 
 class ChangeSequence(Struct, frozen=True):
-    """What has happened lately.
+    """The latest changes of containers and sandboxes, numbered.
 
     Attributes:
         number: The number of the newest change.
@@ -66,7 +66,7 @@ class ChangeSequence(Struct, frozen=True):
     older_since: int = 0
 
     def touched(self, object_id: str) -> ChangeSequence:
-        """Return the sequence after something has happened to a container or a sandbox; it may be gone."""
+        """Return the sequence after a container or sandbox has changed; it may be gone."""
         before, now = self.number, self.number + 1
         if before - self.recent_since >= REMEMBERED_CHANGES:
             return ChangeSequence(now, _Link(now, object_id, None), self.recent, before, self.recent_since)
@@ -79,7 +79,7 @@ class ChangeSequence(Struct, frozen=True):
         return structs.replace(self, recent=recent, older=older)
 
     def is_unchanged(self, object_id: str, since: int) -> bool:
-        """Return whether nothing has happened to an id since the newest change had a number."""
+        """Return whether an id has not changed since the newest change had the number ``since``."""
         if since < self.older_since:
             return False  # what happened then is not remembered
         for link in (self.recent, self.older):
@@ -97,10 +97,10 @@ def _unlinked(link: _Link | None, object_id: str) -> _Link | None:
         if link.object_id != object_id:
             kept.append(link)
         link = link.before
-    left: _Link | None = None
-    for each in reversed(kept):
-        left = _Link(each.number, each.object_id, left)
-    return left
+    rebuilt: _Link | None = None
+    for change in reversed(kept):
+        rebuilt = _Link(change.number, change.object_id, rebuilt)
+    return rebuilt
 
 
 LIMIT = 512
@@ -126,9 +126,9 @@ class DelegatedCreate(Struct, frozen=True):
 DelegatedCreates = Mapping[Attempt, DelegatedCreate]
 
 
-def with_delegated(known: DelegatedCreates, attempt: Attempt, create: DelegatedCreate) -> DelegatedCreates:
-    """Return what is known with one more decision, the newest."""
-    others = {key: other for key, other in known.items() if key != attempt}
+def with_delegated(creates: DelegatedCreates, attempt: Attempt, create: DelegatedCreate) -> DelegatedCreates:
+    """Return the delegated creates with one more decision, the newest."""
+    others = {key: other for key, other in creates.items() if key != attempt}
     if len(others) >= LIMIT:
         del others[next(iter(others))]
     return {**others, attempt: create}
@@ -161,7 +161,7 @@ class RuntimeKnowledge(Struct, frozen=True):
     Attributes:
         saved: By container id, the CPUs that the runtime uses when it next starts or updates the container.
             A container whose value is not known is not in it.
-        unsaved: Ids of containers that the runtime is to be sent their CPUs for, in order.
+        unsaved: Ids of containers whose CPUs are to be sent to the runtime, in order.
         lost: By token, when a create lost its client, by the clock. The runtime may have made its container.
         changes: What has happened to containers and sandboxes, to detect stale lists of the runtime.
         failed: Creates that failed here, and perhaps not at the runtime, the oldest first.
@@ -179,28 +179,28 @@ class RuntimeKnowledge(Struct, frozen=True):
     delegated: DelegatedCreates = {}
 
     def saving(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
-        """Return it with what the runtime has saved for a container; None where that is not known."""
+        """Return the knowledge with the CPUs that the runtime has saved for a container; None: not known."""
         saved = self.saved.drop(container_id) if cpus is None else self.saved.put(container_id, cpus)
         return self if saved is self.saved else structs.replace(self, saved=saved)
 
     def with_unsaved(self, ids: Iterable[str]) -> RuntimeKnowledge:
-        """Return it with containers that the runtime is to be sent their CPUs for, in addition."""
+        """Return the knowledge with more containers whose CPUs are to be sent to the runtime."""
         return structs.replace(self, unsaved={**self.unsaved, **dict.fromkeys(ids)})
 
     def without_unsaved(self, container_id: str) -> RuntimeKnowledge:
-        """Return it without a container that the runtime was to be sent its CPUs for."""
+        """Return the knowledge without a container whose CPUs were to be sent to the runtime."""
         return structs.replace(self, unsaved=_without(self.unsaved, container_id))
 
     def losing(self, container: Container, at: float) -> RuntimeKnowledge:
-        """Return it after a create has lost its client at a time."""
+        """Return the knowledge after a create has lost its client at a time."""
         return structs.replace(self.failing(container), lost={**self.lost, container.id: at})
 
     def finding(self, token: str) -> RuntimeKnowledge:
-        """Return it after the outcome of a lost create has become known."""
+        """Return the knowledge after the outcome of a lost create has become known."""
         return structs.replace(self, lost=_without(self.lost, token)) if token in self.lost else self
 
     def failing(self, container: Container) -> RuntimeKnowledge:
-        """Return it after a create did not succeed here."""
+        """Return the knowledge after a create has failed here."""
         failed = dict(self.failed)
         if len(failed) >= REMEMBERED_FAILURES:
             del failed[next(iter(failed))]
@@ -208,7 +208,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         return structs.replace(self, failed=failed)
 
     def created(self, token: str, container: Container, sent: CpuSet | None) -> RuntimeKnowledge:
-        """Return it after the runtime has named a container, for which a request brought some CPUs."""
+        """Return the knowledge after the runtime has created a container with the CPUs that were sent."""
         saved, lost, failed = self.saved, self.lost, self.failed
         if lost:
             lost = _without(lost, token)
@@ -220,27 +220,27 @@ class RuntimeKnowledge(Struct, frozen=True):
         return RuntimeKnowledge(saved, unsaved, lost, changes, failed, arriving, self.delegated)
 
     def admitting(self, token: str) -> RuntimeKnowledge:
-        """Return it after something has been set aside for a sandbox that is being made."""
+        """Return the knowledge after CPUs or memory were set aside for a sandbox that is being made."""
         return structs.replace(self, arriving=self.arriving | {token})
 
     def arrived(self, token: str) -> RuntimeKnowledge:
-        """Return it after a sandbox has been made, or has failed."""
+        """Return the knowledge after a sandbox has been made, or has failed."""
         return structs.replace(self, arriving=self.arriving - {token}) if token in self.arriving else self
 
     def delegating(self, container: Container, create: DelegatedCreate) -> RuntimeKnowledge:
-        """Return it after a decision was returned to a caller."""
+        """Return the knowledge after a decision was returned to a caller."""
         return structs.replace(self, delegated=with_delegated(self.delegated, attempt_of(container), create))
 
     def undelegated(self, attempt: Attempt) -> RuntimeKnowledge:
-        """Return it without the decision about a create that has come again."""
+        """Return the knowledge without the decision about a create that has come again."""
         return structs.replace(self, delegated=_without(self.delegated, attempt))
 
     def touched(self, object_id: str) -> RuntimeKnowledge:
-        """Return it after something has happened to a container or a sandbox; it may be gone."""
+        """Return the knowledge after a container or sandbox has changed; it may be gone."""
         return structs.replace(self, changes=self.changes.touched(object_id))
 
     def removed(self, container_id: str) -> RuntimeKnowledge:
-        """Return it after a container, known or not, has gone."""
+        """Return the knowledge after a container, known or not, was removed."""
         unsaved = self.unsaved
         if container_id in unsaved:
             unsaved = _without(unsaved, container_id)
@@ -250,7 +250,7 @@ class RuntimeKnowledge(Struct, frozen=True):
 
 
 def attempt_of(container: Container) -> Attempt:
-    """Return what a container is to the create that requests it."""
+    """Return the create that a container comes from: sandbox, name and attempt."""
     return container.pod.sandbox_id, container.name, container.attempt
 
 

@@ -1,4 +1,4 @@
-"""Decide which running containers' CPUs are sent to the runtime, so that its own saved state agrees."""
+"""Decide whether a running container's CPUs are sent to the runtime, so that its saved state agrees."""
 
 from __future__ import annotations
 

@@ -31,34 +31,36 @@ FLOORS = ("SharedPoolExhausted", AdmissionRule.SHARED_FLOOR.reason)
 
 
 def shortfall(state: NodeState, context: AdmissionContext, reason: str) -> tuple[Shortfall, ...]:
-    """Return what was missing for a refused request; empty where that is not known.
+    """Return the shortfalls of a rejected request; empty where they are not known.
 
     Args:
         state: The node.
-        context: What was to be decided.
+        context: The decision: request, rules and providers.
         reason: The reason of the verdict.
     """
     request, provider = context.request, _cpu_provider(context)
-    if reason == TOPOLOGY_AFFINITY and (found := _on_one_node(context)):
-        return tuple(with_holders(state, shortfall, request.pod) for shortfall in found)
+    if reason == TOPOLOGY_AFFINITY and (on_node := _on_one_node(context)):
+        return tuple(with_holders(state, shortfall, request.pod) for shortfall in on_node)
     if reason not in (TOPOLOGY_AFFINITY, UNEXPECTED) or provider is None:
         return ()
     return on_machine(state, request.pod, provider.wanted(request), provider.free(request))
 
 
-def on_machine(state: NodeState, pod: Pod, wanted: int, free: CpuSet | None = None) -> tuple[Shortfall, ...]:
+def on_machine(
+    state: NodeState, pod: Pod, requested: int, free: CpuSet | None = None
+) -> tuple[Shortfall, ...]:
     """Return how many CPUs the machine is short of; empty where it has enough.
 
     Args:
         state: The node.
         pod: The pod that wants CPUs of its own.
-        wanted: How many.
-        free: Those that it may get; worked out if None.
+        requested: How many it requests.
+        free: The CPUs that it may get; computed if None.
     """
     ownable, most = ownable_cpus(state.node), state.node.most_ownable
     count = len(spare_shared_cpus(state, pod) & ownable if free is None else free)
-    shortfall = Shortfall(CPU, None, wanted, count, len(ownable) - most, most)
-    return (with_holders(state, shortfall, pod),) if wanted and shortfall.missing else ()
+    shortfall = Shortfall(CPU, None, requested, count, len(ownable) - most, most)
+    return (with_holders(state, shortfall, pod),) if requested and shortfall.missing else ()
 
 
 def ownable_cpus(node: Node) -> CpuSet:
@@ -79,34 +81,34 @@ def with_holders(state: NodeState, shortfall: Shortfall, pod: Pod) -> Shortfall:
 
 
 def _on_one_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
-    """Return what the best NUMA node was short of.
+    """Return the shortfalls of the best NUMA node.
 
-    Where none could ever hold the request, and a single one must, it is the one with the most CPUs.
+    Where none could ever hold the request, and a single one must, that is the node with the most CPUs.
     """
-    found: list[tuple[int, int, int, tuple[Shortfall, ...]]] = []
+    shortfalls: list[tuple[int, int, int, tuple[Shortfall, ...]]] = []
     for node in context.node.nodes:
         missing = _on_node(context, node)
         if missing:
             cpus = sum(shortfall.missing for shortfall in missing if shortfall.resource == CPU)
-            found.append((len(missing), cpus, node, tuple(missing)))
-    if not found and (context.policy or context.node.policy) is TopologyPolicy.SINGLE_NUMA_NODE:
+            shortfalls.append((len(missing), cpus, node, tuple(missing)))
+    if not shortfalls and (context.policy or context.node.policy) is TopologyPolicy.SINGLE_NUMA_NODE:
         return _beyond_each_node(context)
-    return min(found)[-1] if found else ()
+    return min(shortfalls)[-1] if shortfalls else ()
 
 
 def _beyond_each_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
-    """Return what the NUMA node with the most CPUs has, if even that is not enough."""
+    """Return the shortfall of the NUMA node with the most CPUs, if even that node is too small."""
     provider = _cpu_provider(context)
-    wanted = 0 if provider is None else provider.wanted(context.request)
-    if provider is None or not wanted:
+    requested = 0 if provider is None else provider.wanted(context.request)
+    if provider is None or not requested:
         return ()
     machine, free = context.node.machine, provider.free(context.request)
     counts = {node.id: len((node.cpus & machine.online) - provider.policy.reserved) for node in machine.nodes}
     largest = max(counts, key=lambda node: counts[node])
-    if counts[largest] >= wanted:
+    if counts[largest] >= requested:
         return ()
-    here = len(free & machine.cpus_of(Mask([largest])))
-    return (Shortfall(CPU, Mask([largest]), wanted, here, most=counts[largest]),)
+    free_here = len(free & machine.cpus_of(Mask([largest])))
+    return (Shortfall(CPU, Mask([largest]), requested, free_here, most=counts[largest]),)
 
 
 def _cpu_provider(context: AdmissionContext) -> CpuProvider | None:
@@ -115,13 +117,13 @@ def _cpu_provider(context: AdmissionContext) -> CpuProvider | None:
 
 def _on_node(context: AdmissionContext, node: int) -> list[Shortfall] | None:
     """Return what one NUMA node is short of; None where it could not hold the request even if empty."""
-    found: list[Shortfall] = []
+    shortfalls: list[Shortfall] = []
     for provider in context.providers:
         missing = provider.explain_shortfall(context.request, node)
         if missing is None:
             return None
-        found += missing
-    return sorted(found, key=_reading_order)
+        shortfalls += missing
+    return sorted(shortfalls, key=_reading_order)
 
 
 def _reading_order(shortfall: Shortfall) -> int:
@@ -129,31 +131,32 @@ def _reading_order(shortfall: Shortfall) -> int:
     return 0 if shortfall.resource == CPU else 1 if in_bytes(shortfall.resource) else 2
 
 
-def holders_of(state: NodeState, cpus: CpuSet, but: str = "") -> tuple[CpuHolder, ...]:
+def holders_of(state: NodeState, cpus: CpuSet, excluded: str = "") -> tuple[CpuHolder, ...]:
     """Return the containers and pods that have some of these CPUs, those with the most of them first.
 
     Args:
         state: The node.
         cpus: The CPUs.
-        but: An owner, or the key of a pod, that is left out.
+        excluded: An owner, or the key of a pod, that is left out.
     """
-    found: dict[str, CpuSet] = {}
+    cpus_by_ref: dict[str, CpuSet] = {}
 
     def add(ref: str, held: CpuSet) -> None:
         if not held.isdisjoint(cpus):
-            found[ref] = found.get(ref, CpuSet()) | (held & cpus)
+            cpus_by_ref[ref] = cpus_by_ref.get(ref, CpuSet()) | (held & cpus)
 
     present = set()
     for container in state.containers.values():
         present.add(container.owner)
-        if container.owner not in ("", but) and container.owner in state.owners:
+        if container.owner not in ("", excluded) and container.owner in state.owners:
             add(container.ref if "/" in container.owner else container.pod.ref, container.placement.exclusive)
     for pod in state.pods.values():
-        if pod.reserved_for_pod is not None and pod.key != but and pod.ref not in found:
+        if pod.reserved_for_pod is not None and pod.key != excluded and pod.ref not in cpus_by_ref:
             add(f"{pod.ref} (set aside)", pod.reserved_for_pod.cpus)
     for key, held in state.owners.items():
-        if key not in present and key != but:
+        if key not in present and key != excluded:
             add(f"{key} (by kubelet's CPU manager)", held.cpus)
     return tuple(
-        CpuHolder(ref, held) for ref, held in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+        CpuHolder(ref, held)
+        for ref, held in sorted(cpus_by_ref.items(), key=lambda item: (-len(item[1]), item[0]))
     )

@@ -31,7 +31,7 @@ from collections.abc import Collection
 from msgspec import structs
 
 from proxy.engine.enforcement import is_selected, live_pods, was_applied_to
-from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement, plain
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement, canonical
 from proxy.engine.node_effects import EnforcementStep, NodeEffects, PutRecord
 from proxy.engine.node_events import (
     EnforcementChanged,
@@ -56,7 +56,7 @@ Handled = tuple[NodeState, NodeEffects]
 def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
     """Change the mode. A release concerns all pods at once, and so does its end; all else goes in steps."""
     if event.mode.is_leaving or state.mode.is_leaving:
-        # From here on, or until here, other programs may give containers other memory nodes.
+        # While the node is released, other programs may give containers other memory nodes.
         facts = structs.replace(state.facts, mems=state.facts.mems.forgotten())
         return structs.replace(state, mode=event.mode, facts=facts), ()
     return _retargeted(state, event.mode, state.enforcement)
@@ -67,7 +67,7 @@ def enforcement_changed(state: NodeState, event: EnforcementChanged) -> Handled:
     changed = structs.replace(state.enforcement, selection=event.selection)
     if state.mode.is_leaving:
         changed = structs.replace(changed, lagging=frozenset(), moving=frozenset())
-        after = structs.replace(state, enforcement=plain(changed))
+        after = structs.replace(state, enforcement=canonical(changed))
         return after, _recorded(state, after)
     return _retargeted(state, state.mode, changed)
 
@@ -75,37 +75,37 @@ def enforcement_changed(state: NodeState, event: EnforcementChanged) -> Handled:
 def enforcement_read(state: NodeState, event: EnforcementRead) -> Handled:
     """Continue where the last daemon ended, towards the current mode and selection."""
     before = structs.replace(state, mode=event.mode, enforcement=event.enforcement)
-    kept = structs.replace(event.enforcement, selection=state.enforcement.selection)
-    return _retargeted(before, state.mode, kept)
+    enforcement = structs.replace(event.enforcement, selection=state.enforcement.selection)
+    return _retargeted(before, state.mode, enforcement)
 
 
 def enforcement_paused(state: NodeState, event: EnforcementPaused) -> Handled:
-    """Begin no further step, or continue."""
+    """Pause the steps, or continue with them."""
     changed = structs.replace(state.enforcement, paused=event.paused)
-    after = structs.replace(state, enforcement=plain(changed))
+    after = structs.replace(state, enforcement=canonical(changed))
     return after, _recorded(state, after)
 
 
 def labels_learned(before: NodeState, after: NodeState, known: Pod, pod: Pod) -> Handled:
-    """Return the state in which other labels of a pod are known: a running pod is taken up by a step, too."""
-    key, now = pod.key, after.enforcement
+    """Return the state after labels of a pod have changed: a running pod whose target differs lags."""
+    key, enforcement = pod.key, after.enforcement
     if was_applied_to(before, known) is was_applied_to(after, pod) or key not in live_pods(after):
         return after, ()
-    changed = structs.replace(now, lagging=now.lagging ^ {key})
-    after = structs.replace(after, enforcement=plain(changed))
+    changed = structs.replace(enforcement, lagging=enforcement.lagging ^ {key})
+    after = structs.replace(after, enforcement=canonical(changed))
     return after, _recorded(before, after)
 
 
 def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Handled:
     """Return the state with other targets: the pods that are treated otherwise than these say lag."""
-    nothing = structs.replace(changed, lagging=frozenset())
-    target = structs.replace(before, mode=mode, enforcement=nothing)
+    without_lag = structs.replace(changed, lagging=frozenset())
+    target = structs.replace(before, mode=mode, enforcement=without_lag)
     pods = live_pods(before)
     lagging = frozenset(
         key for key, pod in pods.items() if was_applied_to(before, pod) is not is_selected(target, pod)
     )
-    enforcement = structs.replace(nothing, lagging=lagging, moving=changed.moving & pods.keys())
-    after = structs.replace(target, enforcement=plain(enforcement))
+    enforcement = structs.replace(without_lag, lagging=lagging, moving=changed.moving & pods.keys())
+    after = structs.replace(target, enforcement=canonical(enforcement))
     return after, _recorded(before, after)
 
 
@@ -120,16 +120,16 @@ def _recorded(before: NodeState, after: NodeState) -> NodeEffects:
 
 def step_due(state: NodeState, event: EnforcementStepDue) -> Handled:
     """Begin the next step, or repeat the one that is under way; answer with the pods that it changes."""
-    now = state.enforcement
-    if now is APPLIED_TO_ALL or state.mode.is_leaving:
+    enforcement = state.enforcement
+    if enforcement is APPLIED_TO_ALL or state.mode.is_leaving:
         return state, ()
     live = live_pods(state)
-    moving, lagging = now.moving & live.keys(), now.lagging & live.keys()
-    if not moving and not now.paused:
+    moving, lagging = enforcement.moving & live.keys(), enforcement.lagging & live.keys()
+    if not moving and not enforcement.paused:
         moving = frozenset(_next(state, live, lagging - event.skip, event.count))
         lagging -= moving
-    changed = structs.replace(now, lagging=lagging, moving=moving)
-    after = structs.replace(state, enforcement=plain(changed))
+    changed = structs.replace(enforcement, lagging=lagging, moving=moving)
+    after = structs.replace(state, enforcement=canonical(changed))
     step = (EnforcementStep(tuple(sorted(moving))),) if moving else ()
     return after, (*_recorded(state, after), *step)
 
@@ -138,17 +138,17 @@ def _next(state: NodeState, live: dict[str, Pod], keys: Collection[str], count: 
     """Return the next pods: those that are given back, owners at first; then the others, owners last."""
     own = {c.pod.key for c in state.containers.values() if c.placement.pool is Pool.OWN}
 
-    def turn(key: str) -> tuple[bool, bool, int, str]:
+    def order(key: str) -> tuple[bool, bool, int, str]:
         applied = was_applied_to(state, live[key])
         return not applied, (key in own) is not applied, number_of(key), key
 
-    return sorted(keys, key=turn)[:count]
+    return sorted(keys, key=order)[:count]
 
 
 def step_done(state: NodeState, event: EnforcementStepDone) -> Handled:
     """Remove pods from the step: their target is in effect for them."""
     changed = structs.replace(state.enforcement, moving=state.enforcement.moving - event.keys)
-    after = structs.replace(state, enforcement=plain(changed))
+    after = structs.replace(state, enforcement=canonical(changed))
     return after, _recorded(state, after)
 
 
@@ -157,8 +157,10 @@ def step_failed(state: NodeState, event: EnforcementStepFailed) -> Handled:
 
     Such a pod lags again. It does not if its target has changed during the step.
     """
-    now, live = state.enforcement, live_pods(state)
-    failed = {key for key in event.keys & now.moving & live.keys() if was_applied_to(state, live[key])}
-    changed = structs.replace(now, lagging=now.lagging ^ failed)
-    after = structs.replace(state, enforcement=plain(changed))
+    enforcement, live = state.enforcement, live_pods(state)
+    failed = {
+        key for key in event.keys & enforcement.moving & live.keys() if was_applied_to(state, live[key])
+    }
+    changed = structs.replace(enforcement, lagging=enforcement.lagging ^ failed)
+    after = structs.replace(state, enforcement=canonical(changed))
     return after, _recorded(state, after)

@@ -1,4 +1,4 @@
-"""Decide what has to be done before a created container may start.
+"""Decide the next step before a created container may start.
 
 The runtime makes the container's cgroup at the start, from the cpuset that it has saved last. So it has to
 have saved the CPUs that are right now, and where these are the container's own, other containers have to have
@@ -31,7 +31,7 @@ class StartStep(Enum):
 
 
 def start_step(state: NodeState, container_id: str) -> StartStep:
-    """Return what has to be done next before a container may start; nothing where it is not to be started."""
+    """Return the next step before a container may start; ``READY`` where it is not about to be started."""
     container = state.containers.get(container_id)
     if container is None or container.phase is not Phase.CREATED:
         return StartStep.READY
@@ -39,11 +39,11 @@ def start_step(state: NodeState, container_id: str) -> StartStep:
     if not is_owner and state.node.erases(container.placement):
         return StartStep.READY  # it starts with what its pod's cgroup has
     wanted = state.wanted(container)
-    if state.inflight.others(container_id, wanted):
+    if state.inflight.conflicting_updates(container_id, wanted):
         return StartStep.AWAIT_OTHERS
     is_sent = container_id not in state.facts.quotas.unsent
     if not is_sent or state.runtime.saved.get(container_id) != wanted:
-        is_alone = not state.inflight.others(container_id, _ANY_UPDATE)
+        is_alone = not state.inflight.conflicting_updates(container_id, _ANY_UPDATE)
         return StartStep.SEND if is_alone else StartStep.AWAIT_ALL
     return StartStep.CLEAR if is_owner else StartStep.READY
 

@@ -1,4 +1,4 @@
-"""BE suppression: BE (best effort) pods live on what the others leave, up to a threshold of the node.
+"""BE suppression: BE (best effort) pods use the CPUs that others leave idle, up to a threshold of the node.
 
 Theory of operation. In each round the counters of CPU time are read; two readings make the CPUs in use
 (``be_usage``), these the budget of BE pods (``proxy.pools.be_suppression``), and the budget takes effect in
@@ -8,8 +8,8 @@ one of two ways:
     cfs-quota   the group above all BE pods gets a quota, by what it has now:
                 LimitQuota -> BeQuotaRead -> WriteBeQuota -> BeQuotaWritten
 
-Without a figure nothing changes for MISSED_ROUNDS rounds; then everything is given back, as with
-``SuppressionEnded``: BE pods must not starve on a figure that is no longer true. A quota is recorded with
+Without usage figures nothing changes for MISSED_ROUNDS rounds; then every limit is removed, as with
+``SuppressionEnded``: BE pods must not starve under an outdated budget. A quota is recorded with
 BeQuotaRead, before it is written, and until BeQuotaRemoved.
 """
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 KEY = "b/suppress"
 """The ledger's record of the quotas that have to be removed."""
 MISSED_ROUNDS = 10
-"""Rounds without a figure after which everything is given back."""
+"""Rounds without usage figures after which every limit is removed."""
 NO_QUOTA = "no CFS quota"
 SLACK_MILLI = 250
 """A budget must exceed whole CPUs by so much to add one: otherwise BE pods would move with every flutter."""
 
 
 class SuppressionSettings(Struct, frozen=True):
-    """What is configured.
+    """The configuration of BE suppression.
 
     Attributes:
         mode: How BE pods are suppressed.
@@ -59,7 +59,7 @@ class SuppressionSettings(Struct, frozen=True):
 
 
 class SuppressionChange(Struct, frozen=True):
-    """A change of what BE pods have: seconds since the epoch, and both in words."""
+    """A change of the CPUs or quota of BE pods: seconds since the epoch, the values in words, the reason."""
 
     when: float
     before: str
@@ -147,7 +147,7 @@ class RemoveBeQuotas(Struct, frozen=True):
 
 
 class ReportBeChange(Struct, frozen=True):
-    """Report what BE pods have now."""
+    """Report a change of the CPUs or quota of BE pods."""
 
     change: SuppressionChange
 
@@ -157,7 +157,7 @@ class ReportNoBeGroup(Struct, frozen=True):
 
 
 class ReportUnreadable(Struct, frozen=True):
-    """Count that there is no figure, and where it lasts report why."""
+    """Count a round without usage figures, and report the cause where that lasts."""
 
     cause: str
     lasts: bool
@@ -236,7 +236,7 @@ SuppressionStep = tuple["NodeState", tuple[SuppressionEffect, ...]]
 
 
 def step(state: NodeState, event: SuppressionEvent) -> SuppressionStep:
-    """Return the state after an event, and what is to be done about it besides the change of the pools."""
+    """Return the state after an event, and the effects besides the change of the pools."""
     known = state.facts.suppression
     match event:
         case BeUsageRead():
@@ -267,10 +267,10 @@ def _measured(state: NodeState, event: BeUsageRead) -> SuppressionStep:
     known = structs.replace(state.facts.suppression, reading=event.reading, above=above)
     if before is None:
         return _knowing(state, known), ()
-    found = rates(before, event.reading, len(state.node.machine.online))
-    if found is None:
+    usage_rates = rates(before, event.reading, len(state.node.machine.online))
+    if usage_rates is None:
         return _unreadable(state, known, event.when, "the counters went backwards")
-    usage = usage_of(state, query, found)
+    usage = usage_of(state, query, usage_rates)
     milli = budget(usage, settings.threshold, settings.least)
     known = structs.replace(known, failures=0, figures=(milli, usage))
     why, matters = reason(known, settings), bool(query.inside)
@@ -283,28 +283,28 @@ def _measured(state: NodeState, event: BeUsageRead) -> SuppressionStep:
 
 
 def _narrowed(state: NodeState, known: BeSuppression, when: float, milli: int, why: str) -> SuppressionStep:
-    pool, now, machine = state.pools.be, state.pools.of(Pool.BE), state.node.machine
+    pool, current, machine = state.pools.be, state.pools.of(Pool.BE), state.node.machine
     if known.locations[0] is not machine:
         known = structs.replace(known, locations=(machine, locations_of(machine)))
-    count = cpu_count_for(milli, len(now), len(machine.online))
-    if count > len(now) >= cpu_count_for(milli - SLACK_MILLI, len(now), len(machine.online)):
+    count = cpu_count_for(milli, len(current), len(machine.online))
+    if count > len(current) >= cpu_count_for(milli - SLACK_MILLI, len(current), len(machine.online)):
         return _knowing(state, known), ()
     if count >= len(pool):
         return _limited(state, known, None, when, why)
     lsr = [AnnotatedCpus(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.hard]
-    limit = choose_cpus(known.locations[1], lsr, Withheld(reserved=machine.online - pool), milli, now)
+    limit = choose_cpus(known.locations[1], lsr, Withheld(reserved=machine.online - pool), milli, current)
     return _limited(state, known, limit, when, why) if limit else (_knowing(state, known), ())
 
 
 def _limited(
     state: NodeState, known: BeSuppression, limit: CpuSet | None, when: float, why: str
 ) -> SuppressionStep:
-    """Narrow the BE pool (None: no longer)."""
+    """Narrow the BE pool to a limit; None restores it."""
     after = state.suppressing(limit)
-    was, now = state.pools.of(Pool.BE), after.pools.of(Pool.BE)
-    if was == now:
+    pool_before, pool_after = state.pools.of(Pool.BE), after.pools.of(Pool.BE)
+    if pool_before == pool_after:
         return _knowing(after, known), ()
-    change = SuppressionChange(when, f"CPUs {was}", f"CPUs {now}", why)
+    change = SuppressionChange(when, f"CPUs {pool_before}", f"CPUs {pool_after}", why)
     return _knowing(after, structs.replace(known, change=change)), (ReportBeChange(change),)
 
 
@@ -354,7 +354,7 @@ def _quota_removed(
 # -- questions ----------------------------------------------------------------------------------------------
 
 
-def must_not(state: NodeState, settings: SuppressionSettings) -> str:
+def suppression_obstacle(state: NodeState, settings: SuppressionSettings) -> str:
     """Return why BE must not be suppressed now, in words; empty where it may be."""
     if state.mode.is_leaving:
         return "the node is released"
@@ -370,7 +370,7 @@ def must_not(state: NodeState, settings: SuppressionSettings) -> str:
 
 
 def quota_text(quota: int | None) -> str:
-    """Name a quota."""
+    """Return a quota in words."""
     return NO_QUOTA if quota in (None, UNLIMITED) else f"a CFS quota of {quota / PERIOD:.2f} CPUs"
 
 
@@ -380,8 +380,12 @@ def reason(known: BeSuppression, settings: SuppressionSettings) -> str:
         return "usage is not known"
     milli, usage = known.figures
     shares, whole = shares_of(usage), usage.capacity / 1000
-    kept = max(usage.capacity - usage.allocatable, usage.reservation, 0) / 1000
-    system = f"{kept:.1f} are kept back" if kept > shares.system else f"the system uses {shares.system:.1f}"
+    withheld = max(usage.capacity - usage.allocatable, usage.reservation, 0) / 1000
+    system = (
+        f"{withheld:.1f} are kept back"
+        if withheld > shares.system
+        else f"the system uses {shares.system:.1f}"
+    )
     return (
         f"the budget is {milli / 1000:.1f} CPUs: {settings.threshold} % of {whole:.0f} are"
         f" {whole * settings.threshold / 100:.1f}, other pods use {shares.others:.1f}, {system}"

@@ -26,13 +26,13 @@ class UnitCpusRead(Struct, frozen=True):
 
     Attributes:
         has: The property, as systemd reports it.
-        meant: The cpuset that the unit should have.
-        reverse: What systemd reads where the bytes of the mask of ``meant`` come in reverse order.
-        sent: Whether the runtime has just sent ``meant``; else topoproxy may have written the property.
+        planned: The cpuset that the unit should have.
+        reverse: What systemd reads where the bytes of the mask of ``planned`` come in reverse order.
+        sent: Whether the runtime has just sent ``planned``; else topoproxy may have written the property.
     """
 
     has: CpuSet
-    meant: CpuSet
+    planned: CpuSet
     reverse: CpuSet
     sent: bool
 
@@ -45,13 +45,13 @@ class ReportReversedMask(Struct, frozen=True):
 
 
 def step(known: MaskOrder, event: UnitCpusRead) -> tuple[MaskOrder, tuple[ReportReversedMask, ...]]:
-    """Return the order that follows from a unit's property, and what is to be reported.
+    """Return the byte order that follows from a unit's property, and the report to make.
 
     Only a call shows the order. Without one, the property may be that of an earlier plan: where an owner has
     moved from CPUs 8-11 of 16 to 0-3, the earlier shared pool is the reverse of the present one.
     """
-    if event.reverse == event.meant:
+    if event.reverse == event.planned:
         return known, ()
     if event.has == event.reverse and (event.sent or known is MaskOrder.REVERSED):
         return MaskOrder.REVERSED, (ReportReversedMask(event, known is not MaskOrder.REVERSED),)
-    return MaskOrder.RIGHT if event.has == event.meant and event.sent else known, ()
+    return MaskOrder.RIGHT if event.has == event.planned and event.sent else known, ()

@@ -41,7 +41,7 @@ ANYWHERE = TopologyHint(None, preferred=False)
 
 
 class AdmissionContext(Struct, frozen=True):
-    """What is to be decided, and what a decision reads.
+    """The input of a decision: the request, the rules and the providers.
 
     Attributes:
         node: The machine and the rules.
@@ -68,12 +68,12 @@ class TopologyDecision(Struct, frozen=True):
     """What the topology manager decided.
 
     Attributes:
-        verdict: Admit or refuse; on a refusal nothing is granted.
+        verdict: Admit or reject; a rejected request is granted nothing.
         hint: The merged hint, which the allocators followed.
-        granted: What was granted.
-        answers, merge, steps: The record.
-        reasons: Sentences.
-        providers: The providers with the grant in their books; empty on a refusal.
+        granted: The CPUs, memory and devices that were granted.
+        answers, merge, steps: The record of the decision.
+        reasons: Sentences that explain the grant.
+        providers: The providers after the grant; empty for a rejected request.
         parts: For a pod as a whole, what each of its containers gets, where those are known.
     """
 
@@ -177,7 +177,7 @@ def refusal_verdict(error: AllocationRefusedError) -> Verdict:
 def pod_requests(
     pod: Pod, name: str, request: Request, cpus: int, devices: DeviceState | None = None
 ) -> PodRequests:
-    """Return what a container's pod requests: as kubelet reported it, else what the CRI carries.
+    """Return the requests of a container's pod: as kubelet reported them, else those that the CRI carries.
 
     Args:
         pod: The pod.

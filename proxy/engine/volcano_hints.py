@@ -31,7 +31,7 @@ def decide_with_preferences(
     """Decide with the preferences for a pod, and without them where that fails.
 
     Args:
-        context: The request and what is there.
+        context: The request, the rules and the providers.
         decide: Decides a request.
 
     Returns:
@@ -67,10 +67,10 @@ def _noted(decision: TopologyDecision, unmet: InputDefect) -> tuple[TopologyDeci
 
 
 def _unmet(policy: TopologyPolicy | None, nodes: Mask | None, why: str) -> InputDefect:
-    what = [f"policy {policy}"] if policy else []
-    what += [named(nodes)] if nodes else []
+    preferences = [f"policy {policy}"] if policy else []
+    preferences += [named(nodes)] if nodes else []
     return InputDefect(
-        f"cannot meet what Volcano's scheduler prefers ({', '.join(what)}): {why}", DefectKind.WISH
+        f"cannot meet what Volcano's scheduler prefers ({', '.join(preferences)}): {why}", DefectKind.WISH
     )
 
 

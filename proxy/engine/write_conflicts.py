@@ -139,7 +139,7 @@ class CpusetsRepaired(Struct, frozen=True):
 
 
 class WritersFound(Struct, frozen=True):
-    """The result of ``FindWriters``; a container that is missing was not found out about."""
+    """The result of ``FindWriters``; a container without an entry could not be examined."""
 
     writers: Mapping[str, Author]
 
@@ -212,7 +212,7 @@ DriftStep = tuple[WriteConflicts, tuple[DriftEffect, ...]]
 
 
 def step(known: WriteConflicts, event: DriftEvent) -> DriftStep:
-    """Return what is known after an event, and what is to be done about it."""
+    """Return the known conflicts after an event, and the effects to perform."""
     match event:
         case CpusetsRepaired():
             return _repaired(known, event)
@@ -270,13 +270,13 @@ def _found(known: WriteConflicts, writers: Mapping[str, Author]) -> DriftStep:
 
 def _check(known: WriteConflicts, at: float) -> DriftStep:
     over = {i: conflict for i, conflict in known.conflicts.items() if at - conflict.wrong >= QUIET_S}
-    left = {i: conflict for i, conflict in known.conflicts.items() if i not in over}
-    known = structs.replace(known, conflicts=left, is_checking=bool(left or over))
+    ongoing = {i: conflict for i, conflict in known.conflicts.items() if i not in over}
+    known = structs.replace(known, conflicts=ongoing, is_checking=bool(ongoing or over))
     if not known.is_checking:
         return known, ()
-    soon = min((conflict.due(urgent=True) - at for conflict in left.values()), default=0.0)
+    soon = min((conflict.due(urgent=True) - at for conflict in ongoing.values()), default=0.0)
     check = CheckCpusets(
-        (*left, *over), min(LATEST_S, max(SOONEST_S, soon))
+        (*ongoing, *over), min(LATEST_S, max(SOONEST_S, soon))
     )  # writes to the latter are watched
     return known, (*(EndConflict(i, conflict) for i, conflict in over.items()), check)
 
@@ -341,7 +341,7 @@ ELSEWHERE = 2
 
 
 class WriteAction(Enum):
-    """What is left to do, the most hopeful first."""
+    """What to do about a refused write, the most promising action first."""
 
     LOCATE = "look for the cgroup again"
     RETRY = "write again"
@@ -365,16 +365,16 @@ def action_for(number: int) -> WriteAction:
     return _ACTIONS.get(number, WriteAction.ELSEWHERE)
 
 
-def retry_pause(tried: int, numbers: Iterable[int]) -> float | None:
+def retry_pause(tried: int, errnos: Iterable[int]) -> float | None:
     """Return how long to wait before the same writes are made again.
 
     Args:
         tried: How often they were made already.
-        numbers: Why they were refused.
+        errnos: The error numbers with which they were refused.
 
     Returns:
         Seconds; None where they are not to be made again.
     """
-    if tried >= TRIES or not any(action_for(number) is WriteAction.RETRY for number in numbers):
+    if tried >= TRIES or not any(action_for(error_number) is WriteAction.RETRY for error_number in errnos):
         return None
     return PAUSE_S * 4.0 ** (tried - 1)

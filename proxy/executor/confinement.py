@@ -137,7 +137,7 @@ class Confinement:
             return []
         placed = [c for c in state.containers.values() if inflight.is_busy(c.id) and applies_to(state, c.pod)]
         limits = ((c.id, state.wanted(c)) for c in placed if self._may_exceed(c))
-        found = inflight.beyond(limits, owned)
+        found = inflight.exceeding(limits, owned)
         limited = [c for c in placed if (self._fencing.carried_beside(c) - state.wanted(c)) & owned]
         within = (flight for c in limited for flight in inflight.of(c.id))
         return [*found, *(flight for flight in within if flight not in found)]

@@ -15,7 +15,7 @@ from typing import cast
 from msgspec import Struct, structs
 
 from proxy.engine.call_events import ContainersUnsaved
-from proxy.engine.enforcement_state import Enforcement, plain
+from proxy.engine.enforcement_state import Enforcement, canonical
 from proxy.engine.node import Node
 from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, ModeChanged
 from proxy.engine.state import NodeState
@@ -91,7 +91,7 @@ class NodeContext(BackgroundTasks):
             telemetry,
             options.call_timeout,
         )
-        empty = structs.replace(NodeState.empty(node), enforcement=plain(Enforcement(options.selection)))
+        empty = structs.replace(NodeState.empty(node), enforcement=canonical(Enforcement(options.selection)))
         self.store = store = NodeStore(empty, self.journal, self.report_internal_error, options.mode)
         self.calls = store.calls
         self.reconciled, self.attention, self.to_sync = store.reconciled, store.attention, store.to_sync

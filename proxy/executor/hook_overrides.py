@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from proxy.engine.admit import EVENT
 from proxy.engine.container_events import ContainersUpdated, CpusAssigned
 from proxy.engine.explain_record import explain
-from proxy.engine.narrowing import Narrowing, lost, narrowed, within_its_own
+from proxy.engine.narrowing import Narrowing, narrowed, unmet_hook_limit, without_extra_cpus
 from proxy.engine.node_effects import Change
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
@@ -72,7 +72,7 @@ class HookOverrides(Observer):
         context = self._context
         containers = context.state.containers.values()
         inside = [
-            within_its_own(container) for container in containers if container.placement.hook_extra_cpus
+            without_extra_cpus(container) for container in containers if container.placement.hook_extra_cpus
         ]
         if not inside:
             return
@@ -88,7 +88,7 @@ class HookOverrides(Observer):
         context = self._context
         for container_id in ids:
             container = context.state.containers.get(container_id)
-            if container is not None and (text := lost(context.state, container)):
+            if container is not None and (text := unmet_hook_limit(context.state, container)):
                 context.telemetry.problem(
                     "cannot keep a container narrowed as hooks request: it has all that it has without hooks",
                     **subject(container),

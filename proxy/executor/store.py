@@ -153,7 +153,7 @@ class CallWaits:
         Returns:
             False where such an update is still in flight.
         """
-        calls = self._newest().inflight.others(container_id, cpus)
+        calls = self._newest().inflight.conflicting_updates(container_id, cpus)
         await self.wait(calls, timeout)
         return all(map(self.has_completed, calls))
 

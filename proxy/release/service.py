@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
-from proxy.engine.enforcement import is_ours
+from proxy.engine.enforcement import plan_may_be_in_effect
 from proxy.engine.node_events import ModeChanged
 from proxy.executor.background import Worker
 from proxy.executor.node_executor import NodeExecutor
@@ -257,9 +257,9 @@ class Release:
         targets = [
             (c, target_of(c, state.node.machine, manager))
             for c in state.containers.values()
-            if c.phase not in (Phase.EXITED, Phase.CREATING) and is_ours(state, c.pod)
+            if c.phase not in (Phase.EXITED, Phase.CREATING) and plan_may_be_in_effect(state, c.pod)
         ]
-        pods = [pod for pod in state.pods.values() if is_ours(state, pod)]
+        pods = [pod for pod in state.pods.values() if plan_may_be_in_effect(state, pod)]
         return await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
 
     # -- the end ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from proxy.allocation.demand import Demand
 from proxy.allocation.distributed import take_distributed
 from proxy.allocation.packed import NotEnoughCpus, take_packed
 from proxy.allocation.sockets import SocketFamily, Sockets
-from proxy.engine.placement import memory_for
+from proxy.engine.placement import memory_nodes_for
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions
@@ -168,12 +168,16 @@ def test_memory_of_promises_at_the_byte() -> None:
     machine = described(2, 2, 2, 1, mem_bytes_per_node=10 * gib)
     cpus = machine.nodes[1].cpus
     over = [(Mask([1]), 99 * gib)]
-    assert str(memory_for(machine, cpus, 10 * gib, over)) == "0-1"
-    assert str(memory_for(machine, cpus, 10 * gib + 1, over)) == "0-2", "a node has nothing left, not less"
-    assert str(memory_for(machine, cpus, 6 * gib, [(Mask([1, 9]), 4 * gib)])) == "1", "node 9 is not there"
-    assert str(memory_for(machine, cpus, 6 * gib, [(Mask([1, 9]), 5 * gib)])) == "0-1"
-    assert str(memory_for(machine, cpus, 0, over)) == "1"
-    assert str(memory_for(machine, cpus, 1, over)) == "0-1"
+    assert str(memory_nodes_for(machine, cpus, 10 * gib, over)) == "0-1"
+    assert str(memory_nodes_for(machine, cpus, 10 * gib + 1, over)) == "0-2", (
+        "a node has nothing left, not less"
+    )
+    assert str(memory_nodes_for(machine, cpus, 6 * gib, [(Mask([1, 9]), 4 * gib)])) == "1", (
+        "node 9 is not there"
+    )
+    assert str(memory_nodes_for(machine, cpus, 6 * gib, [(Mask([1, 9]), 5 * gib)])) == "0-1"
+    assert str(memory_nodes_for(machine, cpus, 0, over)) == "1"
+    assert str(memory_nodes_for(machine, cpus, 1, over)) == "0-1"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from proxy.allocation.cpu_policy import pick_unpoliced
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.packed import NotEnoughCpus
-from proxy.engine.placement import memory_for
+from proxy.engine.placement import memory_nodes_for
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.topology.build import described
@@ -63,28 +63,28 @@ def without_memory(machine: Machine, *ids: int) -> Machine:
 def test_memory_is_that_of_the_cpus_nodes_or_the_nearest() -> None:
     machine = described(2, 2, 2, 1)  # nodes 0 and 1 in one socket, 2 and 3 in the other
     cpus = machine.nodes[1].cpus
-    assert memory_for(machine, cpus) == Mask((1,))
-    assert memory_for(machine, machine.nodes[2].cpus | cpus) == Mask((1, 2))
-    assert memory_for(without_memory(machine, 1), cpus) == Mask((0,))
-    assert memory_for(without_memory(machine, 0, 1), cpus) == Mask((2, 3))
+    assert memory_nodes_for(machine, cpus) == Mask((1,))
+    assert memory_nodes_for(machine, machine.nodes[2].cpus | cpus) == Mask((1, 2))
+    assert memory_nodes_for(without_memory(machine, 1), cpus) == Mask((0,))
+    assert memory_nodes_for(without_memory(machine, 0, 1), cpus) == Mask((2, 3))
     lost = without_memory(machine, 1)
     untold = changed_copy(lost, nodes=tuple(changed_copy(n, distance=()) for n in lost.nodes))
-    assert memory_for(untold, cpus) == Mask((0, 2, 3))
+    assert memory_nodes_for(untold, cpus) == Mask((0, 2, 3))
 
 
 def test_memory_beyond_the_nodes_comes_from_the_nearest_others() -> None:
     gib = 1 << 30
     machine = described(2, 2, 2, 1, mem_bytes_per_node=10 * gib)
     cpus = machine.nodes[1].cpus
-    assert memory_for(machine, cpus, 10 * gib) == Mask((1,))
-    assert memory_for(machine, cpus, 11 * gib) == Mask((0, 1))
-    assert memory_for(machine, cpus, 21 * gib) == Mask((0, 1, 2))
-    assert memory_for(machine, cpus, 99 * gib) == Mask((0, 1, 2, 3))
-    assert memory_for(machine, cpus, 5 * gib, [(Mask((1,)), 5 * gib)]) == Mask((1,))
-    assert memory_for(machine, cpus, 6 * gib, [(Mask((1,)), 5 * gib)]) == Mask((0, 1))
-    assert memory_for(machine, cpus, 6 * gib, [(Mask((0, 1)), 10 * gib), (Mask((0,)), 99 * gib)]) == Mask(
-        (0, 1, 2)
-    )
+    assert memory_nodes_for(machine, cpus, 10 * gib) == Mask((1,))
+    assert memory_nodes_for(machine, cpus, 11 * gib) == Mask((0, 1))
+    assert memory_nodes_for(machine, cpus, 21 * gib) == Mask((0, 1, 2))
+    assert memory_nodes_for(machine, cpus, 99 * gib) == Mask((0, 1, 2, 3))
+    assert memory_nodes_for(machine, cpus, 5 * gib, [(Mask((1,)), 5 * gib)]) == Mask((1,))
+    assert memory_nodes_for(machine, cpus, 6 * gib, [(Mask((1,)), 5 * gib)]) == Mask((0, 1))
+    assert memory_nodes_for(
+        machine, cpus, 6 * gib, [(Mask((0, 1)), 10 * gib), (Mask((0,)), 99 * gib)]
+    ) == Mask((0, 1, 2))
 
 
 def test_a_node_with_memory_is_better_than_one_without() -> None:

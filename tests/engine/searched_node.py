@@ -335,7 +335,7 @@ class SearchedNode:
                 return replace(task, waits="ledger")
             case to_do.AwaitInflight(cpus):
                 limits = ((c.id, state.wanted(c)) for c in state.containers.values() if state.shares(c))
-                return self.awaiting(task, state.inflight.beyond(limits, cpus), cpus)
+                return self.awaiting(task, state.inflight.exceeding(limits, cpus), cpus)
             case to_do.AwaitOwnInflight(cpus):
                 own = (call for i in one.containers for call in state.inflight.of(i))
                 return self.awaiting(task, [call for call in own if not call.carries <= cpus], CpuSet())
@@ -439,7 +439,7 @@ class SearchedNode:
             self.reserve(task.name, target, one, "")
         else:
             keep = state.wanted(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
-            calls = tuple(call.number for call in state.inflight.others(target, keep))
+            calls = tuple(call.number for call in state.inflight.conflicting_updates(target, keep))
             self.put(replace(task, waits="calls", calls=calls))
 
     def started(self, task: DaemonTask, obstacle: str) -> None:

@@ -22,16 +22,16 @@ def test_what_is_in_flight_for_a_container() -> None:
     assert BOTH.of("a") == (OLD, NEW)
     assert (BOTH.is_busy("a"), BOTH.is_busy("b")) == (True, False)
     assert (BOTH.is_starting("a"), BOTH.removed(NEW).is_starting("a")) == (True, False)
-    assert BOTH.others("a", NARROW) == [OLD]
-    assert BOTH.others("a", WIDE) == [], "a start is no update"
+    assert BOTH.conflicting_updates("a", NARROW) == [OLD]
+    assert BOTH.conflicting_updates("a", WIDE) == [], "a start is no update"
 
 
 def test_calls_that_bring_more_than_a_container_is_to_have() -> None:
-    assert BOTH.beyond([("b", NARROW)], WIDE) == []
-    assert BOTH.beyond([("a", WIDE)], WIDE) == [], "nothing in flight exceeds it"
-    assert BOTH.beyond([("a", NARROW)], NARROW) == [], "what it carries is not asked for"
-    assert BOTH.beyond([("a", NARROW)], CpuSet.parse("3-5")) == [OLD]
-    assert InflightCalls().beyond([("a", NARROW)], WIDE) == []
+    assert BOTH.exceeding([("b", NARROW)], WIDE) == []
+    assert BOTH.exceeding([("a", WIDE)], WIDE) == [], "nothing in flight exceeds it"
+    assert BOTH.exceeding([("a", NARROW)], NARROW) == [], "what it carries is not asked for"
+    assert BOTH.exceeding([("a", NARROW)], CpuSet.parse("3-5")) == [OLD]
+    assert InflightCalls().exceeding([("a", NARROW)], WIDE) == []
 
 
 def test_a_call_that_is_over_stays_so() -> None:

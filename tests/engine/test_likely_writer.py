@@ -9,9 +9,9 @@ from proxy.engine.likely_writer import (
     Author,
     Evidence,
     WriterHint,
-    hinted,
+    hinted_author,
     kubelet_sets,
-    likely,
+    likely_author,
 )
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import CpuManager
@@ -47,7 +47,7 @@ def test_the_container_itself(case: str) -> None:
         [CpuSet.parse(text) for text in kubelet.split()],
         HINTS[hint],
     )
-    assert likely(evidence) is author
+    assert likely_author(evidence) is author
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_each_container_has_a_next_step() -> None:
 
 def test_the_program_that_was_seen_last_and_lately_is_the_hint() -> None:
     hints = {"c": WriterHint(Author.KUBELET, 1.0), ALL: WriterHint(Author.SYSTEMD, 2.0)}
-    assert hinted(hints, "c", 2.0 + HINT_S) is Author.SYSTEMD
-    assert hinted(hints, "other", 2.0) is Author.SYSTEMD
-    assert hinted(hints, "c", 2.1 + HINT_S) is Author.UNKNOWN, "it was long ago"
-    assert hinted({**hints, "c": WriterHint(Author.KUBELET, 3.0)}, "c", 4.0) is Author.KUBELET
-    assert hinted({}, "c", 0.0) is Author.UNKNOWN
+    assert hinted_author(hints, "c", 2.0 + HINT_S) is Author.SYSTEMD
+    assert hinted_author(hints, "other", 2.0) is Author.SYSTEMD
+    assert hinted_author(hints, "c", 2.1 + HINT_S) is Author.UNKNOWN, "it was long ago"
+    assert hinted_author({**hints, "c": WriterHint(Author.KUBELET, 3.0)}, "c", 4.0) is Author.KUBELET
+    assert hinted_author({}, "c", 0.0) is Author.UNKNOWN

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.create import place
 from proxy.engine.invariants import violations
-from proxy.engine.narrowing import Narrowing, lost, narrowed
+from proxy.engine.narrowing import Narrowing, narrowed, unmet_hook_limit
 from proxy.engine.node import Node
 from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
@@ -81,8 +81,8 @@ def test_a_pool_is_narrowed_and_followed() -> None:
 def test_an_empty_part_is_replaced_by_the_whole_pool_and_reported() -> None:
     state = put(hooked(put(empty(), "ls"), "ls", narrowing("2-5")), "lse")
     assert runs_on(state, "ls") == "0-1,6-15"
-    assert "nothing is left of CPUs 2-5" in lost(state, state.containers["ls"])
-    assert not lost(state.changed(drop=("lse",)), state.containers["ls"])
+    assert "nothing is left of CPUs 2-5" in unmet_hook_limit(state, state.containers["ls"])
+    assert not unmet_hook_limit(state.changed(drop=("lse",)), state.containers["ls"])
 
 
 def test_an_owner_keeps_what_it_does_not_run_on() -> None:

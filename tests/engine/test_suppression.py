@@ -29,10 +29,10 @@ from proxy.engine.suppression import (
     SuppressionEnded,
     SuppressionSettings,
     WriteBeQuota,
-    must_not,
     quota_text,
     reason,
     suppression_note,
+    suppression_obstacle,
 )
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import SuppressMode
@@ -180,9 +180,11 @@ def test_quotas_of_other_groups_are_removed_before_the_next_is_written() -> None
 
 
 def test_when_be_must_not_be_suppressed() -> None:
-    assert must_not(STATE, CPUSET) == ""
-    assert must_not(changed_copy(STATE, mode=NodeMode.RELEASING), CPUSET) == "the node is released"
-    assert must_not(changed_copy(STATE, mode=NodeMode.OBSERVE), CPUSET) == "the node is observed"
+    assert suppression_obstacle(STATE, CPUSET) == ""
+    assert (
+        suppression_obstacle(changed_copy(STATE, mode=NodeMode.RELEASING), CPUSET) == "the node is released"
+    )
+    assert suppression_obstacle(changed_copy(STATE, mode=NodeMode.OBSERVE), CPUSET) == "the node is observed"
 
 
 def test_words() -> None:

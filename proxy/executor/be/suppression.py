@@ -119,7 +119,7 @@ class Suppression:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= MISSED_ROUNDS:
                     await self._remove_quotas(sorted(self.known.written))
-                if why := engine.must_not(self._context.state, settings):
+                if why := engine.suppression_obstacle(self._context.state, settings):
                     await self._give_back(why)
                 elif settings.mode is SuppressMode.OFF:
                     wait = waits.next() if self.known.written else math.inf

@@ -16,7 +16,14 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from proxy.engine.call_events import SavedCpusLearned
-from proxy.engine.likely_writer import Author, Evidence, WriterHint, hinted, kubelet_sets, likely
+from proxy.engine.likely_writer import (
+    Author,
+    Evidence,
+    WriterHint,
+    hinted_author,
+    kubelet_sets,
+    likely_author,
+)
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.fact_lookup import KubeletCpus
@@ -60,7 +67,7 @@ class Attribution:
             found: By container id, the cpuset in the kernel; None where it was not read.
             hints: The programs that were seen lately.
         """
-        seen = {i: hinted(hints, i, self._context.clock()) for i in found}
+        seen = {i: hinted_author(hints, i, self._context.clock()) for i in found}
         saved = {i: self._context.state.runtime.saved.get(i) for i in found}
         answered = await self._query(found)
         authors = self._weigh(found, saved | answered, seen)
@@ -81,7 +88,7 @@ class Attribution:
         """Return the likely writer of each container's cpuset."""
         containers, manager = self._context.state.containers, self._kubelet_cpus.manager
         return {
-            i: likely(Evidence(cpus, saved.get(i), kubelet_sets(manager, containers[i]), seen[i]))
+            i: likely_author(Evidence(cpus, saved.get(i), kubelet_sets(manager, containers[i]), seen[i]))
             if cpus is not None and i in containers
             else seen[i]
             for i, cpus in found.items()

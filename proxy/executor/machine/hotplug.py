@@ -237,7 +237,7 @@ class Hotplug:
         cpus = choose_replacements(context.state, short)
         if not cpus:
             return
-        ended = await self._reservations.replace(short.containers, cpus, short.instead)
+        ended = await self._reservations.replace(short.containers, cpus, short.replacement)
         if ended.is_committed:
             context.telemetry.count(metrics.REPLACEMENT_CPUS)
             self._notify_assigned([container.id for container in short.containers])
@@ -246,7 +246,7 @@ class Hotplug:
                 "cannot replace offline CPUs",
                 **subject(short.containers[0]),
                 cpus=cpus,
-                offline=short.away,
+                offline=short.offline,
                 err=ended.reason.message,
             )
 
@@ -321,8 +321,8 @@ class Shortage:
             {
                 "id": container_id,
                 "container": containers[container_id].ref,
-                "away": str(loss.away),
-                "instead": str(loss.instead),
+                "away": str(loss.offline),
+                "instead": str(loss.replacement),
                 "cpus": str(loss.cpus),
                 "missing": loss.missing,
                 "nodes": str(loss.nodes),

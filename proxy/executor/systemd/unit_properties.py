@@ -172,7 +172,7 @@ class UnitProperties:
             self._context.telemetry.problem(
                 "the runtime sends wrong CPUs to systemd, as runc before 1.1.6 does: they are corrected after"
                 " each start and update",
-                cpus=effect.unit.meant,
+                cpus=effect.unit.planned,
                 found=effect.unit.has,
             )
 
