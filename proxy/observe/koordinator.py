@@ -204,7 +204,7 @@ def topology_annotations(locations: Iterable[CpuLocation], facts: NodeFacts) -> 
     reserved, _ = node_reservation(facts.annotations, topology)
     system, _ = system_qos(facts.annotations)
     kubelets = kubelet_allocs(facts.kubelet.checkpoint, facts.pods) if policy.policy == STATIC else ()
-    withheld = Withheld(_all(alloc.cpus for alloc in kubelets), reserved.cpus, system.taken)
+    withheld = Withheld(_all(alloc.cpus for alloc in kubelets), reserved.cpus, system.exclusive_cpus)
     held = [AnnotatedCpus(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
     held += [AnnotatedCpus(QosClass.LSE if each.hard else QosClass.LSR, each.cpus) for each in facts.chosen]
     pools = node_pools(groups_of(ordered), held, withheld)

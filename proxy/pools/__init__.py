@@ -1,4 +1,4 @@
-"""PURE. QoS classes and the pools: what each container may claim, and which CPUs the pools have.
+"""PURE. QoS (quality of service) classes and pools: the claim of each container, the CPUs of the pools.
 
 Also how a Pod object is read, and which part of it reaches the CRI.
 

@@ -4,16 +4,16 @@ See Koordinator v1.8.0 apis/extension/numa_aware.go and Volcano v1.12
 pkg/scheduler/plugins/numaaware/numaaware.go.
 
 Each reader takes the annotations of a pod and returns a value and a defect that says what is wrong; it never
-raises. A faulty annotation counts as absent; the caller decides what happens to the pod: it is refused if it
-requested CPUs of its own, pooled otherwise. An annotation that names a CPU or a NUMA node that the machine
-cannot have is faulty, so this module never returns such a set.
+raises. A faulty annotation counts as absent; the caller then rejects a pod that requested CPUs of its own,
+and lets any other run on its pool. An annotation that names a CPU or NUMA node that the machine cannot have
+is faulty, so this module never returns such a set.
 
 To read one more annotation, add a reader and a line in the table ``_READERS``: it names the annotation and
 the fields of ``Pod`` that follow from it. The ledger keeps these fields without a change elsewhere.
 
 Two spellings are read. Koordinator's code writes the NUMA nodes of a pod that shares CPUs as
-``numaNodeResources``; its document calls them ``cpuSharedPools``, with a socket and a node each. Where the
-first says nothing about CPU, the second counts.
+``numaNodeResources``; its document calls them ``cpuSharedPools``, with a socket and a node each. The
+second is read where the first has no amount of CPU.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ResourceStatus(Struct, frozen=True):
 
     Attributes:
         text: The CPU list as written; empty where there is none.
-        cpus: The same as a set.
+        cpus: The CPU list as a set.
         shares: Amounts by NUMA node, in their order.
         pools: NUMA nodes that the document's ``cpuSharedPools`` names, in their order.
     """
@@ -110,9 +110,8 @@ class NumaSpec(Struct, frozen=True):
     """How a pod wants its resources aligned.
 
     Attributes:
-        policy: NONE leaves it to the node.
-        exclusive: Whether it keeps apart from pods that span nodes; REQUIRED unless it says otherwise, where
-            it has a policy.
+        policy: The NUMA policy; NONE leaves it to the node.
+        exclusive: Whether it keeps apart from pods that span nodes; REQUIRED by default with a policy.
     """
 
     policy: NumaPolicy = NumaPolicy.NONE
@@ -175,7 +174,7 @@ def volcano_preferences(
         annotations: The annotations of the pod.
         bounds: The NUMA nodes that may be named.
     """
-    policy, problem = None, NO_FAULT
+    policy, policy_defect = None, NO_FAULT
     text = annotations.get(VOLCANO_POLICY, "")
     try:
         policy = TopologyPolicy(text) if text else None
@@ -183,12 +182,14 @@ def volcano_preferences(
         message = short(
             f"annotation {VOLCANO_POLICY}: {quoted(text)} is not one of {', '.join(TopologyPolicy)}"
         )
-        problem = InputDefect(message, DefectKind.POLICY)
-    cpu, wrong = _read(
+        policy_defect = InputDefect(message, DefectKind.POLICY)
+    cpu, decision_defect = _read(
         annotations, VOLCANO_DECISION, dict[int, int](), lambda fields: _decision(fields, bounds)
     )
     nodes = Mask(cpu) if cpu else None
-    return VolcanoPreferences(policy, nodes, cpu), tuple(fault for fault in (problem, wrong) if fault)
+    return VolcanoPreferences(policy, nodes, cpu), tuple(
+        fault for fault in (policy_defect, decision_defect) if fault
+    )
 
 
 class AnnotationReader(Struct, frozen=True):
@@ -279,7 +280,7 @@ def _read(
         return absent, InputDefect(short(f"annotation {key}: {error}"), kind)
 
 
-def one_of(kind: type[E], text: str, what: str) -> E:
+def one_of(kind: type[E], text: str, name: str) -> E:
     """Return the enum value of a text; ``None`` is treated as an empty text.
 
     Raises:
@@ -289,7 +290,7 @@ def one_of(kind: type[E], text: str, what: str) -> E:
         return kind("" if text == "None" else text)
     except ValueError:
         known = ", ".join(value for value in kind if value)
-        raise UnknownValueError(f"{what} {quoted(text)} is not one of {known}") from None
+        raise UnknownValueError(f"{name} {quoted(text)} is not one of {known}") from None
 
 
 def _spec(fields: Fields) -> ResourceSpec:
@@ -318,9 +319,14 @@ def _status(fields: Fields, bounds: Bounds) -> ResourceStatus:
 
 
 def _share(fields: Fields, bounds: Bounds) -> NodeShare:
-    held = fields.amounts("resources")
-    others = {name: value for name, value in held.items() if name not in ("cpu", BATCH_CPU)}
-    return NodeShare(_node(fields, bounds), amount(held, "cpu", milli=True), amount(held, BATCH_CPU), others)
+    resources = fields.amounts("resources")
+    other_resources = {name: value for name, value in resources.items() if name not in ("cpu", BATCH_CPU)}
+    return NodeShare(
+        _node(fields, bounds),
+        amount(resources, "cpu", milli=True),
+        amount(resources, BATCH_CPU),
+        other_resources,
+    )
 
 
 def _node(fields: Fields, bounds: Bounds) -> int:
@@ -348,10 +354,10 @@ def _numa(fields: Fields) -> NumaSpec:
 
 
 def _decision(fields: Fields, bounds: Bounds) -> dict[int, int]:
-    found: dict[int, int] = {}
-    given = fields.fields("numa")
-    for name in given.names():
+    cpu_by_node: dict[int, int] = {}
+    numa = fields.fields("numa")
+    for name in numa.names():
         if not (name.isascii() and name.isdigit() and len(name) < 6):
             raise ValueError(f"numa: {quoted(name)} is not a NUMA node")
-        found[_on_machine(int(name), bounds, "numa: ")] = amount(given.amounts(name), "cpu", milli=True)
-    return found
+        cpu_by_node[_on_machine(int(name), bounds, "numa: ")] = amount(numa.amounts(name), "cpu", milli=True)
+    return cpu_by_node

@@ -5,14 +5,14 @@ See Koordinator v1.8.0 pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.
     budget = capacity x threshold - used by pods that are not BE - used by host applications that are not BE
              - max(used by the system, kept back)
 
-where the system is what the node uses beyond pods and host applications, and what is kept back is the larger
-of capacity - allocatable and the node's reservation. A smallest share of the capacity can be set. So BE pods
-use what other pods leave, up to the threshold.
+"used by the system" is the usage of the node beyond pods and host applications. "kept back" is the larger of
+capacity - allocatable and the node's reservation. A smallest share of the capacity can be set. So BE pods use
+the CPUs that other pods leave idle, up to the threshold.
 
 The budget is applied in one of two ways. As a CPU set: at least two CPUs; it shrinks at once, for
-others wait, and grows by a tenth of the machine at a time, for what is free now may be wanted again soon. As
-a CFS quota of the group above all BE pods: the same, in a tenth of the machine's time, and changes below a
-hundredth are not worth a write.
+others wait, and grows by a tenth of the machine at a time, as idle CPUs may be needed again soon. As a CFS
+quota of the group above all BE pods: it grows by a tenth of the machine's time at a time, and changes below a
+hundredth are not written.
 
 CPUs are taken from those of LSR pods and from the others in proportion. CPUs of LSE pods, and what is
 withheld from the pools, are never touched. Amounts are milli-CPUs unless stated otherwise.
@@ -32,7 +32,7 @@ from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.shared import AnnotatedCpus, Withheld
 
 THRESHOLD = 65
-"""Percent of the capacity, where nothing else is set."""
+"""Percent of the capacity; the default."""
 LEAST_CPUS = 2
 LEAST_QUOTA = 2000
 """Microseconds."""
@@ -75,12 +75,12 @@ def budget(usage: Usage, threshold: int = THRESHOLD, least: int | None = None) -
     Returns:
         Milli-CPUs; negative where others use more than the threshold.
     """
-    pods_else = sum(used for uid, used in usage.pods.items() if uid not in usage.be_pods)
+    other_pods = sum(used for uid, used in usage.pods.items() if uid not in usage.be_pods)
     system = usage.node - sum(usage.pods.values())
-    kept = max(usage.capacity - usage.allocatable, usage.reservation, 0)
-    left = usage.capacity * threshold // 100
-    left -= int(pods_else * 1000) + int(max(system, 0.0, kept / 1000) * 1000)
-    return left if least is None else max(left, usage.capacity * least // 100)
+    withheld = max(usage.capacity - usage.allocatable, usage.reservation, 0)
+    milli = usage.capacity * threshold // 100
+    milli -= int(other_pods * 1000) + int(max(system, 0.0, withheld / 1000) * 1000)
+    return milli if least is None else max(milli, usage.capacity * least // 100)
 
 
 def cpu_count_for(milli: int, now: int, machine: int) -> int:
@@ -91,12 +91,12 @@ def cpu_count_for(milli: int, now: int, machine: int) -> int:
         now: How many CPUs BE pods have.
         machine: How many CPUs there are.
     """
-    wanted = max(LEAST_CPUS, -(-milli // 1000))
-    return min(wanted, now - -machine * RAISE_PERCENT // 100)
+    target = max(LEAST_CPUS, -(-milli // 1000))
+    return min(target, now - -machine * RAISE_PERCENT // 100)
 
 
 def be_cpus(online: CpuSet, held: Iterable[AnnotatedCpus], withheld: Withheld) -> CpuSet:
-    """Return all CPUs that BE pods may ever use: what they get back when nothing is suppressed."""
+    """Return all CPUs that BE pods may use while BE is not suppressed."""
     return online - _lse_cpus(held) - withheld.kubelet - withheld.reserved - withheld.system
 
 
@@ -119,27 +119,27 @@ def choose_cpus(
     Returns:
         The CPUs; empty where too few are left, and then everything stays as it is.
     """
-    every, owners = tuple(locations), tuple(held)
-    free = be_cpus(CpuSet(location.cpu for location in every), owners, withheld)
-    lsr = CpuSet.from_bits(_bits(each.cpus for each in owners if each.qos is QosClass.LSR)) & free
+    all_locations, owners = tuple(locations), tuple(held)
+    free = be_cpus(CpuSet(location.cpu for location in all_locations), owners, withheld)
+    lsr = CpuSet.from_bits(_bits(pod.cpus for pod in owners if pod.qos is QosClass.LSR)) & free
     if not free:
         return CpuSet()
-    count = cpu_count_for(milli, len(now), len(every))
+    count = cpu_count_for(milli, len(now), len(all_locations))
     from_lsr = count * len(lsr) // len(free)
-    chosen = pick(from_lsr, (location for location in every if location.cpu in lsr))
+    chosen = pick(from_lsr, (location for location in all_locations if location.cpu in lsr))
     others = free - lsr
-    chosen += pick(count - from_lsr, (location for location in every if location.cpu in others))
+    chosen += pick(count - from_lsr, (location for location in all_locations if location.cpu in others))
     return CpuSet(chosen)
 
 
 def _lse_cpus(held: Iterable[AnnotatedCpus]) -> CpuSet:
-    return CpuSet.from_bits(_bits(each.cpus for each in held if each.qos is QosClass.LSE))
+    return CpuSet.from_bits(_bits(pod.cpus for pod in held if pod.qos is QosClass.LSE))
 
 
 def _bits(sets: Iterable[CpuSet]) -> int:
     bits = 0
-    for each in sets:
-        bits |= each.bits
+    for cpus in sets:
+        bits |= cpus.bits
     return bits
 
 
@@ -154,8 +154,8 @@ def quota_for(milli: int, machine: int, now: int) -> int | None:
     Returns:
         Microseconds; None where the change is too small for a write.
     """
-    wanted = max(LEAST_QUOTA, milli * PERIOD // 1000)
-    if abs(wanted - now) * 100 < machine * PERIOD * IGNORE_PERCENT and wanted != LEAST_QUOTA:
+    target = max(LEAST_QUOTA, milli * PERIOD // 1000)
+    if abs(target - now) * 100 < machine * PERIOD * IGNORE_PERCENT and target != LEAST_QUOTA:
         return None
     step = machine * PERIOD * RAISE_PERCENT // 100
-    return now + step if now != UNLIMITED and wanted - now > step else wanted
+    return now + step if now != UNLIMITED and target - now > step else target

@@ -67,7 +67,7 @@ from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 
 
 class DecisionRow(enum.IntEnum):
-    """The rows of the table."""
+    """The rows of the decision table in the module's docstring."""
 
     NAMED = 1
     BE_ON_NODES = 3
@@ -106,12 +106,12 @@ def row_of(
 
 
 STRICT = (QosClass.LSE, QosClass.LSR)
-"""Classes whose pods are refused rather than run on CPUs that are not theirs."""
+"""Classes whose pods are rejected rather than run on CPUs of others."""
 MOST_SHARES = 262_144
 
 
 class Claim(Struct, frozen=True):
-    """What a container claims.
+    """The claim of a container: exclusive CPUs, or a pool.
 
     Attributes:
         pool: OWN, SHARED or BE.
@@ -120,8 +120,8 @@ class Claim(Struct, frozen=True):
         per_pod: True when all containers of the pod own the same CPUs.
         hard: True when owned CPUs leave the BE pool too.
         why: The reason, in one sentence.
-        problem: What is wrong with what was requested, in words; the claim is then what remains of it.
-        fatal: True when the problem refuses the container.
+        problem: What is wrong with the request, in words; the claim is then the part that remains.
+        fatal: True when the container is rejected because of the problem.
         within: CPUs that a pool is narrowed to.
         nodes: NUMA nodes that a pool is narrowed to.
     """
@@ -147,8 +147,8 @@ def whole_cpus(request: Request) -> int:
     """
     if request.cpu_shares == MOST_SHARES:
         # The kernel accepts no more shares, so from 256 CPUs on only the limit counts.
-        count, rest = divmod(request.cpu_quota, request.cpu_period or 100_000)
-        return count if count >= MOST_SHARES // 1024 and not rest else 0
+        count, remainder = divmod(request.cpu_quota, request.cpu_period or 100_000)
+        return count if count >= MOST_SHARES // 1024 and not remainder else 0
     if request.cpu_shares < 1024 or request.cpu_shares % 1024:
         return 0
     count = request.cpu_shares // 1024
@@ -158,7 +158,7 @@ def whole_cpus(request: Request) -> int:
 
 
 def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: int | None = None) -> Claim:
-    """Decide what a container claims.
+    """Return the claim of a container.
 
     Args:
         pod: Its pod.
@@ -171,11 +171,11 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
     problem, fault = pod.problem, bool(pod.problem)
     is_be = pod.qos is QosClass.BE
     if pod.cpuset and not fault and not is_be:
-        missing = pod.cpuset - online
-        if not missing:
+        offline = pod.cpuset - online
+        if not offline:
             return _named(pod, pod.cpuset)
         problem = InputDefect(
-            f"resource-status names {named_cpus(pod.cpuset)}, but {cpus_are(missing)} not online here",
+            f"resource-status names {named_cpus(pod.cpuset)}, but {cpus_are(offline)} not online here",
             DefectKind.CPU_LIST,
         )
     if problem and pod.qos in STRICT:
@@ -203,7 +203,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
 
 
 def _named(pod: Pod, cpus: CpuSet) -> Claim:
-    """Return the claim of a pod whose CPUs are decided."""
+    """Return the claim of a pod whose CPUs an annotation names, or were chosen with its sandbox."""
     why = f"{_class(pod)} pod: its resource-status annotation names {named_cpus(cpus)}"
     if pod.cpuset_chosen_locally:
         why = f"{_class(pod)} pod: CPUs {listed(cpus)} were chosen for it when its sandbox was made"
@@ -229,14 +229,14 @@ def _own(request: Request, online: CpuSet, count: int, *, static: bool, hard: bo
             Pool.OWN, f"Guaranteed container with {count} whole CPUs, policy static", count=count, hard=hard
         )
     try:
-        named = CpuSet.parse(request.cpuset_cpus)
+        pinned = CpuSet.parse(request.cpuset_cpus)
     except ValueError:
         return None
-    if len(named) == count and named <= online:
+    if len(pinned) == count and pinned <= online:
         return Claim(
             Pool.OWN,
-            f"kubelet's CPU manager pinned the container to {named_cpus(named)}",
-            cpus=named,
+            f"kubelet's CPU manager pinned the container to {named_cpus(pinned)}",
+            cpus=pinned,
             hard=hard,
         )
     return None
@@ -286,10 +286,10 @@ def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
     if qos not in OWNING:
         return ""
     for container in requests.containers:
-        wants, may = container.requests.get("cpu", 0), container.limits.get("cpu", 0)
-        if wants != may:
+        request, limit = container.requests.get("cpu", 0), container.limits.get("cpu", 0)
+        if request != limit:
             return (
-                f"{qos} pod: container {container.name} requests {wants}m CPU and is limited to {may}m; "
+                f"{qos} pod: container {container.name} requests {request}m CPU and is limited to {limit}m; "
                 "the two must be equal"
             )
     total = sum(

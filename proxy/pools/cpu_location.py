@@ -2,8 +2,8 @@
 
 Cores and sockets are numbered from 0 by their lowest CPU, as ``lscpu`` does, which Koordinator asks; so
 numbers are unique on the machine, and the same whatever the firmware calls its packages. NUMA nodes keep the
-kernel's ids, with the gaps that there may be. A CPU of no node counts to the lowest node of its package, else
-to the lowest of all.
+kernel's ids, which may have gaps. A CPU without a NUMA node counts as one of the lowest node of its package,
+else of the lowest node of all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxy.pools.shared import Groups
 
 
 class CpuLocation(Struct, frozen=True, order=True):
-    """One CPU and where it is."""
+    """The core, socket and NUMA node of one CPU."""
 
     cpu: int
     core: int
@@ -31,16 +31,16 @@ def locations_of(machine: Machine) -> tuple[CpuLocation, ...]:
     cores = {name: number for number, name in enumerate(machine.cores)}
     sockets = {name: number for number, name in enumerate(machine.packages)}
     lowest = min((node.id for node in machine.nodes), default=0)
-    of_package: dict[int, int] = {}
+    node_of_package: dict[int, int] = {}
     for cpu in machine.cpus:
         if cpu.numa is not None:
-            of_package[cpu.package] = min(cpu.numa, of_package.get(cpu.package, cpu.numa))
+            node_of_package[cpu.package] = min(cpu.numa, node_of_package.get(cpu.package, cpu.numa))
     return tuple(
         CpuLocation(
             cpu.id,
             cores[cpu.core],
             sockets[cpu.package],
-            of_package.get(cpu.package, lowest) if cpu.numa is None else cpu.numa,
+            node_of_package.get(cpu.package, lowest) if cpu.numa is None else cpu.numa,
         )
         for cpu in machine.cpus
     )
@@ -50,6 +50,6 @@ def groups_of(locations: Iterable[CpuLocation]) -> Groups:
     """Return the CPUs of each socket and node."""
     bits: dict[tuple[int, int], int] = {}
     for location in locations:
-        where = location.socket, location.node
-        bits[where] = bits.get(where, 0) | 1 << location.cpu
-    return {where: CpuSet.from_bits(bits[where]) for where in sorted(bits)}
+        group = location.socket, location.node
+        bits[group] = bits.get(group, 0) | 1 << location.cpu
+    return {group: CpuSet.from_bits(bits[group]) for group in sorted(bits)}

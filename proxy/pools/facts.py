@@ -23,7 +23,7 @@ from proxy.pools.go_json import short
 
 QOS_LABEL = "koordinator.sh/qosClass"
 POD_KEYS = (QOS_LABEL, *ANNOTATION_KEYS)
-"""All labels and annotations that are read here."""
+"""All labels and annotations of a pod that are read here."""
 
 
 LONGEST_PATH = 4096
@@ -33,13 +33,13 @@ _KUBEPODS = re.compile(
     r"(?:[/-](?P<qos>besteffort|burstable)(?=[/.-]|$))?",
     re.DOTALL,
 )
-"""A cgroup parent up to the group of a QoS class; of both drivers, with or without a cgroup root above."""
+"""A cgroup parent up to the group of a QoS class, by either cgroup driver, with or without a cgroup root."""
 
 
 def kube_qos(cgroup_parent: str) -> KubeQos:
     """Read Kubernetes' QoS class from a cgroup parent, cgroupfs path or systemd slice."""
-    if found := _KUBEPODS.match(cgroup_parent[:LONGEST_PATH]):
-        return _CLASSES[found["qos"]]
+    if group := _KUBEPODS.match(cgroup_parent[:LONGEST_PATH]):
+        return _CLASSES[group["qos"]]
     if "besteffort" in cgroup_parent:
         return KubeQos.BEST_EFFORT
     if "burstable" in cgroup_parent:
@@ -88,14 +88,14 @@ def pod_facts(
         cgroup_parent = _path(cgroup_parent)
     label = labels.get(QOS_LABEL, "")
     qos = qos_class(label)
-    plain = not annotations or annotations.keys().isdisjoint(POD_KEYS)
-    kube, chosen = kube_qos(cgroup_parent), selectable_labels(labels)
-    pod = Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent, labels=chosen)
-    if plain and (qos or not label):  # most pods
+    has_no_keys = not annotations or annotations.keys().isdisjoint(POD_KEYS)
+    kube, kept_labels = kube_qos(cgroup_parent), selectable_labels(labels)
+    pod = Pod(sandbox_id, uid, namespace, name, attempt, qos, kube, cgroup_parent, labels=kept_labels)
+    if has_no_keys and (qos or not label):  # most pods
         return pod
     fields, defects = annotation_fields(annotations, bounds)
     if label and not qos:
-        defects.insert(0, _no_class(label))
+        defects.insert(0, _unknown_class(label))
     return structs.replace(pod, defects=tuple(defects), **fields)
 
 
@@ -108,10 +108,10 @@ def _path(cgroup_parent: str) -> str:
     return cgroup_parent if size <= LONGEST_PATH else ""
 
 
-def _no_class(label: str) -> InputDefect:
-    known = ", ".join(each for each in QosClass if each)
+def _unknown_class(label: str) -> InputDefect:
+    classes = ", ".join(qos for qos in QosClass if qos)
     return InputDefect(
-        short(f"label {QOS_LABEL}: {quoted(label)} is not a class ({known}), so the pod has none"),
+        short(f"label {QOS_LABEL}: {quoted(label)} is not a class ({classes}), so the pod has none"),
         DefectKind.QOS_CLASS,
     )
 

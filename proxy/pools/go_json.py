@@ -5,9 +5,9 @@ match in any case (an exact match before others), ``null`` is the same as absent
 over, and one member of the wrong type makes the whole text invalid. Integers have no fraction. An amount
 (Kubernetes' Quantity) is a text or a number.
 
-While a text is read, every placement waits, so its size, its nesting and the number of its entries are
-limited, far above honest use. The API server takes no more than 256 KiB for all annotations of an object, so
-a text that is longer does not come from there, and is not read at all.
+While a text is parsed, every placement waits. So its size, its nesting and the number of its entries are
+limited, far above normal use. The API server accepts at most 256 KiB for all annotations of an object, so a
+longer text does not come from there, and is rejected without parsing.
 
 Every fault is a ``ValueError`` whose message is shown to the user; quoted input is truncated and escaped.
 """
@@ -45,29 +45,29 @@ def load(text: str, largest: int | None = LARGEST) -> object:
         largest: Characters that it may have; None for a text whose length was checked before.
 
     Raises:
-        ValueError: It is not JSON, is longer, or holds what only Python accepts as JSON (NaN, Infinity).
+        ValueError: It is not JSON, is too long, or has a constant that only Python accepts (NaN, Infinity).
     """
     if largest is not None and len(text) > largest:
         raise ValueError(f"it has {len(text)} characters; at most {largest} are read")
     if largest is not None and _depth(text) > DEEPEST:
         raise ValueError(f"not JSON that is read here: it is nested more than {DEEPEST} levels deep")
     try:
-        value: object = json.loads(text, parse_constant=_refuse)
+        value: object = json.loads(text, parse_constant=_reject_constant)
     except RecursionError:
         raise ValueError("not JSON: it is nested too deeply") from None
-    except (json.JSONDecodeError, _NoNumberError) as error:
+    except (json.JSONDecodeError, _NotANumberError) as error:
         raise ValueError(f"not JSON: {error}") from None
     except ValueError:  # Python's own message for this is about Python
         raise ValueError("not JSON: a number in it has thousands of digits") from None
     return value
 
 
-class _NoNumberError(ValueError):
+class _NotANumberError(ValueError):
     """A constant that only Python accepts as a number."""
 
 
 def _depth(text: str) -> int:
-    """Return the levels of nesting, or some number up to ``DEEPEST`` if there cannot be more."""
+    """Return the levels of nesting; 0 where a count of brackets shows that the text cannot be too deep."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return 0
     depth = deepest = 0
@@ -80,8 +80,8 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _refuse(name: str) -> object:
-    raise _NoNumberError(f"{name} is not a number")
+def _reject_constant(name: str) -> object:
+    raise _NotANumberError(f"{name} is not a number")
 
 
 def short(text: str) -> str:
@@ -93,7 +93,7 @@ class Fields:
     """The members of a JSON object. Every method raises ValueError for a member of another kind."""
 
     def __init__(self, raw: object, what: str = "it") -> None:
-        """Take an object; null has no members.
+        """Wrap the members of a parsed object; null has none.
 
         Raises:
             ValueError: It is something else.
@@ -117,7 +117,7 @@ class Fields:
         return cls(load(text, largest))
 
     def get(self, name: str) -> object:
-        """Return a member as it is; None where there is none."""
+        """Return the raw value of a member; None where there is none."""
         return self._raw.get(name, self._lower.get(name.lower()))
 
     def text(self, name: str) -> str:
@@ -157,7 +157,7 @@ class Fields:
         Raises:
             ValueError: There are more than ``MOST_ITEMS``.
         """
-        return list(_counted(self._raw, "it"))
+        return list(_checked_count(self._raw, "it"))
 
     def amounts(self, name: str) -> dict[str, str | float]:
         """Return a map of amounts as they are written; empty where there is none.
@@ -175,7 +175,7 @@ def objects(raw: object, what: str) -> Iterator[Fields]:
     """
     if raw is not None and not isinstance(raw, list):
         raise ValueError(f"{what} is not a list")
-    for item in _counted(raw or (), what):
+    for item in _checked_count(raw or (), what):
         yield Fields(item, f"an item of {what}")
 
 
@@ -187,18 +187,18 @@ def amounts(raw: object, what: str = "it") -> dict[str, str | float]:
     """
     if raw is not None and not isinstance(raw, dict):
         raise ValueError(f"{what} is not a JSON object")
-    found: dict[str, str | float] = {}
-    for name, value in _counted(raw or {}, what).items():
+    checked: dict[str, str | float] = {}
+    for name, value in _checked_count(raw or {}, what).items():
         try:
             parse_quantity("0" if value is None else value)
         except ValueError as error:
             raise ValueError(f"{what}: {printable(name, QUOTED)}: {error}") from None
-        found[name] = "0" if value is None else value
-    return found
+        checked[name] = "0" if value is None else value
+    return checked
 
 
-def _counted(entries: E, what: str) -> E:
-    """Return entries of which there are not too many.
+def _checked_count(entries: E, what: str) -> E:
+    """Return the entries after a check of their number.
 
     Raises:
         ValueError: There are more than ``MOST_ITEMS``.
@@ -209,7 +209,7 @@ def _counted(entries: E, what: str) -> E:
 
 
 def amount(held: Mapping[str, str | float], name: str, *, milli: bool = False) -> int:
-    """Read one amount from such a map; 0 where it is missing.
+    """Read one amount from a map of amounts; 0 where it is missing.
 
     Args:
         held: A result of ``amounts``.

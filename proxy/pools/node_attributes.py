@@ -1,4 +1,4 @@
-"""What topoproxy adds to a NodeResourceTopology: attributes by the names of kubelet's configuration."""
+"""Attributes that topoproxy adds to a NodeResourceTopology, named as in kubelet's configuration."""
 
 CPU_MANAGER = "cpuManagerPolicy"
 CPU_OPTIONS = "cpuManagerPolicyOptions"

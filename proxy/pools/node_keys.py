@@ -1,8 +1,7 @@
 """Reading a node's labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go).
 
-Each reader returns a value and a problem in words, and never raises. Where Koordinator's document spells a
-label otherwise than its code, both are read, the code's first. What is written is written as Koordinator's
-code writes it.
+Each reader returns a value and a problem in words, and never raises. Where the spelling of a label differs
+between Koordinator's code and its document, both are read, the code's first. Writers use the code's spelling.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from proxy.pools.annotations import E, one_of
 from proxy.pools.go_json import Fields, amount, amounts, load, short
 
 PREFIXES = ("node.koordinator.sh/", "node.koordator.sh/")
-"""Of all labels and annotations of nodes that have a reader here; the second as the document spells it."""
+"""Prefixes of all labels and annotations of nodes that are read here; the second is the document's."""
 BIND_POLICY = ("node.koordinator.sh/cpu-bind-policy", "node.koordator.sh/cpubind-policy")
-"""Spellings of a label, ours first: of the code, and those of the document."""
+"""Spellings of a label: the code's, then the document's."""
 NUMA_STRATEGY = ("node.koordinator.sh/numa-allocate-strategy",)
 NUMA_POLICY = (
     "node.koordinator.sh/numa-topology-policy",
@@ -64,7 +63,7 @@ class NodeReservation(Struct, frozen=True):
         return parsed(self.text)[1]
 
     def with_cpus(self, cpus: CpuSet) -> NodeReservation:
-        """Return the same with these CPUs named."""
+        """Return the reservation with these CPUs named."""
         return structs.replace(self, text=str(cpus))
 
     def data(self) -> dict[str, object]:
@@ -99,8 +98,8 @@ class SystemQos(Struct, frozen=True):
         return parsed(self.text)[0]
 
     @property
-    def taken(self) -> CpuSet:
-        """CPUs that are taken out of the pools."""
+    def exclusive_cpus(self) -> CpuSet:
+        """The CPUs that no other class may use; empty where others may."""
         return self.cpus if self.exclusive else CpuSet()
 
     def data(self) -> dict[str, object]:
@@ -125,13 +124,13 @@ def read_label(kind: type[E], keys: tuple[str, ...], labels: Texts) -> tuple[E, 
     """Read one label.
 
     Args:
-        kind: What it may say.
-        keys: Its spellings; the first that is there counts.
-        labels: Of the node.
+        kind: The enum of its values.
+        keys: Its spellings; the first that is set counts.
+        labels: The labels of the node.
 
     Returns:
-        What it says (none where it is not there, or says what there is not), its spelling (empty where it is
-        not there, or says what there is not), and what is wrong with it.
+        The value (the empty one where the label is absent or invalid), the spelling of the key (empty in the
+        same cases), and what is wrong with the value.
     """
     key = next((key for key in keys if labels.get(key)), "")
     try:
@@ -141,32 +140,35 @@ def read_label(kind: type[E], keys: tuple[str, ...], labels: Texts) -> tuple[E, 
 
 
 def reservation(annotations: Texts) -> tuple[NodeReservation, str]:
-    """Read the reservation; an invalid CPU list is reported, and kept as it is written."""
+    """Read the node's reservation; an invalid CPU list is reported, and kept as text."""
     text = annotations.get(RESERVATION)
     if text is None:
         return NodeReservation(), ""
     try:
         fields = Fields.parse(text)
-        found = NodeReservation(
+        parsed_reservation = NodeReservation(
             fields.amounts("resources"), fields.text("reservedCPUs"), fields.text("applyPolicy")
         )
     except ValueError as error:
         return NodeReservation(), short(f"annotation {RESERVATION}: {error}")
-    return found, f"annotation {RESERVATION}: {found.problem}" if found.problem else ""
+    return (
+        parsed_reservation,
+        f"annotation {RESERVATION}: {parsed_reservation.problem}" if parsed_reservation.problem else "",
+    )
 
 
 def system_qos(annotations: Texts) -> tuple[SystemQos, str]:
-    """Read the CPUs of class SYSTEM; an invalid CPU list is reported, and kept as it is written."""
+    """Read the CPUs of class SYSTEM; an invalid CPU list is reported, and kept as text."""
     text = annotations.get(SYSTEM_QOS)
     if text is None:
         return SystemQos(), ""
     try:
         fields = Fields.parse(text)
-        found = SystemQos(fields.text("cpuset"), fields.flag("cpusetExclusive"))
+        parsed_qos = SystemQos(fields.text("cpuset"), fields.flag("cpusetExclusive"))
     except ValueError as error:
         return SystemQos(), short(f"annotation {SYSTEM_QOS}: {error}")
-    wrong = parsed(found.text)[1]
-    return found, f"annotation {SYSTEM_QOS}: {wrong}" if wrong else ""
+    problem = parsed(parsed_qos.text)[1]
+    return parsed_qos, f"annotation {SYSTEM_QOS}: {problem}" if problem else ""
 
 
 def amplification_ratios(annotations: Texts) -> tuple[dict[str, float] | None, str]:
@@ -197,12 +199,12 @@ def _ratio(value: object, name: str) -> float:
 
 def with_ratios(annotations: Texts, ratios: Mapping[str, float]) -> dict[str, str]:
     """Return annotations with these ratios: two decimals, by name."""
-    inside = ",".join(f"{json.dumps(name)}:{ratio:.2f}" for name, ratio in sorted(ratios.items()))
-    return {**annotations, AMPLIFICATION: f"{{{inside}}}"}
+    members = ",".join(f"{json.dumps(name)}:{ratio:.2f}" for name, ratio in sorted(ratios.items()))
+    return {**annotations, AMPLIFICATION: f"{{{members}}}"}
 
 
 def raw_allocatable(annotations: Texts) -> tuple[dict[str, str | float] | None, str]:
-    """Read what was allocatable before amplification, amounts as they are written; None where not set."""
+    """Read the allocatable amounts before amplification, as they are written; None where they are not set."""
     text = annotations.get(RAW_ALLOCATABLE)
     if text is None:
         return None, ""

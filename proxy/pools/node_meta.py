@@ -1,7 +1,7 @@
 """Read a Node object from JSON: as ``kubectl get node NAME -o json`` prints it, or only its metadata.
 
-A member of the wrong kind counts as absent and is reported; the rest counts. Text that is not a Node object
-is an error, so that the reader can keep the last good one.
+A member of the wrong type counts as absent and is reported; the others are used. A text that is not a Node
+object is an error, so that the caller can keep the last valid object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def node_meta(text: str) -> NodeMeta:
 
 
 def node_meta_of(raw: object) -> NodeMeta:
-    """Read a Node object that a JSON reader has read.
+    """Read a Node object from parsed JSON.
 
     Raises:
         ValueError: It is not a Node object; the message says why.
@@ -67,15 +67,15 @@ def _text(raw: object, what: str, problems: list[str]) -> str:
 
 
 def _texts(raw: object, what: str, problems: list[str]) -> dict[str, str]:
-    held = _object(raw, what, problems)
-    return {key: text for key, value in held.items() if (text := _text(value, f"{what}: {key}", problems))}
+    members = _object(raw, what, problems)
+    return {key: text for key, value in members.items() if (text := _text(value, f"{what}: {key}", problems))}
 
 
 def _amounts(raw: object, what: str, problems: list[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    milli_amounts: dict[str, int] = {}
     for name, value in _object(raw, what, problems).items():
         try:
-            found[name] = parse_quantity(value, milli=True)
+            milli_amounts[name] = parse_quantity(value, milli=True)
         except ValueError as error:
             problems.append(short(f"{what}: {name}: {error}"))
-    return found
+    return milli_amounts

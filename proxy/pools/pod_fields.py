@@ -1,4 +1,4 @@
-"""Reading the fields of a document, with errors that name the field.
+"""Read the fields of a document, with errors that name the field.
 
 Every reader takes the value and its path, such as ``spec.containers[1].name``, takes null for an absent
 value, as Kubernetes does, and raises FieldError for a value of another type.
@@ -20,14 +20,14 @@ _LONGEST_SHOWN = 100
 
 
 class FieldError(ValueError):
-    """A field does not hold what it should; the text is ``field: cause``."""
+    """A field has a value of the wrong kind; the text is ``field: cause``."""
 
     def __init__(self, at: str, cause: str) -> None:
         super().__init__(f"{at}: {cause}" if at else cause)
 
 
 def below(at: str, key: str) -> str:
-    """Return the place of a key: ``at.key``, or ``at['a.b/c']`` where the key is no plain word."""
+    """Return the path of a key: ``at.key``, or ``at['a.b/c']`` where the key is not a plain word."""
     return f"{at}.{key}" if _PLAIN.fullmatch(key) else f"{at}[{shown(key)}]"
 
 
@@ -77,7 +77,7 @@ def read_texts(value: object, at: str) -> dict[str, str]:
 
 
 def read_name(value: object, at: str, *, dots: bool = False) -> str:
-    """Read a name as Kubernetes gives them (a DNS label; with ``dots`` several of them)."""
+    """Read a Kubernetes name (a DNS label; with ``dots`` several of them)."""
     name = read_text(value, at)
     if not name:
         raise FieldError(at, "is missing")

@@ -1,4 +1,4 @@
-"""The fingerprint of the set of pods on a node, by which schedulers know that an object includes their pods.
+"""The fingerprint of the pods on a node, by which schedulers check that an object includes their pods.
 
 See k8stopologyawareschedwg/podfingerprint v0.2.2 fingerprint.go. The 64-bit hash of each pod is that of its
 name, seeded with the hash of its namespace; the sorted hashes, 8 bytes each in little-endian order, are

@@ -1,18 +1,18 @@
 """A Pod object of Kubernetes, from JSON or YAML, converted to the resources of its containers.
 
-Theory. What reaches kubelet was defaulted and checked by the API server, a file was not, so both is done
-here again; for an object that went through it already nothing changes.
+Theory. The API server fills in defaults and validates a Pod before kubelet gets it. A file has not been
+there, so both are done here; an object from the API server does not change by it.
 
-- A request that is not written is the limit, resource by resource.
-- A request above its limit is refused. What cannot be overcommitted (huge pages, devices) needs a limit, and
-  a request of the same size.
-- Requests of the pod itself that are not written are what its containers need together, else the limits.
-- What containers need together (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go,
+- A missing request is set to the limit, resource by resource.
+- A request above its limit is rejected. A resource that cannot be overcommitted (huge pages, devices) needs a
+  limit, and a request of the same size.
+- Missing requests of the pod itself are set to the joint need of its containers, else to the limits.
+- The joint need of containers (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go,
   podGuaranteedCPUs): init containers run one after the other, each alongside the
   sidecars that were started before it; app containers run alongside all sidecars.
 - The QoS class looks at CPU and memory above zero, of the pod itself where it has resources of its own, else
-  of all containers: nothing asked is BestEffort; every container with both limits, and all sums of requests
-  equal to those of limits, is Guaranteed; the rest is Burstable. Ephemeral containers have no resources.
+  of all containers: no request is BestEffort; every container with both limits, and all sums of requests
+  equal to those of limits, is Guaranteed; all else is Burstable. Ephemeral containers have no resources.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ def pod_spec(raw: object, where: str = "", *, listed: bool = False) -> PodSpec:
     Args:
         raw: The object, as a JSON or YAML reader gives it.
         where: The file that it comes from, for messages; else the pod's name is used.
-        listed: It was delivered by kubelet: ``kind`` may be missing, as in lists, and ``status.qosClass`` is
-            believed.
+        listed: Whether kubelet delivered it: then ``kind`` may be missing, as in lists, and
+            ``status.qosClass`` is used.
 
     Raises:
-        InputError: It is not a Pod, or a field does not hold what it should; the message names the field.
+        InputError: It is not a Pod, or a field has a wrong value; the message names the field.
     """
     try:
         return _pod(read_object(raw, ""), listed=listed)
     except FieldError as error:
-        named = " ".join(filter(None, ("the pod", where or _called(raw))))
-        raise InputError(f"cannot read {named}: {error}") from None
+        subject = " ".join(filter(None, ("the pod", where or _pod_name(raw))))
+        raise InputError(f"cannot read {subject}: {error}") from None
 
 
-def _called(raw: object) -> str:
+def _pod_name(raw: object) -> str:
     """Return a name for an object that may be a pod, for a message."""
     metadata = raw.get("metadata") if isinstance(raw, Mapping) else None
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
@@ -93,10 +93,12 @@ def _called(raw: object) -> str:
 
 
 def _pod(raw: Mapping[str, Any], *, listed: bool) -> PodSpec:
-    for field, wanted in (("apiVersion", "v1"), ("kind", "Pod")):
-        found = read_text(raw.get(field), field)
-        if found != wanted and not (listed and not found):
-            raise FieldError(field, f"{pod_fields.shown(found)} is not {wanted!r}" if found else "is missing")
+    for field, expected in (("apiVersion", "v1"), ("kind", "Pod")):
+        actual = read_text(raw.get(field), field)
+        if actual != expected and not (listed and not actual):
+            raise FieldError(
+                field, f"{pod_fields.shown(actual)} is not {expected!r}" if actual else "is missing"
+            )
     metadata = read_object(raw.get("metadata"), "metadata")
     spec = read_object(raw.get("spec"), "spec")
     uid = read_text(metadata.get("uid"), "metadata.uid")
@@ -119,7 +121,7 @@ def _pod(raw: Mapping[str, Any], *, listed: bool) -> PodSpec:
 
 
 def _containers(spec: Mapping[str, Any]) -> tuple[ContainerResources, ...]:
-    first = [
+    init = [
         _requests(raw, f"spec.initContainers[{i}]", init=True)
         for i, raw in enumerate(read_list(spec.get("initContainers"), "spec.initContainers"))
     ]
@@ -129,13 +131,13 @@ def _containers(spec: Mapping[str, Any]) -> tuple[ContainerResources, ...]:
     ]
     if not apps:
         raise FieldError("spec.containers", "a pod needs at least one container")
-    seen: set[str] = set()
-    for i, container in enumerate((*first, *apps)):
-        at = f"spec.initContainers[{i}]" if i < len(first) else f"spec.containers[{i - len(first)}]"
-        if container.name in seen:
+    names: set[str] = set()
+    for i, container in enumerate((*init, *apps)):
+        at = f"spec.initContainers[{i}]" if i < len(init) else f"spec.containers[{i - len(init)}]"
+        if container.name in names:
             raise FieldError(f"{at}.name", f"{container.name!r} is taken by another container of the pod")
-        seen.add(container.name)
-    return (*first, *apps)
+        names.add(container.name)
+    return (*init, *apps)
 
 
 def _requests(value: object, at: str, *, init: bool) -> ContainerResources:
@@ -189,8 +191,8 @@ def _own(value: object, containers: Sequence[ContainerResources]) -> tuple[Amoun
                     below(f"{at}.{part}", name), "a pod itself has only cpu, memory and huge pages"
                 )
     if limits:
-        together = needed(containers, lambda container: container.requests)
-        requests = {**limits, **{n: v for n, v in together.items() if n in (CPU, MEMORY)}, **requests}
+        needs = needed(containers, lambda container: container.requests)
+        requests = {**limits, **{n: v for n, v in needs.items() if n in (CPU, MEMORY)}, **requests}
     for name, amount in requests.items():
         _compare(below(f"{at}.requests", name), amount, limits.get(name), divisible=_divisible(name))
     return requests, limits
@@ -199,35 +201,35 @@ def _own(value: object, containers: Sequence[ContainerResources]) -> tuple[Amoun
 def needed(
     containers: Iterable[ContainerResources], amounts: Callable[[ContainerResources], Amounts]
 ) -> dict[str, int]:
-    """Return the resources that the containers of a pod need together (module docstring)."""
+    """Return the joint need of the containers of a pod (module docstring)."""
     listed = tuple(containers)
     names = dict.fromkeys(name for container in listed for name in amounts(container))
-    return {name: _most(listed, name, amounts) for name in names}
+    return {name: _peak(listed, name, amounts) for name in names}
 
 
-def _most(
+def _peak(
     containers: Sequence[ContainerResources], name: str, amounts: Callable[[ContainerResources], Amounts]
 ) -> int:
-    most = sidecars = apps = 0
+    peak = sidecars = apps = 0
     for container in containers:
         amount = amounts(container).get(name, 0)
         if container.kind is ContainerKind.SIDECAR:
             sidecars += amount
         elif container.kind is ContainerKind.INIT:
-            most = max(most, sidecars + amount)
+            peak = max(peak, sidecars + amount)
         else:
             apps += amount
-    return max(most, sidecars + apps)
+    return max(peak, sidecars + apps)
 
 
 def _qos(containers: Sequence[ContainerResources], own: Amounts, own_limits: Amounts) -> KubeQos:
-    """Find the QoS class by the rule that Kubernetes has for it."""
-    holders = [(own, own_limits)] if own else [(c.requests, c.limits) for c in containers]
-    requests = _sums(requested for requested, _ in holders)
-    limits = _sums(limit for _, limit in holders)
+    """Return the QoS class by the rule of Kubernetes."""
+    sources = [(own, own_limits)] if own else [(c.requests, c.limits) for c in containers]
+    requests = _sums(requested for requested, _ in sources)
+    limits = _sums(limit for _, limit in sources)
     if not requests and not limits:
         return KubeQos.BEST_EFFORT
-    limited = all(limit.get(CPU, 0) > 0 and limit.get(MEMORY, 0) > 0 for _, limit in holders)
+    limited = all(limit.get(CPU, 0) > 0 and limit.get(MEMORY, 0) > 0 for _, limit in sources)
     return KubeQos.GUARANTEED if limited and requests == limits else KubeQos.BURSTABLE
 
 

@@ -1,11 +1,10 @@
 """The pools, a pure function of the machine and of the owners of CPUs; and the floor of the shared pool.
 
-    shared pool = usable CPUs - everything that is owned
-    BE pool     = usable CPUs - what LSE and exclusive Guaranteed containers own
-    SYSTEM pool = the CPUs that the node keeps for that class - everything that is owned; without any, the
-                  shared pool
+    shared pool = usable CPUs - all owned CPUs
+    BE pool     = usable CPUs - CPUs of LSE and exclusive Guaranteed containers
+    SYSTEM pool = the CPUs that the node keeps for that class - all owned CPUs; without any, the shared pool
 
-Usable is what is online, without the node's reservation and the CPUs that are SYSTEM's alone. So the BE pool
+Usable CPUs are online, not in the node's reservation, and not SYSTEM's alone. So the BE pool
 always holds the shared pool, and an empty shared pool is the first sign of exhaustion (Koordinator v1.8.0
 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go; kubelet's reserved CPUs stay in both, so that
 small pods always have a CPU). ``proxy.pools`` spells out the QoS classes.
@@ -45,7 +44,7 @@ class Owner(Struct, frozen=True):
 
 
 class CpuPools(Struct, frozen=True):
-    """What containers without CPUs of their own run on."""
+    """The CPUs on which containers without CPUs of their own run."""
 
     shared: CpuSet
     be: CpuSet
@@ -82,15 +81,15 @@ def pools_of(
         be_limit: CPUs to which BE is suppressed; None where it is not. Where none of them is left in the BE
             pool, BE has all of it: no container is left without CPUs.
     """
-    taken = hard = 0
+    owned = outside_be = 0
     for owner in owners:
-        taken |= owner.cpus.bits
+        owned |= owner.cpus.bits
         if owner.hard:
-            hard |= owner.cpus.bits
-    kept = CpuSet.from_bits(system.bits & ~taken) if system else CpuSet()
-    be = CpuSet.from_bits(usable.bits & ~hard)
+            outside_be |= owner.cpus.bits
+    system_cpus = CpuSet.from_bits(system.bits & ~owned) if system else CpuSet()
+    be = CpuSet.from_bits(usable.bits & ~outside_be)
     be_now = None if be_limit is None else be & be_limit or None
-    return CpuPools(CpuSet.from_bits(usable.bits & ~taken), be, kept, be_now)
+    return CpuPools(CpuSet.from_bits(usable.bits & ~owned), be, system_cpus, be_now)
 
 
 PERCENT = 5
@@ -124,7 +123,7 @@ class Floors(Struct, frozen=True):
         return bool(self.each)
 
     def breach(self, left: CpuSet, taken: CpuSet) -> Breach | None:
-        """Name the floor below which the pool falls because CPUs are taken; None where none is.
+        """Return the breach of the first floor that is not kept once CPUs are taken; None if all are kept.
 
         Args:
             left: The shared pool without these CPUs.
@@ -141,7 +140,7 @@ class Floors(Struct, frozen=True):
                 return Breach(AdmissionRule.SHARED_FLOOR, message) if taken else None
         return None
 
-    def choose(self, pool: CpuSet, machine: Machine, never: CpuSet) -> CpuSet:
+    def choose(self, pool: CpuSet, machine: Machine, unownable: CpuSet) -> CpuSet:
         """Choose CPUs of the pool that meet all floors as long as nothing takes them.
 
         CPUs that can have no owner come first, then those of cores that are not wholly in the pool, then the
@@ -150,32 +149,32 @@ class Floors(Struct, frozen=True):
         Args:
             pool: The shared pool.
             machine: The machine.
-            never: CPUs that are never owned.
+            unownable: CPUs that are never owned.
         """
-        order = _least_wanted_first(pool, machine, never)
-        kept = 0
+        order = _least_wanted_first(pool, machine, unownable)
+        chosen = 0
         for floor in sorted(self.each, key=lambda floor: floor.node is None):  # NUMA nodes first
             inside = order if floor.cpus is None else [cpu for cpu in order if cpu in floor.cpus]
-            have = kept if floor.cpus is None else kept & floor.cpus.bits
-            missing = floor.least - have.bit_count()
+            present = chosen if floor.cpus is None else chosen & floor.cpus.bits
+            missing = floor.least - present.bit_count()
             for cpu in inside:
                 if missing <= 0:
                     break
-                if not kept >> cpu & 1:
-                    kept |= 1 << cpu
+                if not chosen >> cpu & 1:
+                    chosen |= 1 << cpu
                     missing -= 1
-        return CpuSet.from_bits(kept)
+        return CpuSet.from_bits(chosen)
 
 
-def _least_wanted_first(pool: CpuSet, machine: Machine, never: CpuSet) -> list[int]:
+def _least_wanted_first(pool: CpuSet, machine: Machine, unownable: CpuSet) -> list[int]:
     whole = CpuSet()
     for core in machine.cores.values():
-        if core <= pool and core.isdisjoint(never):
+        if core <= pool and core.isdisjoint(unownable):
             whole |= core
     core_of = {cpu.id: cpu.core for cpu in machine.cpus}
 
     def order(cpu: int) -> tuple[bool, bool, int, int]:
-        return cpu not in never, cpu in whole, -core_of.get(cpu, cpu), -cpu
+        return cpu not in unownable, cpu in whole, -core_of.get(cpu, cpu), -cpu
 
     return sorted(pool, key=order)
 
@@ -189,13 +188,13 @@ def floors_of(rules: AdmissionRules, machine: Machine, shareable: CpuSet) -> Flo
         shareable: The CPUs of the shared pool when nothing is owned.
     """
     least = default_floor(machine, shareable) if rules.floor is None else rules.floor
-    found = [Floor(least)] if least else []
+    floors = [Floor(least)] if least else []
     for node in machine.nodes if rules.numa_floor != 0 else ():
         node_cpus = node.cpus & shareable
         least = default_floor(machine, node_cpus) if rules.numa_floor is None else rules.numa_floor
         if least and node.cpus:
-            found.append(Floor(least, node.cpus, node.id))
-    return Floors(tuple(found))
+            floors.append(Floor(least, node.cpus, node.id))
+    return Floors(tuple(floors))
 
 
 def default_floor(machine: Machine, cpus: CpuSet) -> int:

@@ -32,8 +32,8 @@ class NodePool(Struct, frozen=True):
     """A part of a pool.
 
     Attributes:
-        socket, node: Where it is.
-        cpus: What is in it.
+        socket, node: Its socket and NUMA node.
+        cpus: Its CPUs.
     """
 
     socket: int
@@ -59,7 +59,7 @@ class Withheld(Struct, frozen=True):
     """CPUs that neither pool may use.
 
     Attributes:
-        kubelet: What kubelet's static policy gave to pods of its own.
+        kubelet: CPUs that kubelet's static policy gave to pods.
         reserved: The node's reservation.
         system: CPUs that only class SYSTEM may use.
     """
@@ -78,16 +78,18 @@ def node_pools(groups: Groups, held: Iterable[AnnotatedCpus], withheld: Withheld
         withheld: CPUs that neither pool may use.
     """
     owned = hard = withheld.kubelet.bits
-    for each in held:
-        owned |= each.cpus.bits
-        if each.qos is QosClass.LSE:
-            hard |= each.cpus.bits
-    kept = withheld.reserved.bits | withheld.system.bits
-    return NodePools(_parts(groups, owned, kept), _parts(groups, hard, kept))
+    for pod in held:
+        owned |= pod.cpus.bits
+        if pod.qos is QosClass.LSE:
+            hard |= pod.cpus.bits
+    withheld_bits = withheld.reserved.bits | withheld.system.bits
+    return NodePools(_parts(groups, owned, withheld_bits), _parts(groups, hard, withheld_bits))
 
 
-def _parts(groups: Groups, owned: int, kept: int) -> tuple[NodePool, ...]:
-    left = ((where, groups[where].bits & ~owned) for where in sorted(groups))
+def _parts(groups: Groups, owned: int, withheld_bits: int) -> tuple[NodePool, ...]:
+    remaining = ((group, groups[group].bits & ~owned) for group in sorted(groups))
     return tuple(
-        NodePool(socket, node, CpuSet.from_bits(bits & ~kept)) for (socket, node), bits in left if bits
+        NodePool(socket, node, CpuSet.from_bits(bits & ~withheld_bits))
+        for (socket, node), bits in remaining
+        if bits
     )

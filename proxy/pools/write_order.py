@@ -3,7 +3,7 @@
 Theory (Koordinator v1.8.0 pkg/koordlet/resourceexecutor/executor.go, LeveledUpdateBatch). On cgroup v1 a
 group must lie within its parent at every moment. So groups that hold others are first widened, from the top,
 to the union of their current and their target CPUs; then all get their targets, from the bottom up. On v2 the
-same order does no harm. What has its value already is not written.
+same order does no harm. A group that has its value already is not written.
 
 The target of each level depends on kubelet. Where its CPU manager is static, it sends wider sets for
 containers now and then, which fail under a narrowed parent; so only containers are narrowed there, and the
@@ -51,19 +51,19 @@ def ordered_writes(groups: Iterable[BeGroup], targets: Mapping[str, CpuSet]) -> 
     """
     existing = sorted((g for g in groups if targets.get(g.path)), key=lambda g: (g.depth, g.path))
     above = {path for group in existing for path in _ancestors(group.path)}
-    found: list[SetCpus] = []
-    has = {group.path: group.cpus for group in existing}
+    writes: list[SetCpus] = []
+    current = {group.path: group.cpus for group in existing}
     for group in existing:
-        wide = group.cpus | targets[group.path]
-        if group.path in above and wide != group.cpus:
-            found.append(SetCpus(group.path, wide))
-            has[group.path] = wide
-    found += [
+        widened = group.cpus | targets[group.path]
+        if group.path in above and widened != group.cpus:
+            writes.append(SetCpus(group.path, widened))
+            current[group.path] = widened
+    writes += [
         SetCpus(group.path, targets[group.path])
         for group in reversed(existing)
-        if has[group.path] != targets[group.path]
+        if current[group.path] != targets[group.path]
     ]
-    return tuple(found)
+    return tuple(writes)
 
 
 def _ancestors(path: str) -> Iterable[str]:

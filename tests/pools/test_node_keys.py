@@ -71,10 +71,10 @@ def test_faulty_reservations() -> None:
 def test_cpus_of_class_system_leave_the_pools_unless_they_are_shared() -> None:
     alone = system_qos({SYSTEM_QOS: '{"cpuset": "0-1"}'})[0]
     shared = system_qos({SYSTEM_QOS: '{"cpuset": "0-1", "cpusetExclusive": false}'})[0]
-    assert (alone.exclusive, alone.taken, shared.taken) == (True, CpuSet([0, 1]), CpuSet())
+    assert (alone.exclusive, alone.exclusive_cpus, shared.exclusive_cpus) == (True, CpuSet([0, 1]), CpuSet())
     assert shared.data() == {"cpuset": "0-1", "cpusetExclusive": False}
     found, problem = system_qos({SYSTEM_QOS: '{"cpuset": "x"}'})
-    assert (found.taken, problem) == (
+    assert (found.exclusive_cpus, problem) == (
         CpuSet(),
         f"annotation {SYSTEM_QOS}: 'x' is not a list of ids such as '0-3,8'",
     )
