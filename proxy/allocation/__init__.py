@@ -1,1 +1,1 @@
-"""PURE. Which CPUs and memory nodes a request gets."""
+"""PURE. Choose the CPUs, memory and devices of a request, under topology hints and policies."""

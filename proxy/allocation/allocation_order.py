@@ -1,9 +1,9 @@
 """The order in which an allocator visits sockets, NUMA nodes, caches, cores and CPUs.
 
-Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``cpuAccumulator``. Units come with the
-fewest free CPUs first, ties by id, each only where something is free. Inner units are listed outer unit by
-outer unit, in the order of these. With at least as many sockets as NUMA nodes, nodes stand above sockets,
-else sockets above nodes; cores are inside the second level.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``cpuAccumulator``. Units with the
+fewest free CPUs come first, ties by id; units without a free CPU are left out. Inner units are listed outer
+unit by outer unit, in the order of these. With at least as many sockets as NUMA nodes, nodes stand above
+sockets, else sockets above nodes; cores are inside the second level.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.model.idset import CpuSet
 
 
 class Orders:
-    """The orders of a machine for what is free on it.
+    """The orders of a machine's units for a set of free CPUs.
 
     Attributes:
         topo: The machine.
@@ -26,25 +26,24 @@ class Orders:
         self.topo = topo
         self.free = free
 
-    # Each order yields unit ids, those with the fewest free CPUs first, every unit once and only where
-    # something is free. They are worked out as far as they are read, always against the mask ``free`` of the
-    # moment when the step started.
+    # Each order yields the ids of units with free CPUs, fewest free CPUs first, every unit once. Orders are
+    # computed lazily, always against the mask ``free`` at the time when the step started.
 
     def sort(self, units: Iterable[tuple[int, int]], within: int, free: int) -> list[int]:
         """Order the units that have free CPUs inside the mask ``within``."""
         inside = within & free
-        found = [((bits & free).bit_count(), unit) for unit, bits in units if bits & inside]
-        found.sort()
-        return [unit for _, unit in found]
+        counted = [((bits & free).bit_count(), unit) for unit, bits in units if bits & inside]
+        counted.sort()
+        return [unit for _, unit in counted]
 
     def nested(self, inner: Inner, outer: Units, order: Iterable[int], free: int) -> Iterator[int]:
         """Order the units by the outer units that they are in, and inside each as ``sort`` does."""
         # A unit that straddles two outer ones belongs to the first: listed twice it would be counted twice.
-        seen: set[int] = set()
+        listed: set[int] = set()
         for o in order:
             for unit in self.sort(inner[o], outer[o], free):
-                if unit not in seen:
-                    seen.add(unit)
+                if unit not in listed:
+                    listed.add(unit)
                     yield unit
 
     def node_order(self, free: int) -> Iterable[int]:

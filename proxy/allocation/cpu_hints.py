@@ -3,7 +3,7 @@
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``generateCPUTopologyHints``. Every set
 of NUMA nodes that own CPUs is a hint if it holds all CPUs that the pod may use again (those of its finished
 init containers) and if these with the available CPUs in the set are enough. It is *preferred* if no smaller
-set could do on an empty machine: the measure is how many CPUs the nodes have, whatever is free now. With
+set would suffice on an empty machine: all CPUs of the nodes count, not only the free ones. With
 ``align-by-socket`` a set is also preferred if it touches no more sockets than the smallest such set needs.
 
 n nodes are up to 2^n sets. Up to ``LISTED`` nodes they are listed, and each has the sum of one that was
@@ -41,7 +41,7 @@ def container_hints(
 
     Args:
         topo: The machine.
-        request: Exclusive CPUs wanted; 0 for none.
+        request: Exclusive CPUs requested; 0 for none.
         assigned: CPUs that the container already owns, None where it owns none.
         available: CPUs that may become exclusive.
         reusable: CPUs of the pod's init containers that it may have.
@@ -69,8 +69,8 @@ def pod_hints(
 
     Args:
         topo: The machine.
-        request: Exclusive CPUs that the pod wants at the worst moment.
-        assigned: For each container that already owns CPUs, how many it wants and which it owns.
+        request: The most exclusive CPUs that the pod requests at any time.
+        assigned: For each container that already owns CPUs, how many it requests and which it owns.
         available: CPUs that may become exclusive.
         reusable: CPUs of the pod's init containers that it may have.
         by_socket: kubelet's ``align-by-socket``.
@@ -78,8 +78,8 @@ def pod_hints(
     if request == 0:
         return None
     owned = CpuSet()
-    for wanted, cpus in assigned:
-        if len(cpus) != wanted:
+    for requested, cpus in assigned:
+        if len(cpus) != requested:
             return {CPU: ()}
         owned |= cpus
     if len(owned) == request:
@@ -90,13 +90,13 @@ def pod_hints(
 def cpu_hints(
     topo: CpuTopology, available: CpuSet, reusable: CpuSet, request: int, *, by_socket: bool = False
 ) -> Sequence[TopologyHint]:
-    """Generate hints.
+    """Return the hints for a number of CPUs.
 
     Args:
         topo: The machine.
         available: CPUs to count.
         reusable: CPUs to count that every hint must hold.
-        request: CPUs wanted, at least 1.
+        request: CPUs requested, at least 1.
         by_socket: kubelet's ``align-by-socket``.
 
     Returns:
@@ -107,41 +107,46 @@ def cpu_hints(
     if reusable.bits & ~topo.cpus.bits:
         return ()
     free = {node: (bits & available.bits).bit_count() for node, bits in topo.nodes.items()}
-    held = [node for node, bits in topo.nodes.items() if bits & reusable.bits]
+    reusable_nodes = [node for node, bits in topo.nodes.items() if bits & reusable.bits]
     size = _fewest(topo, request)
     sockets = Sockets.of(topo, size) if by_socket else None
     need = request - len(reusable)
     if len(nodes) <= LISTED:
-        return _list(nodes, free.values(), sum(1 << node for node in held), need, size, sockets)
+        return _list(nodes, free.values(), sum(1 << node for node in reusable_nodes), need, size, sockets)
     amounts = tuple((1 << node, count) for node, count in free.items())
-    demands = (Demand(need, amounts), *(Demand(1, ((1 << node, 1),)) for node in held))
+    demands = (Demand(need, amounts), *(Demand(1, ((1 << node, 1),)) for node in reusable_nodes))
     if sockets is not None:
         return SocketFamily((), nodes, 1, demands, size, sockets) or ()
     return Family((), nodes, 1, demands, size) or ()
 
 
 def _list(
-    nodes: tuple[int, ...], free: Iterable[int], held: int, need: int, size: int, sockets: Sockets | None
+    nodes: tuple[int, ...],
+    free: Iterable[int],
+    reusable_nodes: int,
+    need: int,
+    size: int,
+    sockets: Sockets | None,
 ) -> tuple[TopologyHint, ...]:
     sums = [0]
     for count in free:
-        sums += [has + count for has in sums]
+        sums += [amount + count for amount in sums]
     if sockets is None:
         return tuple(
             preferred if bits.bit_count() == size else plain
             for place, bits, plain, preferred in _table(nodes)
-            if sums[place] >= need and not held & ~bits
+            if sums[place] >= need and not reusable_nodes & ~bits
         )
     return tuple(
         preferred if bits.bit_count() == size or sockets.aligned(bits) else plain
         for place, bits, plain, preferred in _table(nodes)
-        if sums[place] >= need and not held & ~bits
+        if sums[place] >= need and not reusable_nodes & ~bits
     )
 
 
 @functools.lru_cache(maxsize=8)
 def _table(nodes: tuple[int, ...]) -> tuple[tuple[int, int, TopologyHint, TopologyHint], ...]:
-    """Return for every mask, in order: its place among the sums, its bits, and both hints that it can be."""
+    """Return for every mask, in order: its index in the sums, its bits, and its plain and preferred hint."""
     place = {1 << node: 1 << i for i, node in enumerate(nodes)}
     for bits in masks(nodes):
         low = bits & -bits
@@ -150,7 +155,7 @@ def _table(nodes: tuple[int, ...]) -> tuple[tuple[int, int, TopologyHint, Topolo
 
 
 def _fewest(topo: CpuTopology, request: int) -> int:
-    """Return how few nodes could hold the request if they were empty; all of them where none could."""
+    """Return the least number of empty nodes that hold the request; the number of all nodes where none do."""
     missing = request
     for count, cpus in enumerate(sorted((b.bit_count() for b in topo.nodes.values()), reverse=True), start=1):
         missing -= cpus

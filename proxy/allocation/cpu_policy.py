@@ -46,7 +46,7 @@ class CpuPolicy(Struct, frozen=True):
         topo: The machine.
         options: How CPUs are chosen.
         reserved: CPUs that no container owns.
-        reserved_cores: All threads of their cores.
+        reserved_cores: All threads of the cores that have reserved CPUs.
     """
 
     topo: CpuTopology
@@ -68,7 +68,7 @@ class CpuPolicy(Struct, frozen=True):
             topo: The machine.
             options: How CPUs are chosen.
             reserved: The CPUs; None or none to choose ``amount`` of them as an allocation would.
-            amount: How many (``kubeReserved`` and ``systemReserved``, rounded up); None for as many as named.
+            amount: How many (``kubeReserved`` and ``systemReserved``, rounded up); None for those named.
 
         Raises:
             CpuStateError: They cannot be reserved.
@@ -97,7 +97,7 @@ class CpuPolicy(Struct, frozen=True):
 
 
 class CpuState(Struct, frozen=True):
-    """Which containers own which CPUs.
+    """The CPUs that containers own, and the default set.
 
     Attributes:
         default: The CPUs that all others share.
@@ -122,22 +122,22 @@ class CpuState(Struct, frozen=True):
 
 
 def take(
-    topo: CpuTopology, options: CpuOptions, cpus: CpuSet, wanted: int, steps: list[str] | None = None
+    topo: CpuTopology, options: CpuOptions, cpus: CpuSet, count: int, steps: list[str] | None = None
 ) -> CpuSet:
     """Choose CPUs as the options say; sentences about what was done are added to ``steps``.
 
     Raises:
         NotEnoughCpus: Too few are available.
     """
-    if wanted == 0:
+    if count == 0:
         return CpuSet()
     if options.distribute_cpus_across_numa:
         group = max(topo.cpus_per_core, 1) if options.full_pcpus_only else 1
-        return take_distributed(topo, cpus, wanted, group=group, steps=steps)
+        return take_distributed(topo, cpus, count, group=group, steps=steps)
     return take_packed(
         topo,
         cpus,
-        wanted,
+        count,
         prefer_uncore=options.prefer_align_cpus_by_uncorecache,
         spread=options.distribute_cpus_across_cores,
         steps=steps,
@@ -180,8 +180,8 @@ def pick_unpoliced(
         free = node.cpus & available
         if len(free) >= count:
             whole = sum(len(core) for core in machine.cores.values() if core <= free)
-            short = max(0, count - count % threads - whole)
+            missing_whole = max(0, count - count % threads - whole)
             far = near is not None and node.id not in near
-            fitting.append((short, far, node.mem_bytes == 0, len(free), node.id, free))
+            fitting.append((missing_whole, far, node.mem_bytes == 0, len(free), node.id, free))
     best = min(fitting)[-1] if fitting else available
     return take(topology, options or CpuOptions(), best, count, steps)

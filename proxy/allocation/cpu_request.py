@@ -1,4 +1,4 @@
-"""How many exclusive CPUs a container or a pod wants.
+"""Compute how many exclusive CPUs a container or a pod requests.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``guaranteedCPUs``,
 ``podGuaranteedCPUs``. Only containers of Guaranteed pods own CPUs, and only those that request whole ones. A
@@ -19,14 +19,14 @@ NO_SHARES = 2
 
 
 def container_cpus(pod: PodRequests, resources: ContainerResources) -> int:
-    """Return the exclusive CPUs that a container wants; 0 where it shares."""
+    """Return the number of exclusive CPUs that a container requests; 0 where it shares."""
     if not pod.guaranteed or (pod.own is not None and not (pod.own_managed and resources.exact)):
         return 0
     return _whole(resources.requests.get(CPU, 0))
 
 
 def pod_cpus(pod: PodRequests) -> int:
-    """Return the exclusive CPUs that a pod wants at most at any time.
+    """Return the most exclusive CPUs that a pod requests at any time.
 
     These are its own request where it makes one that is managed, else what its containers need together.
     """
@@ -38,7 +38,7 @@ def pod_cpus(pod: PodRequests) -> int:
 
 
 def bubble_cpus(pod: PodRequests) -> int:
-    """Return the CPUs that a pod wants for itself, to be divided among its containers; 0 for none."""
+    """Return the CPUs that the pod itself requests, to be divided among its containers; 0 for none."""
     if pod.own is None or not pod.own_managed or not pod.guaranteed:
         return 0
     return _whole(pod.own.get(CPU, 0))

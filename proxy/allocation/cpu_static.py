@@ -6,9 +6,9 @@ container has ended when the next container starts, so its CPUs are *reusable* b
 they are offered to them along with the free ones, and return only when no container of the pod uses them.
 Only one pod is being started at a time, so reusable CPUs are kept for one pod.
 
-Under a hint CPUs are taken from its nodes as far as they go (``align-by-socket``: from all nodes of its
-sockets), and the rest from anywhere. With ``full-pcpus-only`` a request must be whole cores, and no more than
-what is free outside the cores of reserved CPUs, or it is refused before anything else is checked.
+Under a hint, CPUs of its nodes are taken first (``align-by-socket``: of all nodes of its sockets), and then
+CPUs of any node. With ``full-pcpus-only`` a request must be whole cores, and no more than are free outside
+the cores of reserved CPUs; otherwise it is rejected before anything else is checked.
 
 Every function returns a new state; a refusal is an exception and changes nothing.
 """
@@ -84,13 +84,13 @@ def allocate(
         SmtAlignmentError: The request is against ``full-pcpus-only``.
         NotEnoughCpus: Too few CPUs are available.
     """
-    wanted = container_cpus(pod, pod.named(name))
-    if wanted == 0:
+    count = container_cpus(pod, pod.named(name))
+    if count == 0:
         return state
-    check_whole_cores(policy, state, wanted)
+    check_whole_cores(policy, state, count)
     owned = state.of(pod.uid, name)
     if owned is None:
-        owned = take_under(policy, state, wanted, affinity, state.reusable_by(pod.uid), steps)
+        owned = take_under(policy, state, count, affinity, state.reusable_by(pod.uid), steps)
     return with_assigned(state, pod, name, owned)
 
 
@@ -107,7 +107,7 @@ def with_assigned(state: CpuState, pod: PodRequests, name: str, cpus: CpuSet) ->
     )
 
 
-def check_whole_cores(policy: CpuPolicy, state: CpuState, wanted: int) -> None:
+def check_whole_cores(policy: CpuPolicy, state: CpuState, count: int) -> None:
     """Check a request against ``full-pcpus-only``.
 
     Raises:
@@ -115,22 +115,22 @@ def check_whole_cores(policy: CpuPolicy, state: CpuState, wanted: int) -> None:
     """
     if not policy.options.full_pcpus_only:
         return
-    if wanted % policy.group:
+    if count % policy.group:
         raise SmtAlignmentError(
-            f"SMT Alignment Error: requested {wanted} cpus not multiple cpus per core = {policy.group}"
+            f"SMT Alignment Error: requested {count} cpus not multiple cpus per core = {policy.group}"
         )
     free = len(state.default - policy.reserved_cores)
-    if wanted > free:
+    if count > free:
         raise SmtAlignmentError(
             "SMT Alignment Error: not enough free physical CPUs: "
-            f"available physical CPUs = {free}, requested CPUs = {wanted}, CPUs per core = {policy.group}"
+            f"available physical CPUs = {free}, requested CPUs = {count}, CPUs per core = {policy.group}"
         )
 
 
 def take_under(
     policy: CpuPolicy,
     state: CpuState,
-    wanted: int,
+    count: int,
     affinity: Mask | None,
     reusable: CpuSet,
     steps: list[str] | None = None,
@@ -141,24 +141,24 @@ def take_under(
         NotEnoughCpus: Too few are available.
     """
     pool = available(policy, state) | reusable
-    taken = CpuSet()
+    aligned_cpus = CpuSet()
     if affinity is not None:
         aligned = pool & CpuSet.from_bits(_cpus_of(policy, affinity))
-        taken = take(policy.topo, policy.options, aligned, min(len(aligned), wanted), steps)
+        aligned_cpus = take(policy.topo, policy.options, aligned, min(len(aligned), count), steps)
     later: list[str] | None = None if steps is None else []
-    rest = take(policy.topo, policy.options, pool - taken, wanted - len(taken), later)
+    other_cpus = take(policy.topo, policy.options, pool - aligned_cpus, count - len(aligned_cpus), later)
     if steps is not None:
-        if affinity is not None and rest:
+        if affinity is not None and other_cpus:
             home = f"the sockets of {nodes(affinity)}" if policy.options.align_by_socket else nodes(affinity)
-            free = f"only {counted(len(taken), 'free CPU')}" if taken else "no free CPUs"
-            where = nodes(nodes_of(policy.topo, rest))
-            steps.append(f"{home} had {free}, {len(rest)} more from {where}")
+            free = f"only {counted(len(aligned_cpus), 'free CPU')}" if aligned_cpus else "no free CPUs"
+            where = nodes(nodes_of(policy.topo, other_cpus))
+            steps.append(f"{home} had {free}, {len(other_cpus)} more from {where}")
         steps += later or ()
-    return taken | rest
+    return aligned_cpus | other_cpus
 
 
 def remove(state: CpuState, uid: str, name: str) -> CpuState:
-    """Take a container's CPUs back, except those that other containers of its pod use.
+    """Return the state without a container; its CPUs are free unless other containers of its pod use them.
 
     CPUs of a pod that owns them as a whole come back with its last container.
     """

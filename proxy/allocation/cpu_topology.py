@@ -1,4 +1,4 @@
-"""The units of a machine (cores, sockets, NUMA nodes, caches) and their CPUs, as the allocators see them.
+"""The units of a machine (cores, sockets, NUMA nodes, caches) and their CPUs, as the allocators read them.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/topology/topology.go ``Discover``. A CPU has four units
 above it: its core, its socket, its NUMA node and its uncore (last-level) cache. Unit ids are unique
@@ -62,8 +62,8 @@ class CpuTopology:
         cores, sockets, nodes, uncores: The units of each kind.
         counts: The counts that formulas use.
         declared: True when ``counts`` were stated rather than counted; sizes are then averages.
-        socket_nodes, socket_cores, node_sockets, node_cores, node_uncores, uncore_cores: What lies inside
-            what, found once, because every order of the allocators uses it.
+        socket_nodes, socket_cores, node_sockets, node_cores, node_uncores, uncore_cores: The second kind of
+            units inside each unit of the first kind; computed once, because every order uses them.
     """
 
     cpus: CpuSet
@@ -81,18 +81,18 @@ class CpuTopology:
     uncore_cores: Inner = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        def found(name: str, outer: Units, inner: Units) -> None:
+        def set_pairs(name: str, outer: Units, inner: Units) -> None:
             pairs = {
                 o: tuple((i, bits) for i, bits in inner.items() if bits & whole) for o, whole in outer.items()
             }
             object.__setattr__(self, name, pairs)
 
-        found("socket_nodes", self.sockets, self.nodes)
-        found("socket_cores", self.sockets, self.cores)
-        found("node_sockets", self.nodes, self.sockets)
-        found("node_cores", self.nodes, self.cores)
-        found("node_uncores", self.nodes, self.uncores)
-        found("uncore_cores", self.uncores, self.cores)
+        set_pairs("socket_nodes", self.sockets, self.nodes)
+        set_pairs("socket_cores", self.sockets, self.cores)
+        set_pairs("node_sockets", self.nodes, self.sockets)
+        set_pairs("node_cores", self.nodes, self.cores)
+        set_pairs("node_uncores", self.nodes, self.uncores)
+        set_pairs("uncore_cores", self.uncores, self.cores)
 
     @classmethod
     def of(cls, machine: Machine) -> CpuTopology:
@@ -114,13 +114,13 @@ class CpuTopology:
             rows: One row per CPU, in any order.
             declared: Counts to use in formulas instead of those of the rows.
         """
-        kept = tuple(rows)
-        cores = _units((r.core, r.cpu) for r in kept)
-        sockets = _units((r.socket, r.cpu) for r in kept)
-        nodes = _units((r.numa, r.cpu) for r in kept)
-        uncores = _units((r.uncore, r.cpu) for r in kept)
-        counted = Counts(len({r.cpu for r in kept}), len(cores), len(sockets), len(nodes), len(uncores))
-        cpus = CpuSet(r.cpu for r in kept)
+        all_rows = tuple(rows)
+        cores = _units((r.core, r.cpu) for r in all_rows)
+        sockets = _units((r.socket, r.cpu) for r in all_rows)
+        nodes = _units((r.numa, r.cpu) for r in all_rows)
+        uncores = _units((r.uncore, r.cpu) for r in all_rows)
+        counted = Counts(len({r.cpu for r in all_rows}), len(cores), len(sockets), len(nodes), len(uncores))
+        cpus = CpuSet(r.cpu for r in all_rows)
         return cls(cpus, cores, sockets, nodes, uncores, declared or counted, declared is not None)
 
     @property

@@ -25,28 +25,28 @@ LISTED = 12
 
 
 class Demand(Struct, frozen=True):
-    """An amount that a mask has to cover.
+    """An amount that the nodes of a mask have to provide.
 
     Attributes:
-        want: The amount (bytes, devices).
+        required: The amount (bytes, devices).
         amounts: Pairs of the bits of the nodes on which an amount is available, and the amount.
     """
 
-    want: int
+    required: int
     amounts: tuple[tuple[int, int], ...]
 
-    def had(self, bits: int) -> int:
-        """Return the amount that the nodes in ``bits`` have."""
+    def amount_on(self, bits: int) -> int:
+        """Return the amount that the nodes in ``bits`` provide."""
         return sum(amount for nodes, amount in self.amounts if nodes & bits)
 
-    def met(self, bits: int) -> bool:
-        """Return whether the nodes in ``bits`` have at least what is wanted."""
-        return self.had(bits) >= self.want
+    def is_met_by(self, bits: int) -> bool:
+        """Return whether the nodes in ``bits`` provide the required amount."""
+        return self.amount_on(bits) >= self.required
 
 
 def covers(demands: Iterable[Demand], bits: int) -> bool:
     """Return whether the nodes in ``bits`` meet all demands."""
-    return all(demand.met(bits) for demand in demands)
+    return all(demand.is_met_by(bits) for demand in demands)
 
 
 def to_bits(nodes: Iterable[int]) -> int:
@@ -68,7 +68,7 @@ def masks(nodes: Sequence[int]) -> Iterable[int]:
 
 def of_size(nodes: Sequence[int], size: int) -> Iterator[int]:
     """Return the bits of all masks of one size, ordered by node list."""
-    return (to_bits(taken) for taken in itertools.combinations(nodes, size))
+    return (to_bits(subset) for subset in itertools.combinations(nodes, size))
 
 
 def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Iterator[int]:
@@ -77,16 +77,19 @@ def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Itera
     Nodes are added one after the other; a branch ends where even the largest remaining nodes would not
     suffice.
     """
-    tops = [(d, [_largest_sums(own[i:]) for i in range(len(nodes) + 1)]) for d, own in _alone(nodes, demands)]
+    tops = [
+        (d, [_largest_sums(own[i:]) for i in range(len(nodes) + 1)])
+        for d, own in _amounts_by_node(nodes, demands)
+    ]
 
-    def walk(start: int, bits: int, left: int) -> Iterator[int]:
-        if not left:
+    def walk(start: int, bits: int, remaining: int) -> Iterator[int]:
+        if not remaining:
             yield bits
             return
-        for i in range(start, len(nodes) - left + 1):
-            more = bits | 1 << nodes[i]
-            if all(d.had(more) + top[i + 1][left - 1] >= d.want for d, top in tops):
-                yield from walk(i + 1, more, left - 1)
+        for i in range(start, len(nodes) - remaining + 1):
+            wider = bits | 1 << nodes[i]
+            if all(d.amount_on(wider) + top[i + 1][remaining - 1] >= d.required for d, top in tops):
+                yield from walk(i + 1, wider, remaining - 1)
 
     return walk(0, 0, size)
 
@@ -99,27 +102,30 @@ def lowest(nodes: Sequence[int], size: int, demands: Sequence[Demand], tries: in
     Args:
         nodes: Ascending.
         size: At least 1.
-        demands: What to meet.
-        tries: How many nodes may be tried; then it ends, found or not.
+        demands: The demands to meet.
+        tries: How many nodes are tried at most; then the search ends.
     """
-    tops = [(d, [_largest_sums(own[:i]) for i in range(len(nodes))]) for d, own in _alone(nodes, demands)]
-    left_over = itertools.count(tries, -1)
+    tops = [
+        (d, [_largest_sums(own[:i]) for i in range(len(nodes))])
+        for d, own in _amounts_by_node(nodes, demands)
+    ]
+    budget = itertools.count(tries, -1)
 
-    def walk(end: int, bits: int, left: int) -> Iterator[int]:
-        if not left:
+    def walk(end: int, bits: int, remaining: int) -> Iterator[int]:
+        if not remaining:
             yield bits
             return
-        for i in range(left - 1, end):
-            if next(left_over) <= 0:
+        for i in range(remaining - 1, end):
+            if next(budget) <= 0:
                 return
-            more = bits | 1 << nodes[i]
-            if all(d.had(more) + top[i][left - 1] >= d.want for d, top in tops):
-                yield from walk(i, more, left - 1)
+            wider = bits | 1 << nodes[i]
+            if all(d.amount_on(wider) + top[i][remaining - 1] >= d.required for d, top in tops):
+                yield from walk(i, wider, remaining - 1)
 
     return walk(len(nodes), 0, size)
 
 
-def _alone(nodes: Sequence[int], demands: Iterable[Demand]) -> Iterator[tuple[Demand, list[int]]]:
+def _amounts_by_node(nodes: Sequence[int], demands: Iterable[Demand]) -> Iterator[tuple[Demand, list[int]]]:
     """Return the amount that each node has by itself, demand by demand."""
     return ((d, [sum(n for at, n in d.amounts if at >> node & 1) for node in nodes]) for d in demands)
 
@@ -143,40 +149,40 @@ def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> 
 def best_mask(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, floor: int = 1) -> int | None:
     """Return the bits of the best mask that contains ``base`` and meets all demands.
 
-    Best is fewest nodes, at least ``floor``, then the smallest integer. Nodes are left out from the highest
-    downwards as long as those that remain can still do it with as few.
+    The best mask has the fewest nodes, at least ``floor``, then the smallest integer. Nodes are dropped from
+    the highest downwards as long as the remaining ones meet the demands with as few nodes.
 
     Returns:
         The mask, ``base`` included, or None where there is none.
     """
-    rest = sorted(node for node in nodes if not base >> node & 1)
-    if not covers(demands, base | to_bits(rest)) or len(rest) + base.bit_count() < floor:
+    others = sorted(node for node in nodes if not base >> node & 1)
+    if not covers(demands, base | to_bits(others)) or len(others) + base.bit_count() < floor:
         return None
-    pool = _Pool(rest, demands, base)
-    chosen = pool.least()  # some mask that does; it is made better node by node
-    for node in rest:
+    pool = _Pool(others, demands, base)
+    chosen = pool.least()  # some mask that meets the demands; it is improved node by node
+    for node in others:
         if (chosen | base).bit_count() >= floor:
             break
         chosen |= 1 << node
     room = chosen.bit_count()
-    for node in reversed(rest):
+    for node in reversed(others):
         if len(pool.nodes) == room:
             break
         pool.nodes.remove(node)
         if not chosen >> node & 1:
             continue
-        other = pool.choice(room)
-        if other is None:
+        replacement = pool.choice(room)
+        if replacement is None:
             base |= 1 << node
             chosen ^= 1 << node
             room -= 1
             pool = _Pool(pool.nodes, demands, base)
             continue
         for low in pool.nodes:  # there may be room for more, with a floor
-            if other.bit_count() == room:
+            if replacement.bit_count() == room:
                 break
-            other |= 1 << low
-        chosen = other
+            replacement |= 1 << low
+        chosen = replacement
     return base | chosen
 
 
@@ -184,14 +190,14 @@ class _Pool:
     """Nodes to choose from besides those that are chosen already.
 
     Attributes:
-        nodes: Ascending; may be taken out.
+        nodes: The nodes, ascending; the caller may remove some.
     """
 
     def __init__(self, nodes: Sequence[int], demands: Sequence[Demand], base: int) -> None:
         self.nodes = list(nodes)
         self.demands = demands
         self.base = base
-        open_ = [(d.want - d.had(base), d) for d in demands]
+        open_ = [(d.required - d.amount_on(base), d) for d in demands]
         open_ = [(need, d) for need, d in open_ if need > 0]
         self.needs = [need for need, _ in open_]
         columns = [(d, dict.fromkeys(nodes, 0)) for _, d in open_]
@@ -219,13 +225,13 @@ class _Pool:
         return covers(self.demands, self.base | bits)
 
     def least(self) -> int:
-        """Return the bits of the fewest nodes that do; all of them do."""
+        """Return the bits of the fewest nodes that meet all demands; all nodes together meet them."""
         sizes = range(len(self.nodes) + 1)
         return next(bits for size in sizes if (bits := self.choice(size)) is not None)
 
 
 def sums(nodes: Sequence[int], demand: Demand) -> dict[int, int]:
-    """Return what every mask over a few nodes has of a demand, by the bits of the mask."""
+    """Return the amount that every mask over a few nodes provides for a demand, by the bits of the mask."""
     alone = {1 << node: 0 for node in nodes}
     shared, opened = [], to_bits(nodes)
     for at, amount in demand.amounts:
@@ -235,8 +241,8 @@ def sums(nodes: Sequence[int], demand: Demand) -> dict[int, int]:
             shared.append((at, amount))
     table = {0: 0}
     for bits in masks(nodes):
-        rest = bits & (bits - 1)  # one node less: it came earlier
-        table[bits] = table[rest] + alone[bits ^ rest]
+        smaller = bits & (bits - 1)  # one node less: it came earlier
+        table[bits] = table[smaller] + alone[bits ^ smaller]
     if not shared:
         return table
-    return {bits: has + sum(n for at, n in shared if at & bits) for bits, has in table.items()}
+    return {bits: amount_of + sum(n for at, n in shared if at & bits) for bits, amount_of in table.items()}

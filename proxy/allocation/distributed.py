@@ -6,7 +6,7 @@ better served with half from each than with all of one and a bit of the other. `
 give how much; inside a node the packed allocator chooses. Where no even split exists, or where the request is
 not a whole number of groups, the packed allocator chooses among all nodes.
 
-The first number of nodes tried is the one that would do if all nodes were empty, whatever is free now. Uncore
+The search starts at the number of nodes that would suffice if all were empty, whatever is free now. Uncore
 caches are ignored.
 """
 
@@ -51,25 +51,25 @@ def take_distributed(
     chosen = split([len(part) for part in parts], n, group, _ceil(n // group, groups_per_node))
     if chosen is None:
         return take_packed(topo, free, n, steps=steps)
-    taken, rest = _gather(topo, parts, chosen, group)
+    even_cpus, extra_cpus = _gather(topo, parts, chosen, group)
     if steps is not None:
         many = "from each of " if len(chosen.members) > 1 else "of "
         members = named(Mask(nodes[i] for i in chosen.members))
-        steps.append(f"{counted(chosen.each, 'CPU')} {many}{members}: {cpus(taken)}")
-        if rest:
-            steps.append(f"{len(rest)} more of {named(nodes_of(topo, rest))}: {cpus(rest)}")
-    return taken | rest
+        steps.append(f"{counted(chosen.per_node, 'CPU')} {many}{members}: {cpus(even_cpus)}")
+        if extra_cpus:
+            steps.append(f"{len(extra_cpus)} more of {named(nodes_of(topo, extra_cpus))}: {cpus(extra_cpus)}")
+    return even_cpus | extra_cpus
 
 
 def _gather(topo: CpuTopology, parts: list[CpuSet], chosen: Split, group: int) -> tuple[CpuSet, CpuSet]:
-    """Take what was decided, node by node, then the rest group by group."""
-    taken = CpuSet()
+    """Take the even part of every member node, then the extra groups."""
+    even_cpus = CpuSet()
     for i in chosen.members:
-        taken |= take_packed(topo, parts[i], chosen.each)
-    rest = CpuSet()
+        even_cpus |= take_packed(topo, parts[i], chosen.per_node)
+    extra_cpus = CpuSet()
     for i in chosen.extra:
-        rest |= take_packed(topo, parts[i] - taken - rest, group)
-    return taken, rest
+        extra_cpus |= take_packed(topo, parts[i] - even_cpus - extra_cpus, group)
+    return even_cpus, extra_cpus
 
 
 def _ceil(a: int, b: int) -> int:

@@ -53,7 +53,7 @@ class Family(Sequence[TopologyHint]):
         explicit: Bits of masks, in any order; none of them is in the open part.
         nodes: The open nodes, ascending.
         floor: The least size of an open mask.
-        demands: What an open mask has to cover.
+        demands: The demands that an open mask has to meet.
         size: The size that makes a hint preferred.
     """
 
@@ -86,12 +86,12 @@ class Family(Sequence[TopologyHint]):
     def preferred_masks(
         self, nodes: Sequence[int], demands: Sequence[Demand], floor: int, base: int = 0
     ) -> Sequence[int]:
-        """Return the best of the masks that are preferred for something else than their size; here none is.
+        """Return the best masks that are preferred for another reason than their size; here there are none.
 
         Args:
-            nodes: Those that a mask may name.
-            demands: What it has to meet.
-            floor: The least size of it.
+            nodes: The nodes that a mask may name.
+            demands: The demands that it has to meet.
+            floor: Its least size.
             base: The nodes that it has to name.
         """
         del nodes, demands, floor, base
@@ -99,18 +99,18 @@ class Family(Sequence[TopologyHint]):
 
     def _best(self, base: int = 0) -> int:
         """Return the mask of ``best``; 0 where there is none."""
-        found = self._fewest(base)
-        if self.prefers(found):
-            return found
+        fewest = self._fewest(base)
+        if self.prefers(fewest):
+            return fewest
         others = self.preferred_masks(self.nodes, self.demands, 1, base)
-        return min((found, *others) if found else others, key=self._rank, default=0)
+        return min((fewest, *others) if fewest else others, key=self._rank, default=0)
 
     def _fewest(self, base: int = 0) -> int:
         """Return the mask with the fewest nodes, then the smallest integer; 0 where there is none."""
-        found = [bits for bits in self.explicit if not base & ~bits]
+        candidates = [bits for bits in self.explicit if not base & ~bits]
         if not base & ~to_bits(self.nodes):
-            found += [bits for bits in (best_mask(self.nodes, self.demands, base, self.floor),) if bits]
-        return min(found, key=lambda bits: (bits.bit_count(), bits), default=0)
+            candidates += [bits for bits in (best_mask(self.nodes, self.demands, base, self.floor),) if bits]
+        return min(candidates, key=lambda bits: (bits.bit_count(), bits), default=0)
 
     def _rank(self, bits: int) -> tuple[bool, int, int]:
         return not self.prefers(bits), bits.bit_count(), bits
@@ -118,16 +118,16 @@ class Family(Sequence[TopologyHint]):
     def lowest(self, most: int) -> tuple[TopologyHint, ...]:
         """Return ``best`` and a few more of its size, preferred ones first, then by integer.
 
-        Those after it are looked for with a bounded number of tries, so there may be fewer than there are.
+        The search after the best is bounded, so some may be missing.
         """
         best = self._best()
         if not best:
             return ()
         size = best.bit_count()
-        found = {bits for bits in self.explicit if bits.bit_count() == size} | {best}
+        candidates = {bits for bits in self.explicit if bits.bit_count() == size} | {best}
         if size >= self.floor:
-            found.update(itertools.islice(lowest(self.nodes, size, self.demands, _TRIES), most))
-        return tuple(hint(bits, self.prefers(bits)) for bits in sorted(found, key=self._rank)[:most])
+            candidates.update(itertools.islice(lowest(self.nodes, size, self.demands, _TRIES), most))
+        return tuple(hint(bits, self.prefers(bits)) for bits in sorted(candidates, key=self._rank)[:most])
 
     def prefers(self, bits: int) -> bool:
         """Return whether a hint with this mask is preferred."""
@@ -140,25 +140,25 @@ class Family(Sequence[TopologyHint]):
         inside = bits.bit_count() >= self.floor and not bits & ~to_bits(self.nodes)
         return inside and covers(self.demands, bits)
 
-    def through(self, window: Mask) -> tuple[TopologyHint, ...]:
-        """Return hints that stand for all as far as a window of nodes shows them.
+    def for_window(self, window: Mask) -> tuple[TopologyHint, ...]:
+        """Return hints that represent all hints in a merge whose result lies inside a window of nodes.
 
-        For each part of the window that affinities can have in common with it there is one hint, the
-        one inside the window if there is that; and there is a narrowest hint. A part is possible if, with
+        For each possible intersection of an affinity with the window there is one hint, one inside the window
+        if there is such a hint; and there is a narrowest hint. A part is possible if, with
         *all* open nodes outside, it meets the demands: the open part is closed upwards.
         """
-        seen: dict[int, int] = {}
+        mask_of_part: dict[int, int] = {}
         for bits in self.explicit:
-            self._show(seen, bits, bits & window.bits)
+            self._record_part(mask_of_part, bits, bits & window.bits)
         inside = [node for node in self.nodes if node in window]
         outside = to_bits(self.nodes) & ~window.bits
-        tables = [self._had(demand, inside, outside) for demand in self.demands]
+        tables = [self._surplus(demand, inside, outside) for demand in self.demands]
         for part in masks(inside):
             if part.bit_count() >= self.floor and all(alone[part] >= 0 for alone, _ in tables):
-                self._show(seen, part, part)
+                self._record_part(mask_of_part, part, part)
             elif (part | outside).bit_count() >= self.floor and all(more[part] >= 0 for _, more in tables):
-                self._show(seen, part | outside, part)
-        shown = set(seen.values())
+                self._record_part(mask_of_part, part | outside, part)
+        shown = set(mask_of_part.values())
         if narrowest := self._fewest():
             shown.add(narrowest)
         return tuple(
@@ -167,21 +167,21 @@ class Family(Sequence[TopologyHint]):
         )
 
     @staticmethod
-    def _had(demand: Demand, inside: list[int], outside: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Give, for every mask over ``inside``, what it has beyond a demand: alone, and with ``outside``."""
-        rest = tuple((at, amount) for at, amount in demand.amounts if not at & outside)
-        more = sums(inside, Demand(demand.want, rest))
+    def _surplus(demand: Demand, inside: list[int], outside: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Return the surplus over a demand of every mask over ``inside``: alone, and with ``outside``."""
+        inside_only = tuple((at, amount) for at, amount in demand.amounts if not at & outside)
+        more = sums(inside, Demand(demand.required, inside_only))
         alone = sums(inside, demand)
-        missing = demand.had(outside) - demand.want
+        missing = demand.amount_on(outside) - demand.required
         return (
-            {bits: had - demand.want for bits, had in alone.items()},
-            {bits: had + missing for bits, had in more.items()},
+            {bits: total - demand.required for bits, total in alone.items()},
+            {bits: total + missing for bits, total in more.items()},
         )
 
     @staticmethod
-    def _show(seen: dict[int, int], bits: int, part: int) -> None:
-        if part and (part == bits or part not in seen):
-            seen[part] = bits
+    def _record_part(mask_of_part: dict[int, int], bits: int, part: int) -> None:
+        if part and (part == bits or part not in mask_of_part):
+            mask_of_part[part] = bits
 
     def __iter__(self) -> Iterator[TopologyHint]:
         nodes = tuple(self.possible_nodes)
@@ -189,14 +189,14 @@ class Family(Sequence[TopologyHint]):
 
     def _few(self, nodes: tuple[int, ...]) -> list[TopologyHint]:
         floor, prefers = self.floor, self.prefers
-        found = [bits for bits in masks(self.nodes) if bits.bit_count() >= floor]
+        listed = [bits for bits in masks(self.nodes) if bits.bit_count() >= floor]
         for demand in self.demands:
-            want, table = demand.want, sums(self.nodes, demand)
-            found = [bits for bits in found if table[bits] >= want]
+            required, table = demand.required, sums(self.nodes, demand)
+            listed = [bits for bits in listed if table[bits] >= required]
         if self.explicit:
-            known = {*found, *self.explicit}
-            found = [bits for bits in masks(nodes) if bits in known]
-        return [hint(bits, prefers(bits)) for bits in found]
+            all_masks = {*listed, *self.explicit}
+            listed = [bits for bits in masks(nodes) if bits in all_masks]
+        return [hint(bits, prefers(bits)) for bits in listed]
 
     def _lazily(self) -> Iterator[TopologyHint]:
         least = self._least()
@@ -236,8 +236,8 @@ class Family(Sequence[TopologyHint]):
         """Return the size of the smallest open mask."""
         if len(self.nodes) < self.floor:
             return None
-        found = smallest(self.nodes, self.demands)
-        return None if found is None else max(found, self.floor)
+        fewest = smallest(self.nodes, self.demands)
+        return None if fewest is None else max(fewest, self.floor)
 
     def _of_size(self, size: int, opened: bool) -> Iterator[TopologyHint]:
         """Return the hints with ``size`` nodes, in kubelet's order."""

@@ -19,8 +19,8 @@ class HintList(Struct, frozen=True):
     Attributes:
         resource: Name; empty for a provider that has no preference at all.
         hints: Never empty, except after a policy has filtered them.
-        unsatisfiable: True where the provider reported that the resource cannot be given.
-        family: All the hints, where ``hints`` only stand for them (see ``proxy.allocation.hint_sampling``).
+        unsatisfiable: True where the provider reported that the resource cannot be allocated.
+        family: All hints, where ``hints`` only represents them (see ``proxy.allocation.hint_sampling``).
     """
 
     resource: str
@@ -68,7 +68,7 @@ class MaskList(Struct, frozen=True):
 
     @classmethod
     def of(cls, hints: Sequence[TopologyHint]) -> MaskList:
-        """Sort a list out."""
+        """Return the masks of a list of hints."""
         preferred: set[int] = set()
         masks: set[int] = set()
         free = opened = False

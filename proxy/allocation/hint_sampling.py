@@ -1,4 +1,4 @@
-"""Lists that stand for families of hints, so that a merge can read them.
+"""Replace families of hints by short lists with which a merge has the same result.
 
 Theory. A merge (kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy.go ``HintMerger``) uses an affinity
 in three ways: by AND with those of the other lists, by equality with them, and by the count of the narrowest
@@ -7,8 +7,8 @@ them.
 
 *A window.* Let all affinities of some other list lie in a few nodes, the window, none of them open (the CPUs
 of a machine with many memory nodes, the nodes of a device). Then the AND lies inside the window whatever an
-affinity has outside, and only an affinity inside the window can be equal. ``Family.through`` gives one hint
-for each part of the window that affinities can share with it, and one narrowest hint; nothing else can
+affinity has outside, and only an affinity inside the window can be equal. ``Family.for_window`` gives one
+hint for each part of the window that affinities can share with it, and one narrowest hint; nothing else can
 matter. Where a preferred hint lies inside the window it represents the others with the same part: a merge
 that one of these brings to a non-preferred mask is brought there by the preferred one too, or else to a
 preferred result, which wins anyway. That is exact, distances included.
@@ -18,7 +18,7 @@ preferred hint of every list. Preferred masks have the least size that their lis
 mask is the best of those that meet the demands of all lists at once: ``best_mask`` finds it without listing
 any. (A list that prefers masks for something else than their size names the best of these:
 ``preferred_masks``.) That is exact as long as the smaller integer decides between masks of equal size.
-Where distances do (``closest``), all masks of that size that suit all lists stand for the rest, as far as
+Where distances do (``closest``), all masks of that size that suit all lists represent the others, as far as
 they are found in ``TRIES`` nodes tried; that is exact for pairs on 64 nodes, and for more nodes at once
 where there are fewer. If there is only one family, its best hint is the result, preferred or not. For
 several without a preferred result the same search gives the smallest mask on which all lists agree;
@@ -39,11 +39,11 @@ from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 
 TRIES = 3000
-"""How many nodes are tried to find masks that may be closer together than the first."""
+"""How many nodes are tried to find masks whose nodes may be closer to each other than the first's."""
 
 
 def lists_of(answers: Sequence[Hints], *, closest: bool = False) -> tuple[HintList, ...]:
-    """Bring providers' answers into lists that a merge can read, families included; see ``listable``."""
+    """Convert providers' answers to lists that a merge can read, families included; see ``listable``."""
     lists = hint_lists(answers)
     short = hint_lists(listable(answers, closest=closest))
     return tuple(
@@ -75,42 +75,46 @@ def listable(answers: Sequence[Hints], *, closest: bool = False) -> list[Hints]:
 def _window(hints: Sequence[TopologyHint]) -> Mask | None:
     """Return the nodes in which all affinities of a list lie; None where they are many or one is open."""
     bits = 0
-    for each in hints:
-        if each.affinity is None:
+    for entry in hints:
+        if entry.affinity is None:
             return None
-        bits |= each.affinity.bits
+        bits |= entry.affinity.bits
     return Mask.from_bits(bits) if bits.bit_count() <= LISTED else None
 
 
 def _agreed(families: Sequence[Family], *, closest: bool) -> tuple[int, ...]:
     """Return the best mask that is a hint of every family: preferred by all, then fewest nodes, then lowest.
 
-    With ``closest`` those that are as good but for their integer come with it.
+    With ``closest``, all masks of the same rank are returned, whatever their integer.
     """
     nodes = families[0].nodes
     for family in families[1:]:
         nodes = tuple(node for node in nodes if node in family.nodes)
     demands = [demand for family in families for demand in family.demands]
-    found = {bits for family in families for bits in family.explicit}
+    candidates = {bits for family in families for bits in family.explicit}
     floor = max(family.floor for family in families)
     if (best := best_mask(nodes, demands, floor=floor)) is not None:
-        found.add(best)
-        if _cool(families, best):
+        candidates.add(best)
+        if _not_preferred_by_all(families, best):
             for family in families:
-                found.update(family.preferred_masks(nodes, demands, floor))
-    shared = [bits for bits in found if all(family.holds(bits) for family in families)]
+                candidates.update(family.preferred_masks(nodes, demands, floor))
+    shared = [bits for bits in candidates if all(family.holds(bits) for family in families)]
     if not shared:
         return ()
-    first = min(shared, key=lambda bits: (_cool(families, bits), bits.bit_count(), bits))
+    first = min(shared, key=lambda bits: (_not_preferred_by_all(families, bits), bits.bit_count(), bits))
     if not closest:
         return (first,)
-    rank = _cool(families, first), first.bit_count()
+    rank = _not_preferred_by_all(families, first), first.bit_count()
     others = lowest(nodes, rank[1], demands, TRIES) if rank[1] >= floor else ()
-    alike = {bits for bits in (*shared, *others) if (_cool(families, bits), bits.bit_count()) == rank}
+    alike = {
+        bits
+        for bits in (*shared, *others)
+        if (_not_preferred_by_all(families, bits), bits.bit_count()) == rank
+    }
     return tuple(sorted(alike))
 
 
-def _cool(families: Sequence[Family], bits: int) -> bool:
+def _not_preferred_by_all(families: Sequence[Family], bits: int) -> bool:
     return not all(family.prefers(bits) for family in families)
 
 
@@ -120,7 +124,7 @@ def _short(
     if not isinstance(hints, Family):
         return hints
     if window is not None:
-        return hints.through(window)
+        return hints.for_window(window)
     if agreed:
         return tuple(hint(bits, hints.prefers(bits)) for bits in agreed)
-    return hints.lowest(1)  # no mask meets_all all: let the merge see what the best have in common
+    return hints.lowest(1)  # no mask suits all families: let the merge intersect the best ones

@@ -59,20 +59,22 @@ def meet_all(
 
     Args:
         families: Masks; bits outside ``whole`` do not count.
-        whole: The possible_nodes; no families at all meet in it.
-        floor: Intersections with fewer members are left out (the empty one always is).
-        most: Give up rather than try more pairs than this in one step; None: never.
+        whole: The mask of all nodes; also the intersection of no families.
+        floor: Intersections with fewer nodes are left out (the empty one always is).
+        most: Give up once there are more intersections than this; None: never.
 
     Returns:
-        The different intersections, or None where it was given up.
+        The different intersections; None where the search was given up.
     """
     floor = max(floor, 1)
-    found = {whole} if whole.bit_count() >= floor else set()
+    reached = {whole} if whole.bit_count() >= floor else set()
     for family in sorted(families, key=len):
-        found = {m for m in meet(found, {a & whole for a in family}, whole, most) if m.bit_count() >= floor}
-        if most is not None and len(found) > most:
+        reached = {
+            m for m in meet(reached, {a & whole for a in family}, whole, most) if m.bit_count() >= floor
+        }
+        if most is not None and len(reached) > most:
             return None
-    return found
+    return reached
 
 
 def meet(left: set[int], right: set[int], whole: int, most: int | None = None) -> set[int]:
@@ -81,8 +83,8 @@ def meet(left: set[int], right: set[int], whole: int, most: int | None = None) -
     Args:
         left: Masks inside ``whole``.
         right: Likewise.
-        whole: The possible_nodes.
-        most: Give no more than about this many; a result that is longer is not complete.
+        whole: The mask of all nodes.
+        most: Stop after about this many; a longer result is not complete.
     """
     if len(left) > len(right):
         left, right = right, left
@@ -110,12 +112,12 @@ def _counted(left: set[int], right: set[int], whole: int) -> set[int]:
     for node, without in enumerate(_without(nodes)):
         packed -= packed >> (_LANE << node) & without
     counts = struct.unpack(layout, packed.to_bytes(lanes * 8, "little"))
-    found = {mask for mask, count in enumerate(counts) if count}
-    return found if straight else set(_spread(found, whole))
+    met = {mask for mask, count in enumerate(counts) if count}
+    return met if straight else set(_spread(met, whole))
 
 
 def _supersets(family: Iterable[int], nodes: int) -> bytes:
-    """Give, for every mask, the number of members that are supersets of it: 8 bytes each."""
+    """Return, for every mask, the number of members that are supersets of it: 8 bytes each."""
     raw = bytearray(8 << nodes)
     for mask in family:
         raw[mask << 3] = 1
@@ -127,7 +129,7 @@ def _supersets(family: Iterable[int], nodes: int) -> bytes:
 
 @functools.cache
 def _without(nodes: int) -> tuple[int, ...]:
-    """Give, node by node, the lanes of the masks that do not hold the node."""
+    """Return, node by node, the lanes of the masks that do not hold the node."""
     lane = _LANE // 8
     return tuple(
         int.from_bytes((b"\xff" * (lane << node) + bytes(lane << node)) * (1 << nodes - node - 1), "little")
@@ -136,7 +138,7 @@ def _without(nodes: int) -> tuple[int, ...]:
 
 
 def _places(masks: Iterable[int], whole: int) -> dict[int, int]:
-    """Number the nodes of the possible_nodes from 0: masks to masks without gaps."""
+    """Number the nodes of ``whole`` from 0: returns each mask with its mask without gaps."""
     place = {low: 1 << i for i, low in enumerate(bits_of(whole))}
     return {mask: sum(place[low] for low in bits_of(mask)) for mask in masks}
 
@@ -149,21 +151,21 @@ def _spread(masks: Iterable[int], whole: int) -> Iterable[int]:
 
 
 def _divided(left: set[int], right: set[int], most: int | None) -> set[int]:
-    """Meet two families; the one with the narrower members is gone through."""
+    """Intersect two families, member by member of the one with the narrower masks."""
     if _width(left) > _width(right):
         left, right = right, left
     members = list(right)
     all_members = (1 << len(members)) - 1
     holders = _holders(members)
-    found: set[int] = set()
+    met: set[int] = set()
     for mask in left:
         if 1 << min(mask.bit_count(), 62) >= len(members):
-            found.update([mask & other for other in members])
+            met.update([mask & other for other in members])
         else:
-            found.update(_parts(mask, holders, all_members))
-        if most is not None and len(found) > most:
+            met.update(_parts(mask, holders, all_members))
+        if most is not None and len(met) > most:
             break
-    return found
+    return met
 
 
 def _width(family: set[int]) -> float:
@@ -171,7 +173,7 @@ def _width(family: set[int]) -> float:
 
 
 def _parts(mask: int, holders: dict[int, int], all_members: int) -> list[int]:
-    """Return what the mask has in common with the members, each once."""
+    """Return the intersections of the mask with the members, each once."""
     parts = [(0, all_members)]
     for low in bits_of(mask):
         with_it = holders.get(low, 0)
@@ -187,7 +189,7 @@ def _parts(mask: int, holders: dict[int, int], all_members: int) -> list[int]:
 
 
 def _holders(members: Sequence[int]) -> dict[int, int]:
-    """Give, for every node, which members hold it, as bits."""
+    """Return, for every node, the members that hold it, as bits."""
     raw: dict[int, bytearray] = {}
     size = (len(members) + 7) // 8
     for index, mask in enumerate(members):

@@ -1,4 +1,4 @@
-"""Merge topology hints: find the NUMA nodes that suit all resources at once.
+"""Merge topology hints: find the NUMA nodes that suit all resources together.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy.go ``mergePermutation``, ``HintMerger``. Every
 resource brings a list of hints. kubelet tries each combination of one hint from every list: its mask is the
@@ -54,7 +54,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 
 _RUNNER_UP_PAIRS = 1 << 17
-"""Where all nodes are more than ``DENSE_NODES``, a mere runner-up is not looked for among more pairs."""
+"""On machines with more than ``DENSE_NODES`` nodes, no runner-up is looked for among more pairs."""
 _STARTS = 16
 """How many masks are tried to find a possible size."""
 
@@ -76,11 +76,10 @@ class Merged(Struct, frozen=True):
     """The result of a merge.
 
     Attributes:
-        hint: The winner; its affinity is None only where a policy has made it so.
-        runner_up: The best with other nodes; None where there is none, or finding it would have cost too
-            much.
-        decided: What decided between them.
-        target: The size that non-preferred masks are measured by.
+        hint: The winner; its affinity is None only where a policy has removed it.
+        runner_up: The best hint with other nodes; None where there is none, or finding it is too expensive.
+        decided: Why the winner comes before the runner-up.
+        target: The size with which non-preferred masks are compared.
     """
 
     hint: TopologyHint
@@ -104,12 +103,12 @@ def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Dista
         KeyError: A node is not in the distance table.
     """
     whole = nodes.bits
-    read = [MaskList.of(hints) for hints in lists]
-    target = _target(read)
-    if all(r.free and not r.masks for r in read):
+    mask_lists = [MaskList.of(hints) for hints in lists]
+    target = _target(mask_lists)
+    if all(r.free and not r.masks for r in mask_lists):
         return Merged(TopologyHint(nodes, preferred=True), None, Decided.NO_PREFERENCE, target)
-    preferred = _preferred(read, whole)
-    others, floor = (set[int](), 1) if len(preferred) > 1 else _others(read, whole, target, preferred)
+    preferred = _preferred(mask_lists, whole)
+    others, floor = (set[int](), 1) if len(preferred) > 1 else _others(mask_lists, whole, target, preferred)
     first = _first(preferred, others, target, distances, most=2)
     if not first:
         return Merged(TopologyHint(nodes, preferred=False), None, Decided.NOTHING_COMMON, target)
@@ -128,53 +127,56 @@ def _first(
     most: int,
 ) -> list[tuple[Mask, bool]]:
     result: list[tuple[Mask, bool]] = []
-    for masks, good in ((set(preferred), True), (set(others) - set(preferred), False)):
-        wanted = 0 if good else target
+    for masks, is_preferred in ((set(preferred), True), (set(others) - set(preferred), False)):
+        target_size = 0 if is_preferred else target
         by_size: dict[int, list[int]] = {}
         for mask in masks:
             by_size.setdefault(mask.bit_count(), []).append(mask)
         by_size.pop(0, None)
-        for _, size in sorted(((size > wanted, abs(size - wanted)), size) for size in by_size):
+        for _, size in sorted(((size > target_size, abs(size - target_size)), size) for size in by_size):
             smallest = heapq.nsmallest(most - len(result), by_size[size], key=_fitness(distances))
-            result += [(Mask.from_bits(mask), good) for mask in smallest]
+            result += [(Mask.from_bits(mask), is_preferred) for mask in smallest]
     return result
 
 
-def _target(read: Sequence[MaskList]) -> int:
-    return max((r.narrowest for r in read), default=0)
+def _target(mask_lists: Sequence[MaskList]) -> int:
+    return max((r.narrowest for r in mask_lists), default=0)
 
 
-def _preferred(read: Sequence[MaskList], whole: int) -> set[int]:
+def _preferred(mask_lists: Sequence[MaskList], whole: int) -> set[int]:
     """Return the masks of preferred combinations (step 1 of the theory)."""
-    strict = [r.preferred for r in read if not r.free]
-    common = set.intersection(*strict) if strict else {whole}.union(*(r.preferred for r in read))
+    strict = [r.preferred for r in mask_lists if not r.free]
+    common = set.intersection(*strict) if strict else {whole}.union(*(r.preferred for r in mask_lists))
     return {mask & whole for mask in common} - {0}
 
 
-def _others(read: Sequence[MaskList], whole: int, target: int, preferred: set[int]) -> tuple[set[int], int]:
+def _others(
+    mask_lists: Sequence[MaskList], whole: int, target: int, preferred: set[int]
+) -> tuple[set[int], int]:
     """Return the masks that can be reached at all (step 2), and the size below which they may be missing.
 
-    With a preferred mask they are looked for only to name a runner-up: if that is much work, all may be
-    missing, and the size is 0.
+    With a preferred mask, they only serve to name a runner-up: where that is expensive, none are returned,
+    and the size is 0.
     """
-    families = [r.masks | {whole} if r.open else r.masks for r in read]
+    families = [r.masks | {whole} if r.open else r.masks for r in mask_lists]
     for family in families:
         whole &= functools.reduce(operator.or_, family, 0)
     if whole.bit_count() <= DENSE_NODES:
         return meet_all(families, whole), 1
     if preferred:
-        found = meet_all(families, whole, most=_RUNNER_UP_PAIRS)
-        return (set(), 0) if found is None else (found, 1)
-    floor = _known_size(read, families, whole, target)
+        reachable = meet_all(families, whole, most=_RUNNER_UP_PAIRS)
+        return (set(), 0) if reachable is None else (reachable, 1)
+    floor = _known_size(mask_lists, families, whole, target)
     return meet_all(families, whole, floor), floor
 
 
-def _known_size(read: Sequence[MaskList], families: Sequence[set[int]], whole: int, target: int) -> int:
+def _known_size(mask_lists: Sequence[MaskList], families: Sequence[set[int]], whole: int, target: int) -> int:
     """Return a size up to the target that some combination is known to have; 1 where none was found.
 
-    Starts at narrow masks of the list that sets the target and takes from each other list what leaves most.
+    Starts at narrow masks of the list that sets the target, and takes the largest intersection with each
+    list.
     """
-    widest = next((r.masks for r in read if r.narrowest == target), set[int]())
+    widest = next((r.masks for r in mask_lists if r.narrowest == target), set[int]())
     known = 1
     for start in itertools.islice((mask for mask in widest if mask.bit_count() == target), _STARTS):
         common = start & whole
@@ -197,11 +199,11 @@ def _decided(
 ) -> Decided:
     if runner_up is None and not cut:
         return Decided.ONLY
-    (mine, preferred), (other, as_well) = best, runner_up or (Mask(), False)
-    if preferred != as_well or runner_up is None:
+    (winner, preferred), (other, other_preferred) = best, runner_up or (Mask(), False)
+    if preferred != other_preferred or runner_up is None:
         return Decided.PREFERRED if preferred else Decided.NEAREST_COUNT
-    if len(mine) != len(other):
+    if len(winner) != len(other):
         return Decided.FEWER_NODES if preferred else Decided.NEAREST_COUNT
-    if distances is not None and distances.total(mine) != distances.total(other):
+    if distances is not None and distances.total(winner) != distances.total(other):
         return Decided.CLOSER
     return Decided.LOWER_IDS

@@ -70,13 +70,13 @@ def _record(provider: str, resource: str, hints: Sequence[TopologyHint] | None) 
 
 
 def _first(hints: Iterable[TopologyHint], most: int) -> list[TopologyHint]:
-    """Return the best of hints that come by size."""
-    found: list[TopologyHint] = []
+    """Return the first hints of a sequence that is ordered by size, best first."""
+    first: list[TopologyHint] = []
     for _, row in itertools.groupby(hints, _size):
-        found += sorted(row, key=_bits)
-        if len(found) >= most:
-            return found[:most]
-    return found
+        first += sorted(row, key=_bits)
+        if len(first) >= most:
+            return first[:most]
+    return first
 
 
 def _size(hint: TopologyHint) -> int:
@@ -103,7 +103,7 @@ def _conflicts(decision: PolicyDecision) -> tuple[str, ...]:
 
 
 class _Preference(Struct, frozen=True):
-    """What a resource requires: the masks that it prefers, and whether these are all."""
+    """The masks that a resource prefers, and whether these are all."""
 
     resource: str
     masks: set[int]
@@ -127,11 +127,11 @@ class _Preference(Struct, frozen=True):
 
 def _narrowest(entry: HintList, policy: TopologyPolicy) -> str:
     single = policy is TopologyPolicy.SINGLE_NUMA_NODE
-    what = "has no single NUMA node that it prefers" if single else "has no preferred NUMA nodes left"
+    lack = "has no single NUMA node that it prefers" if single else "has no preferred NUMA nodes left"
     masks = (hint.affinity for hint in entry.hints if hint.affinity)
     least = min(masks, key=lambda mask: (len(mask), mask.bits), default=None)
-    now = f", the fewest it can have now are {nodes(least)}" if least else ""
-    return f"{entry.resource} {what}{now}"
+    fewest = f", the fewest it can have now are {nodes(least)}" if least else ""
+    return f"{entry.resource} {lack}{fewest}"
 
 
 def _conflicting_preferences(strict: Sequence[_Preference]) -> list[str]:
@@ -144,5 +144,5 @@ def _conflicting_preferences(strict: Sequence[_Preference]) -> list[str]:
         if first.masks.isdisjoint(other.masks) and sizes[0] != sizes[1]:
             count, other_count = (counted(size, "NUMA node") for size in sizes)
             return [f"{first.resource} prefers {count} and {other.resource} {other_count}"]
-    names = ", ".join(each.resource for each in strict)
+    names = ", ".join(preference.resource for preference in strict)
     return [f"no NUMA nodes are preferred by all of {names}"]

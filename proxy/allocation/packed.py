@@ -2,8 +2,8 @@
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``takeByTopologyNUMAPacked``. Take the
 largest whole units that fit, then fill up with smaller ones. "Whole" means that every CPU of the unit is
-available. Of every kind of unit, those with the fewest available CPUs come first (ties by id): a request goes
-where it leaves the least behind, which is best-fit, and untouched sockets stay untouched for requests that
+available. Of every kind of unit, those with the fewest available CPUs come first (ties by id): this is
+best-fit, the request leaves the fewest CPUs behind, and untouched sockets stay untouched for requests that
 need them.
 
 The hierarchy follows the machine. With at least as many sockets as NUMA nodes, nodes stand above sockets;
@@ -35,7 +35,7 @@ from proxy.model.idset import CpuSet
 
 
 class NotEnoughCpus(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
-    """More CPUs are wanted than are available."""
+    """More CPUs are requested than are available."""
 
     def __init__(self, requested: int, available: int) -> None:
         super().__init__(
@@ -109,7 +109,7 @@ def _steps(work: _Accumulator, *, prefer_uncore: bool, spread: bool) -> Iterator
 
 
 class _Accumulator(Orders):
-    """One request: what is free, what is taken, how many are still needed (bit masks)."""
+    """One request: free CPUs and taken CPUs as bit masks, and how many are still needed."""
 
     def __init__(self, topo: CpuTopology, free: int, needed: int, notes: list[Note] | None = None) -> None:
         super().__init__(topo, free)
@@ -152,16 +152,16 @@ class _Accumulator(Orders):
     def take_rest_from(self, uncore: int) -> None:
         """Take all that is still needed from one uncore cache, core by core, or nothing."""
         threads = max(self.topo.cpus_per_core, 1)
-        wanted = -(-self.needed // threads)
+        core_count = -(-self.needed // threads)
         free = self.topo.uncores[uncore] & self.free
-        cores = [bits for _, bits in self.topo.uncore_cores[uncore] if bits & free][:wanted]
-        found = 0
+        cores = [bits for _, bits in self.topo.uncore_cores[uncore] if bits & free][:core_count]
+        chosen = 0
         for bits in cores:
-            found |= bits & self.free
-        if self.needed % 2 and threads > 1 and found.bit_count() > self.needed:
-            found ^= 1 << (found.bit_length() - 1)
-        if found.bit_count() == self.needed:
-            self.take(found, PART, uncore)
+            chosen |= bits & self.free
+        if self.needed % 2 and threads > 1 and chosen.bit_count() > self.needed:
+            chosen ^= 1 << (chosen.bit_length() - 1)
+        if chosen.bit_count() == self.needed:
+            self.take(chosen, PART, uncore)
 
     def take_singles(self, *, spread: bool) -> None:
         for cpu in self.cpus_by_socket() if spread else self.cpus_by_core():

@@ -1,4 +1,4 @@
-"""Compute the most that the containers of a pod request at the same time.
+"""Compute the largest amounts that the containers of a pod request at the same time.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``podGuaranteedCPUs``. Init containers
 run one after the other before the app containers; restartable ones (sidecars) stay. At any time a pod needs
@@ -18,25 +18,25 @@ def peak_request(
     amounts: Callable[[ContainerResources], Mapping[str, int]],
     kinds: Iterable[ContainerKind] = tuple(ContainerKind),
 ) -> dict[str, int]:
-    """Return what containers need together at most at any time.
+    """Return the largest amounts that containers need together at any time.
 
     Args:
         containers: In the order of the pod.
-        amounts: What one container needs.
+        amounts: Returns the amounts that one container needs.
         kinds: Only resources that a container of these kinds names appear in the answer.
     """
     peak: dict[str, int] = {}
     staying: dict[str, int] = {}
     running: dict[str, int] = {}
     named: dict[str, None] = {}
-    wanted = frozenset(kinds)
+    counted_kinds = frozenset(kinds)
     for container in containers:
         for resource, amount in amounts(container).items():
-            if container.kind in wanted:
+            if container.kind in counted_kinds:
                 named[resource] = None
             if container.kind is ContainerKind.INIT:
                 peak[resource] = max(peak.get(resource, 0), staying.get(resource, 0) + amount)
             else:
-                into = staying if container.kind is ContainerKind.SIDECAR else running
-                into[resource] = into.get(resource, 0) + amount
+                sums = staying if container.kind is ContainerKind.SIDECAR else running
+                sums[resource] = sums.get(resource, 0) + amount
     return {r: max(peak.get(r, 0), staying.get(r, 0) + running.get(r, 0)) for r in named}

@@ -2,7 +2,7 @@
 
 One class per policy, as in kubelet (kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy_none.go,
 policy_best_effort.go, policy_restricted.go, policy_single_numa_node.go). A policy says which hints it can
-use, what happens to the merged hint, and whether it refuses a hint that is not preferred
+use, what happens to the merged hint, and whether it rejects a hint that is not preferred
 (``proxy.model.options.TopologyPolicy.is_strict``, the one list of such policies).
 
 Hints that are too many to be listed are brought into lists first (``proxy.allocation.hint_sampling``), so
@@ -39,7 +39,7 @@ class PolicyDecision(Struct, frozen=True):
     Attributes:
         policy: The policy.
         hint: The hint for the allocators.
-        verdict: Admit, or refuse with kubelet's reason and text.
+        verdict: Admit, or reject with kubelet's reason and text.
         lists: The hints by resource, before the policy dropped any.
         merged: Winner and runner-up of the merge; None under ``none``, which does not merge.
     """
@@ -52,7 +52,7 @@ class PolicyDecision(Struct, frozen=True):
 
     @property
     def unsatisfiable(self) -> tuple[str, ...]:
-        """Resources that cannot be given at all."""
+        """Resources that cannot be allocated at all."""
         return tuple(entry.resource for entry in self.lists if entry.unsatisfiable)
 
 

@@ -1,15 +1,15 @@
 """Choose few nodes whose amounts meet several needs at once.
 
-Theory. For one thing the nodes with most of it are the answer. For several it is a covering problem with a
-limited number of nodes. Weigh the things: a node's *score* is the weighted sum of its amounts, and if even
-the best scores together stay below the weighted sum of the needs, there is no choice. That holds for any
-weights, so they may be chosen to decide quickly: where the best nodes by score lack a thing, its weight goes
-up. Mostly a few rounds of this end in a choice or in the proof that there is none.
+Theory. For one resource, the nodes with most of it are the answer. For several it is a covering problem with
+a limited number of nodes. Weigh the resources: a node's *score* is the weighted sum of its amounts, and if
+even the best scores together stay below the weighted sum of the needs, there is no choice. That holds for any
+weights, so they may be chosen to decide quickly: where the best nodes by score lack a resource, its weight
+goes up. Mostly a few rounds of this end in a choice or in the proof that there is none.
 
 The cases in between are searched, node by node in the order of the last scores. A branch ends when the best
 scores of those that remain cannot fill what is still missing; nodes alike are tried once. After ``STEPS``
-tries the search gives up and says that there is no choice, so the time is bounded. All numbers are whole, so
-no answer depends on rounding.
+tries the search gives up and reports that there is no choice, so the time is bounded. All numbers are
+integers, so no answer depends on rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUNDS = 12
 _SCALE = 1 << 80
 
 Amounts = Mapping[int, tuple[int, ...]]
-"""Node to what it has, in the order of the needs."""
+"""Node to its amounts, in the order of the needs."""
 
 
 def choose(
@@ -37,9 +37,9 @@ def choose(
     """Choose at most some number of nodes.
 
     Args:
-        nodes: To choose from.
-        amounts: What they have, at most.
-        needs: What is needed, each more than 0.
+        nodes: The nodes to choose from.
+        amounts: The amounts that they have, at most.
+        needs: The amounts that are needed, each more than 0.
         size: The largest number, not below 0.
         meets_all: Accepts or rejects NUMA nodes whose amounts are enough.
         apart: NUMA nodes that are never interchangeable with others, whatever their amounts.
@@ -54,17 +54,17 @@ def choose(
     for _ in range(_ROUNDS):
         search.weigh(weights)
         top = search.order[:size]
-        got = [sum(column) for column in zip(*(amounts[node] for node in top), strict=True)]
-        if _score(got or [0] * len(needs), weights) < _score(needs, weights):
+        totals = [sum(column) for column in zip(*(amounts[node] for node in top), strict=True)]
+        if _score(totals or [0] * len(needs), weights) < _score(needs, weights):
             return None
         bits = sum(1 << node for node in top)
-        if all(has >= need for has, need in zip(got, needs, strict=True)) and meets_all(bits):
+        if all(total >= need for total, need in zip(totals, needs, strict=True)) and meets_all(bits):
             return bits
         if len(needs) == 1:
             break
         weights = [
-            max(1, int(weight * min(16.0, need / max(has, 1)) ** 2))
-            for weight, need, has in zip(weights, needs, got, strict=True)
+            max(1, int(weight * min(16.0, need / max(total, 1)) ** 2))
+            for weight, need, total in zip(weights, needs, totals, strict=True)
         ]
     return search.walk(0, 0, size, needs)
 
@@ -107,13 +107,13 @@ class _CoverSearch:
                 return None
             self.remaining -= 1
             node = self.order[at]
-            has = self.amounts[node]
-            rest = [need - amount for need, amount in zip(needs, has, strict=True)]
-            found = self.walk(at + 1, bits | 1 << node, room - 1, rest)
-            if found is not None:
-                return found
+            node_amounts = self.amounts[node]
+            still_needed = [need - amount for need, amount in zip(needs, node_amounts, strict=True)]
+            choice = self.walk(at + 1, bits | 1 << node, room - 1, still_needed)
+            if choice is not None:
+                return choice
             at += 1
-            while at < end and node not in self.apart and self.amounts[self.order[at]] == has:
+            while at < end and node not in self.apart and self.amounts[self.order[at]] == node_amounts:
                 if self.order[at] in self.apart:
                     break
                 at += 1

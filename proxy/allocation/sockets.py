@@ -43,7 +43,7 @@ class Sockets(Struct, frozen=True):
 
     @classmethod
     def of(cls, topo: CpuTopology, size: int) -> Sockets:
-        """Read a machine.
+        """Compute which sets are aligned on a machine.
 
         Args:
             topo: The machine.
@@ -56,27 +56,29 @@ class Sockets(Struct, frozen=True):
 
     def touched(self, bits: int) -> int:
         """Return the bits of the sockets that nodes touch."""
-        found = 0
+        touched = 0
         for node, sockets in self.of_node:
             if bits >> node & 1:
-                found |= sockets
-        return found
+                touched |= sockets
+        return touched
 
     def aligned(self, bits: int) -> bool:
-        """Return whether nodes touch as many sockets as they should."""
+        """Return whether nodes touch as many sockets as an aligned set does."""
         return self.touched(bits).bit_count() == self.wanted
 
     def choices(self, demands: Sequence[Demand]) -> Iterable[int]:
         """Return the bits of sockets that an aligned set may be on."""
-        every = tuple(Mask.from_bits(self.touched(-1)))
-        if not self.wanted or self.wanted > len(every):
+        all_sockets = tuple(Mask.from_bits(self.touched(-1)))
+        if not self.wanted or self.wanted > len(all_sockets):
             return ()
-        if math.comb(len(every), self.wanted) <= CHOICES:
-            return (sum(1 << s for s in taken) for taken in itertools.combinations(every, self.wanted))
+        if math.comb(len(all_sockets), self.wanted) <= CHOICES:
+            return (
+                sum(1 << s for s in subset) for subset in itertools.combinations(all_sockets, self.wanted)
+            )
         whole = tuple(
-            Demand(d.want, tuple((self.touched(nodes), n) for nodes, n in d.amounts)) for d in demands
+            Demand(d.required, tuple((self.touched(nodes), n) for nodes, n in d.amounts)) for d in demands
         )
-        best = best_mask(every, whole, floor=self.wanted)
+        best = best_mask(all_sockets, whole, floor=self.wanted)
         return () if best is None else (best,)
 
 
@@ -100,17 +102,21 @@ class SocketFamily(Family):
         """Return the best of the aligned masks, see ``Family.preferred_masks``."""
         touching = dict(self.sockets.of_node)
         held = tuple(Demand(1, ((1 << node, 1),)) for node in Mask.from_bits(base))
-        found: list[tuple[int, list[int], tuple[Demand, ...]]] = []
+        candidates: list[tuple[int, list[int], tuple[Demand, ...]]] = []
         for chosen in self.sockets.choices(demands):
             inside = [node for node in nodes if node in touching and not touching[node] & ~chosen]
             touch = (
                 Demand(1, tuple((1 << node, 1) for node in inside if touching[node] >> socket & 1))
                 for socket in Mask.from_bits(chosen)
             )
-            wanted = (*demands, *held, *touch)
-            least = smallest(inside, wanted)
+            all_demands = (*demands, *held, *touch)
+            least = smallest(inside, all_demands)
             if least is not None:
-                found.append((max(least, floor), inside, wanted))
-        fewest = min((size for size, _, _ in found), default=0)
-        masks = (best_mask(inside, wanted, 0, floor) for size, inside, wanted in found if size == fewest)
+                candidates.append((max(least, floor), inside, all_demands))
+        fewest = min((size for size, _, _ in candidates), default=0)
+        masks = (
+            best_mask(inside, all_demands, 0, floor)
+            for size, inside, all_demands in candidates
+            if size == fewest
+        )
         return [bits for bits in masks if bits]

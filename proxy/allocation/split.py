@@ -43,12 +43,12 @@ class Split(Struct, frozen=True):
     """How much each NUMA node gives.
 
     Attributes:
-        each: CPUs that every member gives.
-        members: Positions of the nodes, ascending.
-        extra: Positions of those that give the rest, one group each time.
+        per_node: CPUs that every member gives.
+        members: Indices of the nodes, ascending.
+        extra: Indices of those that give the rest, one group each time.
     """
 
-    each: int
+    per_node: int
     members: tuple[int, ...]
     extra: tuple[int, ...] = ()
 
@@ -58,7 +58,7 @@ def split(counts: Sequence[int], n: int, group: int, fewest: int) -> Split | Non
 
     Args:
         counts: Free CPUs of every node that has any, in allocation order.
-        n: CPUs wanted, at least 1 and a multiple of ``group``.
+        n: CPUs requested, at least 1 and a multiple of ``group``.
         group: CPUs that must stay together.
         fewest: The number of nodes to begin with.
 
@@ -66,9 +66,9 @@ def split(counts: Sequence[int], n: int, group: int, fewest: int) -> Split | Non
         The choice, or None when no number of nodes can share the request evenly.
     """
     for k in range(max(fewest, 1), min(n // group, len(counts)) + 1):
-        found = _SplitSearch(counts, n, group, k).best()
-        if found is not None:
-            return found
+        choice = _SplitSearch(counts, n, group, k).best()
+        if choice is not None:
+            return choice
     return None
 
 
@@ -80,8 +80,8 @@ class _SplitSearch:
         self.group = group
         self.need = n
         self.k = k
-        self.each = n // k // group * group
-        self.rest = n - self.each * k
+        self.per_node = n // k // group * group
+        self.rest = n - self.per_node * k
         self.mean = math.floor((sum(counts) - n) / len(counts) * 1000 + 0.5) / 1000
         self.total = sum(counts) - n
         self.squares = sum(count * count for count in counts)
@@ -92,12 +92,12 @@ class _SplitSearch:
 
     def best(self) -> Split | None:
         """Return the first of the best choices, or None when no k nodes can do it."""
-        usable = [i for i, count in enumerate(self.counts) if count >= self.each]
+        usable = [i for i, count in enumerate(self.counts) if count >= self.per_node]
         fullest = sorted(usable, key=lambda i: (-self.counts[i], i))[: self.k]
         if len(fullest) < self.k or self.groups(fullest) * self.group < self.need:
             return None
         if not self.rest:
-            return Split(self.each, self.first_even(usable, sum(self.counts[i] for i in fullest)))
+            return Split(self.per_node, self.first_even(usable, sum(self.counts[i] for i in fullest)))
         levelled, squares = self.level(sorted(fullest))
         self.goal = self.deviation(squares)
         for chosen in first_choices([self.counts[i] for i in usable], self.k):
@@ -120,9 +120,12 @@ class _SplitSearch:
         members: list[int] = []
         total = 0
         for at, i in enumerate(usable):
-            rest = sorted((self.counts[j] for j in usable[at + 1 :]), reverse=True)
-            rest = rest[: self.k - len(members) - 1]
-            if len(rest) == self.k - len(members) - 1 and total + self.counts[i] + sum(rest) >= least:
+            next_fullest = sorted((self.counts[j] for j in usable[at + 1 :]), reverse=True)
+            next_fullest = next_fullest[: self.k - len(members) - 1]
+            if (
+                len(next_fullest) == self.k - len(members) - 1
+                and total + self.counts[i] + sum(next_fullest) >= least
+            ):
                 members.append(i)
                 total += self.counts[i]
             if len(members) == self.k:
@@ -130,21 +133,21 @@ class _SplitSearch:
         return tuple(members)
 
     def level(self, members: Sequence[int]) -> tuple[Split, int]:
-        """Take the rest group by group from what is the fullest; also the sum of squares afterwards."""
+        """Return the split that takes every extra group from the fullest node, and its sum of squares."""
         squares = self.evenly(sum(self.counts[i] for i in members))
-        heap = [(self.each - self.counts[i], i) for i in members]
+        heap = [(self.per_node - self.counts[i], i) for i in members]
         heapq.heapify(heap)
-        gave = []
+        givers = []
         for _ in range(self.rest // self.group):
-            left, i = heap[0]
-            gave.append(i)
-            squares += self.group * (self.group + 2 * left)
-            heapq.heapreplace(heap, (left + self.group, i))
-        return Split(self.each, tuple(members), tuple(gave)), squares
+            negative_free, i = heap[0]
+            givers.append(i)
+            squares += self.group * (self.group + 2 * negative_free)
+            heapq.heapreplace(heap, (negative_free + self.group, i))
+        return Split(self.per_node, tuple(members), tuple(givers)), squares
 
     def evenly(self, total: int) -> int:
         """Return the sum of squares after k nodes, which have ``total`` free, gave the same."""
-        return self.squares + self.k * self.each * self.each - 2 * self.each * total
+        return self.squares + self.k * self.per_node * self.per_node - 2 * self.per_node * total
 
     @property
     def done(self) -> bool:
@@ -159,7 +162,7 @@ class _SplitSearch:
     def try_members(self, members: tuple[int, ...]) -> None:
         self.scored += 1
         counts = self.counts
-        givers = [i for i in members if counts[i] - self.each >= self.group]
+        givers = [i for i in members if counts[i] - self.per_node >= self.group]
         for size in range(len(givers), 0, -1):
             for chosen in first_choices([counts[i] for i in givers], size):
                 self.try_extra(members, tuple(givers[i] for i in chosen))
@@ -168,18 +171,18 @@ class _SplitSearch:
 
     def try_extra(self, members: tuple[int, ...], extra: tuple[int, ...]) -> None:
         """Keep a choice if it leaves the nodes more alike than the best so far."""
-        left = {i: self.counts[i] - self.each for i in extra}
+        remaining = {i: self.counts[i] - self.per_node for i in extra}
         self.scored += 1
-        if sum(count // self.group for count in left.values()) * self.group < self.rest:
+        if sum(count // self.group for count in remaining.values()) * self.group < self.rest:
             return
-        gave = hand_out(left, extra, self.rest, self.group)
+        order = hand_out(remaining, extra, self.rest, self.group)
         squares = self.evenly(sum(self.counts[i] for i in members))
-        for i, after in left.items():
-            squares += after * after - (self.counts[i] - self.each) ** 2
+        for i, after in remaining.items():
+            squares += after * after - (self.counts[i] - self.per_node) ** 2
         deviation = self.deviation(squares)
         if self.score is None or deviation < self.score:
             self.score = deviation
-            self.found = Split(self.each, members, tuple(gave))
+            self.found = Split(self.per_node, members, tuple(order))
 
     def deviation(self, squares: int) -> float:
         size, mean = len(self.counts), self.mean
@@ -187,11 +190,11 @@ class _SplitSearch:
         return math.floor(math.sqrt(max(variance, 0.0)) * 1000 + 0.5) / 1000
 
 
-def hand_out(left: dict[int, int], order: Sequence[int], rest: int, group: int) -> list[int]:
+def hand_out(remaining: dict[int, int], order: Sequence[int], rest: int, group: int) -> list[int]:
     """Take ``rest`` in rounds of one group, from each that still has one.
 
     Args:
-        left: What each has; reduced in place. In whole groups it must be at least ``rest`` altogether.
+        remaining: The CPUs that each has; reduced in place. In whole groups they must be at least ``rest``.
         order: The nodes that give, in order.
         rest: CPUs to hand out, a multiple of ``group``.
         group: CPUs that must stay together.
@@ -199,18 +202,18 @@ def hand_out(left: dict[int, int], order: Sequence[int], rest: int, group: int) 
     Returns:
         The nodes that gave, group by group.
     """
-    gave = []
+    givers = []
     while rest > 0:
         for i in order:
-            if rest > 0 and left[i] >= group:
-                left[i] -= group
+            if rest > 0 and remaining[i] >= group:
+                remaining[i] -= group
                 rest -= group
-                gave.append(i)
-    return gave
+                givers.append(i)
+    return givers
 
 
 def first_choices(counts: Sequence[int], k: int) -> Iterator[tuple[int, ...]]:
-    """Return the ways to choose k positions in list order, without those that an earlier one represents.
+    """Return the ways to choose k indices in list order, without those that an earlier one represents.
 
     A run of equal counts is used from its start: of the ways that differ only in which of the run they take,
     the first is given.

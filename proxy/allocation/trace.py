@@ -1,7 +1,7 @@
 """Describe the steps of an allocator in sentences, for explanations.
 
-An allocator notes what it took, unit by unit, and only where a record is wanted. Here the notes become
-sentence fragments, one for each step: what was taken of one unit in a row is one fragment.
+An allocator notes the CPUs that it takes, unit by unit, and only where a record is requested. Here the notes
+become sentence fragments: consecutive notes of one unit become one fragment.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def step_texts(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
     """Return notes as sentence fragments, in their order."""
     lines: list[str] = []
     for (kind, where), row in itertools.groupby(notes, lambda note: (note[0], _where(topo, note))):
-        taken = list(row)
-        bits = union(more for _, _, more in taken)
+        row_notes = list(row)
+        bits = union(more for _, _, more in row_notes)
         if kind in (SOCKET, NODE, UNCORE):
             message = f"{kind} {where} whole"
         elif kind == PART:
             message = f"all that was still wanted from uncore cache {where}"
         elif kind == CORE:
-            message = f"{counted(len(taken), 'whole core')} of NUMA node {where}"
+            message = f"{counted(len(row_notes), 'whole core')} of NUMA node {where}"
         else:
-            cores = [core for core, held in topo.cores.items() if held & bits]
+            cores = [core for core, core_bits in topo.cores.items() if core_bits & bits]
             home = f"core {cores[0]}" if len(cores) == 1 else f"NUMA node {where}"
-            message = f"{counted(len(taken), 'single CPU')} of {home}"
+            message = f"{counted(len(row_notes), 'single CPU')} of {home}"
         lines.append(f"{message}: {cpus(CpuSet.from_bits(bits))}")
     return lines
 
@@ -52,4 +52,4 @@ def _where(topo: CpuTopology, note: Note) -> int:
 
 
 def _first(units: Units, bits: int) -> int:
-    return next(unit for unit, held in units.items() if held & bits)
+    return next(unit for unit, unit_bits in units.items() if unit_bits & bits)

@@ -77,7 +77,7 @@ def _floor(config: Config, machine: Machine) -> str:
     from proxy.executor.node_rules import node_of
 
     least = max(
-        (floor.least for floor in node_of(config, machine).floors.each if floor.node is None), default=0
+        (floor.least for floor in node_of(config, machine).floors.floors if floor.node is None), default=0
     )
     return f" as long as the shared pool keeps {least}" if least else ""
 

@@ -43,7 +43,7 @@ def shortfall(state: NodeState, context: AdmissionContext, reason: str) -> tuple
         return tuple(with_holders(state, shortfall, request.pod) for shortfall in on_node)
     if reason not in (TOPOLOGY_AFFINITY, UNEXPECTED) or provider is None:
         return ()
-    return on_machine(state, request.pod, provider.wanted(request), provider.free(request))
+    return on_machine(state, request.pod, provider.requested_cpus(request), provider.free(request))
 
 
 def on_machine(
@@ -99,7 +99,7 @@ def _on_one_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
 def _beyond_each_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
     """Return the shortfall of the NUMA node with the most CPUs, if even that node is too small."""
     provider = _cpu_provider(context)
-    requested = 0 if provider is None else provider.wanted(context.request)
+    requested = 0 if provider is None else provider.requested_cpus(context.request)
     if provider is None or not requested:
         return ()
     machine, free = context.node.machine, provider.free(context.request)

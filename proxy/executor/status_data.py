@@ -227,7 +227,7 @@ def _settings(node: Node) -> dict[str, object]:
 def _admission(node: Node) -> dict[str, object]:
     """Return the rules of admission, with the floors in CPUs."""
     rules = node.admission
-    floors = {floor.node: floor.least for floor in node.floors.each}
+    floors = {floor.node: floor.least for floor in node.floors.floors}
     return {
         "resourceStatus": rules.resource_status.value,
         "namespaces": list(rules.owners.patterns),

@@ -1,7 +1,7 @@
 """Which pods may own CPUs: the rules as values, and the names of the rules.
 
-A value made without arguments allows everything, as a node without a configuration does. The bounds that a
-configuration has by default are in ``proxy.config.admission``.
+A value made without arguments allows everything. The default limits of a configuration are in
+``proxy.config.admission``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.model.label_selector import LabelSelector
 
 
 class ResourceStatusMode(enum.StrEnum):
-    """How far CPUs that the annotation ``resource-status`` names are believed."""
+    """Whether the CPUs that the annotation ``resource-status`` names are used."""
 
     BOUNDED = "bounded"
     FOLLOW = "follow"
@@ -57,7 +57,7 @@ CLAIMED = (
     AdmissionRule.WHOLE_CPUS,
     AdmissionRule.RESERVED_CPUS,
 )
-"""Rules about what a pod claims, whatever else is on the node. The others are about what is left."""
+"""Rules that depend on the claim of a pod alone. The other rules depend on the CPUs that others own."""
 
 
 class Breach(Struct, frozen=True):
@@ -102,15 +102,17 @@ class Namespaces(Struct, frozen=True):
         return "*" in self.patterns and self.selector.all
 
     def knowing(self, labels: Mapping[str, Mapping[str, str]] | None) -> Namespaces:
-        """Return the same for what is known of labels.
+        """Return the namespaces with those that the selector selects by their labels.
 
         Args:
-            labels: Of each namespace that is known; None where nothing is known.
+            labels: The labels of each namespace; None where they are not known.
         """
         if self.selector.all:
             return self
-        found = frozenset(name for name, each in (labels or {}).items() if self.selector.matches(each))
-        return self if found == self.selected else structs.replace(self, selected=found)
+        selected = frozenset(
+            name for name, labels_of_name in (labels or {}).items() if self.selector.matches(labels_of_name)
+        )
+        return self if selected == self.selected else structs.replace(self, selected=selected)
 
 
 EVERYWHERE = Namespaces()
@@ -121,14 +123,14 @@ class AdmissionRules(Struct, frozen=True):
     """The rules of a node.
 
     Attributes:
-        resource_status: How far the annotation ``resource-status`` is believed.
+        resource_status: Whether the CPUs of the annotation ``resource-status`` are used.
         owners: Namespaces that may use the classes LSE and LSR, and ``resource-status``.
         system: Namespaces that may use class SYSTEM where the node keeps CPUs for it.
         pod_limit, namespace_limit, node_limit: Most exclusive CPUs; None for no limit.
-        floor: Least CPUs of the shared pool; None for a share of the machine (``proxy.pools.pools``).
-        numa_floor: The same on each NUMA node.
+        floor: The least CPUs of the shared pool; None for a share of the machine (``proxy.pools.pools``).
+        numa_floor: The least CPUs of the shared pool on each NUMA node; None as for ``floor``.
         beyond: What happens to a pod that claims more.
-        name_others: Whether what a client is answered may name other pods.
+        name_others: Whether messages to a client may name other pods.
     """
 
     resource_status: ResourceStatusMode = ResourceStatusMode.FOLLOW

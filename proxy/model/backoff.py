@@ -86,8 +86,8 @@ class RetryTimes(Generic[K]):
 
     def remaining(self, key: K, now: float) -> float:
         """Return the time until a key may be tried; 0 if it may be now."""
-        known = self._known.get(key)
-        return 0.0 if known is None else max(0.0, known[1] - now)
+        entry = self._known.get(key)
+        return 0.0 if entry is None else max(0.0, entry[1] - now)
 
     def failed(self, key: K, now: float) -> None:
         """An attempt has failed, or what it repaired is broken again."""
@@ -100,7 +100,7 @@ class RetryTimes(Generic[K]):
 
     def keep(self, keys: Container[K]) -> None:
         """Forget all keys but these."""
-        self._known = {key: known for key, known in self._known.items() if key in keys}
+        self._known = {key: entry for key, entry in self._known.items() if key in keys}
 
 
 PASSES = Backoff(1, 32, tolerated=2, least=1)

@@ -23,7 +23,7 @@ class InputDefect(str):
 
     Attributes:
         kind: What is defective.
-        decisive: It leaves a pod without CPUs of its own; of several defects of a pod, the first that could.
+        decisive: Whether this defect leaves its pod without exclusive CPUs; at most one defect of a pod does.
     """
 
     __slots__ = ("decisive", "kind")

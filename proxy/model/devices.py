@@ -1,4 +1,4 @@
-"""Names of extended resources, and what a device plug-in adds to the request of a container."""
+"""Names of extended resources, and the answers of device plug-ins to Allocate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DeviceMount(Struct, frozen=True):
 
 
 class AllocateAnswer(Struct, frozen=True):
-    """What one plug-in adds to the request of a container.
+    """The additions of one plug-in to the request of a container.
 
     Attributes:
         envs: Environment variables by name.
@@ -71,11 +71,11 @@ def is_extended_resource(name: str) -> bool:
     """
     if "/" not in name or _NATIVE in name or name.startswith(_IN_QUOTAS):
         return False
-    domain, _, rest = name.partition("/")
+    domain, _, resource = name.partition("/")
     domain = f"{_IN_QUOTAS}{domain}"
     labels = domain.split(".")
     return (
         len(domain) <= _DOMAIN_LIMIT
         and all(_LABEL.fullmatch(label) for label in labels)
-        and _NAME.fullmatch(rest) is not None
+        and _NAME.fullmatch(resource) is not None
     )

@@ -8,9 +8,9 @@ from typing import Final
 GONE: Final = (errno.ENOENT, errno.ENODEV)
 """A cgroup has been removed: before its file was opened, or since."""
 ABSENT: Final = (*GONE, errno.ENOTDIR)
-"""The same, also where a part of the path is not a directory."""
+"""As above, also where a part of the path is not a directory."""
 DENIED: Final = (errno.EACCES, errno.EPERM)
-"""This process may not do that."""
+"""The process lacks the permission."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 """A disk, or this user's part of it, is full."""
 UNREADABLE_PROC: Final = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH, *DENIED)

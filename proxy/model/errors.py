@@ -13,13 +13,13 @@ class TopoproxyError(Exception):
 
 
 class ConfigError(TopoproxyError):
-    """The configuration is refused (sysexits EX_CONFIG)."""
+    """The configuration is invalid (sysexits EX_CONFIG)."""
 
     exit_code = 78
 
 
 class InputError(TopoproxyError):
-    """A file that was given to us does not hold what it should (sysexits EX_DATAERR)."""
+    """An input file has invalid content (sysexits EX_DATAERR)."""
 
     exit_code = 65
 
@@ -49,16 +49,16 @@ class LockedError(TopoproxyError):
 
 
 class PermissionDeniedError(TopoproxyError):
-    """The process may not do this (sysexits EX_NOPERM)."""
+    """The process lacks a permission (sysexits EX_NOPERM)."""
 
     exit_code = 77
 
 
 class RecordError(TopoproxyError):
-    """Records cannot be stored in the ledger because of what they hold; everything else in their batch is.
+    """Records cannot be stored in the ledger because of their content; the rest of their batch is stored.
 
     Attributes:
-        rejected: Why, in short words, by the record's key.
+        rejected: The cause in short words, by the record's key.
     """
 
     def __init__(self, rejected: Mapping[str, str]) -> None:
@@ -69,7 +69,7 @@ class RecordError(TopoproxyError):
 
 
 class TopologyError(InputError):
-    """sysfs, or a description, is not that of a machine that we can work with."""
+    """sysfs, or a machine description, is incomplete, contradictory or not supported."""
 
 
 class CgroupError(TopoproxyError):
@@ -97,8 +97,8 @@ class RuntimeCallError(TopoproxyError):
 
 
 class HookError(TopoproxyError):
-    """A hook cannot be loaded, or did what it may not do."""
+    """A hook cannot be loaded, or has returned something that is not allowed."""
 
 
 class DeviceConflictError(TopoproxyError):
-    """What a device plug-in adds to a container's request contradicts the request or another plug-in."""
+    """The additions of a device plug-in contradict the container's request or another plug-in."""

@@ -1,4 +1,4 @@
-"""The record of a decision: why a container was placed where it is, or refused.
+"""The record of a decision: why a container was placed where it is, or rejected.
 
 A record holds values only, small enough to keep some hundreds of them: long lists of hints are counted, and
 a few are kept. Sentences are made from it on demand, not when it is written.
@@ -15,11 +15,11 @@ from proxy.model.workload import Verdict
 SAMPLE = 6
 """How many hints of a list are kept."""
 HOLDERS = 10
-"""How many of the containers that have missing CPUs are named."""
+"""How many of the containers that hold missing CPUs are named."""
 
 
 class Fact(Struct, frozen=True):
-    """Something that was known about the request.
+    """One fact about the request that a decision used.
 
     Attributes:
         what: Its name, such as ``cpu request``.
@@ -53,14 +53,14 @@ class ProviderAnswer(Struct, frozen=True):
 
 
 class Merge(Struct, frozen=True):
-    """What the topology policy made of the hints.
+    """The result of the topology policy.
 
     Attributes:
         policy: kubelet's name of the policy.
         scope: ``container`` or ``pod``.
-        best: The hint that won; its affinity is None where any node will do.
-        runner_up: The best with other nodes, if there is one.
-        decided: What decided between the two, in words.
+        best: The winning hint; its affinity is None for any node.
+        runner_up: The best hint with other nodes, if there is one.
+        decided: Why the winner comes before the runner-up, in words.
         conflicts: Texts that name the resources that prevent a preferred result; empty where none does.
     """
 
@@ -73,11 +73,11 @@ class Merge(Struct, frozen=True):
 
 
 class AllocationStep(Struct, frozen=True):
-    """What an allocator did, one step.
+    """One step of an allocator.
 
     Attributes:
         provider: ``cpu``, ``memory`` or ``devices``.
-        what: In words, such as ``core 4: CPUs 4,36``.
+        what: The step in words, such as ``core 4: CPUs 4,36``.
     """
 
     provider: str
@@ -89,7 +89,7 @@ class MovedContainer(Struct, frozen=True):
 
     Attributes:
         ref: ``namespace/pod/container``.
-        before, after: CPUs.
+        before, after: The CPUs that it had, and those that it has.
     """
 
     ref: str
@@ -98,7 +98,7 @@ class MovedContainer(Struct, frozen=True):
 
 
 class CpuHolder(Struct, frozen=True):
-    """A container, or a pod as a whole, that has CPUs which a refused request needs.
+    """A container, or a pod as a whole, that has CPUs which a rejected request needs.
 
     Attributes:
         ref: ``namespace/pod/container`` or ``namespace/pod``, with a remark in brackets.
@@ -110,18 +110,18 @@ class CpuHolder(Struct, frozen=True):
 
 
 class Shortfall(Struct, frozen=True):
-    """What some nodes had too little of for a refused request.
+    """A resource of which some NUMA nodes had too little for a rejected request.
 
-    If one of these sets of nodes had what is missing, the request would have been admitted.
+    If they had the missing amount, the request would have been admitted.
 
     Attributes:
         resource: ``cpu``, ``memory``, ``hugepages-*`` or the name of a device's resource.
         nodes: The NUMA nodes; None for the whole machine.
-        wanted, free: CPUs, bytes or devices.
-        kept: How many of the CPUs of the machine no owner may take, because the shared pool needs them.
-        most: How many there are for all requests together on an empty machine; None where that is not known.
-        named: The CPUs of which all must be free, where the request names some.
-        holders: What has the CPUs; the first ``HOLDERS`` of them.
+        wanted, free: The requested and the free amount: CPUs, bytes or devices.
+        kept: How many CPUs of the machine no owner may take, because the shared pool needs them.
+        most: The most that all owners together may have on an empty machine; None where it is not known.
+        named: The CPUs that the request names, all of which must be free.
+        holders: The containers and pods that have the CPUs; the first ``HOLDERS`` of them.
         more_holders: How many more there are.
     """
 
@@ -137,7 +137,7 @@ class Shortfall(Struct, frozen=True):
 
     @property
     def missing(self) -> int:
-        """How many more must be free; none where there is enough."""
+        """The missing amount; 0 where there is enough."""
         return max(0, self.wanted + self.kept - self.free)
 
 
@@ -150,19 +150,19 @@ class Explanation(Struct, frozen=True):
         uid: The pod's uid.
         container: The container's name; empty for a decision about the whole pod.
         attempt: The container's attempt, or the sandbox's.
-        facts: What was known.
-        answers: What the providers answered.
-        merge: What the policy made of it; None where no policy applied.
-        steps: What the allocators did.
-        verdict: Admit or refuse.
+        facts: The facts about the request.
+        answers: The answers of the providers.
+        merge: The result of the policy; None where no policy applied.
+        steps: The steps of the allocators.
+        verdict: Admit or reject.
         pool: ``own``, ``shared`` or ``be``; empty where nothing was placed.
         cpus: The CPUs: its own, or those of its pool at that time.
         mems: The memory nodes; None where they are left alone.
         devices: Names of devices.
         reasons: The decision in sentences.
         moved: Containers that had to leave CPUs for it; the first of them.
-        more_moved: How many more had to.
-        shortfalls: On a refusal, what would have made it fit, where that is known.
+        more_moved: How many more had to leave.
+        shortfalls: The missing resources of a rejected request, where they are known.
         applied: Whether the plan was applied to the pod; false where the pod was only observed.
     """
 

@@ -1,4 +1,4 @@
-"""What the providers of the topology manager granted to one container."""
+"""The grants of the topology manager's providers to one container."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Grants(Struct, frozen=True):
         cpus: Exclusive CPUs; empty where it gets none.
         blocks: Memory by NUMA nodes.
         devices: Resource and device ids, for devices that topoproxy assigns itself.
-        shares: What providers of other resources granted.
+        shares: The grants of providers of other resources.
     """
 
     cpus: CpuSet = field(default_factory=CpuSet)

@@ -29,4 +29,4 @@ class GrpcStatus(IntEnum):
 
 
 NO_ANSWER: Final = (GrpcStatus.CANCELLED, GrpcStatus.DEADLINE_EXCEEDED, GrpcStatus.UNAVAILABLE)
-"""The peer has not answered: whether it has done what was requested is not known."""
+"""Codes without an answer of the peer: whether it has executed the call is not known."""

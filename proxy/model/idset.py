@@ -28,9 +28,9 @@ _NARROW = 1024
 _FEW = 64
 """Up to this many ranges are joined by shifts."""
 _LONGEST = 6
-"""Characters that a list may have for each id that there can be: five digits and a comma."""
+"""Characters of a list for each possible id: five digits and a comma."""
 _LONGEST_WRITE = 64 << 10
-"""Characters of a list that anything keeps as it is written."""
+"""The most characters of a list that is stored as it was written."""
 _SHOWN = 60
 """Characters of the machine's ids that a message shows."""
 
@@ -41,9 +41,9 @@ class IdSet:
     __slots__ = ("_bits",)
 
     LIMIT: ClassVar[int] = 65536
-    """Ids at or above this are refused: no kernel has them, and a typing error must not cost memory."""
+    """Ids at or above this are rejected: no kernel has them, and a typing error must not cost memory."""
     NOUN: ClassVar[str] = "id"
-    """What one id is, in messages."""
+    """The word for one id, in messages."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         """Build a set from ids.
@@ -132,8 +132,8 @@ class IdSet:
         parts: list[str] = []
         bits, base = self._bits, 0
         if bits.bit_length() > _NARROW:
-            for found in re.finditer("1+", _digits(bits)):
-                low, end = found.span()
+            for match in re.finditer("1+", _digits(bits)):
+                low, end = match.span()
                 parts.append(str(low) if end - low == 1 else f"{low}-{end - 1}")
             return ",".join(parts)
         while bits:
@@ -232,7 +232,7 @@ def _joined(runs: Sequence[tuple[int, int]]) -> int:
 
 
 def plausible(text: str) -> str:
-    """Return a list of ids verbatim; nothing for a text that no kernel takes for one.
+    """Return a list of ids verbatim; an empty text where no kernel would accept it.
 
     The kernel reads 100 characters and 6 for each CPU that it was built for, at most 8192
     (``max_write_len`` of ``cpuset.cpus``).

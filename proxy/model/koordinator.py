@@ -1,4 +1,4 @@
-"""Koordinator's CPU bind policies: what pods request and what nodes prescribe.
+"""Koordinator's CPU bind policies: the values that pods request and nodes prescribe.
 
 The values are the texts of labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go). The
 document that specifies the orchestration has more of them than Koordinator's code:
@@ -33,7 +33,7 @@ class ExclusivePolicy(enum.StrEnum):
 
 
 class NodeBindPolicy(enum.StrEnum):
-    """What a node prescribes for all pods that own CPUs."""
+    """The bind policy that a node prescribes for all pods that own CPUs."""
 
     NONE = ""
     FULL_PCPUS_ONLY = "FullPCPUsOnly"
@@ -64,7 +64,7 @@ KUBERNETES: Mapping[NumaPolicy, TopologyPolicy] = {
     NumaPolicy.RESTRICTED: TopologyPolicy.RESTRICTED,
     NumaPolicy.SINGLE_NUMA_NODE: TopologyPolicy.SINGLE_NUMA_NODE,
 }
-"""What Kubernetes calls each of them."""
+"""The topology policy of Kubernetes for each of them."""
 
 
 class NumaExclusive(enum.StrEnum):
@@ -84,7 +84,7 @@ class KeepQuota(enum.StrEnum):
 
 
 class SuppressMode(enum.StrEnum):
-    """How BE pods are kept within what others leave."""
+    """How BE pods are limited to the CPU time that others leave idle."""
 
     OFF = "off"
     CPUSET = "cpuset"

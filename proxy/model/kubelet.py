@@ -1,4 +1,4 @@
-"""What is known of the node from outside: kubelet's CPU manager, and a part of the Kubernetes Node object."""
+"""Values read from outside: the state of kubelet's CPU manager, and a part of the Kubernetes Node object."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class CpuManager(Struct, frozen=True):
         options: The policy's options that are set, by name.
         reserved: CPUs that it keeps back.
         topology_policy, topology_scope: Of its topology manager; empty where unknown.
-        default: What containers without CPUs of their own run on, by its account.
-        held: The containers that it gave CPUs, and the CPUs.
+        default: The CPUs of containers without exclusive CPUs, by its state.
+        held: The CPUs that it assigned, by pod uid and container name.
         sources: Name of an attribute to where its value came from, in words.
-        problems: What could not be found out, or contradicts itself, one sentence each.
+        problems: Values that could not be read, or that contradict each other, one sentence each.
     """
 
     policy: str = ""
@@ -41,10 +41,10 @@ class NodeMeta(Struct, frozen=True):
     """A Node object of Kubernetes.
 
     Attributes:
-        name, uid: Empty where it does not say them.
-        labels, annotations: As it has them.
+        name, uid: Empty where the object has none.
+        labels, annotations: As in its metadata.
         capacity, allocatable: Resource to amount in thousandths; empty where it has no status.
-        problems: What in it could not be read, one sentence each.
+        problems: Members that could not be read, one sentence each.
     """
 
     name: str = ""

@@ -32,7 +32,7 @@ class LabelExpression(Struct, frozen=True):
     Attributes:
         key: The label.
         operator: How it is compared.
-        values: With what; empty for ``Exists`` and ``DoesNotExist``.
+        values: The values to compare with; empty for ``Exists`` and ``DoesNotExist``.
     """
 
     key: str
@@ -57,7 +57,7 @@ class LabelSelector(Struct, frozen=True):
 
     Attributes:
         match_labels: Labels with the values that they must have.
-        match_expressions: What else must hold.
+        match_expressions: Expressions that must hold in addition.
     """
 
     match_labels: Labels = ()

@@ -161,7 +161,7 @@ class Machine:
 
     @functools.cached_property
     def possible_nodes(self) -> Mask:
-        """NUMA nodes that may be there, as the kernel reports them; else those that are there."""
+        """NUMA nodes that may exist, as the kernel reports them; else those that exist."""
         numa = self.extra.get("numa")
         reported = numa.get("possible") if isinstance(numa, Mapping) else None
         existing = Mask(node.id for node in self.nodes)
@@ -192,8 +192,8 @@ class Machine:
     def fingerprint(self) -> str:
         """A short name of the hardware, to check whether saved state belongs to this machine.
 
-        Only what could be there: CPUs and NUMA nodes come and go while a machine runs, some permanently, and
-        its containers continue.
+        It covers possible CPUs and nodes only: CPUs and NUMA nodes come and go while a machine runs, some
+        permanently, and its containers continue.
         """
         numa = self.extra.get("numa")
         reported = numa.get("possible") if isinstance(numa, Mapping) else None

@@ -9,7 +9,7 @@ class NodeMode(StrEnum):
     """The mode of the node. A release goes from ``enforce`` over ``releasing`` to ``released``.
 
     Attributes:
-        is_leaving: Whether containers get back what they would have without us, or have got it back.
+        is_leaving: Whether containers get, or have got, the cpusets that they would have without topoproxy.
     """
 
     is_leaving: bool
@@ -21,7 +21,7 @@ class NodeMode(StrEnum):
     ENFORCE = "enforce"
     """Containers are placed, and their cpusets are written."""
     RELEASING = "releasing"
-    """Containers get back the cpusets that they would have without us; calls are only relayed."""
+    """Containers get back the cpusets that they would have without topoproxy; calls are only relayed."""
     RELEASED = "released"
     """All containers have got them back; calls are only relayed."""
 

@@ -3,9 +3,9 @@
 See kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_options.go and
 pkg/kubelet/cm/topologymanager/policy_options.go.
 
-kubelet's options are texts, read as Go reads them; values that a YAML file has as numbers and booleans are
-taken as well. What is unknown, unreadable or contradicts something else is refused when it is loaded, and the
-message names both sides.
+kubelet's options are texts, read as Go reads them; numbers and booleans of a YAML file are accepted as well.
+An option that is unknown, invalid or contradicts another is rejected when it is loaded, and the message names
+both.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class TopologyPolicy(enum.StrEnum):
 
     @property
     def is_strict(self) -> bool:
-        """True where a pod is refused whose resources cannot be aligned; else it runs unaligned."""
+        """True where a pod is rejected whose resources cannot be aligned; else it runs unaligned."""
         return self in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
 
 
 class Scope(enum.StrEnum):
-    """kubelet's ``topologyManagerScope``: what is decided at once."""
+    """kubelet's ``topologyManagerScope``: whether containers or whole pods are decided."""
 
     CONTAINER = "container"
     POD = "pod"

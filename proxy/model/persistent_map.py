@@ -73,10 +73,10 @@ class PersistentMap(Mapping[str, V]):
 
     def values(self) -> tuple[V, ...]:  # type: ignore[override]  # all callers only go over it
         """Return all values."""
-        found = self._values
-        if found is None:
-            found = self._values = tuple([value for bucket in self._buckets for value in bucket.values()])
-        return found
+        values = self._values
+        if values is None:
+            values = self._values = tuple([value for bucket in self._buckets for value in bucket.values()])
+        return values
 
     def items(self) -> list[tuple[str, V]]:  # type: ignore[override]  # the same
         """Return all pairs."""
@@ -84,13 +84,13 @@ class PersistentMap(Mapping[str, V]):
 
     def compared(self, before: PersistentMap[V]) -> list[tuple[str, V, V | None]]:
         """Return all pairs, each with the value that the key had in another table; None where it had none."""
-        found: list[tuple[str, V, V | None]] = []
-        for mine, old in zip(self._buckets, before._buckets, strict=True):
-            if mine is old:
-                found += [(key, value, value) for key, value in mine.items()]
+        pairs: list[tuple[str, V, V | None]] = []
+        for bucket, old in zip(self._buckets, before._buckets, strict=True):
+            if bucket is old:
+                pairs += [(key, value, value) for key, value in bucket.items()]
             else:
-                found += [(key, value, old.get(key)) for key, value in mine.items()]
-        return found
+                pairs += [(key, value, old.get(key)) for key, value in bucket.items()]
+        return pairs
 
 
 _new = PersistentMap.__new__

@@ -9,7 +9,7 @@ ROOM = 120
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number and what is counted: ``1 whole core``, ``4 whole cores``."""
+    """Return a number with its noun: ``1 whole core``, ``4 whole cores``."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
@@ -21,14 +21,14 @@ def listed(ids: IdSet) -> str:
     return f"{text[:ROOM].rpartition(',')[0]},... ({counted(len(ids), ids.NOUN)})"
 
 
-def cpus(taken: CpuSet) -> str:
+def cpus(ids: CpuSet) -> str:
     """Name CPUs: ``CPU 6``, ``CPUs 0-15``."""
-    return f"CPU{'' if len(taken) == 1 else 's'} {listed(taken)}"
+    return f"CPU{'' if len(ids) == 1 else 's'} {listed(ids)}"
 
 
-def cpus_are(taken: CpuSet) -> str:
+def cpus_are(ids: CpuSet) -> str:
     """Begin a sentence about CPUs: ``CPU 6 is``, ``CPUs 0-15 are``."""
-    return f"{cpus(taken)} {'is' if len(taken) == 1 else 'are'}"
+    return f"{cpus(ids)} {'is' if len(ids) == 1 else 'are'}"
 
 
 def no_cpus(absent: CpuSet) -> str:

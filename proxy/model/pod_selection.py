@@ -1,6 +1,6 @@
 """Which pods the plan is applied to, as values: namespaces, a label selector, and a percentage of the pods.
 
-A pod is selected that all three select. A value made without arguments selects all pods.
+A pod is selected where all three select it. A value made without arguments selects all pods.
 
 The percentage is stable. Each pod has a number from 0 to 99, which the hash of its UID gives, and the pods
 with a number below the percentage are selected. So a restart selects the same pods, and a larger percentage
@@ -35,12 +35,12 @@ def selectable_labels(labels: Mapping[str, str]) -> Labels:
     """Return the labels of a sandbox that selectors see: those of its pod, as far as they are valid."""
     if not labels:
         return ()
-    kept = sorted(
+    candidates = sorted(
         (key, value)
         for key, value in labels.items()
         if len(key) <= LONGEST_KEY and len(value) <= LONGEST_VALUE and not key.startswith(_OWN)
     )
-    return tuple(each for each in kept[:MOST_LABELS] if each[0].isascii() and each[1].isascii())
+    return tuple(label for label in candidates[:MOST_LABELS] if label[0].isascii() and label[1].isascii())
 
 
 class PodSelection(Struct, frozen=True):
@@ -81,8 +81,12 @@ class PodSelection(Struct, frozen=True):
             "namespaces": list(self.namespaces.patterns),
             "matchLabels": dict(self.labels.match_labels),
             "matchExpressions": [
-                {"key": each.key, "operator": each.operator.value, "values": list(each.values)}
-                for each in self.labels.match_expressions
+                {
+                    "key": expression.key,
+                    "operator": expression.operator.value,
+                    "values": list(expression.values),
+                }
+                for expression in self.labels.match_expressions
             ],
             "percent": self.percent,
         }
@@ -94,21 +98,26 @@ class PodSelection(Struct, frozen=True):
         Raises:
             ValueError: It does not hold such rules.
         """
-        names, labels, rest, percent = (
+        names, labels, raw_expressions, percent = (
             data.get(name) for name in ("namespaces", "matchLabels", "matchExpressions", "percent")
         )
         is_number = isinstance(percent, int) and not isinstance(percent, bool)
         if not (
-            is_number and isinstance(names, list) and isinstance(labels, dict) and isinstance(rest, list)
+            is_number
+            and isinstance(names, list)
+            and isinstance(labels, dict)
+            and isinstance(raw_expressions, list)
         ):
             raise ValueError("these are not rules of enforce")
         assert isinstance(percent, int)
         try:
             expressions = tuple(
                 LabelExpression(
-                    str(each["key"]), LabelOperator(each["operator"]), tuple(map(str, each["values"]))
+                    str(expression["key"]),
+                    LabelOperator(expression["operator"]),
+                    tuple(map(str, expression["values"])),
                 )
-                for each in rest
+                for expression in raw_expressions
             )
         except (TypeError, KeyError) as error:
             raise ValueError("a label expression is invalid") from error

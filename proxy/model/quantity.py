@@ -50,10 +50,10 @@ def parse_quantity(value: object, *, milli: bool = False) -> int:
 @functools.lru_cache(maxsize=1024)
 def _parse(text: str, shift: int) -> int:
     """Read an amount, and multiply it by ten to the power of ``shift``."""
-    found = _number().fullmatch(text)
-    if found is None:
+    match = _number().fullmatch(text)
+    if match is None:
         raise ValueError(f"{quoted(text)} is not an amount such as 2, 500m or 1Gi")
-    sign, whole, part, bare, suffix = found.groups(default="")
+    sign, whole, part, bare, suffix = match.groups(default="")
     part = part or bare
     tens, twos = _scale(text, suffix)
     size = _round_up(int(whole + part) << twos, tens - len(part) + shift)

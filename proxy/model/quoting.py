@@ -2,9 +2,9 @@
 
 Names, labels and annotations of pods, and strings of the runtime, may hold line breaks, escape sequences of
 terminals, characters that reverse the direction of writing, and halves of surrogate pairs, which cannot be
-encoded at all. Only what Python calls printable is passed through.
+encoded at all. Only characters that Python calls printable are passed through.
 
-The work depends on how much is shown, not on how long the input is.
+The work depends on the length of the output, not of the input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def escaped(text: str) -> str:
 
 
 def printable(text: str, limit: int = SENTENCE) -> str:
-    """Make a text fit for a message: escaped, and truncated."""
+    """Return a text for use in a message: escaped, and truncated."""
     if len(text) <= limit and text.isprintable():
         return text
     head = text[: limit - len(_CUT)]
@@ -58,7 +58,7 @@ def quoted(text: str, limit: int = QUOTED) -> str:
 
 
 def shown(value: object, limit: int = QUOTED) -> str:
-    """Show a value out of a JSON document: a text or number cut, of anything larger only its kind."""
+    """Return a value of a JSON document for a message: a text or number, truncated; else only its kind."""
     if isinstance(value, str):
         return quoted(value, limit)
     if isinstance(value, list | tuple):
@@ -69,7 +69,7 @@ def shown(value: object, limit: int = QUOTED) -> str:
 def storable_name(text: str, limit: int = NAME) -> str:
     """Return a name that can be stored: encodable, and cut with a hash at the end if it is too long.
 
-    A name that Kubernetes allows is given as it is.
+    A name that Kubernetes allows is returned unchanged.
     """
     if len(text) <= limit and text.isascii():
         return text
@@ -81,7 +81,7 @@ def storable_name(text: str, limit: int = NAME) -> str:
 
 
 def message(text: str) -> str:
-    """Make a text fit to be a message as a whole: printable, and at most ``MESSAGE`` bytes in UTF-8."""
+    """Return a text for use as a message: printable, and at most ``MESSAGE`` bytes in UTF-8."""
     text = printable(text, MESSAGE)
     if text.isascii():
         return text
@@ -96,7 +96,7 @@ def _escape(char: str) -> str:
 
 
 def _escaped_prefix(text: str, limit: int, escape: Callable[[str], str]) -> tuple[str, bool]:
-    """Escape as much of a text as has room; report whether that is all of it. No escape is cut apart."""
+    """Escape as much of a text as fits, without cutting an escape; return it, and whether it is complete."""
     pieces: list[str] = []
     room = limit
     for char in text[: limit + 1]:

@@ -17,7 +17,7 @@ def in_bytes(resource: str) -> bool:
 
 
 class ContainerKind(enum.StrEnum):
-    """What a container is in its pod."""
+    """The role of a container in its pod."""
 
     INIT = "init"
     SIDECAR = "sidecar"

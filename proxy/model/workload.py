@@ -63,7 +63,7 @@ LIVE = (Phase.STARTING, Phase.RUNNING)
 
 
 class Part(Struct, frozen=True):
-    """What was set aside for one container of a pod."""
+    """CPUs, memory and shares that were set aside for one container of a pod."""
 
     name: str
     cpus: CpuSet
@@ -72,14 +72,14 @@ class Part(Struct, frozen=True):
 
 
 class SetAside(Struct, frozen=True):
-    """What was decided for a pod as a whole (scope ``pod``), before its containers come.
+    """The decision for a pod as a whole (scope ``pod``), before its containers are created.
 
     Attributes:
         affinity: NUMA nodes that all its containers follow; None for any.
         preferred: Whether the hint was preferred.
         cpus: CPUs that no other pod gets while the sandbox exists.
         blocks: Memory of the pod as a whole; empty where it is known by container.
-        parts: What each container gets; empty where the containers are not known yet.
+        parts: The part of each container; empty where the containers are not known yet.
         shares: Other resources of the pod as a whole; empty where they are known by container.
     """
 
@@ -91,7 +91,7 @@ class SetAside(Struct, frozen=True):
     shares: tuple[Share, ...] = ()
 
     def part(self, name: str) -> Part | None:
-        """Return what is set aside for a container; None where nothing is by name."""
+        """Return the part of a container; None where the pod has no parts, or none of that name."""
         return next((part for part in self.parts if part.name == name), None)
 
 
@@ -101,19 +101,17 @@ class Pod(Struct, frozen=True):
     Attributes:
         sandbox_id: The runtime's id of the sandbox; empty while it is being made.
         cpuset: CPUs from the resource-status annotation; None where there is none or it is malformed.
-        defects: What is wrong with its labels and annotations.
+        defects: The defects of its labels and annotations.
         nodes: NUMA nodes whose part of a pool the annotation binds the pod to; None for no such binding.
         bind_required, bind_preferred: How it wants its CPUs bound (resource-spec annotation).
         exclusive: The pods that it would rather not share cores or NUMA nodes with (the same annotation).
-        requests: What its containers request, from kubelet; None where only the CRI is known.
+        requests: The requests of its containers, from kubelet; None where only the CRI is known.
         source: Where ``requests`` came from, in words.
         cpuset_chosen_locally: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
-        reserved_for_pod: What was decided for the pod as a whole; None where each container is decided by
-            itself.
+        reserved_for_pod: The decision for the pod as a whole; None where each container is decided by itself.
         aligned: How it wants its resources aligned as a whole (numa-topology-spec annotation).
         numa_exclusive: Whether it keeps apart from pods that span NUMA nodes (the same).
-        volcano_policy, volcano_nodes: What Volcano's scheduler prefers for it; applied where that is
-            possible.
+        volcano_policy, volcano_nodes: The preferences of Volcano's scheduler; applied where possible.
         cgroup_changed_by_hook: A hook has named its cgroup, and kubelet knows of another.
         total: CPUs that its containers request together, as its sandbox's configuration says; None where that
             is not known. Only kept for pods whose annotation names CPUs.
@@ -163,7 +161,7 @@ class Pod(Struct, frozen=True):
 
 
 class LocatedDevice(Struct, frozen=True):
-    """A device of a container, and where it is.
+    """A device of a container, and its NUMA nodes.
 
     Attributes:
         name: As users know it: a path such as ``/dev/nvidia0``, a CDI name, or an id of a plugin.
@@ -182,14 +180,14 @@ class LocatedDevice(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """What the CRI says about a container's CPUs and memory.
+    """The CPUs, memory and devices of a container in the CRI request.
 
     Attributes:
         cpu_shares, cpu_quota, cpu_period: As in LinuxContainerResources (quota -1 or 0: no limit).
         memory_limit: Bytes, 0 for none.
         cpuset_cpus, cpuset_mems: What the client requested, verbatim.
         huge_pages: Resource (``hugepages-2Mi``) and bytes, only what is requested.
-        devices: What kubelet's device manager gave it.
+        devices: The devices that kubelet's device manager assigned.
     """
 
     cpu_shares: int = 0
@@ -212,7 +210,7 @@ class Pool(enum.StrEnum):
 
 
 class Placement(Struct, frozen=True):
-    """The answer for one container.
+    """The decision for one container: its pool or CPUs, its memory nodes, and the reasons.
 
     Attributes:
         pool: OWN for exclusive CPUs; else the pool whose CPUs the container follows as it shrinks and grows.
@@ -221,16 +219,16 @@ class Placement(Struct, frozen=True):
         reasons: Sentences that say why.
         excludes_be: True when these CPUs are also taken out of the BE pool (LSE and exclusive Guaranteed; not
             LSR).
-        blocks: Memory that it was given by node; empty where memory is not tracked.
-        devices: Devices that we gave it: resource and ids (kubelet gives devices on a real node).
+        blocks: Memory that it was granted, by node; empty where memory is not counted.
+        devices: Devices that topoproxy assigned: resource and ids.
         pool_cpus_limit: CPUs to which its pool is narrowed for it; None where it is not.
         pool_numa_limit: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is
             not.
         cfs_quota_off: True where its CFS quota is to be off.
         replacement: CPUs in place of those of ``exclusive`` that are offline; it owns them for that time.
         hook_cpus: CPUs to which hooks have narrowed it; None where none has.
-        hook_extra_cpus: Those of them that are neither its own nor its pool's: owners may be there, because
-            the configuration lets hooks give such CPUs.
+        hook_extra_cpus: The part of ``hook_cpus`` that is neither its own nor its pool's: others may own
+            these CPUs, because the configuration lets hooks name them.
         shares: Other resources that providers granted it.
     """
 
@@ -258,7 +256,7 @@ class Placement(Struct, frozen=True):
 
 
 class Container(Struct, frozen=True):
-    """One container that we know of.
+    """One container in the state.
 
     Attributes:
         id: The runtime's id; while it is being created, the token of the call.
@@ -303,11 +301,11 @@ class Container(Struct, frozen=True):
 
 
 TOPOLOGY_AFFINITY = "TopologyAffinityError"
-"""kubelet's reason for a refusal by the topology policy."""
+"""kubelet's reason for a rejection by the topology policy."""
 
 
 class Verdict(Struct, frozen=True):
-    """Admit or refuse.
+    """Admit or reject.
 
     Attributes:
         code: gRPC status code: OK admits.

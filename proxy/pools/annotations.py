@@ -313,8 +313,8 @@ def _status(fields: Fields, bounds: Bounds) -> ResourceStatus:
         cpus = CpuSet.parse(text, bounds.cpus)
     except ValueError as error:
         raise CpuListError(f"cpuset: {error}") from None
-    shares = tuple(_share(inner, bounds) for inner in fields.each("numaNodeResources"))
-    pools = tuple(_node(inner, bounds) for inner in fields.each("cpuSharedPools"))
+    shares = tuple(_share(inner, bounds) for inner in fields.objects("numaNodeResources"))
+    pools = tuple(_node(inner, bounds) for inner in fields.objects("cpuSharedPools"))
     return ResourceStatus(text, cpus, shares, tuple(dict.fromkeys(pools)))
 
 

@@ -147,7 +147,7 @@ class Fields:
         """Return a member that is an object; without members where there is none."""
         return Fields(self.get(name), name)
 
-    def each(self, name: str) -> Iterator[Fields]:
+    def objects(self, name: str) -> Iterator[Fields]:
         """Return the objects of a list; none where there is no list."""
         yield from objects(self.get(name), name)
 

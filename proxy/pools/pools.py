@@ -115,12 +115,12 @@ class Floor(Struct, frozen=True):
 
 
 class Floors(Struct, frozen=True):
-    """All floors of a node; false if the node has none."""
+    """All floors of a node; falsy if the node has none."""
 
-    each: tuple[Floor, ...] = field(default=())
+    floors: tuple[Floor, ...] = field(default=())
 
     def __bool__(self) -> bool:
-        return bool(self.each)
+        return bool(self.floors)
 
     def breach(self, left: CpuSet, taken: CpuSet) -> Breach | None:
         """Return the breach of the first floor that is not kept once CPUs are taken; None if all are kept.
@@ -129,7 +129,7 @@ class Floors(Struct, frozen=True):
             left: The shared pool without these CPUs.
             taken: The CPUs.
         """
-        for floor in self.each:
+        for floor in self.floors:
             bits = left.bits if floor.cpus is None else left.bits & floor.cpus.bits
             if bits.bit_count() < floor.least and (floor.cpus is None or not taken.isdisjoint(floor.cpus)):
                 where = "this node" if floor.node is None else f"NUMA node {floor.node}"
@@ -153,7 +153,7 @@ class Floors(Struct, frozen=True):
         """
         order = _least_wanted_first(pool, machine, unownable)
         chosen = 0
-        for floor in sorted(self.each, key=lambda floor: floor.node is None):  # NUMA nodes first
+        for floor in sorted(self.floors, key=lambda floor: floor.node is None):  # NUMA nodes first
             inside = order if floor.cpus is None else [cpu for cpu in order if cpu in floor.cpus]
             present = chosen if floor.cpus is None else chosen & floor.cpus.bits
             missing = floor.least - present.bit_count()

@@ -86,9 +86,9 @@ def _rows(text: bytes) -> CpuRows:
 
 def _shown(spec: Fields) -> dict[str, CpuSet]:
     found: dict[str, CpuSet] = {}
-    for pod in spec.each("podAllocations"):
+    for pod in spec.objects("podAllocations"):
         cpus = CpuSet()
-        for container in pod.each("containerAllocations"):
+        for container in pod.objects("containerAllocations"):
             held = Fields(container.get("allocations"), "allocations").text("cpu")
             cpus |= CpuSet.parse(held)
         found[pod.text("uid")] = cpus

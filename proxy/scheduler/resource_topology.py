@@ -145,7 +145,7 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
     metadata = Fields(fields.get("metadata"), "metadata")
     texts = metadata.get("annotations")
     annotations: Mapping[str, Any] = texts if isinstance(texts, dict) else {}
-    attributes = {each.text("name"): each.text("value") for each in fields.each("attributes")}
+    attributes = {each.text("name"): each.text("value") for each in fields.objects("attributes")}
     policy, scope = _policy(fields, attributes)
     manager = Fields.parse(str(annotations.get(MANAGER_POLICY) or "{}"))
     options = manager.get("options")
@@ -195,13 +195,13 @@ def _policy(fields: Fields, attributes: Mapping[str, str]) -> tuple[str, str]:
 def _zones(fields: Fields) -> tuple[dict[int, dict[str, ZoneAmounts]], dict[int, dict[int, int]]]:
     zones: dict[int, dict[str, ZoneAmounts]] = {}
     costs: dict[int, dict[int, int]] = {}
-    for zone in fields.each("zones"):
+    for zone in fields.objects("zones"):
         found = _ZONE.fullmatch(zone.text("name"))
         if zone.text("type") != "Node" or found is None:
             continue
         numa = int(found[1])
-        zones[numa] = {each.text("name"): _amounts(each) for each in zone.each("resources")}
-        named = {_ZONE.fullmatch(each.text("name")): each.number("value") for each in zone.each("costs")}
+        zones[numa] = {each.text("name"): _amounts(each) for each in zone.objects("resources")}
+        named = {_ZONE.fullmatch(each.text("name")): each.number("value") for each in zone.objects("costs")}
         costs[numa] = {int(name[1]): value for name, value in named.items() if name}
     return zones, costs
 
@@ -244,7 +244,7 @@ def _held(annotations: Mapping[str, Any]) -> dict[str, CpuSet]:
     if not text:
         return {}
     found: dict[str, CpuSet] = {}
-    for each in Fields({"allocs": load(str(text))}).each("allocs"):
+    for each in Fields({"allocs": load(str(text))}).objects("allocs"):
         uid = each.text("uid")
         found[uid] = found.get(uid, CpuSet()) | CpuSet.parse(each.text("cpuset"))
     return found

@@ -1,7 +1,7 @@
 """A message and its keys as text, such as ``cannot write the cpuset pod=ns/web err="no space"``.
 
-A message is a constant; what varies is a value of a key, is quoted where it is not one plain word, and is
-never used as a format.
+A message is a constant. Varying facts are values of keys; a value is quoted where it is not one plain word,
+and is never used as a format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 def plain(keys: Mapping[str, object]) -> dict[str, Plain]:
-    """Make values that may be anything plain; a key whose value is None is left out."""
+    """Convert values of any type to plain data; a key whose value is None is left out."""
     return {key: _value(value) for key, value in keys.items() if value is not None}
 
 
@@ -33,7 +33,7 @@ def _value(value: object) -> Plain:
 
 
 def described(error: BaseException) -> str:
-    """Return the text of an exception; for one that is not ours, the type is part of it."""
+    """Return the text of an exception; with its type where it is not an exception of topoproxy."""
     return str(error) if isinstance(error, TopoproxyError) else f"{type(error).__name__}: {error}"
 
 
@@ -47,7 +47,7 @@ def identity(message: str, keys: Mapping[str, object]) -> tuple[object, ...]:
 
 
 def rendered(message: str, keys: Mapping[str, object]) -> str:
-    """Return the message with its keys behind it, on one line."""
+    """Return the message, followed by its keys and values, on one line."""
     return f"{escaped(message)}{pairs(keys)}"
 
 
@@ -71,7 +71,7 @@ def _shown(value: object, bare: bool) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote as Go's strconv.Quote does for what is likely: no line break and no escape sequence gets out."""
+    """Quote as Go's strconv.Quote does for common texts: line breaks and control characters are escaped."""
     return '"' + escaped(text[: MESSAGE + 1].replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 

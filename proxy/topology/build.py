@@ -71,7 +71,7 @@ def described(
 
 
 def _facts(threads: int, mem_bytes: int) -> dict[str, object]:
-    """Return what /proc and sysfs would say of the machine as a whole."""
+    """Return the facts that /proc and sysfs would report about the machine as a whole."""
     return {
         "smt": {"control": "on" if threads > 1 else "notsupported", "active": int(threads > 1)},
         "memory": {"total_bytes": mem_bytes, "hugepages": None, "hugepages_source": None},

@@ -38,8 +38,8 @@ class CdiDevice(Struct, frozen=True):
     """A device that a spec describes.
 
     Attributes:
-        paths: What it is on the host: device files, and network interfaces as ``/sys/class/net/NAME``.
-        spec: The file that says so.
+        paths: Its host paths: device files, and network interfaces as ``/sys/class/net/NAME``.
+        spec: The file that defines it.
     """
 
     paths: tuple[str, ...]
@@ -97,11 +97,11 @@ class CdiSpecs:
     def _load(self, listing: dict[str, _Stamp]) -> None:
         if len(listing) >= _MOST_FILES and len(self._listing or ()) < _MOST_FILES:
             self._report_problem("cannot read all CDI specs: there are too many", limit=_MOST_FILES - 1)
-        read: dict[str, tuple[_Stamp, _Devices]] = {}
+        specs: dict[str, tuple[_Stamp, _Devices]] = {}
         for path, stamp in listing.items():
-            known = self._read.get(path)
-            read[path] = known if known is not None and known[0] == stamp else (stamp, self._open(path))
-        self._read = read
+            cached = self._read.get(path)
+            specs[path] = cached if cached is not None and cached[0] == stamp else (stamp, self._open(path))
+        self._read = specs
         devices: dict[str, CdiDevice] = {}
         for root in self._roots:
             devices.update(self._directory(root))
@@ -109,21 +109,21 @@ class CdiSpecs:
 
     def _directory(self, root: Path) -> dict[str, CdiDevice]:
         """Return the devices of one directory; those in conflict have no spec."""
-        found: dict[str, CdiDevice] = {}
+        device_of: dict[str, CdiDevice] = {}
         for path, (_, devices) in self._read.items():
             if os.path.dirname(path) != str(root):  # noqa: PTH120 - thousands of names, no files
                 continue
             for name, paths in devices.items():
-                other = found.get(name)
-                if other is not None and other.spec:
+                earlier = device_of.get(name)
+                if earlier is not None and earlier.spec:
                     self._report_problem(
                         "two CDI specs name the same device: it is ignored",
                         device=name,
                         path=path,
-                        other=other.spec,
+                        other=earlier.spec,
                     )
-                found[name] = CdiDevice(paths, path) if other is None else CdiDevice((), "")
-        return found
+                device_of[name] = CdiDevice(paths, path) if earlier is None else CdiDevice((), "")
+        return device_of
 
     def _open(self, path: str) -> _Devices:
         try:
@@ -151,7 +151,7 @@ def _content(path: str) -> object:
 
 
 def _devices(spec: object) -> _Devices:
-    """Take from a spec what each name means.
+    """Return the host paths of each device of a spec.
 
     Raises:
         ValueError: It is no spec.
@@ -159,12 +159,12 @@ def _devices(spec: object) -> _Devices:
     kind, devices = (spec.get("kind"), spec.get("devices")) if isinstance(spec, dict) else (None, None)
     if not isinstance(kind, str) or not all(kind.partition("/")) or not isinstance(devices, list):
         raise ValueError("it has no kind such as 'vendor.com/class', or no list of devices")
-    found: dict[str, tuple[str, ...]] = {}
+    device_of: dict[str, tuple[str, ...]] = {}
     for device in _dicts(devices, _MOST_DEVICES):
         name = device.get("name")
         if isinstance(name, str) and name:
-            found[f"{kind}={name}"] = _paths(device.get("containerEdits"))
-    return found
+            device_of[f"{kind}={name}"] = _paths(device.get("containerEdits"))
+    return device_of
 
 
 def _paths(edits: object) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ CPU_DIR = "devices/system/cpu"
 _NO_CLUSTER = (-1, 65535)
 
 
-def each(bits: int) -> Iterable[int]:
+def ids_in(bits: int) -> Iterable[int]:
     """Return the ids in a set of bits, ascending."""
     return CpuSet.from_bits(bits)
 
@@ -42,25 +42,25 @@ def lowest(bits: int) -> int:
 
 
 def partition(reported: Mapping[int, int]) -> dict[int, int]:
-    """Make groups of what the CPUs say.
+    """Divide CPUs into groups, from the sets that they report.
 
     Args:
-        reported: CPU to the set that it says it is in, itself included. CPUs that say nothing are left out.
+        reported: CPU to the set that it reports to be in, itself included. CPUs without one are left out.
 
     Returns:
-        CPU to its group, as bits; a group holds only CPUs of ``said``.
+        CPU to its group, as bits; a group holds only CPUs of ``reported``.
     """
     votes: dict[int, int] = {}
     for cpu, bits in reported.items():
         votes[bits] = votes.get(bits, 0) | 1 << cpu
     if all(bits == members for bits, members in votes.items()):
         return dict(reported)
-    chosen: dict[int, int] = {}
-    for cpu, own in reported.items():
+    group_of: dict[int, int] = {}
+    for cpu, reported_set in reported.items():
         claims = [bits for bits in votes if bits >> cpu & 1]
-        best = max(claims, key=lambda bits: (votes[bits].bit_count(), bits == own, -lowest(bits)))
-        chosen[best] = chosen.get(best, 0) | 1 << cpu
-    return {cpu: members for members in chosen.values() for cpu in each(members)}
+        best = max(claims, key=lambda bits: (votes[bits].bit_count(), bits == reported_set, -lowest(bits)))
+        group_of[best] = group_of.get(best, 0) | 1 << cpu
+    return {cpu: members for members in group_of.values() for cpu in ids_in(members)}
 
 
 def by_key(keys: Mapping[int, int]) -> dict[int, int]:
@@ -91,8 +91,8 @@ class Levels(Struct, frozen=True):
     Attributes:
         groups: Level to CPU to group (bits). A level without data is an empty mapping, except ``core``.
         core_id, package_id: Raw kernel ids by CPU.
-        missing: Levels that every machine has but that the kernel does not report, under their names in the
-            machine facts.
+        missing: Levels that every machine has and the kernel does not report, by their names in the machine
+            facts.
     """
 
     groups: Mapping[str, Mapping[int, int]]
@@ -110,14 +110,14 @@ def read_cpu_lists(tree: SysfsTree) -> CpuLists:
         return CpuLists(online, "file", directories)
     bits = 0
     for i in ids:
-        here = f"{CPU_DIR}/cpu{i}"
-        if tree.exists(f"{here}/topology") and tree.number(f"{here}/online") != 0:
+        directory = f"{CPU_DIR}/cpu{i}"
+        if tree.exists(f"{directory}/topology") and tree.number(f"{directory}/online") != 0:
             bits |= 1 << i
     return CpuLists(bits, "cpu directories", directories)
 
 
 def _reported(tree: SysfsTree, online: int, cpus: Sequence[int], names: Sequence[str]) -> dict[int, int]:
-    """Read what each CPU says about one level, the first of ``names`` that holds the CPU itself."""
+    """Read the set that each CPU reports for one level: the first of ``names`` that holds the CPU itself."""
     reported: dict[int, int] = {}
     for cpu in cpus:
         for name in names:
@@ -129,15 +129,15 @@ def _reported(tree: SysfsTree, online: int, cpus: Sequence[int], names: Sequence
 
 
 def _numbers(tree: SysfsTree, cpus: Sequence[int], name: str) -> dict[int, int]:
-    found = ((cpu, tree.number(f"{CPU_DIR}/cpu{cpu}/topology/{name}")) for cpu in cpus)
-    return {cpu: number for cpu, number in found if number is not None}
+    numbers = ((cpu, tree.number(f"{CPU_DIR}/cpu{cpu}/topology/{name}")) for cpu in cpus)
+    return {cpu: number for cpu, number in numbers if number is not None}
 
 
 def _packages(tree: SysfsTree, online: int, cpus: Sequence[int], ids: Mapping[int, int]) -> dict[int, int]:
     reported = _reported(tree, online, cpus, ("package_cpus", "core_siblings"))
     # CPUs whose set is missing (old kernels; a CPU that was just brought up) are ordered by their id.
-    rest = by_key({cpu: ids[cpu] for cpu in cpus if cpu not in reported and cpu in ids})
-    return partition({**reported, **rest})
+    by_id = by_key({cpu: ids[cpu] for cpu in cpus if cpu not in reported and cpu in ids})
+    return partition({**reported, **by_id})
 
 
 def read_levels(tree: SysfsTree, online: int) -> Levels:
@@ -147,7 +147,7 @@ def read_levels(tree: SysfsTree, online: int) -> Levels:
         tree: The sysfs.
         online: The online CPUs as bits; groups hold no others.
     """
-    cpus = list(each(online))
+    cpus = list(ids_in(online))
     package_id = _numbers(tree, cpus, "physical_package_id")
     with_die = [cpu for cpu, die in _numbers(tree, cpus, "die_id").items() if die >= 0]
     clusters = _numbers(tree, cpus, "cluster_id")

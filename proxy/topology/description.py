@@ -1,8 +1,8 @@
 """Reads machines from a description instead of sysfs: from JSON, or from a few numbers.
 
 The JSON is that of ``machine_to_json``; by hand, ``cpu_rows`` and ``numa.nodes`` are enough. Everything that
-follows from the rows (groups, counts, CPU lists) is worked out again, and where the description says it too
-the two must agree: a description that contradicts itself would make every later answer doubtful.
+follows from the rows (groups, counts, CPU lists) is computed again, and must agree with the description where
+that has it too: a description that contradicts itself would make every later answer doubtful.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def _with_unique_keys(items: list[tuple[str, object]]) -> dict[str, object]:
     """Return an object of a JSON file.
 
     Raises:
-        _RepeatedKeyError: A key is in it twice: which of the two counts is not known.
+        _RepeatedKeyError: A key is in it twice.
     """
-    made = dict(items)
-    if len(made) != len(items):
+    result = dict(items)
+    if len(result) != len(items):
         keys = [key for key, _ in items]
         raise _RepeatedKeyError(repr(next(key for key in keys if keys.count(key) > 1)[:60]))
-    return made
+    return result
 
 
 def load_machine(path: Path) -> Machine:
@@ -113,7 +113,7 @@ def _machine(data: Mapping[str, object]) -> Machine:
         rows = [structs.replace(cpu, package=rows[0].id) for cpu in rows]
     present = online | _cpu_set(cpu_facts, "present") | _cpu_set(cpu_facts, "offline")
     raw_numa = {key: value for key, value in numa.items() if key not in _NUMA_DERIVED}
-    kept = {key: value for key, value in data.items() if key not in _DERIVED}
+    own_data = {key: value for key, value in data.items() if key not in _DERIVED}
     reported = {key: value for key, value in cpu_facts.items() if key not in ("online", "offline", "absent")}
     numa_extra = {"numa": {**raw_numa, **({"claimed": claimed} if claimed else {})}}
     machine = Machine(
@@ -123,7 +123,7 @@ def _machine(data: Mapping[str, object]) -> Machine:
         possible=present | _cpu_set(cpu_facts, "possible"),
         isolated=_cpu_set(cpu_facts, "isolated") & present,
         caches=_caches(data, rows),
-        extra={**kept, "cpus": reported, **numa_extra, **_smt(data), "missing": missing},
+        extra={**own_data, "cpus": reported, **numa_extra, **_smt(data), "missing": missing},
     )
     _check_groups(data, machine)
     return machine
@@ -165,12 +165,12 @@ def _missing(data: Mapping[str, object], rows: list[Cpu]) -> list[str]:
 def _fallback(data: Mapping[str, object], numa: Mapping[str, object], online: CpuSet) -> tuple[NumaNode, ...]:
     """Make the node 0 of a machine without nodes."""
     memory = _object(data.get("memory") or {}, "memory")
-    given = _object(numa.get("fallback") or {"mem_bytes": memory.get("total_bytes")}, "numa.fallback")
-    return (_node({"distance": [10], **given, "id": 0}, online),)
+    facts = _object(numa.get("fallback") or {"mem_bytes": memory.get("total_bytes")}, "numa.fallback")
+    return (_node({"distance": [10], **facts, "id": 0}, online),)
 
 
 def _nodes(numa: Mapping[str, object], rows: list[Cpu]) -> tuple[tuple[NumaNode, ...], dict[str, str]]:
-    """Make the nodes, and what their maps claimed if that is not where the rows put the CPUs."""
+    """Make the nodes, and the CPUs of their maps where these contradict the rows."""
     table = numa.get("nodes")
     if not isinstance(table, list) or not table:
         raise ValueError("numa.nodes must be a list with one object per node (or numa.source 'none')")
@@ -187,14 +187,15 @@ def _nodes(numa: Mapping[str, object], rows: list[Cpu]) -> tuple[tuple[NumaNode,
             raise ValueError(f"CPU {cpu.id} is in node {cpu.numa}, which numa.nodes does not have")
         if cpu.numa is not None:
             by_row[cpu.numa] |= CpuSet([cpu.id])
-    bad = [node for node in ids if claims[node] != by_row[node]]
-    if bad and not numa.get("overlapping"):
-        raise ValueError(f"node {bad[0]} has CPUs {claims[bad[0]]}, cpu_rows put {by_row[bad[0]]} there")
+    contradicting = [node for node in ids if claims[node] != by_row[node]]
+    if contradicting and not numa.get("overlapping"):
+        node_id = contradicting[0]
+        raise ValueError(f"node {node_id} has CPUs {claims[node_id]}, cpu_rows put {by_row[node_id]} there")
     nodes = tuple(_node(entry, by_row[_number(entry, "id")]) for entry in entries)
     for node in nodes:
         if len(node.distance) not in (0, len(nodes)):
             raise ValueError(f"node {node.id} must have as many distances as there are nodes, or none")
-    return nodes, {str(node): str(cpus) for node, cpus in claims.items()} if bad else {}
+    return nodes, {str(node): str(cpus) for node, cpus in claims.items()} if contradicting else {}
 
 
 def _node(entry: Mapping[str, object], cpus: CpuSet) -> NumaNode:
@@ -261,9 +262,9 @@ def _check_groups(data: Mapping[str, object], machine: Machine) -> None:
             raise ValueError(f"{key} and the column {level} of cpu_rows do not agree")
 
 
-def _object(value: object, what: str) -> Mapping[str, object]:
+def _object(value: object, name: str) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be a JSON object")  # noqa: TRY004 - input, not an error of a type
+        raise ValueError(f"{name} must be a JSON object")  # noqa: TRY004 - input, not an error of a type
     return value
 
 
@@ -274,9 +275,9 @@ def _number(entry: Mapping[str, object], key: str) -> int:
     return value
 
 
-def _cpus(value: object, what: str) -> CpuSet:
+def _cpus(value: object, name: str) -> CpuSet:
     if not isinstance(value, str):
-        raise ValueError(f"{what} must be a list such as '0-3,8'")  # noqa: TRY004 - as above
+        raise ValueError(f"{name} must be a list such as '0-3,8'")  # noqa: TRY004 - as above
     return CpuSet.parse(value)
 
 

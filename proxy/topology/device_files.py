@@ -28,16 +28,16 @@ _IN_SYSFS = re.compile(
 
 
 def below(path: str, directory: str) -> str | None:
-    """Return what a path names below a directory (``/dev``), without dots; None where it is not below it."""
+    """Return the part of a path below a directory (``/dev``), without dots; None where it is not below it."""
     plain = "/" + posixpath.normpath("/" + path).lstrip("/")
     return plain[len(directory) + 1 :] if plain.startswith(directory + "/") else None
 
 
 def device_path(path: str) -> str | None:
-    """Return a path of the host that may be a device, or a directory of devices, with a place.
+    """Return a host path that may be a device, or a directory of devices, with a location.
 
     Returns:
-        The path, without dots, below ``/dev`` or ``/sys``; None where its name says that it has no place.
+        The path, without dots, below ``/dev`` or ``/sys``; None where its name shows that it has no location.
     """
     name = below(path, "/dev")
     if name is not None:
@@ -47,7 +47,7 @@ def device_path(path: str) -> str | None:
 
 
 def device_file(path: str) -> str | None:
-    """Do as ``device_path``, and take ``/run/nvidia/driver/dev/nvidia0`` for ``/dev/nvidia0``.
+    """Return ``device_path``, with ``/run/nvidia/driver/dev/nvidia0`` treated as ``/dev/nvidia0``.
 
     A driver that is installed by a container has a ``/dev`` of its own, with the same names in it.
     """

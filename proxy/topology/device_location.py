@@ -38,11 +38,11 @@ _SHOWN = 4
 
 
 class DeviceLocation(Struct, frozen=True):
-    """Where a device is.
+    """The NUMA nodes of a device.
 
     Attributes:
         nodes: NUMA nodes; None where it is near to none, or that is unknown.
-        source: Where that came from, in words.
+        source: Where the nodes came from, in words.
         functions: Addresses of the PCI functions that carry it; empty where none does.
     """
 
@@ -51,16 +51,16 @@ class DeviceLocation(Struct, frozen=True):
     functions: tuple[str, ...] = ()
 
 
-def joined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
-    """Return the place of what is in several places; those that are known count. None for nothing."""
-    found = list(places)
-    known = [place for place in found if place.nodes is not None] or found
-    if not known:
+def combined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
+    """Return the location of a device that consists of several; only known ones count. None without any."""
+    all_places = list(places)
+    located = [place for place in all_places if place.nodes is not None] or all_places
+    if not located:
         return None
-    bits = union(place.nodes.bits for place in known if place.nodes is not None)
-    sources = list(dict.fromkeys(place.source for place in known))
+    bits = union(place.nodes.bits for place in located if place.nodes is not None)
+    sources = list(dict.fromkeys(place.source for place in located))
     more = f" and {len(sources) - _SHOWN} more" if len(sources) > _SHOWN else ""
-    functions = dict.fromkeys(function for place in found for function in place.functions)
+    functions = dict.fromkeys(function for place in all_places for function in place.functions)
     nodes = Mask.from_bits(bits) if bits else None
     return DeviceLocation(nodes, ", ".join(sources[:_SHOWN]) + more, tuple(functions))
 
@@ -94,7 +94,9 @@ class DeviceLocator:
     def iommu_group(self, group: int) -> DeviceLocation | None:
         """Find the members of an IOMMU group; None where there is no such group, or it is empty."""
         directory = f"kernel/iommu_groups/{group}/devices"
-        return joined(self._all(f"{directory}/{name}" for name in self._sys.names(directory)[:_PARTS]))
+        return combined(
+            self._locate_all(f"{directory}/{name}" for name in self._sys.names(directory)[:_PARTS])
+        )
 
     def nvidia(self, minor: int) -> DeviceLocation | None:
         """Find a card of NVIDIA's by the minor number of its device file; None where the driver has none."""
@@ -109,19 +111,19 @@ class DeviceLocator:
 
     def at(self, path: str) -> DeviceLocation | None:
         """Find the device that a path below ``/sys`` leads to; None where there is none."""
-        return joined(self._all((path,)))
+        return combined(self._locate_all((path,)))
 
-    def _all(self, paths: Iterable[str], depth: int = 0) -> list[DeviceLocation]:
-        found: list[DeviceLocation] = []
+    def _locate_all(self, paths: Iterable[str], depth: int = 0) -> list[DeviceLocation]:
+        locations: list[DeviceLocation] = []
         for path in paths:
             real = self._real(path)
             if real is None:
                 continue
             parts = self._parts(real) if depth < _DEPTH else []
-            found += (self._all(parts, depth + 1) if parts else []) or [self._above(real)]
-            if len(found) >= _PARTS:
+            locations += (self._locate_all(parts, depth + 1) if parts else []) or [self._above(real)]
+            if len(locations) >= _PARTS:
                 break
-        return found
+        return locations
 
     def _real(self, path: str) -> str | None:
         """Follow links; None where they lead to no device or out of the tree."""
@@ -131,7 +133,7 @@ class DeviceLocator:
         return inner if inner != real and inner.startswith("devices/") and self._sys.exists(inner) else None
 
     def _parts(self, real: str) -> list[str]:
-        """List what a virtual disk, or the disk that a partition is on, is made of."""
+        """List the parts of a virtual disk, or of the disk that a partition is on."""
         if not real.startswith(_VIRTUAL):
             return []
         disk = real

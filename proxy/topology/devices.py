@@ -21,7 +21,7 @@ from proxy.model.workload import LocatedDevice
 from proxy.telemetry.port import Report, silent
 from proxy.topology.cdi import CDI_ROOTS, CdiSpecs
 from proxy.topology.device_files import below, device_file, device_path
-from proxy.topology.device_location import DeviceLocation, DeviceLocator, joined
+from proxy.topology.device_location import DeviceLocation, DeviceLocator, combined
 
 _VFIO_GROUP = re.compile(r"vfio/(?:noiommu-)?(\d{1,6})")
 _NVIDIA = re.compile(r"nvidia(\d{1,4})")
@@ -31,7 +31,7 @@ _DEPTH = 2
 
 
 class DeviceRequest(Protocol):
-    """What a request shows of devices."""
+    """The devices and host paths of a create request."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -73,28 +73,28 @@ class SysfsDevices:
         self._cdi = CdiSpecs(cdi_roots, report_problem)
         self._stat = stat
 
-    def near(self, given: DeviceRequest) -> tuple[LocatedDevice, ...]:
+    def near(self, request: DeviceRequest) -> tuple[LocatedDevice, ...]:
         """Find the NUMA nodes of devices.
 
         Returns:
-            One entry a device, in the order given; nothing for paths that say nothing about a place.
+            One entry for each device, in the order of the request; none for paths without a location.
         """
-        found: dict[str, LocatedDevice] = {}
-        for path in (*given.paths, *given.mounts):
+        devices: dict[str, LocatedDevice] = {}
+        for path in (*request.paths, *request.mounts):
             for name, place in self._path(path):
-                found.setdefault(name, LocatedDevice(name, "", place.nodes, place.source))
-            if len(found) >= _MOST_ENTRIES:
+                devices.setdefault(name, LocatedDevice(name, "", place.nodes, place.source))
+            if len(devices) >= _MOST_ENTRIES:
                 break
-        for name in given.cdi[:_MOST_ENTRIES]:
+        for name in request.cdi[:_MOST_ENTRIES]:
             place = self._named(name)
-            found[name] = LocatedDevice(name, "", place.nodes, place.source)
-        return tuple(found.values())
+            devices[name] = LocatedDevice(name, "", place.nodes, place.source)
+        return tuple(devices.values())
 
     def located(self, name: str) -> DeviceLocation:
         """Find one device by a path below ``/dev`` or ``/sys``, or by its CDI name."""
         if not name.startswith("/"):
             return self._named(name)
-        place = joined(place for _, place in self._path(name))
+        place = combined(place for _, place in self._path(name))
         return place or DeviceLocation(None, "its name says that it has no place")
 
     def described(self) -> list[str]:
@@ -105,17 +105,17 @@ class SysfsDevices:
         device = self._cdi.device(name)
         if device is None:
             return DeviceLocation(None, "no CDI spec names it")
-        place = joined(place for path in device.paths for _, place in self._path(path))
+        place = combined(place for path in device.paths for _, place in self._path(path))
         if place is None:
             return DeviceLocation(None, f"{device.spec} names no device file with a place for it")
         return DeviceLocation(place.nodes, f"{place.source} (by {device.spec})", place.functions)
 
     def _path(self, path: str) -> list[tuple[str, DeviceLocation]]:
-        """Find the devices that a path means: name and place of each device."""
-        known = device_file(path)
-        if known is None:
+        """Find the devices of a path: the name and location of each."""
+        file_path = device_file(path)
+        if file_path is None:
             return []
-        path = known
+        path = file_path
         inner = below(path, "/sys")
         if inner is not None:
             place = self._places.at(inner)
@@ -130,20 +130,20 @@ class SysfsDevices:
         files = [(n, f) for n, f in self._inside(directory) if device_path(f"/dev/{n}")]
         if not files:
             return []
-        found = [(f"/dev/{name}", self._device(name, file)) for name, file in files]
-        known = [(name, place) for name, place in found if place.nodes is not None]
-        return known or [(f"/dev/{directory}", DeviceLocation(None, "no device in it has a NUMA node"))]
+        places = [(f"/dev/{name}", self._device(name, file)) for name, file in files]
+        located = [(name, place) for name, place in places if place.nodes is not None]
+        return located or [(f"/dev/{directory}", DeviceLocation(None, "no device in it has a NUMA node"))]
 
     def _inside(self, directory: str) -> list[tuple[str, os.stat_result]]:
         """List the device files in a directory and in those below; links lead elsewhere and are left out."""
-        found: list[tuple[str, os.stat_result]] = []
+        device_files: list[tuple[str, os.stat_result]] = []
         for name in self._walk(directory, _DEPTH):
             file = self._file(name)
             if file is not None and _kind(file):
-                found.append((name, file))
-            if len(found) >= _MOST_FILES:
+                device_files.append((name, file))
+            if len(device_files) >= _MOST_FILES:
                 break
-        return found
+        return device_files
 
     def _walk(self, directory: str, depth: int) -> Iterator[str]:
         try:

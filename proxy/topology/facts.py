@@ -1,8 +1,8 @@
 """Converts a ``Machine`` to JSON with the field names of the machine facts (schema ``machine-facts/1``).
 
 Sets are Linux lists, groups are named by their lowest online CPU, sizes are bytes. A value that the kernel
-did not report is null, although ``Machine`` has a workable default for it (one package, node 0): the JSON is
-what was read, the ``Machine`` is what placement uses.
+did not report is null, although ``Machine`` has a workable default for it (one package, node 0): the JSON
+shows the values that were read, the ``Machine`` has those that placement uses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def machine_to_json(machine: Machine) -> dict[str, object]:
     levels = {"cores": _lists(machine.cores), "packages": packages}
     levels |= {f"{level}s": _lists(machine.groups(level)) for level in ("die", "cluster")}
     threads = sorted({len(core) for core in machine.cores.values()})
-    known: dict[str, object] = {
+    facts: dict[str, object] = {
         "schema": schema_ids.MACHINE,
         "cpus": _cpus(machine),
         "counts": _counts(machine, levels),
@@ -60,7 +60,7 @@ def machine_to_json(machine: Machine) -> dict[str, object]:
         },
         "numa": _numa(machine) if has_nodes(machine) else _no_numa(machine),
     }
-    return {**known, **{key: value for key, value in machine.extra.items() if key not in known}}
+    return {**facts, **{key: value for key, value in machine.extra.items() if key not in facts}}
 
 
 def _lists(groups: Mapping[int, CpuSet]) -> dict[str, str]:
@@ -142,7 +142,7 @@ def _numa(machine: Machine) -> dict[str, object]:
 
 
 def _use(has_cpus: bool, mem_bytes: int | None) -> str:
-    """Name what a node does not have; a node whose memory size is unknown counts as one with memory."""
+    """Return the use of a node by what it lacks; a node of unknown memory size counts as one with memory."""
     if has_cpus:
         return "cpu_only" if mem_bytes == 0 else ""
     return "empty" if mem_bytes == 0 else "memory_only"

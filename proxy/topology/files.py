@@ -54,7 +54,7 @@ class SysfsTree:
 
     Attributes:
         root: The directory.
-        problems: What was there and could not be understood, in words.
+        problems: Files that exist and could not be understood, in words.
     """
 
     def __init__(self, root: Path) -> None:
@@ -132,7 +132,7 @@ class SysfsTree:
         return self.id_list(f"{path}_list") if bits is None else bits
 
     def exists(self, path: str) -> bool:
-        """Return whether a name is there, also as a link that leads nowhere."""
+        """Return whether a name exists, also as a link that leads nowhere."""
         return os.path.lexists(self._prefix + path)
 
     def names(self, path: str) -> list[str]:
@@ -148,5 +148,5 @@ class SysfsTree:
         ids = (int(tail) for tail in tails if _NUMBERED.fullmatch(tail) and str(int(tail)) == tail)
         return sorted(i for i in ids if i < CpuSet.LIMIT)
 
-    def _report_problem(self, path: str, what: str) -> None:
-        self.problems.append(f"{path}: {what}")
+    def _report_problem(self, path: str, problem: str) -> None:
+        self.problems.append(f"{path}: {problem}")

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache
-from proxy.topology.cpus import CPU_DIR, each, lowest, partition
+from proxy.topology.cpus import CPU_DIR, ids_in, lowest, partition
 from proxy.topology.files import SysfsTree
 from proxy.topology.nodes import NODE_DIR
 
@@ -99,15 +99,15 @@ def read_caches(
     Returns:
         CPU to its group (bits; CPUs without caches are left out), and the caches by group name.
     """
-    found: dict[int, _Found] = {}
-    for cpu in each(online):
+    last_levels: dict[int, _Found] = {}
+    for cpu in ids_in(online):
         cache = _last_level(tree, cpu, cores[cpu])
         if cache is not None:
-            found[cpu] = cache
-    groups = partition({cpu: cache.bits & online for cpu, cache in found.items()})
+            last_levels[cpu] = cache
+    groups = partition({cpu: cache.bits & online for cpu, cache in last_levels.items()})
     caches: dict[int, Cache] = {}
     for bits in sorted(set(groups.values()), key=lowest):
-        first = found[lowest(bits)]
+        first = last_levels[lowest(bits)]
         number = tree.number(f"{first.path}/id")
         size = tree.text(f"{first.path}/size")
         caches[lowest(bits)] = Cache(CpuSet.from_bits(bits), first.level, number, size or None)
@@ -147,16 +147,16 @@ def read_files(tree: SysfsTree, online: int) -> dict[str, bool]:
     """Return which kinds of files the tree has, looking at the first online CPU and at the first node."""
     cpu = f"{CPU_DIR}/cpu{lowest(online)}"
     node = f"{NODE_DIR}/node{next(iter(tree.numbered(NODE_DIR, 'node')), 0)}"
-    links: Callable[[], bool] = lambda: any(tree.exists(f"{node}/cpu{c}") for c in each(online))  # noqa: E731
-    found = {f"cpu_{name}": tree.exists(f"{CPU_DIR}/{name}") for name in ("online", "present", "isolated")}
+    links: Callable[[], bool] = lambda: any(tree.exists(f"{node}/cpu{c}") for c in ids_in(online))  # noqa: E731
+    kinds = {f"cpu_{name}": tree.exists(f"{CPU_DIR}/{name}") for name in ("online", "present", "isolated")}
     for kind, paths in _CPU_FILES.items():
-        found[kind] = any(tree.exists(f"{cpu}/{path}") for path in paths)
+        kinds[kind] = any(tree.exists(f"{cpu}/{path}") for path in paths)
     for kind, name in (("node", ""), ("node_cpulist", "cpulist"), ("node_distance", "distance")):
-        found[kind] = tree.exists(f"{node}/{name}")
-    found["node_hugepages"] = tree.exists(f"{node}/hugepages")
-    found["node_cpu_links"] = links()
-    found["pci"] = bool(tree.names("bus/pci/devices"))
-    return found
+        kinds[kind] = tree.exists(f"{node}/{name}")
+    kinds["node_hugepages"] = tree.exists(f"{node}/hugepages")
+    kinds["node_cpu_links"] = links()
+    kinds["pci"] = bool(tree.names("bus/pci/devices"))
+    return kinds
 
 
 def read_smt(tree: SysfsTree) -> dict[str, object]:

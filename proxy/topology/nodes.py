@@ -20,7 +20,7 @@ from msgspec import Struct
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import HugePages, NumaNode
-from proxy.topology.cpus import each
+from proxy.topology.cpus import ids_in
 from proxy.topology.files import SysfsTree
 
 NODE_DIR = "devices/system/node"
@@ -47,18 +47,18 @@ def _claims(tree: SysfsTree, node: int) -> int:
         TopologyError: The files are there and say nothing that can be understood. Taking the node for one
             without CPUs would bind containers to memory far from them.
     """
-    here = f"{NODE_DIR}/node{node}"
-    bits = tree.mask(f"{here}/cpumap")
+    directory = f"{NODE_DIR}/node{node}"
+    bits = tree.mask(f"{directory}/cpumap")
     if bits is None:
-        bits = tree.id_list(f"{here}/cpulist")
+        bits = tree.id_list(f"{directory}/cpulist")
     if bits is not None:
         return bits
-    text = tree.text(f"{here}/cpumap") or tree.text(f"{here}/cpulist")
+    text = tree.text(f"{directory}/cpumap") or tree.text(f"{directory}/cpulist")
     if text:
         raise TopologyError(
             f"cannot read the CPUs of NUMA node {node}: {text[:40]!r} is not a CPU mask or list"
         )
-    return sum(1 << cpu for cpu in tree.numbered(here, "cpu"))
+    return sum(1 << cpu for cpu in tree.numbered(directory, "cpu"))
 
 
 def _node_of_cpu(tree: SysfsTree, claims: Mapping[int, int], cpu: int) -> int | None:
@@ -96,7 +96,7 @@ def read_nodes(tree: SysfsTree, online: int) -> Nodes:
     """
     ids = tree.numbered(NODE_DIR, "node")
     claims = {node: _claims(tree, node) & online for node in ids}
-    node_of = {cpu: _node_of_cpu(tree, claims, cpu) for cpu in each(online)}
+    node_of = {cpu: _node_of_cpu(tree, claims, cpu) for cpu in ids_in(online)}
     of_cpu = {cpu: node for cpu, node in node_of.items() if node is not None}
     overlap = sum(bits.bit_count() for bits in claims.values()) > len(of_cpu)
     nodes = tuple(
@@ -140,15 +140,15 @@ def hugepages(tree: SysfsTree, directory: str) -> dict[int, HugePages] | None:
     """
     if not tree.exists(directory):
         return None
-    found: dict[int, HugePages] = {}
+    pages: dict[int, HugePages] = {}
     for name in tree.names(directory):
         match = _SIZE.fullmatch(name)
         number = tree.number(f"{directory}/{name}/nr_hugepages") if match else None
         if match and number is not None:
             free = tree.number(f"{directory}/{name}/free_hugepages")
             surplus = tree.number(f"{directory}/{name}/surplus_hugepages")
-            found[int(match[1])] = HugePages(number, free, surplus)
-    return found
+            pages[int(match[1])] = HugePages(number, free, surplus)
+    return pages
 
 
 def machine_hugepages(
@@ -160,9 +160,9 @@ def machine_hugepages(
         tree: The sysfs.
         fields: ``/proc/meminfo``, for kernels that have no directory.
     """
-    found = hugepages(tree, "kernel/mm/hugepages")
-    if found is not None:
-        return {size: HugePages(pages.nr, pages.free) for size, pages in found.items()}, "sysfs"
+    sizes = hugepages(tree, "kernel/mm/hugepages")
+    if sizes is not None:
+        return {size: HugePages(pages.nr, pages.free) for size, pages in sizes.items()}, "sysfs"
     if "HugePages_Total" in fields and "Hugepagesize" in fields:
         pages = HugePages(fields["HugePages_Total"], fields.get("HugePages_Free"))
         return {fields["Hugepagesize"]: pages}, "proc/meminfo"

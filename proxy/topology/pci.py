@@ -1,4 +1,4 @@
-"""The PCI functions of a machine, as sysfs has them: what each is, and where.
+"""The PCI functions of a machine in sysfs, with their kind and NUMA nodes.
 
 ``/sys/bus/pci/devices`` lists all functions by address. Bridges and controllers of the board are functions
 too, so only some classes are devices that a container is given (``PciFunction.assignable``). Class codes are
@@ -72,7 +72,7 @@ class PciFunction(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """What it is, in words; empty where its class says nothing."""
+        """Its kind in words; empty where its class does not show it."""
         return _KINDS.get(self.code[:4]) or _KINDS.get(self.code[:2], "")
 
     @property
@@ -99,7 +99,7 @@ def nvidia_addresses(procfs_root: Path) -> dict[str, str]:
     """
     tree = SysfsTree(procfs_root)
     texts = {name: tree.text(f"{_GPUS}/{name}/information") or "" for name in tree.names(_GPUS)}
-    return {found[1]: name.lower() for name, text in texts.items() if (found := _UUID.search(text))}
+    return {match[1]: name.lower() for name, text in texts.items() if (match := _UUID.search(text))}
 
 
 def _function(tree: SysfsTree, places: DeviceLocator, address: str) -> PciFunction:
@@ -120,7 +120,7 @@ def _function(tree: SysfsTree, places: DeviceLocator, address: str) -> PciFuncti
 
 
 def _target(tree: SysfsTree, link: str) -> str:
-    """Return the last part of what a link leads to; empty where there is no link."""
+    """Return the last part of a link's target; empty where there is no link."""
     try:
         return Path(tree.root, link).readlink().name
     except OSError:
@@ -130,4 +130,4 @@ def _target(tree: SysfsTree, link: str) -> str:
 def _interfaces(tree: SysfsTree, directory: str) -> tuple[str, ...]:
     inner = [f"{directory}/{name}" for name in tree.names(directory) if _VIRTIO.fullmatch(name)]
     directories = (f"{at}/{kind}" for at in (directory, *inner) for kind in _INTERFACES)
-    return tuple(dict.fromkeys(name for each in directories for name in tree.names(each)))
+    return tuple(dict.fromkeys(name for path in directories for name in tree.names(path)))

@@ -43,11 +43,11 @@ _BLOCK = 8
 
 
 Tags = Callable[[int], str]
-"""Gives the tag of a CPU's owner, one character at best."""
+"""Returns the tag of a CPU's owner, preferably one character."""
 
 
 class _Core(Struct, frozen=True):
-    """A core as the picture sees it: its CPUs, ascending, and what makes it different from others."""
+    """A core in the picture: its CPUs, ascending, and the properties by which it differs from others."""
 
     cpus: tuple[int, ...]
     note: str
@@ -58,7 +58,7 @@ class _Core(Struct, frozen=True):
 
 
 def _cores(machine: Machine, cpus: CpuSet) -> list[_Core]:
-    found = sorted({machine.by_id[cpu].core for cpu in cpus})
+    names = sorted({machine.by_id[cpu].core for cpu in cpus})
     kinds = [
         (criterion, value, CpuSet.parse(str(members)))
         for criterion, values in section(machine.extra, "kinds").items()
@@ -66,12 +66,12 @@ def _cores(machine: Machine, cpus: CpuSet) -> list[_Core]:
         for value, members in values.items()
     ]
     cores: list[_Core] = []
-    for name in found:
-        own = machine.cores[name] & cpus
-        notes = [_kind_text(c, value) for c, value, members in kinds if own <= members]
-        if not own.isdisjoint(machine.isolated):
-            notes.append("isolated" if own <= machine.isolated else "partly isolated")
-        cores.append(_Core(tuple(own), ", ".join(notes)))
+    for name in names:
+        threads = machine.cores[name] & cpus
+        notes = [_kind_text(c, value) for c, value, members in kinds if threads <= members]
+        if not threads.isdisjoint(machine.isolated):
+            notes.append("isolated" if threads <= machine.isolated else "partly isolated")
+        cores.append(_Core(tuple(threads), ", ".join(notes)))
     return cores
 
 
@@ -80,7 +80,7 @@ def _kind_text(criterion: str, value: str) -> str:
 
 
 def shape(machine: Machine, cpus: CpuSet, owner: Tags | None) -> object:
-    """Return what the cores look like apart from their ids: equal for parts that can be drawn once."""
+    """Return the looks of cores without their ids: equal for parts that can be drawn once."""
     cores = _cores(machine, cpus)
     if owner is None:
         return tuple(core.key for core in cores)
@@ -172,7 +172,7 @@ def _strip(cores: list[_Core], owner: Tags, width: int, paint: Callable[[str], s
 
 
 class _Name(Struct, frozen=True):
-    """How a part is called: ``node``, ``3``, ``62.9 GiB``."""
+    """The name of a part: ``node``, ``3``, ``62.9 GiB``."""
 
     kind: str
     number: str
@@ -192,7 +192,7 @@ class _Part:
 
 
 class _Style(Struct, frozen=True):
-    """What all lines of one picture have in common."""
+    """The settings of one picture."""
 
     machine: Machine
     owner: Tags | None
@@ -210,7 +210,7 @@ def render(
     """Draw a machine.
 
     Args:
-        machine: What to draw.
+        machine: The machine to draw.
         owner: Tag of each CPU's owner; without it the cores are listed.
         width: Columns of the terminal; lines are kept within it where words allow.
         ascii: Use ASCII characters only.
@@ -265,7 +265,7 @@ def _parts(machine: Machine) -> list[_Part]:
 
 
 def _nest(machine: Machine) -> tuple[_Part, list[_Part]]:
-    """Nest the parts by inclusion; give the tree and the parts that cut through others."""
+    """Nest the parts by inclusion; return the tree, and the parts that cut through others."""
     top = _Part(machine.online, [])
     crossing: list[_Part] = []
     for part in sorted(_parts(machine), key=lambda part: -len(part.cpus)):
@@ -285,18 +285,18 @@ def _nest(machine: Machine) -> tuple[_Part, list[_Part]]:
 def _complete(part: _Part) -> None:
     """Order the inner parts, and give CPUs that are in none of them a part of their own."""
     if part.inside:
-        rest = part.cpus
+        remaining = part.cpus
         for inner in part.inside:
-            rest -= inner.cpus
-        if rest:
-            part.inside.append(_Part(rest, [_Name("others", "")]))
+            remaining -= inner.cpus
+        if remaining:
+            part.inside.append(_Part(remaining, [_Name("others", "")]))
     part.inside.sort(key=lambda inner: inner.cpus.first())
     for inner in part.inside:
         _complete(inner)
 
 
 def _shape(style: _Style, part: _Part) -> object:
-    """Return what a part looks like apart from its position."""
+    """Return the looks of a part without its position."""
     inside = [_shape(style, inner) for inner in part.inside] or shape(style.machine, part.cpus, style.owner)
     return [(name.kind, name.rest) for name in part.names], inside
 
@@ -305,12 +305,12 @@ def _inside(style: _Style, part: _Part, width: int) -> list[str]:
     """Draw what is in a part: inner parts, or else cores."""
     if not part.inside:
         return core_lines(style.machine, part.cpus, style.owner, width, style.paint)
-    alike = [[inner] for inner in part.inside]
+    runs = [[inner] for inner in part.inside]
     if style.short:
         pairs = [(_shape(style, inner), inner) for inner in part.inside]
-        alike = [[inner for _, inner in run] for _, run in itertools.groupby(pairs, key=lambda pair: pair[0])]
+        runs = [[inner for _, inner in run] for _, run in itertools.groupby(pairs, key=lambda pair: pair[0])]
     boxes: list[tuple[str, list[str]]] = []
-    for run in alike:
+    for run in runs:
         boxes.append((_title(run[0], width - 3), _inside(style, run[0], width - 3)))
         if len(run) > 1:
             boxes.append((_same(run[1:], width - 3), []))
@@ -332,7 +332,7 @@ def _cpus_text(cpus: CpuSet, room: int) -> str:
 
 
 def _same(run: Sequence[_Part], width: int) -> str:
-    """Name parts that look as the one drawn above them."""
+    """Return the line for parts that look like the one drawn above them."""
     first, last = run[0].names[0], run[-1].names[0]
     names = f"{first.kind} {first.number}".rstrip()
     if len(run) > 1:
@@ -344,7 +344,7 @@ def _same(run: Sequence[_Part], width: int) -> str:
 
 def _memory_only(machine: Machine) -> list[str]:
     """Name the nodes without CPUs, those of the same size and distance together."""
-    alike: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     empty: list[int] = []
     for at, node in enumerate(machine.nodes):
         if node.mem_bytes == 0 and not node.cpus:
@@ -354,10 +354,10 @@ def _memory_only(machine: Machine) -> list[str]:
                 (other.distance[at], other.id) for other in machine.nodes if other.cpus and other.distance
             ]
             nearest = f", nearest to node {min(near)[1]} at {min(near)[0]}" if near else ""
-            alike.setdefault(f"{memory_text(node)}{nearest}", []).append(node.id)
+            groups.setdefault(f"{memory_text(node)}{nearest}", []).append(node.id)
     lines = [
         f"memory only: {_nodes_text(ids)} {'each ' if len(ids) > 1 else ''}{text}"
-        for text, ids in alike.items()
+        for text, ids in groups.items()
     ]
     return [*lines, *([f"no CPUs, no memory: {_nodes_text(empty)}"] if empty else [])]
 

@@ -63,7 +63,7 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
 
 
 def sysfs_of(sysfs_root: Path) -> Path:
-    """Return the directory used as ``/sys``, where the one that was named holds it."""
+    """Return the directory to use as ``/sys``: ``sys`` inside the given one, or the given one itself."""
     inner = sysfs_root / "sys"
     return inner if not (sysfs_root / CPU_DIR).is_dir() and (inner / CPU_DIR).is_dir() else sysfs_root
 
@@ -115,13 +115,13 @@ def _read(tree: SysfsTree, proc: SysfsTree, lists: CpuLists) -> Machine:
 
 
 def _compare_memory(tree: SysfsTree, nodes: Nodes, total: int | None) -> None:
-    """Note nodes that hold much less than the machine: seen where a VM's memory was plugged in later."""
+    """Report nodes that hold much less memory than the machine, as in VMs with memory plugged in later."""
     if not total or not nodes.nodes or any(node.mem_bytes is None for node in nodes.nodes):
         return
-    held = sum(node.mem_bytes or 0 for node in nodes.nodes)
-    if held < total * _ENOUGH:
+    node_bytes = sum(node.mem_bytes or 0 for node in nodes.nodes)
+    if node_bytes < total * _ENOUGH:
         tree.problems.append(
-            f"the nodes hold {held // _MIB} MiB together, /proc/meminfo says {total // _MIB} MiB"
+            f"the nodes hold {node_bytes // _MIB} MiB together, /proc/meminfo says {total // _MIB} MiB"
         )
 
 
@@ -151,12 +151,12 @@ def _numa_extra(tree: SysfsTree, nodes: Nodes) -> dict[str, object]:
 
 def _mainframe_levels(levels: Levels) -> dict[str, object]:
     """Return the mainframe levels above the package, where there are any."""
-    found: dict[str, object] = {}
+    extra: dict[str, object] = {}
     for level in ("book", "drawer"):
         if level in levels.groups:
             sets = sorted(set(levels.groups[level].values()), key=lowest)
-            found[f"{level}s"] = {str(lowest(bits)): str(CpuSet.from_bits(bits)) for bits in sets}
-    return found
+            extra[f"{level}s"] = {str(lowest(bits)): str(CpuSet.from_bits(bits)) for bits in sets}
+    return extra
 
 
 def _cpus(online: int, levels: Levels, llc: dict[int, int], nodes: Nodes) -> tuple[Cpu, ...]:
@@ -187,36 +187,36 @@ def _one_node(online: int, mem_bytes: int | None, pages: dict[int, HugePages] | 
 
 
 GRAIN = 64 << 20
-"""Bytes by which the memory of a node may differ from what is known: half of the smallest block that a kernel
+"""Bytes by which the memory of a node may differ from its last size: half of the smallest block that a kernel
 takes offline at once (128 MiB). A balloon driver changes sizes a little all the time."""
 
 
-def is_same(known: Machine, sysfs_root: Path) -> bool:
-    """Return whether CPUs and memory are as they were read.
+def is_same(machine: Machine, sysfs_root: Path) -> bool:
+    """Return whether CPUs and memory are still as they were read.
 
     While a machine runs, CPUs (also one thread of each core, when SMT is switched off), whole NUMA nodes, and
     blocks of a node's memory may go offline. ``meminfo`` shows the last two: a node whose memory is offline
     remains with ``MemTotal`` 0, and disappears only when its memory is removed.
 
     Args:
-        known: The machine as it was read.
+        machine: The machine as it was read.
         sysfs_root: Used in place of ``/sys``, as for ``read_machine``.
     """
     tree = SysfsTree(sysfs_of(sysfs_root))
-    if CpuSet.from_bits(read_cpu_lists(tree).online) != known.online:
+    if CpuSet.from_bits(read_cpu_lists(tree).online) != machine.online:
         return False
     ids = tree.numbered(NODE_DIR, "node")
     if not ids:
         return True  # all CPUs and all memory are node 0
-    if ids != [node.id for node in known.nodes]:
+    if ids != [node.id for node in machine.nodes]:
         return False
     return all(
         _alike(node.mem_bytes, mem_total(meminfo(tree, f"{NODE_DIR}/node{node.id}/meminfo")))
-        for node in known.nodes
+        for node in machine.nodes
     )
 
 
-def _alike(known: int | None, now: int | None) -> bool:
-    if known is None or now is None:
-        return known is now
-    return (known == 0) == (now == 0) and abs(known - now) < GRAIN
+def _alike(before: int | None, now: int | None) -> bool:
+    if before is None or now is None:
+        return before is now
+    return (before == 0) == (now == 0) and abs(before - now) < GRAIN

@@ -31,7 +31,7 @@ def write_sysfs(machine: Machine, root: Path) -> None:
     """Write a machine below a directory: ``root/sys`` and, if its memory is known, ``root/proc/meminfo``.
 
     Args:
-        machine: What to write.
+        machine: The machine to write.
         root: An empty or missing directory; afterwards ``read_machine(root)`` gives an equal machine.
 
     Raises:
@@ -42,11 +42,12 @@ def write_sysfs(machine: Machine, root: Path) -> None:
     ordinals = {level: {name: i for i, name in enumerate(groups[level])} for level in ("die", "cluster")}
     width = machine.possible.bits.bit_length()
     for cpu in machine.cpus:
-        here = f"sys/{CPU_DIR}/cpu{cpu.id}"
+        directory = f"sys/{CPU_DIR}/cpu{cpu.id}"
         files |= {
-            f"{here}/topology/{k}": v for k, v in _topology(machine, cpu, groups, ordinals, width).items()
+            f"{directory}/topology/{k}": v
+            for k, v in _topology(machine, cpu, groups, ordinals, width).items()
         }
-        files |= {f"{here}/cache/{k}": v for k, v in _cache(machine, cpu, width).items()}
+        files |= {f"{directory}/cache/{k}": v for k, v in _cache(machine, cpu, width).items()}
     directories: set[Path] = set()
     for name, text in files.items():
         path = root / name

@@ -62,9 +62,9 @@ def distance_lines(machine: Machine, width: int) -> list[str]:
     rows = {ids[i]: [machine.nodes[i].distance[k] for k in at] for i in at}
     remote = {
         d
-        for row, own in zip(rows.values(), range(len(at)), strict=True)
+        for row, index in zip(rows.values(), range(len(at)), strict=True)
         for k, d in enumerate(row)
-        if k != own
+        if k != index
     }
     local = {row[k] for k, row in enumerate(rows.values())}
     if len(remote) == 1 and len(local) == 1:

@@ -57,7 +57,7 @@ class Uevents:
         Raises:
             OSError: No further events can be received.
         """
-        found = False
+        is_changed = False
         for _ in range(AT_ONCE):
             try:
                 message = self._socket.recv(LONGEST)
@@ -66,10 +66,10 @@ class Uevents:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                found = True  # more came than could wait: anything may have happened
+                is_changed = True  # more came than could wait: anything may have happened
             else:
-                found = concerns(message) or found
-        return found
+                is_changed = concerns(message) or is_changed
+        return is_changed
 
     def close(self) -> None:
         """Stop listening."""

@@ -35,7 +35,7 @@ def read_yaml(text: str) -> object:
 
 
 class _EventBuilder:
-    """Makes one value of a row of events."""
+    """Builds one value from a sequence of events."""
 
     def __init__(self) -> None:
         self.root: object = None

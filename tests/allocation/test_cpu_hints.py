@@ -76,7 +76,7 @@ def test_a_family_stands_for_the_same_hints(case: tuple[list[int], int, int, int
     assert list(got) == expected
     if isinstance(got, Family):
         every = Mask(topo.nodes)
-        assert set(got.through(every)) == set(expected), "through a window of all nodes, all is seen"
+        assert set(got.for_window(every)) == set(expected), "through a window of all nodes, all is seen"
         assert len(got[0].affinity or ()) == min(len(h.affinity or ()) for h in expected)
 
 
@@ -136,7 +136,7 @@ def test_sixty_four_nodes() -> None:
     aligned = cpu_hints(topo, available, CpuSet(), 8, by_socket=True)
     assert isinstance(aligned, Family)
     assert aligned[0] == TopologyHint(Mask([2]), preferred=True), "node 1 has seven"
-    seen = {h.affinity: h.preferred for h in aligned.through(Mask([2, 3, 4]))}
+    seen = {h.affinity: h.preferred for h in aligned.for_window(Mask([2, 3, 4]))}
     assert seen[Mask([2, 3])], "two nodes of one socket"
     assert not seen[Mask([3, 4])], "of two"
     assert cpu_hints(topo, CpuSet(), CpuSet(), 1) == ()

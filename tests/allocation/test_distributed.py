@@ -167,7 +167,8 @@ def test_with_more_nodes_than_kubelets_limit_it_is_as_even(
 
     def spread(found: Split) -> float:
         left = [
-            c - found.each * (i in found.members) - group * found.extra.count(i) for i, c in enumerate(counts)
+            c - found.per_node * (i in found.members) - group * found.extra.count(i)
+            for i, c in enumerate(counts)
         ]
         assert sum(left) == sum(counts) - n
         assert min(left) >= 0

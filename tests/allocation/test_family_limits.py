@@ -32,13 +32,13 @@ def free(nodes: int, want: int, floor: int = 1, explicit: tuple[int, ...] = ()) 
 def counting() -> Iterator[list[int]]:
     """Count how often it is asked what a mask has."""
     asked: list[int] = []
-    had = Demand.had
+    amount_on = Demand.amount_on
 
     def count(demand: Demand, bits: int) -> int:
         asked.append(bits)
-        return had(demand, bits)
+        return amount_on(demand, bits)
 
-    with mock.patch.object(Demand, "had", count):
+    with mock.patch.object(Demand, "amount_on", count):
         yield asked
 
 
@@ -123,7 +123,7 @@ def test_explicit_masks_of_the_least_size_come_with_the_best() -> None:
 
 def test_a_preferred_mask_inside_a_window_stands_for_others() -> None:
     family = Family((0b11 | 1 << 30, 0b11, 0b11 | 1 << 29, 1 << 31), (), 1, (), 2)
-    seen = family.through(Mask([0, 1]))
+    seen = family.for_window(Mask([0, 1]))
     assert seen == (hint(1 << 31, preferred=False), hint(0b11, preferred=True))
 
 

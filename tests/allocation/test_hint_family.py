@@ -56,7 +56,7 @@ def plain(family: Family) -> list[TopologyHint]:
         or (
             not bits & ~to_bits(family.nodes)
             and bits.bit_count() >= family.floor
-            and all(sum(n for at, n in d.amounts if at & bits) >= d.want for d in family.demands)
+            and all(sum(n for at, n in d.amounts if at & bits) >= d.required for d in family.demands)
         )
     ]
     return [TopologyHint(Mask.from_bits(bits), bits.bit_count() == family.size) for bits in found]
@@ -83,7 +83,7 @@ def test_sums_are_those_of_each_mask(demands: tuple[Demand, ...]) -> None:
     nodes = NODES[1:]
     for each in demands:
         table = sums(nodes, each)
-        assert {b: table[b] for b in plain_masks(nodes)} == {b: each.had(b) for b in plain_masks(nodes)}
+        assert {b: table[b] for b in plain_masks(nodes)} == {b: each.amount_on(b) for b in plain_masks(nodes)}
 
 
 def test_masks_come_by_size_and_then_by_nodes() -> None:

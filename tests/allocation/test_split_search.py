@@ -18,7 +18,7 @@ def test_levelling_takes_from_the_fullest(counts: list[int], group: int, data: s
     search = _SplitSearch(counts, n, group, k)
     members = tuple(data.draw(st.permutations(range(len(counts))))[:k])
     found, squares = search.level(members)
-    left = [count - found.each * (i in members) for i, count in enumerate(counts)]
+    left = [count - found.per_node * (i in members) for i, count in enumerate(counts)]
     for i in found.extra:
         assert left[i] == max(left[j] for j in members), "each time the fullest gives"
         assert i == min(j for j in members if left[j] == left[i]), "of equals the first"

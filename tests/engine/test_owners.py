@@ -548,7 +548,7 @@ class Life:
         state, rules = self.state, self.rules
         assert violations(state) == []
         pool = state.pools.shared - state.aside()
-        for floor in state.node.floors.each:
+        for floor in state.node.floors.floors:
             inside = pool if floor.cpus is None else pool & floor.cpus
             assert len(inside) >= floor.least, floor
         live = [c for c in state.containers.values() if c.placement.exclusive and c.phase is not Phase.EXITED]

@@ -53,7 +53,7 @@ def test_members_in_any_case_the_exact_one_first() -> None:
 
 def test_null_is_absent() -> None:
     fields = Fields.parse('{"a": null}')
-    assert (fields.text("a"), fields.number("a"), fields.flag("a"), list(fields.each("a"))) == (
+    assert (fields.text("a"), fields.number("a"), fields.flag("a"), list(fields.objects("a"))) == (
         "",
         0,
         None,

@@ -109,13 +109,13 @@ def test_one_cpu_can_be_owned_wherever_two_are_there(machine: Machine) -> None:
 def test_what_is_kept_back_from_the_pool_does_not_count() -> None:
     """Four CPUs of which two are withheld: the pool is two CPUs, and one of them can be owned."""
     machine = described(1, 1, 2, 2)
-    assert [f.least for f in floors_of(AUTO, machine, CpuSet([0, 1])).each] == [1, 1]
+    assert [f.least for f in floors_of(AUTO, machine, CpuSet([0, 1])).floors] == [1, 1]
 
 
 def test_numbers_are_taken_as_they_are() -> None:
     machine = described(2, 1, 4, 2)
     floors = floors_of(AdmissionRules(floor=15, numa_floor=3), machine, machine.online)
-    assert [(f.least, f.node) for f in floors.each] == [(15, None), (3, 0), (3, 1)]
+    assert [(f.least, f.node) for f in floors.floors] == [(15, None), (3, 0), (3, 1)]
     assert not floors_of(AdmissionRules(), machine, machine.online)
     assert not floors_of(AdmissionRules(floor=0, numa_floor=0), machine, machine.online)
 
@@ -175,12 +175,12 @@ def test_a_node_without_cpus_has_no_floor() -> None:
     there = tuple(cpu for cpu in machine.cpus if cpu.id < 4)
     machine = changed_copy(machine, cpus=there, nodes=(machine.nodes[0], only_memory))
     floors = floors_of(AdmissionRules(floor=0, numa_floor=2), machine, machine.online)
-    assert [(f.least, f.node) for f in floors.each] == [(2, 0)]
+    assert [(f.least, f.node) for f in floors.floors] == [(2, 0)]
 
 
 def test_a_node_whose_cpus_are_all_withheld_has_no_floor() -> None:
     machine = described(2, 1, 4, 1)
-    assert floors_of(AUTO, machine, machine.nodes[0].cpus).each == (
+    assert floors_of(AUTO, machine, machine.nodes[0].cpus).floors == (
         Floor(1),
         Floor(1, machine.nodes[0].cpus, 0),
     )

@@ -1,4 +1,4 @@
-"""Choosing devices for a container.
+"""Choose devices for a container.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/manager.go ``devicesToAllocate``, ``filterByAffinity``.
 Devices are taken, until there are enough, from
@@ -7,7 +7,7 @@ Devices are taken, until there are enough, from
 2. if more are *aligned* (near to a node of the mask) than still needed: those of them that the plugin
    prefers, then the other aligned ones;
 3. else all aligned ones, then those that the plugin prefers among all available, then the *unaligned* ones
-   (near to other nodes), at last those near to no node.
+   (near to other nodes), finally those near to no node.
 
 Without a mask, or where no device of the resource is near to a node, all count as near to no node. Inside a
 set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come first.
@@ -32,7 +32,7 @@ from proxy.model.phrases import nodes as named
 from proxy.model.requests import PodRequests
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
-"""Calls a plug-in: ids to choose from, ids among them that must be included, how many in all; gives ids."""
+"""Calls a plug-in with the ids to choose from, the ids that must be included, and the total; returns ids."""
 
 
 class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
@@ -47,7 +47,7 @@ class PreferenceMissing(Exception):  # noqa: N818 - a question, not an error
         resource: The resource.
         available: Ids to choose from, with those of ``must_include``.
         must_include: Ids that the container has already.
-        size: How many ids are wanted in all.
+        size: How many ids are requested in all.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class DeviceGrant(Struct, frozen=True):
     Attributes:
         state: The new state.
         devices: Resource to the ids that the container holds, sorted.
-        reasons: Sentences that say how it came to that.
+        reasons: Sentences that explain the choice.
     """
 
     state: DeviceState
@@ -95,7 +95,7 @@ class DeviceGrant(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Taking:
-    """Devices being taken, until there are enough."""
+    """The devices taken so far, and how many are still needed."""
 
     needed: int
     taken: set[str] = field(default_factory=set)
@@ -136,7 +136,7 @@ def allocate(
         PreferenceMissing: From ``prefer``.
         KeyError: The pod has no container of that name.
     """
-    given: dict[str, tuple[str, ...]] = {}
+    granted: dict[str, tuple[str, ...]] = {}
     reasons: list[str] = []
     for resource, count in pod.named(name).limits.items():
         held = state.of_container(pod.uid, name, resource)
@@ -149,12 +149,12 @@ def allocate(
             chosen = held
         else:
             plugin = (prefer or {}).get(resource)
-            took = _choose(state, resource, count, merged.affinity, state.reusable(pod, resource), plugin)
-            reasons += [f"{resource}: {reason}" for reason in took.reasons]
-            chosen = frozenset(took.taken)
+            taking = _choose(state, resource, count, merged.affinity, state.reusable(pod, resource), plugin)
+            reasons += [f"{resource}: {reason}" for reason in taking.reasons]
+            chosen = frozenset(taking.taken)
             state = state.give(pod.uid, name, resource, chosen)
-        given[resource] = tuple(sorted(chosen))
-    return DeviceGrant(state, given, tuple(reasons))
+        granted[resource] = tuple(sorted(chosen))
+    return DeviceGrant(state, granted, tuple(reasons))
 
 
 def _check(state: DeviceState, resource: str, count: int, held: frozenset[str], container: str) -> None:
@@ -196,16 +196,16 @@ def _choose(
     where = named(mask) if mask else "no nodes"
     if taking.needed < len(aligned):
         choice = _preferred(prefer, aligned, taking, count)
-        done = taking.take(choice, "the plugin prefers them among those near to the nodes decided on")
-        done = done or taking.take(aligned, f"near to {where}")
+        enough = taking.take(choice, "the plugin prefers them among those near to the nodes decided on")
+        enough = enough or taking.take(aligned, f"near to {where}")
     else:
-        done = taking.take(aligned, f"near to {where}")
-        if not done:
+        enough = taking.take(aligned, f"near to {where}")
+        if not enough:
             choice = _preferred(prefer, sorted(available), taking, count)
-            done = taking.take(choice, "the plugin prefers them")
-        done = done or taking.take(unaligned, f"near to others than {where}")
-        done = done or taking.take(nowhere, "any will do")
-    assert done, "there were enough available"
+            enough = taking.take(choice, "the plugin prefers them")
+        enough = enough or taking.take(unaligned, f"near to others than {where}")
+        enough = enough or taking.take(nowhere, "any will do")
+    assert enough, "there were enough available"
     return taking
 
 
@@ -225,9 +225,9 @@ def _parted(
 
 
 def _preferred(prefer: Prefer | None, among: list[str], taking: _Taking, count: int) -> list[str]:
-    """Ask the plugin; what it names beyond ``among`` does not count."""
+    """Return the devices that the plugin prefers; ids that are not in ``among`` are ignored."""
     if prefer is None:
         return []
     must = sorted(taking.taken)
-    named = set(prefer(tuple(sorted({*among, *must})), tuple(must), count))
-    return [i for i in among if i in named]
+    preferred = set(prefer(tuple(sorted({*among, *must})), tuple(must), count))
+    return [i for i in among if i in preferred]

@@ -89,7 +89,7 @@ def _hints(
     if held and len(held) != count:
         return ()
     if held and not held <= state.registered[resource].keys():
-        return None  # kubelet decides a pod once; here a container that starts again keeps what has vanished
+        return None  # kubelet decides a pod once; here a restarted container keeps devices that have vanished
     return family(state.registered[resource], count, nodes, available, reusable).listed()
 
 
@@ -104,17 +104,17 @@ def family(
 
     Args:
         devices: All devices of the resource.
-        count: How many are wanted.
+        count: How many are requested.
         nodes: All NUMA nodes of the machine.
         available: Ids of available devices; ids that are not registered are near to no NUMA node.
         reusable: Ids of devices that the pod has already, which have to be near.
     """
     named = Mask.from_bits(_bits(devices.values())) & nodes or nodes
     ranged = tuple(named)
-    known = {i: device.nodes or Mask() for i, device in devices.items()}
-    placed = [known[i] for i in reusable if i in devices and devices[i].nodes is not None]
-    near = _demand(count, [*placed, *(known[i] for i in available if i in known)])
-    least = smallest(ranged, (_demand(count, known.values()),))
+    nodes_of_device = {i: device.nodes or Mask() for i, device in devices.items()}
+    placed = [nodes_of_device[i] for i in reusable if i in devices and devices[i].nodes is not None]
+    near = _demand(count, [*placed, *(nodes_of_device[i] for i in available if i in nodes_of_device)])
+    least = smallest(ranged, (_demand(count, nodes_of_device.values()),))
     demands = (near, _demand(len(placed), placed)) if placed else (near,)
     return Family((), ranged, 1, demands, len(ranged) if least is None else max(least, 1))
 

@@ -5,9 +5,8 @@ their devices: an id, whether it is healthy, and the NUMA nodes it is near to, i
 container until its pod is gone; containers of one pod may hold the same device one after the other: what an
 ordinary init container held can be reused by the containers after it.
 
-kubelet keeps the reusable devices in a table apart from the state. Here they are read from the state: those
-of the pod's ordinary init containers, without those that a container that stays has taken. That is the same
-set.
+kubelet keeps the reusable devices in a table apart from the state. Here they are derived from the state: the
+devices of the pod's ordinary init containers, without those that other containers hold. The set is the same.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class RegisteredDevice(Struct, frozen=True):
         id: Unique within its resource.
         nodes: NUMA nodes that it is near to. None where the plugin reports no topology; an empty mask where
             it reports one without nodes: as reusable devices the two are treated differently.
-        healthy: False keeps it from being given out; it counts as capacity anyway.
+        healthy: Whether it may be assigned; an unhealthy device still counts as capacity.
     """
 
     id: str
@@ -45,8 +44,8 @@ class DeviceState(Struct, frozen=True):
     Attributes:
         registered: Resource to device id to device.
         held: Pod uid to container name to resource to device ids.
-        answers: Pod uid to container name to resource to what its plug-in answered to Allocate. What is held
-            without an answer is reserved: the plug-in has yet to answer.
+        answers: Pod uid to container name to resource to the plug-in's answer to Allocate. Devices without an
+            answer are reserved: the plug-in has yet to answer.
     """
 
     registered: Mapping[str, Mapping[str, RegisteredDevice]] = field(default_factory=dict)
@@ -54,7 +53,7 @@ class DeviceState(Struct, frozen=True):
     answers: Mapping[str, Mapping[str, Mapping[str, AllocateAnswer]]] = field(default_factory=dict)
 
     def register(self, resource: str, devices: Iterable[RegisteredDevice]) -> DeviceState:
-        """Return the state with all the devices of a resource; those it had before are forgotten."""
+        """Return the state with a new list of all devices of a resource."""
         return replace(self, registered={**self.registered, resource: {d.id: d for d in devices}})
 
     def withdraw(self, resource: str) -> DeviceState:
@@ -91,14 +90,14 @@ class DeviceState(Struct, frozen=True):
 
     def reusable(self, pod: PodRequests, resource: str) -> frozenset[str]:
         """Return the devices that ordinary init containers of a pod held and no container has taken over."""
-        left, taken = NO_DEVICES, NO_DEVICES
+        held_by_inits, held_by_others = NO_DEVICES, NO_DEVICES
         for container in pod.containers:
             own = self.of_container(pod.uid, container.name, resource)
             if container.kind is ContainerKind.INIT:
-                left |= own
+                held_by_inits |= own
             else:
-                taken |= own
-        return left - taken
+                held_by_others |= own
+        return held_by_inits - held_by_others
 
     def give(self, uid: str, name: str, resource: str, ids: frozenset[str]) -> DeviceState:
         """Return the state in which a container holds these devices of a resource."""
@@ -113,11 +112,11 @@ class DeviceState(Struct, frozen=True):
         return {r: tuple(sorted(ids)) for r, ids in held.items() if ids and r not in answered}
 
     def answers_of(self, uid: str, name: str) -> Mapping[str, AllocateAnswer]:
-        """Return what plug-ins answered for a container, by resource."""
+        """Return the answers of plug-ins for a container, by resource."""
         return self.answers.get(uid, {}).get(name, {})
 
     def answered(self, uid: str, name: str, answers: Mapping[str, AllocateAnswer]) -> DeviceState:
-        """Return the state with what plug-ins answered for devices that a container holds."""
+        """Return the state with answers of plug-ins for devices that a container holds."""
         held = self.held.get(uid, {}).get(name, {})
         known = {**self.answers_of(uid, name), **{r: a for r, a in answers.items() if r in held}}
         return replace(self, answers={**self.answers, uid: {**self.answers.get(uid, {}), name: known}})
@@ -126,8 +125,10 @@ class DeviceState(Struct, frozen=True):
         """Return the state in which a container does not hold these resources, which are only reserved."""
         if not waiting:
             return self
-        left = {r: ids for r, ids in self.held[uid][name].items() if r not in waiting}
-        pod = {k: v for k, v in self.held[uid].items() if k != name} | ({name: left} if left else {})
+        remaining = {r: ids for r, ids in self.held[uid][name].items() if r not in waiting}
+        pod = {k: v for k, v in self.held[uid].items() if k != name} | (
+            {name: remaining} if remaining else {}
+        )
         others = {k: v for k, v in self.held.items() if k != uid}
         return replace(self, held={**others, uid: pod} if pod else others)
 

@@ -19,8 +19,8 @@ Differences to Koordinator:
   (3 sockets of 8 CPUs, 11 wanted: 12 taken). Here the rest is step 3.
 - Its design says that where no node is free of ``NUMANodeLevel`` pods, cores free of them are looked for; and
   ``PCPULevel`` is to hold for whole cores too. Its code does neither. Here ``degrade`` does both.
-- There, the CPUs that a request has got count as exclusive when the rest of the same request is chosen; here
-  they do not.
+- In Koordinator, the CPUs chosen so far for a request count as exclusive for its further CPUs; here they do
+  not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def accumulate(
     free: CpuSet,
     n: int,
     request: BindRequest,
-    taken: Allocated,
+    allocated: Allocated,
     *,
     degrade: bool = True,
     steps: list[str] | None = None,
@@ -56,7 +56,7 @@ def accumulate(
         free: CPUs to choose from; those that the machine does not have are ignored.
         n: How many CPUs; below 1, none are chosen.
         request: How they are bound.
-        taken: What other pods have.
+        allocated: The CPUs that other pods have.
         degrade: Follow the design of exclusive policies rather than the code (see above).
         steps: A sentence about each step is added here; None for no record.
 
@@ -66,7 +66,7 @@ def accumulate(
     Raises:
         NotEnoughCpus: Fewer than n are free.
     """
-    work = _Work(topo, free.bits & topo.cpus.bits, n, request, taken, degrade=degrade, steps=steps)
+    work = _Work(topo, free.bits & topo.cpus.bits, n, request, allocated, degrade=degrade, steps=steps)
     if n < 1:
         return CpuSet()
     if n > work.free.bit_count():
@@ -78,11 +78,11 @@ def accumulate(
     return CpuSet.from_bits(work.taken)
 
 
-def avoided_cpus(topo: CpuTopology, request: BindRequest, taken: Allocated) -> tuple[int, int]:
-    """Return the CPUs to avoid, as bits: cores, and under ``NUMANodeLevel`` NUMA nodes, of other pods."""
+def avoided_cpus(topo: CpuTopology, request: BindRequest, allocated: Allocated) -> tuple[int, int]:
+    """Return the CPUs to avoid, as bits: of others' cores, and under ``NUMANodeLevel`` of their nodes."""
     if request.exclusive not in (ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL):
         return 0, 0
-    others_cpus = taken.under(request.exclusive).bits
+    others_cpus = allocated.under(request.exclusive).bits
     nodes = (
         _widened(topo.nodes.values(), others_cpus)
         if request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
@@ -100,12 +100,12 @@ class _Work:
         free: int,
         needed: int,
         request: BindRequest,
-        taken: Allocated,
+        allocated: Allocated,
         *,
         degrade: bool,
         steps: list[str] | None,
     ) -> None:
-        refs = taken.counts if request.max_ref_count > 1 else None
+        refs = allocated.counts if request.max_ref_count > 1 else None
         self.groups = Groups(topo, request.strategy, refs)
         self.topo = topo
         self.request = request
@@ -114,7 +114,7 @@ class _Work:
         self.taken = 0
         self.steps = steps
         self.lowest = "fewest" if request.strategy is NumaStrategy.MOST_ALLOCATED else "most"
-        cores, nodes = avoided_cpus(topo, request, taken)
+        cores, nodes = avoided_cpus(topo, request, allocated)
         node_level = request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
         # The CPUs to avoid in each attempt: whole nodes, then (see ``degrade``) only cores.
         self.avoided = [nodes, cores] if node_level and degrade else [nodes or cores]
@@ -159,12 +159,12 @@ class _Work:
 
     def whole_cores(self, listed: Sequence[int]) -> list[int]:
         """Return the cores of a list that fit into what is needed, in their order."""
-        found: list[int] = []
+        chosen: list[int] = []
         for core in dict.fromkeys(self.groups.core_of[cpu] for cpu in listed):
             threads = list(CpuSet.from_bits(self.topo.cores[core]))
-            if len(threads) <= self.needed - len(found):
-                found += threads
-        return found
+            if len(threads) <= self.needed - len(chosen):
+                chosen += threads
+        return chosen
 
     def threads_of_a_node(self) -> None:
         for avoided, one_each in (*((bits, True) for bits in self.avoided), (0, False)):

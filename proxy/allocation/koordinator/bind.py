@@ -1,4 +1,4 @@
-"""Binding a pod to CPUs: required policies, preferred CPUs, and an even distribution over NUMA nodes.
+"""Bind a pod to CPUs: required policies, preferred CPUs, and an even distribution over NUMA nodes.
 
 Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource: resource_manager.go ``allocateCPUSet``,
 cpu_accumulator.go ``takePreferredCPUs``. The accumulator only prefers. Around it:
@@ -48,7 +48,7 @@ def bind(
     Args:
         topology: The machine.
         free: CPUs to choose from.
-        n: How many; less than 1 is nothing.
+        n: How many; below 1, none are chosen.
         request: How they are bound.
         taken: What other pods have.
         steps: Sentences about what was done are added here; None for no record.
@@ -59,12 +59,12 @@ def bind(
     Raises:
         NotEnoughCpus: Fewer than n are free, or fewer than n that a required policy may take.
         WholeCoresError: Whole cores are required and n is not a whole number of cores.
-        RequiredPolicyError: What was found breaks the required policy.
+        RequiredPolicyError: The chosen CPUs break the required policy.
     """
     taken = taken or Allocated()
-    found = _attempt(topology, usable(topology, free, request, n), n, request, taken, steps)
-    if not request.required or holds(topology, found, request.policy):
-        return found
+    chosen = _attempt(topology, usable(topology, free, request, n), n, request, taken, steps)
+    if not request.required or holds(topology, chosen, request.policy):
+        return chosen
     # Only where cores differ in size can whole cores add up to something else than n: take equal ones.
     equal = _largest_cores(topology, free.bits)
     if len(equal) < n:
@@ -97,15 +97,15 @@ def bind_on_nodes(
     """
     taken = taken or Allocated()
     candidates = usable(topology, free, request, sum(shares.values()))
-    found = CpuSet()
+    chosen = CpuSet()
     for node, share in sorted(shares.items()):
         inside = CpuSet.from_bits(topology.nodes.get(node, 0)) & candidates
         if steps is not None:
             steps.append(f"{share} of NUMA node {node}")
-        found |= _attempt(topology, inside, share, request, taken, steps)
-    if request.required and not holds(topology, found, request.policy):
+        chosen |= _attempt(topology, inside, share, request, taken, steps)
+    if request.required and not holds(topology, chosen, request.policy):
         raise RequiredPolicyError(request.policy)
-    return found
+    return chosen
 
 
 def usable(topology: CpuTopology, free: CpuSet, request: BindRequest, n: int) -> CpuSet:
@@ -145,14 +145,14 @@ def take_preferred(
 ) -> CpuSet:
     """Choose from the preferred CPUs first, then from the others; arguments as ``accumulate``."""
     first = free & request.preferred
-    found = CpuSet()
+    chosen = CpuSet()
     if first:
         if steps is not None:
             steps.append(f"first of the preferred CPUs that are free, {first}")
         most = min(n, len(first))
-        found = accumulate(topology, first, most, request, taken, degrade=degrade, steps=steps)
-    rest = n - len(found)
-    return found | accumulate(topology, free - first, rest, request, taken, degrade=degrade, steps=steps)
+        chosen = accumulate(topology, first, most, request, taken, degrade=degrade, steps=steps)
+    missing = n - len(chosen)
+    return chosen | accumulate(topology, free - first, missing, request, taken, degrade=degrade, steps=steps)
 
 
 def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, int] | None:
@@ -160,7 +160,7 @@ def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, 
 
     Args:
         counts: Node to its free CPUs.
-        n: CPUs wanted, a multiple of ``group``.
+        n: CPUs requested, a multiple of ``group``.
         group: CPUs that stay together.
 
     Returns:
@@ -171,17 +171,17 @@ def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, 
     shares: dict[int, int] = {}
     if even is not None:
         for at in even.members:
-            shares[order[at]] = even.each
+            shares[order[at]] = even.per_node
         for at in even.extra:
             shares[order[at]] += group
         return shares
     groups = [counts[node] // group for node in order]
-    wanted = n // group
-    most = next((k for k in range(1, len(order) + 1) if sum(groups[:k]) >= wanted), 0)
+    groups_left = n // group
+    most = next((k for k in range(1, len(order) + 1) if sum(groups[:k]) >= groups_left), 0)
     for at in reversed(range(most)):  # the emptier a node, the earlier it states what it cannot give
-        part = min(groups[at], wanted // (at + 1))
+        part = min(groups[at], groups_left // (at + 1))
         shares[order[at]] = part * group
-        wanted -= part
+        groups_left -= part
     return shares if most else None
 
 
@@ -196,8 +196,8 @@ def _attempt(
         return take_preferred(topo, free, n, request, taken, steps=steps)
     first = free & request.preferred
     if 0 < len(first) < n:  # two independent choices, as always with preferred CPUs
-        found = _evenly(topo, first, len(first), request, taken, steps)
-        return found | _evenly(topo, free - first, n - len(found), request, taken, steps)
+        chosen = _evenly(topo, first, len(first), request, taken, steps)
+        return chosen | _evenly(topo, free - first, n - len(chosen), request, taken, steps)
     return _evenly(topo, first or free, n, request, taken, steps)
 
 
@@ -207,23 +207,23 @@ def _evenly(
     """Choose in equal parts; whole cores matter more than avoiding the CPUs of others."""
     threads = topo.cpus_per_core
     whole = request.policy is BindPolicy.FULL_PCPUS and n % threads == 0
-    cores, sparing = avoided_cpus(topo, request, taken)
+    cores, avoided_nodes = avoided_cpus(topo, request, taken)
     for group in (threads, 1) if whole and threads > 1 else (1,):
-        for avoided in dict.fromkeys((sparing or cores, cores, 0)):
-            left = free.bits & ~avoided
-            left = _largest_cores(topo, left).bits if group > 1 else left
-            shares = even_shares({i: (left & b).bit_count() for i, b in topo.nodes.items()}, n, group)
+        for avoided in dict.fromkeys((avoided_nodes or cores, cores, 0)):
+            candidates = free.bits & ~avoided
+            candidates = _largest_cores(topo, candidates).bits if group > 1 else candidates
+            shares = even_shares({i: (candidates & b).bit_count() for i, b in topo.nodes.items()}, n, group)
             if shares is None:
                 continue
             shares = {node: part for node, part in sorted(shares.items()) if part}
             if steps is not None:
                 parts = " + ".join(map(str, shares.values()))
                 steps.append(f"in even parts over {nodes(Mask(shares))}: {parts}")
-            found = CpuSet()
+            chosen = CpuSet()
             for node, part in shares.items():
-                inside = CpuSet.from_bits(left & topo.nodes[node])
-                found |= accumulate(topo, inside, part, request, taken, steps=steps)
-            return found
+                inside = CpuSet.from_bits(candidates & topo.nodes[node])
+                chosen |= accumulate(topo, inside, part, request, taken, steps=steps)
+            return chosen
     raise NotEnoughCpus(n, len(free))
 
 

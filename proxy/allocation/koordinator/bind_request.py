@@ -1,4 +1,4 @@
-"""How a pod wants its CPUs bound, and what other pods already have.
+"""How the CPUs of a pod are to be bound, and the CPUs that other pods have.
 
 The terms are those of Koordinator's annotations and labels (koordinator a7a1b76, apis/extension/resource.go).
 """
@@ -78,7 +78,7 @@ class BindRequest(Struct, frozen=True):
 
 
 class Allocated(Struct, frozen=True):
-    """What bound pods already have.
+    """The CPUs that bound pods have.
 
     Attributes:
         counts: CPU to the number of pods that have it; only CPUs that some pod has.
@@ -109,28 +109,32 @@ def effective_policy(
     Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/util.go ``getCPUBindPolicy``.
 
     Args:
-        required: What the pod requires.
-        preferred: What it prefers.
-        node: What the node's label, or kubelet's ``full-pcpus-only`` in its place, requires.
-        default: What is preferred where none of them says anything.
+        required: The policy that the pod requires.
+        preferred: The policy that it prefers.
+        node: The policy that the node's label, or kubelet's ``full-pcpus-only`` in its place, requires.
+        default: The preferred policy where none of them is set.
 
     Raises:
         PolicyConflictError: Pod and node require different policies.
     """
-    own = required if required in _BINDING else None
-    given = _OF_NODE.get(node)
-    if own and given and own is not given:
-        raise PolicyConflictError(f"cannot bind CPUs: the pod requires {own} and the node requires {given}")
-    must = own or given
-    if must:
-        return must, True
-    return next((each for each in (preferred, default) if each in _BINDING), BindPolicy.FULL_PCPUS), False
+    of_pod = required if required in _BINDING else None
+    of_node = _OF_NODE.get(node)
+    if of_pod and of_node and of_pod is not of_node:
+        raise PolicyConflictError(
+            f"cannot bind CPUs: the pod requires {of_pod} and the node requires {of_node}"
+        )
+    required_policy = of_pod or of_node
+    if required_policy:
+        return required_policy, True
+    return next(
+        (policy for policy in (preferred, default) if policy in _BINDING), BindPolicy.FULL_PCPUS
+    ), False
 
 
 def supported_request(
     request: BindRequest, architecture: str, topology: CpuTopology
 ) -> tuple[BindRequest, tuple[str, ...]]:
-    """Return a request changed to what an architecture offers.
+    """Return a request with only those policies that an architecture offers.
 
     On ARM only ``FullPCPUs`` and ``NUMANodeLevel`` are offered. With one thread per core both bind policies
     choose alike, and a core is never shared, so nothing is lost there.

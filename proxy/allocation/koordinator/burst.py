@@ -7,7 +7,7 @@ decides, ``MostAllocated`` for the smallest pools that are large enough and any 
 the lowest node ids. Where all pools together are smaller than the limit, or where there is no limit, the pod
 keeps all of them.
 
-All sums that k nodes can have are worked out node by node; of equal sums the lowest ids are kept. That is
+All sums that k nodes can have are computed node by node; of equal sums the lowest ids are kept. That is
 ``nodes * k * sums`` steps, and sums are at most the CPUs of the machine.
 """
 
@@ -38,12 +38,12 @@ def burst_nodes(
     everywhere = Mask(sizes)
     if limit is None or limit < 1:
         return everywhere
-    wanted = -(-limit // 1000)
+    missing = -(-limit // 1000)
     fewest = 0
     for size in sorted(sizes.values(), reverse=True):
         fewest += 1
-        wanted -= size
-        if wanted <= 0:
+        missing -= size
+        if missing <= 0:
             break
     else:
         return everywhere
@@ -53,7 +53,7 @@ def burst_nodes(
 
 
 def _sums(sizes: Mapping[int, int], most: int) -> dict[int, int]:
-    """Return what ``most`` nodes can add up to, and the lowest nodes that do."""
+    """Return the sums that ``most`` nodes can have, each with the lowest nodes that have it."""
     by_count: list[dict[int, int]] = [{0: 0}, *({} for _ in range(most))]
     for node, size in sizes.items():
         for count in range(most, 0, -1):

@@ -1,4 +1,4 @@
-"""Free CPUs listed by NUMA node, by socket and by core, in the orders in which they are taken.
+"""List free CPUs by NUMA node, by socket and by core, in the order in which they are taken.
 
 Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/cpu_accumulator.go. ``MostAllocated``
 takes units with few free CPUs first and ``LeastAllocated`` those with many; here the sign of a count does
@@ -83,14 +83,14 @@ class Groups:
         groups = self._single(self.topo.sockets, usable, one_each=one_each)
         return sorted(groups, key=lambda group: (self.sign * len(group.cpus), group.unit))
 
-    def by_core(self, usable: int, taken: int) -> list[int]:
+    def by_core(self, usable: int, chosen: int) -> list[int]:
         """List all CPUs core by core: close to what is taken, and broken cores before whole ones."""
         topo = self.topo
         ranked: list[tuple[tuple[int, ...], int]] = []
         for node, cores in topo.node_cores.items():
             socket = self._socket_of[node]
             bits = topo.sockets[socket]
-            near = (bits & taken).bit_count()
+            near = (bits & chosen).bit_count()
             place = (
                 -near,
                 self.sign * (bits & usable).bit_count(),
@@ -106,20 +106,20 @@ class Groups:
         """Reorder CPUs: one of each core, then a second one of each core, and so on."""
         if len(cpus) <= self.topo.cpus_per_core:
             return list(cpus)
-        seen: dict[int, int] = {}
+        used_of_core: dict[int, int] = {}
         rounds: list[tuple[int, int]] = []
         for cpu in cpus:
             core = self.core_of[cpu]
-            rounds.append((seen.get(core, 0), cpu))
-            seen[core] = seen.get(core, 0) + 1
+            rounds.append((used_of_core.get(core, 0), cpu))
+            used_of_core[core] = used_of_core.get(core, 0) + 1
         return [cpu for _, cpu in sorted(rounds, key=lambda entry: entry[0])]
 
     def first_of_cores(self, cpus: Iterable[int]) -> list[int]:
         """Keep the first CPU of each core."""
-        kept: dict[int, int] = {}
+        first: dict[int, int] = {}
         for cpu in cpus:
-            kept.setdefault(self.core_of[cpu], cpu)
-        return list(kept.values())
+            first.setdefault(self.core_of[cpu], cpu)
+        return list(first.values())
 
     def _whole(
         self, units: Units, inner: Mapping[int, tuple[tuple[int, int], ...]], usable: int

@@ -22,10 +22,10 @@ class ScoredHint(Struct, frozen=True):
     """Where a request could be satisfied, and how well.
 
     Attributes:
-        affinity: NUMA nodes; None where any will do.
-        preferred: No smaller set of nodes could do, or the policy takes them all as equal.
-        unsatisfied: The nodes are not enough.
-        score: 0 and up; more is better.
+        affinity: NUMA nodes; None for any.
+        preferred: No smaller set of nodes suffices, or the policy treats all sizes alike.
+        unsatisfied: The nodes have too little.
+        score: 0 or more; more is better.
     """
 
     affinity: Mask | None
@@ -46,7 +46,7 @@ class Gathered(Struct, frozen=True):
 
     Attributes:
         lists: Hints by resource; never empty.
-        reasons: One for each resource that cannot be given at all.
+        reasons: One for each resource that cannot be allocated at all.
         summary: The other lists in words, sorted.
     """
 
@@ -56,7 +56,7 @@ class Gathered(Struct, frozen=True):
 
 
 def gather(answers: Sequence[Answer]) -> Gathered:
-    """Bring the answers of providers into lists.
+    """Convert the answers of providers to lists.
 
     Args:
         answers: One per provider; their order does not matter.

@@ -1,11 +1,11 @@
-"""What each of the chosen NUMA nodes gives of each resource.
+"""Divide a request over the chosen NUMA nodes, resource by resource.
 
 Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/resource_manager.go
 ``allocateResourcesByHint``. Resource by resource the nodes are visited, those with the least available first,
-and each gives an even part of what is still missing, at most what it has. So a node that cannot give its part
-says so before the others have given theirs, and nothing is missing in the end as long as the nodes together
-have enough in whole units. The unit is a thousandth of a CPU for shared CPUs, a CPU for bound ones, a core
-where ``FullPCPUs`` is required, and one of anything else.
+and each gives an even part of the missing amount, at most its own. So the nodes with too little come before
+the others, which make up for them, and nothing is missing in the end as long as the nodes together have
+enough in whole units. The unit is a thousandth of a CPU for shared CPUs, a CPU for bound ones, a core where
+``FullPCPUs`` is required, and one of anything else.
 
 Koordinator sorts by the available amounts of the nodes 0, 1, 2 and so on in place of the chosen nodes, and so
 rightly only for these. It also lets a node give a part of a unit, after which the CPUs do not add up and the
@@ -24,7 +24,7 @@ Amounts = Mapping[str, int]
 """Resource to amount: thousandths of a CPU, else bytes or pieces."""
 
 Shares = dict[int, dict[str, int]]
-"""NUMA node to what it gives; only nodes that give something, ascending."""
+"""NUMA node to the amounts that it gives; only nodes that give any, ascending."""
 
 
 class InsufficientError(ValueError):
@@ -56,34 +56,34 @@ def divide(requests: Amounts, available: Mapping[int, Amounts], nodes: Mask, uni
     """Divide a request over NUMA nodes.
 
     Args:
-        requests: What is wanted; resources that no node of the machine has are left out.
-        available: What every node of the machine could still give.
+        requests: The requested amounts; resources that no node of the machine has are left out.
+        available: The free amounts of every node of the machine.
         nodes: The chosen nodes.
-        unit: In which CPUs are divided, see ``cpu_unit``.
+        unit: The unit in which CPUs are divided, see ``cpu_unit``.
 
     Returns:
-        What each node gives. The sum is the request, in whole units but for what the request itself leaves.
+        The share of each node. The sum is the request.
 
     Raises:
-        InsufficientError: The nodes have too little of something.
+        InsufficientError: The nodes have too little of a resource.
     """
-    known = {resource for own in available.values() for resource in own}
+    known_resources = {resource for amounts in available.values() for resource in amounts}
     shares: Shares = {node: {} for node in nodes}
     lacking: list[str] = []
-    for resource in sorted(known & requests.keys()):
+    for resource in sorted(known_resources & requests.keys()):
         step = unit if resource == CPU else 1
-        has = {node: available.get(node, {}).get(resource, 0) // step for node in nodes}
-        missing, left = requests[resource] // step, len(has)
-        for node in sorted(has, key=lambda node: (has[node], node)):
-            part = max(0, min(has[node], missing // left))
+        units = {node: available.get(node, {}).get(resource, 0) // step for node in nodes}
+        missing, nodes_left = requests[resource] // step, len(units)
+        for node in sorted(units, key=lambda node: (units[node], node)):
+            part = max(0, min(units[node], missing // nodes_left))
             if part:
                 shares[node][resource] = part * step
-            missing, left = missing - part, left - 1
+            missing, nodes_left = missing - part, nodes_left - 1
         if missing or requests[resource] % step:
             lacking.append(resource)
     if lacking:
         raise InsufficientError(lacking)
-    return {node: own for node, own in shares.items() if own}
+    return {node: amounts for node, amounts in shares.items() if amounts}
 
 
 def whole_cpus(shares: Mapping[int, Amounts]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""A decision as the text of the annotation ``scheduling.koordinator.sh/resource-status``.
+"""Write a decision as the annotation ``scheduling.koordinator.sh/resource-status``.
 
 Source: koordinator a7a1b76, apis/extension/resource.go ``ResourceStatus``. ``proxy.pools.annotations`` reads
 it back. Amounts are written as Kubernetes writes them: CPU in CPUs or thousandths, memory in powers of 1024,
@@ -19,14 +19,14 @@ _BYTES = ("memory", "hugepages-", "ephemeral-storage")
 
 
 def status_text(cpus: CpuSet | None = None, shares: Mapping[int, Amounts] | None = None) -> str:
-    """Return the annotation for what a pod was given.
+    """Return the annotation for the CPUs and amounts that a pod was assigned.
 
     Args:
-        cpus: Its own CPUs, if it has any.
-        shares: NUMA node to what it was given there, see ``proxy.allocation.koordinator.node_shares``.
+        cpus: Its exclusive CPUs, if it has any.
+        shares: NUMA node to the amounts assigned there, see ``proxy.allocation.koordinator.node_shares``.
 
     Returns:
-        JSON without blanks; the parts that say nothing are left out.
+        JSON without blanks; empty parts are left out.
     """
     status: dict[str, object] = {}
     if cpus:

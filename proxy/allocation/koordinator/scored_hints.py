@@ -1,4 +1,4 @@
-"""Which NUMA nodes suit a pod, and how well: the hints that ``scored_merge`` merges.
+"""Find the NUMA nodes that suit a pod, with a score: the hints that ``scored_merge`` merges.
 
 Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource: topology_hint.go, resource_manager.go
 ``generateResourceHints``, scoring.go. Sets of nodes are tried by size, each by a trial allocation of the
@@ -81,32 +81,34 @@ def scored_hints(
     """Return the hints of a pod.
 
     Args:
-        requests: What it requests.
-        available: What every NUMA node could still give; a resource that no node names gets no hints.
-        fits: The trial: can the whole pod be placed on these nodes?
+        requests: The amounts that it requests.
+        available: The free amounts of every NUMA node; a resource that no node names gets no hints.
+        fits: Returns whether the whole pod can be placed on these nodes.
         policy: The policy that applies.
-        score: How well these NUMA nodes suit the pod, see ``score_of``; only asked where the pod fits.
+        score: Returns how well these NUMA nodes suit the pod, see ``score_of``; only called where it fits.
 
     Returns:
         Resource to hints, by size and then by node ids; an empty list where it cannot be given.
     """
-    known = {resource for own in available.values() for resource in own}
-    found: dict[str, list[ScoredHint]] = {resource: [] for resource in sorted(known & requests.keys())}
+    known_resources = {resource for amounts in available.values() for resource in amounts}
+    hints_of: dict[str, list[ScoredHint]] = {
+        resource: [] for resource in sorted(known_resources & requests.keys())
+    }
     least: dict[str, int] = {}
-    if not found:
-        return found
+    if not hints_of:
+        return hints_of
     search = _NodeSetSearch(requests, available, fits, single=policy is TopologyPolicy.SINGLE_NUMA_NODE)
-    for nodes in search.sets(lambda: all(found.values())):
+    for nodes in search.sets(lambda: all(hints_of.values())):
         if not fits(nodes):
             continue
         score_of_nodes = score(nodes)
-        for resource, hints in found.items():
+        for resource, hints in hints_of.items():
             if all(available[node].get(resource, 0) > 0 for node in nodes):
                 smallest = least.setdefault(resource, len(nodes)) == len(nodes)
                 hints.append(
                     ScoredHint(nodes, smallest or policy is TopologyPolicy.RESTRICTED, score=score_of_nodes)
                 )
-    return found
+    return hints_of
 
 
 def score_of(
@@ -120,31 +122,35 @@ def score_of(
     """Score nodes for a pod.
 
     Args:
-        requests: What it requests.
-        available: What every node could still give.
-        total: What every node has.
+        requests: The amounts that it requests.
+        available: The free amounts of every node.
+        total: The amounts that every node has in total.
         nodes: The nodes.
         strategy: Whether full or empty nodes are better.
-        weights: Resource to weight; what the nodes do not have does not count.
+        weights: Resource to weight; resources that the nodes do not have are ignored.
 
     Returns:
         0 to 100.
     """
     points = weight_sum = 0
     for resource, weight in weights.items():
-        has = sum(total.get(node, {}).get(resource, 0) for node in nodes)
-        left = sum(available.get(node, {}).get(resource, 0) for node in nodes)
-        if has <= 0:
+        total_amount = sum(total.get(node, {}).get(resource, 0) for node in nodes)
+        free = sum(available.get(node, {}).get(resource, 0) for node in nodes)
+        if total_amount <= 0:
             continue
-        used = max(has - left, 0) + requests.get(resource, 0)
-        part = min(used, has) if strategy is NumaStrategy.MOST_ALLOCATED else max(has - used, 0)
-        points += weight * (part * 100 // has)
+        used = max(total_amount - free, 0) + requests.get(resource, 0)
+        part = (
+            min(used, total_amount)
+            if strategy is NumaStrategy.MOST_ALLOCATED
+            else max(total_amount - used, 0)
+        )
+        points += weight * (part * 100 // total_amount)
         weight_sum += weight
     return points // weight_sum if weight_sum else 0
 
 
 class _NodeSetSearch:
-    """Which sets of nodes are tried, and in which order."""
+    """The sets of nodes to try, in order."""
 
     def __init__(
         self,
@@ -167,7 +173,7 @@ class _NodeSetSearch:
         """Return sets of nodes by size.
 
         Args:
-            enough: Called after each size; true when only the set of all nodes is still wanted.
+            enough: Called after each size; true when only the set of all nodes is still to be tried.
         """
         nodes = self._nodes
         if len(nodes) <= ALL_SETS:
@@ -178,7 +184,7 @@ class _NodeSetSearch:
             if math.comb(len(nodes), size) <= MOST_SETS:
                 yield from map(Mask, itertools.combinations(nodes, size))
             else:
-                yield from self._some(size)
+                yield from self._sample(size)
             if enough():
                 break
         yield Mask(nodes)
@@ -191,21 +197,21 @@ class _NodeSetSearch:
                 return count
         return len(self._nodes)
 
-    def _some(self, size: int) -> Iterator[Mask]:
+    def _sample(self, size: int) -> Iterator[Mask]:
         """Return some sets of a size, each once."""
         nodes = self._nodes
         neighbours = (Mask(nodes[first : first + size]) for first in range(len(nodes) - size + 1))
-        found = dict.fromkeys(neighbours)
+        sets = dict.fromkeys(neighbours)
         for resource in self._asked:
             order = self._by_amount(resource)
             chosen = order[:size]
-            found[Mask(chosen)] = None
+            sets[Mask(chosen)] = None
             for at, poorer in zip(reversed(range(size)), reversed(order[size:]), strict=False):
-                other = [*chosen[:at], poorer, *chosen[at + 1 :]]
-                if self._fits(Mask(other)):
-                    chosen = other
-                    found[Mask(chosen)] = None
-        yield from found
+                swapped = [*chosen[:at], poorer, *chosen[at + 1 :]]
+                if self._fits(Mask(swapped)):
+                    chosen = swapped
+                    sets[Mask(chosen)] = None
+        yield from sets
 
     def _by_amount(self, resource: str) -> list[int]:
         return sorted(self._nodes, key=lambda node: -self._has(resource, node))

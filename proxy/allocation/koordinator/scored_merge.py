@@ -1,4 +1,4 @@
-"""The merge of hints with scores, and what a policy makes of it.
+"""Merge hints with scores, and apply a policy to the result.
 
 Source: koordinator a7a1b76, pkg/scheduler/frameworkext/topologymanager/policy.go. As in kubelet, every
 combination of one hint from each list counts. Its mask is the intersection; it is preferred where all masks
@@ -43,7 +43,7 @@ from proxy.model.options import TopologyPolicy
 
 
 class NodeStatus(enum.StrEnum):
-    """How bound pods use a NUMA node: not, only pods that fit on one node, or also pods that span several."""
+    """The use of a NUMA node by bound pods: none, only pods on one node, or also pods that span several."""
 
     IDLE = "idle"
     SINGLE = "single"
@@ -64,7 +64,7 @@ class Tenancy(Struct, frozen=True):
 
 
 class Aligned(Struct, frozen=True):
-    """What a policy made of the hints.
+    """The result of a policy: a hint, and whether the pod is admitted.
 
     Attributes:
         hint: The hint for the allocators.
@@ -108,7 +108,7 @@ def align(
 
 
 def admits(policy: TopologyPolicy, hint: ScoredHint) -> bool:
-    """Return whether a policy lets a pod with this hint in."""
+    """Return whether a policy admits a pod with this hint."""
     return hint.preferred or policy in (TopologyPolicy.NONE, TopologyPolicy.BEST_EFFORT)
 
 
@@ -130,7 +130,7 @@ def merge(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy |
     """Find the best hint for all lists.
 
     Args:
-        lists: Hints by resource; a list may be empty, then nothing meets_all all.
+        lists: Hints by resource; where a list is empty, no hint suits all.
         nodes: All NUMA nodes of the machine.
         tenancy: Which pods may share NUMA nodes.
     """
@@ -138,16 +138,16 @@ def merge(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy |
     fallback = ScoredHint(nodes)
     if not all(lists):
         return fallback
-    read = [_List(hints) for hints in lists]
-    preferred = [h for h in _preferred(read, nodes) if h.affinity and allowed(h.affinity, tenancy)]
+    tables = [_List(hints) for hints in lists]
+    preferred = [h for h in _preferred(tables, nodes) if h.affinity and allowed(h.affinity, tenancy)]
     if preferred:
         return min(preferred, key=_rank)
-    families = [r.masks | {nodes.bits} if r.open else r.masks for r in read]
+    families = [r.masks | {nodes.bits} if r.open else r.masks for r in tables]
     whole = functools.reduce(operator.and_, map(union, families), nodes.bits)
     reached = meet_all(families, whole) or set()
     least = min(map(int.bit_count, reached), default=0)
     smallest = [
-        _best([r.best for r in read], mask, nodes, preferred=False)
+        _best([r.best for r in tables], mask, nodes, preferred=False)
         for mask in reached
         if mask.bit_count() == least
     ]
@@ -158,7 +158,7 @@ _Table = dict[int | None, ScoredHint]
 
 
 class _List:
-    """One list, sorted out: the best hint of each mask, and of each mask that is preferred.
+    """The hints of one list by mask: the best hint of each mask, and the best preferred one.
 
     Attributes:
         best, best_preferred: Mask (None: any node) to its hint with the highest score, of equals one that is
@@ -179,9 +179,9 @@ class _List:
         self.open = None in self.best
 
 
-def _preferred(read: Sequence[_List], nodes: Mask) -> Iterable[ScoredHint]:
+def _preferred(lists: Sequence[_List], nodes: Mask) -> Iterable[ScoredHint]:
     """Return the best preferred combination of each mask."""
-    tables = [r.best_preferred for r in read]
+    tables = [r.best_preferred for r in lists]
     strict = [set(table) for table in tables if None not in table]
     masks = set.intersection(*strict) if strict else {mask for table in tables for mask in (*table, None)}
     if not tables or None in masks:
@@ -192,7 +192,7 @@ def _preferred(read: Sequence[_List], nodes: Mask) -> Iterable[ScoredHint]:
 
 
 def _best(tables: Sequence[_Table], mask: int, nodes: Mask, *, preferred: bool) -> ScoredHint:
-    """Return the best combination of hints that meet in a mask, or in the part of it on this machine."""
+    """Return the best combination of hints whose intersection is a mask, or its part on this machine."""
     met = mask & nodes.bits
     if met != mask:  # the hints with this mask are larger than what they meet in
         return ScoredHint(Mask.from_bits(met), preferred, unsatisfied=True)

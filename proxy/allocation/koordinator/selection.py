@@ -1,4 +1,4 @@
-"""Which CPUs an owner gets where Koordinator's bind policies apply.
+"""Choose the CPUs of an owner where Koordinator's bind policies apply.
 
 Where neither the pod nor the node says how CPUs are bound, the options of the CPU manager decide
 (``proxy.allocation.cpu_static``). Where one of them does, Koordinator's accumulator chooses, under the policy
@@ -33,7 +33,7 @@ from proxy.model.workload import Container, Phase, Pod, Pool
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeBinding:
-    """What a node says about the binding of CPUs.
+    """The settings of a node for the binding of CPUs.
 
     Attributes:
         policy: Koordinator's cpu-bind-policy of the node.
@@ -52,7 +52,7 @@ class Binding:
 
     Attributes:
         request: The bind policy, exclusive policy and strategy that apply.
-        taken: What other pods have, as far as it matters for this pod.
+        taken: The CPUs that other pods have, as far as they matter for this pod.
         architecture: Of the machine, because some do not offer every policy; empty where it is not known.
     """
 
@@ -62,11 +62,11 @@ class Binding:
 
 
 def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> Binding | None:
-    """Return how the CPUs of a pod are bound; None where neither the pod nor the node says.
+    """Return how the CPUs of a pod are bound; None where neither the pod nor the node prescribes it.
 
     Args:
-        node: What the node prescribes.
-        pod: The pod with what it requests.
+        node: The settings of the node.
+        pod: The pod with its bind policies.
         containers: All containers of the node; read only for a pod with an exclusive policy.
 
     Raises:
@@ -145,11 +145,13 @@ def _evenly(
 ) -> CpuSet:
     """Choose an even part of the CPUs on each NUMA node."""
     candidates = usable(topology, free, request, count)
-    has = {node: {CPU: MILLI * (topology.nodes.get(node, 0) & candidates.bits).bit_count()} for node in nodes}
+    available = {
+        node: {CPU: MILLI * (topology.nodes.get(node, 0) & candidates.bits).bit_count()} for node in nodes
+    }
     whole = request.required and request.policy is BindPolicy.FULL_PCPUS
     unit = cpu_unit(topology.cpus_per_core, bound=True, required_full=whole)
     try:
-        shares = whole_cpus(divide({CPU: MILLI * count}, has, nodes, unit))
+        shares = whole_cpus(divide({CPU: MILLI * count}, available, nodes, unit))
     except InsufficientError as error:
         raise BindError(str(error)) from None
     return bind_on_nodes(topology, free, shares, request, taken, steps)

@@ -1,4 +1,4 @@
-"""Which container holds which memory: a function of the pods and containers that exist.
+"""Account which container holds which memory: a function of the pods and containers that exist.
 
 Theory. A container holds its memory while it lives. One that has ended holds it as long as it may come back,
 which only kubelet knows: where the pod's containers are known, until its pod goes (an ordinary init
@@ -22,18 +22,18 @@ from proxy.model.requests import ContainerKind, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Pod
 
 Entry = tuple[str, str]
-"""Pod key and container name; the name is empty for what a pod holds as a whole."""
+"""Pod key and container name; the name is empty for memory that a pod holds as a whole."""
 
 
 def entries_of(pods: Iterable[Pod], containers: Iterable[Container]) -> set[Entry]:
     """Return the entries that these pods and containers may have, or may end."""
-    found = {(c.pod.key, c.name) for c in containers if _may_hold(c)}
+    entries = {(c.pod.key, c.name) for c in containers if _may_hold(c)}
     for pod in pods:
         if pod.reserved_for_pod is not None:
-            found |= {(pod.key, part.name) for part in pod.reserved_for_pod.parts if part.blocks}
+            entries |= {(pod.key, part.name) for part in pod.reserved_for_pod.parts if part.blocks}
             if pod.reserved_for_pod.blocks:
-                found.add((pod.key, ""))
-    return found
+                entries.add((pod.key, ""))
+    return entries
 
 
 def _may_hold(container: Container) -> bool:
@@ -49,29 +49,29 @@ def charged(
     containers: Mapping[str, Container],
     entries: Collection[Entry],
 ) -> MemoryState:
-    """Return the memory of the nodes with what some entries hold now: new blocks charged, others released."""
+    """Return the memory of the nodes after some entries have changed: new blocks charged, others released."""
     if not entries:
         return memory
     keys = {key for key, _ in entries}
-    # What a container takes over is no longer held by the init container of its pod.
+    # Memory that a container takes over is no longer held by the init container of its pod.
     entries = {*entries, *((key, name) for key in keys for name in memory.assignments.get(key, ()))}
-    now = _held(pods, containers, keys)
-    plain = True
+    held = _held(pods, containers, keys)
+    reversible = True
     for key, name in sorted(entries):
-        before, after = memory.blocks(key, name) or (), now.get((key, name), ())
+        before, after = memory.blocks(key, name) or (), held.get((key, name), ())
         if before == after:
             continue
         for block in before:
-            plain = plain and _is_plain(memory, block, gone=True)
+            reversible = reversible and _is_reversible(memory, block, released=True)
             memory = memory.uncharged(block)
         for block in after:
-            plain = plain and _is_plain(memory, block, gone=False)
+            reversible = reversible and _is_reversible(memory, block, released=False)
             memory = _with(memory, block)
         memory = memory.with_blocks(key, name, after or None)
-    return memory if plain else _recharged(memory)
+    return memory if reversible else _recharged(memory)
 
 
-def _is_plain(memory: MemoryState, block: Block, *, gone: bool) -> bool:
+def _is_reversible(memory: MemoryState, block: Block, *, released: bool) -> bool:
     """Return whether charging and releasing a block leaves the tables as they were.
 
     A running container is adopted although its nodes may lack the memory, or serve another group. Then less
@@ -81,7 +81,7 @@ def _is_plain(memory: MemoryState, block: Block, *, gone: bool) -> bool:
     if len(nodes) < len(block.affinity):
         return False
     free = sum(node.table(block.resource).free for node in nodes)
-    has_all = free > 0 if gone else block.size <= free
+    has_all = free > 0 if released else block.size <= free
     return has_all and not _is_mixed(memory, block.affinity)
 
 
@@ -96,7 +96,7 @@ def _is_mixed(memory: MemoryState, group: Mask) -> bool:
 
 
 def _with(memory: MemoryState, block: Block) -> MemoryState:
-    # Where a node was taken out, the other nodes of its group carry what is held.
+    # Where a node was removed, its blocks are charged to the other nodes of its group.
     existing = Mask(node for node in block.affinity if node in memory.nodes)
     if not existing:
         return memory
@@ -112,26 +112,26 @@ def _recharged(memory: MemoryState) -> MemoryState:
         )
         for i, node in memory.nodes.items()
     }
-    again = structs.replace(memory, nodes=nodes)
+    recharged = structs.replace(memory, nodes=nodes)
     for _, pod in sorted(memory.assignments.items()):
         for _, held in sorted(pod.items()):
             for block in held:
-                again = _with(again, block)
-    return again
+                recharged = _with(recharged, block)
+    return recharged
 
 
 def _held(
     pods: Mapping[str, Pod], containers: Mapping[str, Container], keys: Collection[str]
 ) -> dict[Entry, Blocks]:
-    found: dict[Entry, Blocks] = {}
+    blocks: dict[Entry, Blocks] = {}
     divided: set[str] = set()
     for pod in pods.values():
         if pod.reserved_for_pod is not None and pod.key in keys:
-            found[pod.key, ""] = pod.reserved_for_pod.blocks
-            found.update({(pod.key, part.name): part.blocks for part in pod.reserved_for_pod.parts})
+            blocks[pod.key, ""] = pod.reserved_for_pod.blocks
+            blocks.update({(pod.key, part.name): part.blocks for part in pod.reserved_for_pod.parts})
             divided.add(pod.key)
     attempts: dict[Entry, int] = {}
-    known: dict[str, PodRequests] = {}
+    requests_of: dict[str, PodRequests] = {}
     for container in containers.values():
         # Most are of other pods, and comparing the uid is enough.
         if (uid := container.pod.uid) not in keys and (uid or container.pod.key not in keys):
@@ -139,17 +139,17 @@ def _held(
         entry = container.pod.key, container.name
         if _holds(container, pods) and container.attempt >= attempts.get(entry, -1):
             attempts[entry] = container.attempt
-            found[entry] = container.placement.blocks
+            blocks[entry] = container.placement.blocks
             if container.pod.requests is not None:
-                known[entry[0]] = container.pod.requests
-    for key, requests in known.items():
+                requests_of[entry[0]] = container.pod.requests
+    for key, requests in requests_of.items():
         if key not in divided:  # the parts of a pod are divided already
-            _take_over(found, key, requests)
-    return found
+            _take_over(blocks, key, requests)
+    return blocks
 
 
-def _take_over(found: dict[Entry, Blocks], key: str, requests: PodRequests) -> None:
-    """Subtract from init containers what later ones have taken over on the same nodes.
+def _take_over(blocks: dict[Entry, Blocks], key: str, requests: PodRequests) -> None:
+    """Reduce the blocks of init containers by the memory that later ones have taken over on the same nodes.
 
     Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``updatePodReusableMemory`` and
     ``updateInitContainersMemoryBlocks``.
@@ -157,17 +157,17 @@ def _take_over(found: dict[Entry, Blocks], key: str, requests: PodRequests) -> N
     inits: list[Entry] = []
     for container in requests.containers:
         entry = key, container.name
-        for block in found.get(entry, ()):
-            left = block.size
+        for block in blocks.get(entry, ()):
+            remaining = block.size
             for earlier in inits:
-                rest = []
-                for own in found[earlier]:
-                    same = (own.resource, own.affinity) == (block.resource, block.affinity)
-                    part = min(own.size, left) if same else 0
-                    left -= part
-                    rest.append(structs.replace(own, size=own.size - part) if part else own)
-                found[earlier] = tuple(rest)
-        if container.kind is ContainerKind.INIT and found.get(entry):
+                reduced = []
+                for own in blocks[earlier]:
+                    same_place = (own.resource, own.affinity) == (block.resource, block.affinity)
+                    part = min(own.size, remaining) if same_place else 0
+                    remaining -= part
+                    reduced.append(structs.replace(own, size=own.size - part) if part else own)
+                blocks[earlier] = tuple(reduced)
+        if container.kind is ContainerKind.INIT and blocks.get(entry):
             inits.append(entry)
 
 
@@ -179,10 +179,10 @@ def _holds(container: Container, pods: Mapping[str, Pod]) -> bool:
 
 def inits_before(requests: PodRequests, name: str) -> set[str]:
     """Return the names of the ordinary init containers that have ended when a container is created."""
-    found: set[str] = set()
+    inits: set[str] = set()
     for container in requests.containers:
         if container.name == name:
-            return found
+            return inits
         if container.kind is ContainerKind.INIT:
-            found.add(container.name)
+            inits.add(container.name)
     return set()

@@ -1,4 +1,4 @@
-"""Allocating memory of NUMA nodes to containers, and releasing it.
+"""Allocate memory of NUMA nodes to containers.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``Allocate``. The mask comes from the
 merge of all hints. Where it is open, the best hint of the memory manager itself is taken; where there is too
@@ -38,8 +38,8 @@ class MemoryGrant(Struct, frozen=True):
 
     Attributes:
         state: The new state.
-        blocks: What the container holds; empty where it gets no memory of its own.
-        reasons: Sentences that say how it came to that.
+        blocks: The blocks that the container holds; empty where it gets no memory of its own.
+        reasons: Sentences that explain the choice.
     """
 
     state: MemoryState
@@ -71,19 +71,19 @@ def allocate(state: MemoryState, pod: PodRequests, name: str, merged: TopologyHi
     mask, reasons = _choose(state, family(state, pod, amounts, name), amounts, merged)
     blocks = tuple(Block(mask, resource, size) for resource, size in amounts.items())
     for block in blocks:
-        taken = min(reusable_memory(state, pod, name, mask, block.resource), block.size)
-        if taken:
-            reasons.append(f"{show_quantity(taken)} of {block.resource} taken over from init containers")
-        state = _shrink(state.charged(block, block.size - taken), pod, container, block)
+        reused = min(reusable_memory(state, pod, name, mask, block.resource), block.size)
+        if reused:
+            reasons.append(f"{show_quantity(reused)} of {block.resource} taken over from init containers")
+        state = _shrink(state.charged(block, block.size - reused), pod, container, block)
     return MemoryGrant(state.with_blocks(pod.uid, name, blocks), blocks, tuple(reasons))
 
 
 def _choose(
-    state: MemoryState, able: Family, amounts: Mapping[str, int], merged: TopologyHint
+    state: MemoryState, suitable: Family, amounts: Mapping[str, int], merged: TopologyHint
 ) -> tuple[Mask, list[str]]:
     mask = merged.affinity
     if mask is None:
-        best = able.best()
+        best = suitable.best()
         if best is None or best.affinity is None:
             raise MemoryRefused(
                 "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
@@ -94,7 +94,7 @@ def _choose(
     reasons = [f"decided on: {nodes(mask)}"]
     in_group = len(mask) == 1 and any(len(state.nodes[i].cells) > 1 for i in mask)
     if in_group or not _has_free(state, mask, amounts):
-        wider = able.best(mask)
+        wider = suitable.best(mask)
         if wider is None or wider.affinity is None:
             raise MemoryRefused("failed to find NUMA nodes to extend the current topology hint")
         if merged.preferred and not wider.preferred:
@@ -114,19 +114,19 @@ def _has_free(state: MemoryState, mask: Mask, amounts: Mapping[str, int]) -> boo
 
 
 def _shrink(state: MemoryState, pod: PodRequests, container: ContainerResources, block: Block) -> MemoryState:
-    """Shrink the blocks of earlier ordinary init containers by what a new block takes over."""
-    left = block.size
+    """Shrink the blocks of earlier ordinary init containers by the memory that a new block takes over."""
+    remaining = block.size
     for earlier in pod.containers:
         if earlier.name == container.name:
             break
         held = state.blocks(pod.uid, earlier.name)
         if earlier.kind is not ContainerKind.INIT or not held:
             continue
-        rest = []
+        reduced = []
         for own in held:
-            same = own.resource == block.resource and own.affinity == block.affinity
-            part = min(own.size, left) if same else 0
-            left -= part
-            rest.append(replace(own, size=own.size - part))
-        state = state.with_blocks(pod.uid, earlier.name, tuple(rest))
+            same_place = own.resource == block.resource and own.affinity == block.affinity
+            part = min(own.size, remaining) if same_place else 0
+            remaining -= part
+            reduced.append(replace(own, size=own.size - part))
+        state = state.with_blocks(pod.uid, earlier.name, tuple(reduced))
     return state

@@ -1,4 +1,4 @@
-"""The hints of memory: the NUMA nodes that could hold what is requested.
+"""The hints of memory: the sets of NUMA nodes that could hold a request.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``calculateHints``. All resources of a
 request share one list of masks. A mask is a hint if
@@ -72,9 +72,9 @@ def family(state: MemoryState, pod: PodRequests, amounts: Mapping[str, int], nam
         amounts: Resource to bytes.
         name: The container that they are for; empty: the pod.
     """
-    able = tuple(_demand(state, name, size, free=False) for name, size in amounts.items())
-    spare = tuple(_demand(state, name, size, free=True) for name, size in amounts.items())
-    least = smallest(tuple(state.nodes), able) if amounts else None
+    by_capacity = tuple(_demand(state, name, size, free=False) for name, size in amounts.items())
+    by_free = tuple(_demand(state, name, size, free=True) for name, size in amounts.items())
+    least = smallest(tuple(state.nodes), by_capacity) if amounts else None
     if least is None:
         return Family((), (), 1, (), 0)
     fixed = {node.cells.bits: node.cells for node in state.nodes.values()}
@@ -82,14 +82,14 @@ def family(state: MemoryState, pod: PodRequests, amounts: Mapping[str, int], nam
         mask.bits
         for mask in fixed.values()
         if not violates_groups(state, mask)
-        and covers(able, mask.bits)
+        and covers(by_capacity, mask.bits)
         and all(
-            d.had(mask.bits) + reusable_memory(state, pod, name, mask, n) >= d.want
-            for n, d in zip(amounts, spare, strict=True)
+            d.amount_on(mask.bits) + reusable_memory(state, pod, name, mask, n) >= d.required
+            for n, d in zip(amounts, by_free, strict=True)
         )
     )
     unused = tuple(i for i, node in state.nodes.items() if not node.assignments)
-    return Family(explicit, unused, 2, spare, max(least, 1))
+    return Family(explicit, unused, 2, by_free, max(least, 1))
 
 
 def violates_groups(state: MemoryState, mask: Mask) -> bool:
@@ -121,6 +121,6 @@ def _held(blocks: Blocks, amounts: Mapping[str, int]) -> Hints:
     return {b.resource: (hint(b.affinity.bits, preferred=True),) for b in blocks}
 
 
-def _answer(found: Family, amounts: Mapping[str, int]) -> Hints:
-    hints = found.listed()
+def _answer(answer: Family, amounts: Mapping[str, int]) -> Hints:
+    hints = answer.listed()
     return dict.fromkeys(amounts, hints) if hints else {}

@@ -1,4 +1,4 @@
-"""What a container or a pod requests from the memory manager, and sizes of huge pages.
+"""Compute the memory and huge pages that a container or a pod requests from the memory manager.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``getPodRequestedResources``. Only
 pods of QoS class Guaranteed are served, and of their requests ``memory`` and ``hugepages-*``. A pod that
@@ -27,14 +27,14 @@ def gets_memory(pod: PodRequests) -> bool:
 
 
 def container_amounts(pod: PodRequests, container: ContainerResources) -> Amounts:
-    """Return what a container requests."""
+    """Return the memory and huge pages that a container requests."""
     return (
         {} if pod.own is not None and pod.own_managed and not container.exact else _memory(container.requests)
     )
 
 
 def pod_amounts(pod: PodRequests) -> Amounts:
-    """Return what a pod requests: only resources that an app container names, or the pod itself."""
+    """Return the amounts that a pod requests: only resources that an app container or the pod itself has."""
     if pod.own is not None and pod.own_managed:
         return {name: size for name, size in _memory(pod.own).items() if size > 0}
     return peak_request(
@@ -54,13 +54,13 @@ def split_problem(pod: PodRequests) -> str:
                 lasting[name] = lasting.get(name, 0) + size
             continue
         for name, size in total.items():
-            left = size - lasting[name]
-            if own.get(name, 0) > left:
+            available = size - lasting[name]
+            if own.get(name, 0) > available:
                 return (
                     f"pod rejected, largest exclusive init container requests {own[name]} of {name},"
-                    f" but only {left} available"
+                    f" but only {available} available"
                 )
-            if not own and left <= 0:
+            if not own and available <= 0:
                 return f"pod rejected, pod has shared init containers but no {name} available for them"
     for name, size in total.items():
         if sharing and lasting[name] >= size:
@@ -76,24 +76,24 @@ def _memory(amounts: Mapping[str, int]) -> Amounts:
 
 
 SIZES_LIMIT = 64
-"""This many sizes of pages are read; no architecture has more than a dozen."""
+"""The most page sizes that are read; no architecture has more than a dozen."""
 SIZE_LENGTH_LIMIT = 16
-"""Characters of the size of a page; all that are sizes are shorter."""
+"""The most characters of a page size; real sizes are shorter."""
 _PAGE_SIZE = re.compile(r"([1-9][0-9]{0,8})([KMGT])i?B", re.ASCII)
 _KIB = {"K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}
 
 
 def huge_pages(limits: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return resources and bytes for limits on huge pages; texts that are no size are left out.
+    """Return resources and bytes for limits on huge pages; invalid page sizes are left out.
 
     Args:
         limits: Page size and bytes; kubelet sends 0 bytes for each size that is not requested.
     """
-    found: dict[str, int] = {}
+    bytes_of: dict[str, int] = {}
     for size, limit in limits:
         if limit and (name := _resource(size[:SIZE_LENGTH_LIMIT])):
-            found[name] = limit
-    return tuple(sorted(found.items()))
+            bytes_of[name] = limit
+    return tuple(sorted(bytes_of.items()))
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""The memory of the NUMA nodes, and what of it is promised to which containers.
+"""The memory of the NUMA nodes, and the blocks of it that containers hold.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/state and policy_static.go. Each node keeps a table per
 resource (``memory`` and each size of huge pages). A container holds blocks: one per resource, on a mask of
@@ -101,11 +101,11 @@ class MemoryState(Struct, frozen=True):
             block: The block; all of its nodes exist.
             size: Bytes to charge: the block's, less what is taken over.
         """
-        nodes, left = dict(self.nodes), size
+        nodes, remaining = dict(self.nodes), size
         for i in block.affinity:
             table = nodes[i].table(block.resource)
-            part = min(left, max(table.free, 0))
-            left -= part
+            part = min(remaining, max(table.free, 0))
+            remaining -= part
             nodes[i] = NumaMemory(
                 {**nodes[i].tables, block.resource: table.charge(part)} if part else nodes[i].tables,
                 block.affinity,
@@ -115,13 +115,13 @@ class MemoryState(Struct, frozen=True):
 
     def uncharged(self, block: Block) -> MemoryState:
         """Return the state with one block less; nodes that no longer exist are skipped."""
-        nodes, left = dict(self.nodes), block.size
+        nodes, remaining = dict(self.nodes), block.size
         for i in block.affinity:
             if (node := nodes.get(i)) is None:
                 continue
             table = node.table(block.resource)
-            part = min(left, table.reserved)
-            left -= part
+            part = min(remaining, table.reserved)
+            remaining -= part
             count = max(node.assignments - 1, 0)
             nodes[i] = NumaMemory(
                 {**node.tables, block.resource: table.charge(-part)} if part else node.tables,
@@ -132,7 +132,7 @@ class MemoryState(Struct, frozen=True):
 
 
 class NodeMemory(Struct, frozen=True):
-    """What a node has: bytes, and huge pages as page size in KiB to number of pages."""
+    """The memory of a node: bytes, and huge pages as page size in KiB to number of pages."""
 
     id: int
     total: int
@@ -162,7 +162,7 @@ def initial(nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
     Raises:
         MemoryRefused: No memory is reserved for the system.
     """
-    if not any(own.get(MEMORY, 0) > 0 for own in reserved.values()):
+    if not any(amounts.get(MEMORY, 0) > 0 for amounts in reserved.values()):
         raise MemoryRefused("you should specify the system reserved memory")
     return MemoryState({n.id: _node(n, reserved.get(n.id, {})) for n in sorted(nodes, key=lambda n: n.id)})
 
@@ -178,9 +178,9 @@ def _node(node: NodeMemory, reserved: Mapping[str, int]) -> NumaMemory:
     return NumaMemory(tables, Mask((node.id,)))
 
 
-def _table(total: int, kept: int, usable: int) -> ResourceTable:
-    free = max(usable - kept, 0)
-    return ResourceTable(total, kept, free, 0, free)
+def _table(total: int, reserved: int, usable: int) -> ResourceTable:
+    free = max(usable - reserved, 0)
+    return ResourceTable(total, reserved, free, 0, free)
 
 
 def page_resource(kib: int) -> str:

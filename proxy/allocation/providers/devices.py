@@ -1,7 +1,7 @@
 """The providers of devices: those that topoproxy assigns itself, and those that kubelet has assigned.
 
-kubelet's device manager assigns devices before the container reaches the CRI. They are no longer to be
-chosen: the NUMA nodes near to them are one preferred hint by resource (``AssignedDevices``). Devices of
+kubelet's device manager assigns devices before the container reaches the CRI. There is nothing left to
+choose: the NUMA nodes near to them are one preferred hint by resource (``AssignedDevices``). Devices of
 plug-ins that are registered with topoproxy, and those of a simulation, are assigned here as kubelet's device
 manager would assign its own (``DeviceProvider``).
 """
@@ -63,18 +63,18 @@ class DeviceProvider(Provider):
             DeviceRefused: There are not enough.
             PreferenceMissing: The preference of the plug-in has to be read first.
         """
-        given = allocate(
+        grant = allocate(
             self.state, request.requests, request.name, hint, _preferences(request), keeps_held=True
         )
-        after = dataclasses.replace(self, state=given.state)
-        devices = tuple((resource, ids) for resource, ids in given.devices.items() if ids)
-        return Allocation(after, structs.replace(grants, devices=devices), given.reasons)
+        after = dataclasses.replace(self, state=grant.state)
+        devices = tuple((resource, ids) for resource, ids in grant.devices.items() if ids)
+        return Allocation(after, structs.replace(grants, devices=devices), grant.reasons)
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many free devices near to a NUMA node are missing."""
         if request.whole:
             return ()
-        found: list[Shortfall] = []
+        shortfalls: list[Shortfall] = []
         for resource, count in request.requests.named(request.name).limits.items():
             if not self.state.has_topology(resource):
                 continue
@@ -84,8 +84,8 @@ class DeviceProvider(Provider):
                 return None
             free = len(self.state.available(resource) & near)
             if free < count:
-                found.append(Shortfall(resource, Mask((node,)), count, free))
-        return tuple(found)
+                shortfalls.append(Shortfall(resource, Mask((node,)), count, free))
+        return tuple(shortfalls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class AssignedDevices(Provider):
 
 
 def _preferences(request: ProviderRequest) -> dict[str, Prefer]:
-    """Return what plug-ins prefer for a container, by resource."""
+    """Return the preferences of plug-ins for a container, by resource."""
     return {
         resource: partial(answered_preference, named, resource, preferred)
         for (named, resource), preferred in request.preferred.items()
@@ -141,15 +141,15 @@ def assigned_hints(near: Iterable[LocatedDevice], nodes: Mask) -> Hints:
 
     It is preferred unless the devices are known to lie on more NUMA nodes than they would have to.
     """
-    found: dict[str, int] = {}
+    bits_of: dict[str, int] = {}
     least: dict[str, int] = {}
     for device in near:
         if device.nodes:
             resource = device.resource or DEVICES
-            found[resource] = found.get(resource, 0) | device.nodes.bits & nodes.bits
+            bits_of[resource] = bits_of.get(resource, 0) | device.nodes.bits & nodes.bits
             least[resource] = device.least or len(nodes)
     return {
         resource: (TopologyHint(Mask.from_bits(bits), bits.bit_count() <= least[resource]),)
-        for resource, bits in found.items()
+        for resource, bits in bits_of.items()
         if bits
     }

@@ -81,7 +81,7 @@ class MemoryProvider(Provider):
         return dataclasses.replace(self, bound=bound)
 
     def wants(self, request: ProviderRequest) -> bool:
-        """Return whether the request contains such memory, also where no NUMA node could hold it."""
+        """Return whether the request contains memory or huge pages, also where no NUMA node could hold it."""
         return gets_memory(request.requests) and bool(self._amounts(request))
 
     def hints(self, request: ProviderRequest) -> Hints:
@@ -144,18 +144,18 @@ class MemoryProvider(Provider):
         """Return how many bytes a NUMA node is short of, by resource."""
         if self.bound or not request.requests.guaranteed:
             return ()
-        here = self.state.nodes.get(node)
+        numa_memory = self.state.nodes.get(node)
         amounts = self._amounts(request)
-        if here is None or (amounts and len(here.cells) > 1):
+        if numa_memory is None or (amounts and len(numa_memory.cells) > 1):
             return None
-        found: list[Shortfall] = []
+        shortfalls: list[Shortfall] = []
         for resource, size in amounts.items():
-            table = here.table(resource)
+            table = numa_memory.table(resource)
             if table.allocatable < size:
                 return None
             if table.free < size:
-                found.append(Shortfall(resource, Mask((node,)), size, table.free))
-        return tuple(found)
+                shortfalls.append(Shortfall(resource, Mask((node,)), size, table.free))
+        return tuple(shortfalls)
 
     def _amounts(self, request: ProviderRequest) -> dict[str, int]:
         if request.whole or request.scope is Scope.POD:

@@ -7,8 +7,8 @@ pkg/kubelet/cm/topologymanager/topology_manager.go: ``GetTopologyHints``, ``GetP
 ``Allocate``), with three differences:
 
 * A provider is a value. The node holds the providers with nothing granted, the state of the node holds them
-  with what its containers have, and an allocation returns the provider after it. So a decision can be tried
-  and dropped, and the next container of a pod sees what the earlier ones got.
+  with the grants of its containers, and an allocation returns the provider after it. So a decision can be
+  tried and dropped, and the next container of a pod is decided after the grants of the earlier ones.
 * A provider reads the state of the node only through ``NodeView``, before a decision, in ``prepare``.
 * A shortfall is explained in numbers. kubelet reports only that the topology manager refused.
 
@@ -54,9 +54,9 @@ class ProviderRequest(Struct, frozen=True):
         requests: What its containers request, in the order of the pod.
         name: The container; empty for the pod as a whole, or for a container that represents the pod.
         cri: What the CRI says of the container or the sandbox.
-        scope: Whether hints are wanted for the container or for the pod as a whole.
-        exclusive: Whether CPUs may be given to it alone.
-        cpus: Exclusive CPUs that are wanted.
+        scope: Whether hints are requested for the container or for the pod as a whole.
+        exclusive: Whether it may get exclusive CPUs.
+        cpus: How many exclusive CPUs are requested.
         avoid: CPUs that must not be chosen.
         even: Whether CPUs are divided evenly over the NUMA nodes of the hint.
         unmerged: Whether the policy merges no hints (``none``), so that providers choose by themselves.
@@ -88,7 +88,7 @@ class ProviderRequest(Struct, frozen=True):
 
 
 class NodeView(Protocol):
-    """What a provider may read of the state of a node before a decision."""
+    """The part of a node's state that a provider may read before a decision."""
 
     @property
     def pods(self) -> Mapping[str, Pod]:
@@ -120,8 +120,8 @@ class Allocation(Struct, frozen=True):
 
     Attributes:
         provider: The provider after the grant.
-        grants: What the container has, with the grant.
-        steps: What the allocator did, in sentences.
+        grants: All grants of the container, including this one.
+        steps: The steps of the allocator, in sentences.
     """
 
     provider: Provider
@@ -130,7 +130,7 @@ class Allocation(Struct, frozen=True):
 
 
 class Provider(Protocol):
-    """One kind of resource: where it could be served, what is granted, and what was missing."""
+    """One kind of resource: hints, allocation, and the explanation of a shortfall."""
 
     __slots__ = ()
 
@@ -155,7 +155,7 @@ class Provider(Protocol):
         changed_pods: Collection[Pod],
         changed: Collection[Container],
     ) -> Self:
-        """Return the provider with what containers hold now: grants that came are charged, others released.
+        """Return the provider after containers have changed: new grants are charged, ended ones released.
 
         Args:
             pods: All sandboxes by id.
@@ -166,7 +166,7 @@ class Provider(Protocol):
         return self
 
     def prepare(self, view: NodeView, request: ProviderRequest) -> Self:
-        """Return the provider for one decision: with what others hold, and what the pod may use again.
+        """Return the provider for one decision: with the grants of others, and those that the pod may reuse.
 
         Raises:
             AllocationRefusedError: The request contradicts the settings of the node.
@@ -185,32 +185,32 @@ class Provider(Protocol):
         Args:
             request: The request; ``request.name`` is the container.
             hint: The merged hint.
-            grants: What the providers before this one have granted.
+            grants: The grants of the providers before this one.
 
         Raises:
             AllocationRefusedError: The request cannot be served.
         """
 
     def holds(self, request: ProviderRequest, name: str, grants: Grants) -> Grants:
-        """Return what a container holds after later containers of its pod have been served.
+        """Return the grants of a container after later containers of its pod have been served.
 
-        A later container may take over part of what an init container had.
+        A later container may take over part of an init container's grants.
         """
         return grants
 
     def release(self, grants: Grants) -> Grants:
-        """Return what an ordinary init container that has ended keeps once a later container has started."""
+        """Return the grants that an ended init container keeps once a later container has started."""
         return grants
 
     def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
-        """Return what a container holds that was created without a decision, or under other settings.
+        """Return the grants of a container that was created without a decision, or under other settings.
 
         Args:
             pod: The pod.
             request: What the CRI, or the runtime, says of the container.
             mems: Its memory nodes.
-            grants: What is recorded of it.
-            running: True where it uses what it has already, whatever is recorded.
+            grants: Its recorded grants.
+            running: True where it uses its resources already, whatever is recorded.
         """
         return grants
 
