@@ -1,8 +1,8 @@
 """The sections of admission and of enforcement.
 
-Admission says which pods may own CPUs, and how many; enforcement to which pods the plan is applied, and how
-fast running ones are changed. Both name pods by namespaces and label selectors, which are kinds of settings
-here.
+Admission configures which pods may own CPUs, and how many; enforcement, to which pods the plan is applied,
+and how fast running pods are changed. Both select pods by namespaces and label selectors, which are kinds of
+settings here.
 """
 
 from __future__ import annotations
@@ -78,12 +78,15 @@ def _read_selector(tree: YamlNode) -> LabelSelector:
     expressions: list[LabelExpression] = []
     for name, value in tree.entries("matchLabels and matchExpressions"):
         if name == "matchLabels":
-            labels = {_key(label, each): _value(each) for label, each in value.entries("labels with values")}
+            labels = {
+                _key(label, value_tree): _value(value_tree)
+                for label, value_tree in value.entries("labels with values")
+            }
         elif name == "matchExpressions":
-            for each in value.members("a list of expressions"):
-                expressions.append(_expression(each))
+            for value_tree in value.members("a list of expressions"):
+                expressions.append(_expression(value_tree))
                 if len(expressions) > _MOST:
-                    raise each.fault(f"there are more than {_MOST} expressions")
+                    raise value_tree.fault(f"there are more than {_MOST} expressions")
         else:
             raise value.fault(f"unknown key{meant(name, _PARTS)}")
     if len(labels) > _MOST:
@@ -98,11 +101,11 @@ def _show_selector(selector: LabelSelector) -> dict[str, object]:
     if selector.match_expressions:
         shown["matchExpressions"] = [
             {
-                "key": each.key,
-                "operator": each.operator.value,
-                **({"values": list(each.values)} if each.values else {}),
+                "key": expression.key,
+                "operator": expression.operator.value,
+                **({"values": list(expression.values)} if expression.values else {}),
             }
-            for each in selector.match_expressions
+            for expression in selector.match_expressions
         ]
     return shown
 
@@ -167,15 +170,15 @@ FLOOR = SettingKind(
 
 
 def _read_namespaces(tree: YamlNode) -> Namespaces:
-    found: dict[str, None] = {}
+    patterns: dict[str, None] = {}
     for entry in tree.members("a list of namespaces"):
         name = entry.text("the name of a namespace, or a pattern such as team-*", _NUMBER_TAGS)
         if not _PATTERN.fullmatch(name):
             raise entry.fault(f"{name[:80]!r} is not a name of a namespace, and no pattern such as team-*")
-        found[name] = None
-        if len(found) > _MOST_PATTERNS:
+        patterns[name] = None
+        if len(patterns) > _MOST_PATTERNS:
             raise entry.fault(f"there are more than {_MOST_PATTERNS} namespaces")
-    return Namespaces(tuple(found))
+    return Namespaces(tuple(patterns))
 
 
 NAMESPACES = SettingKind(

@@ -35,7 +35,7 @@ def check(config: Config) -> list[str]:
 
 
 def check_against(config: Config, machine: Machine) -> None:
-    """Refuse settings that this machine cannot meet.
+    """Reject settings that this machine cannot meet.
 
     Raises:
         ConfigError: Reserved CPUs do not exist or are offline, all CPUs are reserved, nodes cannot keep their
@@ -46,13 +46,13 @@ def check_against(config: Config, machine: Machine) -> None:
 
 
 def check_start(config: Config, machine: Machine) -> list[str]:
-    """Refuse settings that this machine cannot meet, but for what is only away.
+    """Reject settings that this machine cannot meet, except where offline hardware is the reason.
 
     CPUs that are offline (one thread of each core with SMT switched off) and memory that was taken out were
     there when the settings were made. A daemon that did not start then would cost the node its proxy.
 
     Returns:
-        What is away, and what can have no effect, one sentence each.
+        Settings that wait for offline hardware, and settings without effect, one sentence each.
 
     Raises:
         ConfigError: As ``check_against``.
@@ -66,7 +66,7 @@ def check_start(config: Config, machine: Machine) -> list[str]:
 
 
 def ineffective(config: Config) -> list[str]:
-    """List what is set and can have no effect, one sentence each."""
+    """Return the settings that can have no effect, one sentence each."""
     sources = config.kubelet.pods, config.kubelet.pods_api, config.cluster_facts.directory
     if not config.device_plugins.enabled or any(sources):
         return []
@@ -106,16 +106,16 @@ def _usable(machine: Machine) -> dict[int, dict[str, int]]:
 
 
 def _reserved_memory(config: Config, machine: Machine, *, away: bool) -> dict[int, Mapping[str, int]]:
-    """Return the reserves of nodes whose memory is away, or of the others.
+    """Return the reserves of nodes whose memory is offline (``away``), or of the others.
 
-    Away is the memory of a node that has none now, and of one that is not there and may be.
+    Offline is the memory of a node that has none now, and of one that does not exist now and may appear.
     """
     numa = machine.extra.get("numa")
     reported = numa.get("possible") if isinstance(numa, Mapping) else None
     may_be = Mask.parse(reported) if isinstance(reported, str) else Mask()
-    gone = may_be - Mask(machine.node_by_id)
-    gone |= Mask(node.id for node in machine.nodes if node.mem_bytes == 0 and not node.cpus)
-    return {node: kept for node, kept in config.reserved_memory.items() if (node in gone) is away}
+    absent = may_be - Mask(machine.node_by_id)
+    absent |= Mask(node.id for node in machine.nodes if node.mem_bytes == 0 and not node.cpus)
+    return {node: amounts for node, amounts in config.reserved_memory.items() if (node in absent) is away}
 
 
 def refuse(source: str, problems: list[str]) -> ConfigError:
@@ -127,7 +127,7 @@ def refuse(source: str, problems: list[str]) -> ConfigError:
 
 
 def start_config(config: Config, machine: Machine) -> tuple[Config, list[str]]:
-    """Return the configuration to start with, and what is away (``check_start``).
+    """Return the configuration to start with, and the warnings of ``check_start``.
 
     Where only the settings from the cluster make it impossible, the node starts without them.
 
@@ -140,8 +140,8 @@ def start_config(config: Config, machine: Machine) -> tuple[Config, list[str]]:
         if config.own is None:
             raise
         fault = f"{IGNORED}: {error}"
-        own = replace(config.own, origin=config.origin, cluster_fault=fault)
-        return own, check_start(own, machine)
+        own_config = replace(config.own, origin=config.origin, cluster_fault=fault)
+        return own_config, check_start(own_config, machine)
 
 
 def _allowed(config: Config) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _cpus(config: Config) -> Iterator[str]:
         # kubelet's policy none takes no option either.
         on = ", ".join(name for name, value in options.as_kubelet().items() if value)
         yield f"{_CPU_OPTIONS}: {on} cannot be used with cpuManagerPolicy {config.cpu_manager_policy}"
-    # A machine without sockets and nodes: only what is wrong on every machine is found.
+    # A machine without sockets and nodes: only faults that every machine has are reported.
     yield from _reported(lambda: check_cpu_options(options, config.topology_manager_policy, 0, 0))
     if options.strict_cpu_reservation and not config.reserved_system_cpus and not config.reserved_cpu_amount:
         yield (
@@ -201,24 +201,24 @@ def _cpus(config: Config) -> Iterator[str]:
 
 def _memory(config: Config) -> Iterator[str]:
     if config.memory_manager_policy is not MemoryManagerPolicy.STATIC:
-        return  # kubelet does not look at reservedMemory then.
-    kept = sum(node.get("memory", 0) for node in config.reserved_memory.values())
-    if not kept:
+        return  # kubelet ignores reservedMemory then.
+    reserved = sum(node.get("memory", 0) for node in config.reserved_memory.values())
+    if not reserved:
         yield "memoryManagerPolicy: Static needs memory in reservedMemory on at least one NUMA node"
         return
     amounts = [part.memory for part in (config.kube_reserved, config.system_reserved)]
     if amounts == [None, None]:
         return
-    wanted = sum(amount or 0 for amount in amounts)
+    required = sum(amount or 0 for amount in amounts)
     if config.eviction_memory is not None:
-        wanted += config.eviction_memory
-        right = {wanted}
-        parts = f"kubeReserved, systemReserved and evictionHard say {show_quantity(wanted)}"
+        required += config.eviction_memory
+        right = {required}
+        parts = f"kubeReserved, systemReserved and evictionHard say {show_quantity(required)}"
     else:
-        right = {wanted, wanted + EVICTION_DEFAULT}
-        parts = f"kubeReserved and systemReserved say {show_quantity(wanted)} (evictionHard may add to it)"
-    if kept not in right:
-        yield f"reservedMemory: the nodes keep {show_quantity(kept)} of memory together, and {parts}"
+        right = {required, required + EVICTION_DEFAULT}
+        parts = f"kubeReserved and systemReserved say {show_quantity(required)} (evictionHard may add to it)"
+    if reserved not in right:
+        yield f"reservedMemory: the nodes keep {show_quantity(reserved)} of memory together, and {parts}"
 
 
 def _kubelet(config: Config) -> Iterator[str]:
@@ -230,13 +230,13 @@ def _kubelet(config: Config) -> Iterator[str]:
         "keyFile": kubelet.key_file,
         "insecureSkipVerify": kubelet.insecure_skip_verify,
     }
-    given = [f"kubelet.{key}" for key, value in files.items() if value]
+    set_keys = [f"kubelet.{key}" for key, value in files.items() if value]
     addresses = {"pods": kubelet.pods, "configz": kubelet.configz}
     plain = [f"kubelet.{key} {address}" for key, address in addresses.items() if address.startswith("http:")]
-    if given and not any(addresses.values()):
-        yield f"{given[0]}: has no use without kubelet.pods or kubelet.configz"
-    elif given and not any(address.startswith("https:") for address in addresses.values()):
-        yield f"{given[0]}: has no use with {' and '.join(plain)}, only with https://"
+    if set_keys and not any(addresses.values()):
+        yield f"{set_keys[0]}: has no use without kubelet.pods or kubelet.configz"
+    elif set_keys and not any(address.startswith("https:") for address in addresses.values()):
+        yield f"{set_keys[0]}: has no use with {' and '.join(plain)}, only with https://"
     if (kubelet.cert_file is None) != (kubelet.key_file is None):
         present, other = ("certFile", "keyFile") if kubelet.cert_file else ("keyFile", "certFile")
         yield f"kubelet.{present}: needs kubelet.{other} too"
@@ -272,8 +272,8 @@ def _check_excluded_cpus(config: Config, machine: Machine) -> Iterator[str]:
         if absent := cpus - machine.online - machine.present:
             yield f"koordinator.{name}: {cpus_are(absent)} not online here {online}"
     strict = config.cpu_manager_policy_options.strict_cpu_reservation
-    kept = koordinator.excluded_cpus | (config.reserved_system_cpus if strict else CpuSet())
-    if koordinator.excluded_cpus and machine.online <= kept:
+    unshared = koordinator.excluded_cpus | (config.reserved_system_cpus if strict else CpuSet())
+    if koordinator.excluded_cpus and machine.online <= unshared:
         yield f"koordinator: all CPUs are kept back, and none is left for containers {online}"
 
 
@@ -295,7 +295,7 @@ def _reported(check: Callable[[], None]) -> Iterator[str]:
 
 
 def usable_memory(node: NumaNode) -> dict[str, int]:
-    """Return what a node can keep or promise: bytes by resource, memory without its huge pages.
+    """Return the memory that a node can reserve or promise: bytes by resource, without its huge pages.
 
     Memory is left out where the machine does not report its size.
     """
@@ -310,7 +310,7 @@ def usable_memory(node: NumaNode) -> dict[str, int]:
 def memory_misfits(
     usable: Mapping[int, Mapping[str, int]], reserved: Mapping[int, Mapping[str, int]]
 ) -> list[str]:
-    """Check reserved memory against what nodes have.
+    """Check reserved memory against the memory of the nodes.
 
     Args:
         usable: Node to resource to bytes; memory is missing where its size is not known.
@@ -320,17 +320,18 @@ def memory_misfits(
         One sentence a problem, each opening with the key.
     """
     problems = []
-    for node, kept in reserved.items():
+    for node, amounts in reserved.items():
         if node not in usable:
             existing = ", ".join(map(str, usable))
             problems.append(f"reservedMemory: there is no NUMA node {node} (there are: {existing})")
             continue
-        for name, size in kept.items():
+        for name, size in amounts.items():
             if (name != "memory" or name in usable[node]) and size > (
-                has := max(usable[node].get(name, 0), 0)
+                usable_bytes := max(usable[node].get(name, 0), 0)
             ):
                 problems.append(
                     f"reservedMemory: NUMA node {node} cannot keep {show_quantity(size)} of {name}, "
-                    f"it has {show_quantity(has)}" + (" besides its huge pages" if name == "memory" else "")
+                    f"it has {show_quantity(usable_bytes)}"
+                    + (" besides its huge pages" if name == "memory" else "")
                 )
     return problems

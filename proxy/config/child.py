@@ -3,7 +3,8 @@
 The daemon has it read this way at a reload. Reading YAML takes tens of milliseconds in which the calls of
 kubelet would wait, and memory that the daemon would keep; here both end with the process.
 
-Standard input has an ``Origin`` as JSON; standard output has the settings, or the reason for refusing them.
+Standard input has an ``Origin`` as JSON; standard output has the settings, or the reason why they are
+rejected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sections ``cluster`` and ``rejectedPods``: what the cluster agent publishes, and how it connects."""
+"""The sections ``cluster`` and ``rejectedPods``: the settings of the cluster agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
 
 
 class TopologyObject(enum.StrEnum):
-    """In which form the NodeResourceTopology object of the node is written."""
+    """The form in which the NodeResourceTopology object of the node is written."""
 
     AUTO = "auto"
     NFD = "nfd"

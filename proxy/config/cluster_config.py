@@ -2,12 +2,11 @@
 
 The cluster agent leaves the settings of the selected ``TopoproxyConfig`` in a file next to its facts. They
 are merged over the node's own file and its drop-ins, and read by the same rules. The node's own file says
-which keys they may have; none by default. Whatever is wrong with them, they are ignored as a whole and that
-is
-reported: nothing from the cluster can keep the node from starting, or from taking what its operator changes.
+which keys they may have; none by default. If any of them is invalid, all are ignored, and that is reported:
+nothing from the cluster can keep the node from starting, or from following changes of its operator.
 
-Only keys that a reload changes may be permitted: no paths, sockets or credentials. Nor hooks, which are
-programs, nor what decides about the cluster's own influence.
+Only keys that a reload changes may be permitted: no paths, sockets or credentials. Nor can hooks be
+permitted, which are programs, nor the keys that limit the influence of the cluster.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ _HEADER = frozenset({"apiVersion", "kind"})
 
 
 def _read_keys(tree: YamlNode) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    keys: dict[str, None] = {}
     for entry in tree.members("a list of keys"):
         name = entry.text("a key such as admission.maxCPUsPerPod", frozenset({"str"}))
         if not name or len(name) > 100:
             raise entry.fault(f"{name[:100]!r} is not a key")
-        found[name] = None
-        if len(found) > _MOST:
+        keys[name] = None
+        if len(keys) > _MOST:
             raise entry.fault(f"there are more than {_MOST} keys")
-    return tuple(found)
+    return tuple(keys)
 
 
 KEYS = SettingKind(
@@ -87,20 +86,20 @@ def permitted(name: str, setting: Setting, allowed: tuple[str, ...]) -> bool:
 
 
 def faults(allowed: tuple[str, ...], config: Any) -> Iterator[str]:
-    """Name what cannot be permitted.
+    """Yield the faults in the list of permitted keys.
 
     Args:
         allowed: What the operator permits.
         config: A configuration, for its keys.
     """
-    known = dict(_settings(config, ""))
-    sections = {name.partition(".")[0] for name in known if "." in name}
+    settings = dict(_settings(config, ""))
+    sections = {name.partition(".")[0] for name in settings if "." in name}
     for name in allowed:
         if name.partition(".")[0] in _NEVER:
             yield f"clusterConfig.allowed: {name} is never set by the cluster"
-        elif name not in known and name not in sections:
-            yield f"clusterConfig.allowed: {name} is no key{meant(name, [*known, *sections])}"
-        elif name in known and not known[name].live:
+        elif name not in settings and name not in sections:
+            yield f"clusterConfig.allowed: {name} is no key{meant(name, [*settings, *sections])}"
+        elif name in settings and not settings[name].live:
             yield f"clusterConfig.allowed: {name} needs a restart, so the cluster cannot set it"
 
 
@@ -118,21 +117,21 @@ def forbidden(root: yaml.Node, allowed: tuple[str, ...], config: Any) -> Iterato
 
     if not isinstance(root, yaml.MappingNode):
         return
-    known = dict(_settings(config, ""))
+    settings = dict(_settings(config, ""))
     for key_node, value in root.value:
         name = str(key_node.value)
         if name in _HEADER:
             continue
         inner = [(key_node, name)]
-        if isinstance(value, yaml.MappingNode) and name not in known:
+        if isinstance(value, yaml.MappingNode) and name not in settings:
             inner = [(node, f"{name}.{node.value}") for node, _ in value.value]
         for node, full in inner:
-            if full not in known or not permitted(full, known[full], allowed):
+            if full not in settings or not permitted(full, settings[full], allowed):
                 yield node, full
 
 
 def file_of(directory: Path | None, allowed: tuple[str, ...]) -> Path | None:
-    """Return the file with the settings of the cluster; None where the node takes none."""
+    """Return the file with the settings of the cluster; None where the node permits none."""
     return directory / FILE_NAME if directory is not None and allowed else None
 
 

@@ -50,7 +50,7 @@ def parse_endpoint(text: str) -> Path:
 
 
 def show_endpoint(path: Path) -> str:
-    """Write a socket's path as kubelet wants it."""
+    """Return a socket's path in the form that kubelet takes."""
     return f"unix://{path}"
 
 
@@ -67,8 +67,8 @@ def parse_address(text: str) -> str:
         ValueError: It is not an endpoint; the message says what is missing.
     """
     body = text.strip().lower()
-    found = re.fullmatch(_HTTP, body)
-    if found is None:
+    match = re.fullmatch(_HTTP, body)
+    if match is None:
         if not body.startswith(("https://", "http://")):
             cause = "it must begin with https:// or http://"
         elif "/" in body.partition("://")[2].rstrip("/"):
@@ -76,16 +76,16 @@ def parse_address(text: str) -> str:
         else:
             cause = "it must be a host and a port, such as https://127.0.0.1:10250"
         raise ValueError(f"{text!r}: {cause}")
-    if not 1 <= int(found[3]) <= 65535:
+    if not 1 <= int(match[3]) <= 65535:
         raise ValueError(f"{text!r}: ports are 1 to 65535")
-    if found[2].startswith("["):
+    if match[2].startswith("["):
         import ipaddress
 
         try:
-            ipaddress.IPv6Address(found[2][1:-1])
+            ipaddress.IPv6Address(match[2][1:-1])
         except ValueError as error:
             raise ValueError(f"{text!r}: {error}") from error
-    return f"{found[1]}://{found[2]}:{int(found[3])}"
+    return f"{match[1]}://{match[2]}:{int(match[3])}"
 
 
 def _words(text: str, cause: str) -> str:

@@ -31,13 +31,13 @@ def exposed(config: Config) -> list[str]:
         "kubelet.configFile": kubelet.config_file,
         "koordinator.nodeObject": config.koordinator.node_object,
     }
-    found: dict[str, str] = {}
+    problem_of_key: dict[str, str] = {}
     for files, hidden in ((secret, True), (public, False)):
         for name, path in files.items():
             if path is not None:
                 for problem in _problems(trust, path, secret=hidden):
-                    found.setdefault(name, f"{name}: {problem}")
-    return [*([config.cluster_fault] if config.cluster_fault else []), *found.values()]
+                    problem_of_key.setdefault(name, f"{name}: {problem}")
+    return [*([config.cluster_fault] if config.cluster_fault else []), *problem_of_key.values()]
 
 
 def _problems(trust: Trust, path: Path, *, secret: bool) -> Iterator[str]:

@@ -34,7 +34,7 @@ _PAIR = re.compile(f"{_WORD}=(?:{_WORD})?")
 
 @dataclass(frozen=True, slots=True)
 class HookSettings:
-    """What is set for one hook.
+    """The settings of one hook.
 
     Attributes:
         timeout: Seconds for one answer; None where it is not set.
@@ -49,7 +49,7 @@ class HookSettings:
 
 
 Settings: TypeAlias = FrozenMapping[str, HookSettings]
-"""Hook's name to what is set for it."""
+"""Name of a hook to its settings."""
 
 
 def _read_settings(tree: YamlNode) -> Settings:
@@ -64,9 +64,9 @@ def _read_settings(tree: YamlNode) -> Settings:
 
 
 def _read_hook(entry: YamlNode) -> HookSettings:
-    known = ("timeout", "failurePolicy", "config")
+    known_keys = ("timeout", "failurePolicy", "config")
     timeout, policy, config = None, None, None
-    for name, value in entry.entries(f"the keys {', '.join(known)}"):
+    for name, value in entry.entries(f"the keys {', '.join(known_keys)}"):
         if name == "timeout":
             timeout = _read(TIMEOUT, value)
         elif name == "failurePolicy":
@@ -75,7 +75,7 @@ def _read_hook(entry: YamlNode) -> HookSettings:
             next(value.entries(), None)
             config = value.plain()
         else:
-            hint = meant(name, known) or "; the hook's own keys stand below config"
+            hint = meant(name, known_keys) or "; the hook's own keys stand below config"
             raise value.fault(f"unknown key{hint}")
     return HookSettings(timeout, policy, config)
 
@@ -159,7 +159,7 @@ class HooksConfig:
 
     Attributes:
         server_directory: None where no remote servers are looked for.
-        timeout: Seconds for one answer, where a hook's settings do not say it.
+        timeout: Seconds for one answer, where a hook's settings have none.
         policy: What happens to a call when a hook fails, unless the hook's settings say otherwise.
         skip_label: ``key=value``, or empty.
         skip_namespaces: Where the label counts.

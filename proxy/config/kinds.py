@@ -28,7 +28,7 @@ class SettingKind:
     """How one kind of value is read and written.
 
     Attributes:
-        wants: What a good value is, in words ("a duration such as 10s").
+        wants: A description of a valid value ("a duration such as 10s").
         read: Text to value; raises ValueError or ConfigError with the cause. Kinds of lists and of keys with
             values are given a ``Tree`` instead, and raise its faults.
         show: Value to a text that reads back as the same value; lists and dictionaries of texts and whole
@@ -61,7 +61,7 @@ _YAML_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y",
 
 
 def quote(text: str) -> str:
-    """Write a text as a YAML scalar that no reader takes for something else."""
+    """Write a text as a YAML scalar that every reader reads as a text."""
     if _BARE.fullmatch(text) and text.lower() not in _YAML_WORDS and not text.endswith(":"):
         return text
     escaped = "".join(
@@ -71,14 +71,14 @@ def quote(text: str) -> str:
 
 
 def float_text(value: float) -> str:
-    """Write a number so that YAML takes it for one: it wants a dot."""
+    """Write a number so that YAML reads it as one: it needs a dot."""
     mantissa, e, exponent = repr(value).partition("e")
     return mantissa + (".0" if e and "." not in mantissa else "") + e + exponent
 
 
-def choice(values: type[enum.StrEnum], *some: enum.StrEnum) -> SettingKind:
+def choice(values: type[enum.StrEnum], *permitted: enum.StrEnum) -> SettingKind:
     """One of a few words, spelled exactly: any of an enumeration, or some of it."""
-    choices = [str(v) for v in some or values]
+    choices = [str(v) for v in permitted or values]
     shown = [value or "empty" for value in choices]
     listed = f"{', '.join(shown[:-1])} or {shown[-1]}"
 
@@ -91,7 +91,7 @@ def choice(values: type[enum.StrEnum], *some: enum.StrEnum) -> SettingKind:
 
 
 def _as_yaml_1_1(values: Iterable[str]) -> list[bool]:
-    """Return what readers of YAML 1.1 make of ``on`` and ``off``."""
+    """Return the booleans as which YAML 1.1 reads ``on`` and ``off``."""
     return [value == "on" for value in values if value in ("on", "off")]
 
 
@@ -157,14 +157,14 @@ def parse_duration(text: str) -> float:
 def show_duration(seconds: float) -> str:
     """Write seconds as the shortest Go duration of whole units, milliseconds the smallest."""
     milliseconds = round(seconds * 1000)
-    minutes, rest = divmod(milliseconds, 60_000)
+    minutes, remainder = divmod(milliseconds, 60_000)
     hours, minutes = divmod(minutes, 60)
     parts = [f"{hours}h"] if hours else []
     parts += [f"{minutes}m"] if minutes else []
-    if rest % 1000:
-        parts.append(f"{rest}ms" if rest < 1000 else f"{rest / 1000:g}s")
-    elif rest or not parts:
-        parts.append(f"{rest // 1000}s")
+    if remainder % 1000:
+        parts.append(f"{remainder}ms" if remainder < 1000 else f"{remainder / 1000:g}s")
+    elif remainder or not parts:
+        parts.append(f"{remainder // 1000}s")
     return "".join(parts)
 
 
@@ -245,7 +245,7 @@ OPTIONAL_ADDRESS = SettingKind(
 
 
 def read_amount(text: str, milli: bool = False) -> int:
-    """Read an amount of a resource that cannot be less than nothing.
+    """Read an amount of a resource that cannot be negative.
 
     Raises:
         ValueError: It is no amount, or negative.

@@ -51,7 +51,7 @@ def _options(
     schemas: Mapping[str, Mapping[str, Any]],
     shown: Callable[[Any], dict[str, str]],
 ) -> SettingKind:
-    """Make the kind of a policy's options: texts by name, which ``parse`` knows, with a JSON Schema each."""
+    """Return the kind of a policy's options: texts by name that ``parse`` reads, with a JSON Schema each."""
     known = tuple(schemas)
 
     def read(tree: YamlNode) -> Any:
@@ -104,18 +104,18 @@ def _read_reserved(tree: YamlNode) -> Reserved:
     nodes: dict[int, dict[str, int]] = {}
     for entry in tree.members("a list of NUMA nodes with limits"):
         node, limits = _read_entry(entry)
-        kept = nodes.setdefault(node, {})
+        amounts = nodes.setdefault(node, {})
         for name, value in limits:
             _check_resource(name, value)
-            if name in kept:
+            if name in amounts:
                 raise value.fault(f"NUMA node {node} keeps {name} already, in an entry before this one")
             try:
-                kept[name] = read_amount(value.text("an amount such as 1Gi", _AMOUNT_TAGS))
+                amounts[name] = read_amount(value.text("an amount such as 1Gi", _AMOUNT_TAGS))
             except ValueError as error:
                 raise value.fault(error) from error
-            if not kept[name]:
+            if not amounts[name]:
                 raise value.fault("must be more than 0 (leave the resource out to keep none)")
-    return FrozenMapping({node: FrozenMapping(kept) for node, kept in sorted(nodes.items())})
+    return FrozenMapping({node: FrozenMapping(amounts) for node, amounts in sorted(nodes.items())})
 
 
 def _read_entry(entry: YamlNode) -> tuple[int, list[tuple[str, YamlNode]]]:
@@ -150,8 +150,8 @@ def _check_resource(name: str, value: YamlNode) -> None:
 
 def _show_reserved(reserved: Reserved) -> list[dict[str, object]]:
     return [
-        {"numaNode": node, "limits": {name: show_quantity(size) for name, size in kept.items()}}
-        for node, kept in reserved.items()
+        {"numaNode": node, "limits": {name: show_quantity(size) for name, size in amounts.items()}}
+        for node, amounts in reserved.items()
     ]
 
 
@@ -181,7 +181,7 @@ RESERVED_MEMORY = SettingKind(
 
 
 def _read_eviction(tree: YamlNode) -> int | None:
-    found = None
+    amount = None
     for name, value in tree.entries():
         if name not in _SIGNALS:
             raise value.fault(f"unknown signal{meant(name, _SIGNALS)}")
@@ -191,10 +191,10 @@ def _read_eviction(tree: YamlNode) -> int | None:
         if text.endswith("%"):
             raise value.fault(f"{text!r} is a share: write the amount that it is on this machine")
         try:
-            found = read_amount(text)
+            amount = read_amount(text)
         except ValueError as error:
             raise value.fault(error) from error
-    return found
+    return amount
 
 
 def _show_eviction(amount: int | None) -> dict[str, str]:
@@ -218,15 +218,15 @@ EVICTION = SettingKind(
 
 
 def _read_resources(tree: YamlNode) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    resources: dict[str, None] = {}
     for entry in tree.members("a list of extended resources"):
         name = entry.text("the name of a resource such as example.com/nic", _AMOUNT_TAGS)
         if not is_extended_resource(name):
             raise entry.fault(f"{name[:80]!r} is not the name of an extended resource")
-        found[name] = None
-        if len(found) > _RESOURCES_LIMIT:
+        resources[name] = None
+        if len(resources) > _RESOURCES_LIMIT:
             raise entry.fault(f"there are more than {_RESOURCES_LIMIT} resources")
-    return tuple(found)
+    return tuple(resources)
 
 
 RESOURCES = SettingKind(

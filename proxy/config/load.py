@@ -62,10 +62,10 @@ def listed(file: Path) -> list[Path]:
         raise PermissionDeniedError(f"cannot read the configuration {directory}: {error.strerror}") from error
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {directory}: {error.strerror}") from error
-    found = [directory / name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
-    if len(found) > MOST_FILES:
+    files = [directory / name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
+    if len(files) > MOST_FILES:
         raise ConfigError(f"cannot use the configuration {directory}: it has more than {MOST_FILES} files")
-    return found
+    return files
 
 
 def merged(base: yaml.Node, over: yaml.Node) -> yaml.Node:
@@ -76,8 +76,8 @@ def merged(base: yaml.Node, over: yaml.Node) -> yaml.Node:
         return over
     entries = {key.value: (key, value) for key, value in base.value}
     for key, value in over.value:
-        known = entries.get(key.value)
-        entries[key.value] = (key, value if known is None else merged(known[1], value))
+        existing = entries.get(key.value)
+        entries[key.value] = (key, value if existing is None else merged(existing[1], value))
     return yaml.MappingNode(over.tag, list(entries.values()), over.start_mark, over.end_mark)
 
 
@@ -93,8 +93,8 @@ def load(
     Args:
         path: A file that the user named; None for the usual place, which may be missing.
         default: The usual place.
-        trusted: Refuse a file that another user could have written: the daemon does what it says.
-        cluster: What the cluster is to set instead of what it sets, as text; a fault in it is an error then.
+        trusted: Whether a file that another user could have written is rejected, as the daemon follows it.
+        cluster: The settings of the cluster as text, in place of its file; a fault in them is an error.
 
     Returns:
         The configuration; all defaults where the usual file does not exist.
@@ -104,7 +104,7 @@ def load(
         PermissionDeniedError: A file may not be read.
     """
     file = path if path is not None else default
-    texts = {each: _text(each, trusted) for each in listed(file)}
+    texts = {drop_in: _text(drop_in, trusted) for drop_in in listed(file)}
     try:
         texts = {file: _text(file, trusted), **texts}
     except _MissingFileError:
@@ -119,9 +119,9 @@ def load(
     return _with_cluster(own, root, _cluster_text(own, trusted))
 
 
-def _cluster_text(own: Config, trusted: bool) -> str | TopoproxyError | None:
-    """Return what the cluster wants to set; None for nothing, and an error where that cannot be read."""
-    file = file_of(own.cluster_facts.directory, own.cluster_config.allowed)
+def _cluster_text(own_config: Config, trusted: bool) -> str | TopoproxyError | None:
+    """Return the settings of the cluster as text; None for none, and an error where they cannot be read."""
+    file = file_of(own_config.cluster_facts.directory, own_config.cluster_config.allowed)
     try:
         return None if file is None else _text(file, trusted)
     except _MissingFileError:
@@ -130,35 +130,37 @@ def _cluster_text(own: Config, trusted: bool) -> str | TopoproxyError | None:
         return error
 
 
-def _with_cluster(own: Config, root: yaml.Node | None, wanted: str | TopoproxyError | None) -> Config:
-    """Return a configuration with what the cluster wants to set; without it where that is refused."""
-    if wanted is None:
-        return own
+def _with_cluster(
+    own_config: Config, root: yaml.Node | None, cluster_text: str | TopoproxyError | None
+) -> Config:
+    """Return a configuration with the settings of the cluster; without them where they are rejected."""
+    if cluster_text is None:
+        return own_config
     try:
-        if isinstance(wanted, TopoproxyError):
-            raise wanted
-        return _merged(own, root, wanted)
+        if isinstance(cluster_text, TopoproxyError):
+            raise cluster_text
+        return _merged(own_config, root, cluster_text)
     except TopoproxyError as error:
-        return replace(own, cluster_fault=f"{IGNORED}: {error}")
+        return replace(own_config, cluster_fault=f"{IGNORED}: {error}")
 
 
-def _merged(own: Config, root: yaml.Node | None, text: str) -> Config:
-    """Merge what the cluster wants to set over the configuration of the node.
+def _merged(own_config: Config, root: yaml.Node | None, text: str) -> Config:
+    """Merge the settings of the cluster over the configuration of the node.
 
     Raises:
-        ConfigError: It is refused.
+        ConfigError: They are rejected.
     """
     problems: list[str] = []
-    source = f"{own.source} with the settings from the cluster"
+    source = f"{own_config.source} with the settings from the cluster"
     over = _composed(text, "cluster", problems)
     if over is None or root is None:
         if problems:
             raise refuse(source, problems)
-        return own
-    for node, name in forbidden(over, own.cluster_config.allowed, own):
+        return own_config
+    for node, name in forbidden(over, own_config.cluster_config.allowed, own_config):
         problems.append(f"{_line(node)}: {name}: this node does not permit it (clusterConfig.allowed)")
     _read_mapping(over, Config(), "", problems)
-    return replace(_checked(merged(root, over), source, problems), own=own)
+    return replace(_checked(merged(root, over), source, problems), own=own_config)
 
 
 class _MissingFileError(ConfigError):
@@ -188,10 +190,10 @@ def _text(file: Path, trusted: bool) -> str:
 def untrusted(path: Path | None = None) -> str:
     """Describe in a sentence why ``load`` would not trust a file or a drop-in; empty if it would."""
     file = path if path is not None else DEFAULT_FILE
-    for each in (file, *listed(file)):
+    for drop_in in (file, *listed(file)):
         try:
-            with each.open("rb") as stream:
-                if problem := _untrusted(each, stream.fileno()):
+            with drop_in.open("rb") as stream:
+                if problem := _untrusted(drop_in, stream.fileno()):
                     return problem
         except OSError:
             continue
@@ -199,7 +201,7 @@ def untrusted(path: Path | None = None) -> str:
 
 
 def _untrusted(file: Path, descriptor: int) -> str:
-    """Look at the directories on the way, and at what was opened at the end of it."""
+    """Check the directories of the path, and the file that was opened."""
     trust = Trust()
     return trust.path_problem(file, sticky=True) or trust.writer_problem(file, os.fstat(descriptor))
 
@@ -209,7 +211,7 @@ def parse(text: str, source: str) -> Config:
 
     Args:
         text: The content of a configuration file.
-        source: What to call it in messages.
+        source: Its name in messages.
 
     Raises:
         ConfigError: All that is wrong with it, one problem a line.
@@ -220,10 +222,10 @@ def parse(text: str, source: str) -> Config:
 
 
 def _whole(file: Path, texts: Mapping[Path, str]) -> tuple[yaml.Node | None, str]:
-    """Read a file and its drop-ins, each by itself first: what another one replaces must be valid, too.
+    """Read a file and its drop-ins, each by itself first: replaced settings must be valid, too.
 
     Returns:
-        All of it as one, and what to call it in messages.
+        The merged nodes, and their name in messages.
 
     Raises:
         ConfigError: Something is wrong with one of them.
@@ -280,7 +282,7 @@ def override(config: Config, values: Mapping[str, tuple[str, str | None]]) -> Co
     """Replace settings by words of the command line.
 
     Args:
-        config: What the file says.
+        config: The configuration by its files.
         values: Key (``log.level`` for one of a section) to the option's name and its text (None: leave).
 
     Raises:
@@ -305,34 +307,34 @@ def override(config: Config, values: Mapping[str, tuple[str, str | None]]) -> Co
 
 
 def _read_mapping(node: yaml.Node, defaults: T, prefix: str, problems: list[str]) -> T:
-    """Read a YAML mapping over the defaults of a section; what is wrong goes to ``problems``."""
+    """Read a YAML mapping over the defaults of a section; faults are added to ``problems``."""
     import yaml
 
     where = f"{_line(node)}: {prefix.rstrip('.')}" if prefix else _line(node)
     if not isinstance(node, yaml.MappingNode):
         problems.append(f"{where}: must be keys with values, not {clash(node)}")
         return defaults
-    known = {key: (item, setting) for item, key, setting in keys(defaults)}
+    known_keys = {key: (item, setting) for item, key, setting in keys(defaults)}
     header = {} if prefix else _HEADER
-    seen: dict[str, str] = {}
+    first_lines: dict[str, str] = {}
     changes: dict[str, Any] = {}
     for key_node, value in node.value:
         key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
         where = f"{_line(key_node)}: {prefix}{key}"
-        if key in seen:
-            problems.append(f"{where}: given twice, first on {seen[key]}")
+        if key in first_lines:
+            problems.append(f"{where}: given twice, first on {first_lines[key]}")
         elif key in header:
             if not isinstance(value, yaml.ScalarNode) or value.value != header[key]:
                 problems.append(f"{where}: must be {header[key]} (or be left out)")
-        elif key not in known:
-            problems.append(f"{where}: unknown key{_meant(key, [*known, *header], prefix)}")
+        elif key not in known_keys:
+            problems.append(f"{where}: unknown key{_meant(key, [*known_keys, *header], prefix)}")
         else:
-            field, setting = known[key]
+            field, setting = known_keys[key]
             if setting is None:
                 changes[field.name] = _read_mapping(value, getattr(defaults, field.name), f"{key}.", problems)
             else:
                 _read_value(value, setting, field.name, where, changes, problems)
-        seen.setdefault(key, _line(key_node))
+        first_lines.setdefault(key, _line(key_node))
     return replace(defaults, **changes)  # type: ignore[type-var]  # T is a dataclass, which no bound can say
 
 
@@ -364,7 +366,7 @@ def _place(name: str, line: int) -> str:
 
 
 def _meant(key: str, known: list[str], prefix: str) -> str:
-    """Suggest the key that was probably meant; also where it belongs into a section."""
+    """Suggest the key that was probably intended, also one that belongs to a section."""
     for item, section, setting in keys(Config):
         if setting is None and not prefix and key in {k for _, k, _ in keys(getattr(Config(), item.name))}:
             return f"; did you mean {section}.{key}?"

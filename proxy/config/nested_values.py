@@ -19,7 +19,7 @@ WORDS = frozenset({"str", "int", "float", "bool"})
 
 
 class SettingError(ValueError):
-    """What is wrong with a piece.
+    """A fault in a piece of a value.
 
     Attributes:
         line: Its line.
@@ -42,11 +42,11 @@ class YamlNode:
         self._path = path
 
     def fault(self, cause: object) -> SettingError:
-        """Return the error that says what is wrong here."""
+        """Return the error for a fault in this node."""
         return SettingError(self._node.start_mark.line + 1, self._path, str(cause))
 
     def text(self, wants: str, tags: Iterable[str] = WORDS) -> str:
-        """Return the text as it is written.
+        """Return the text as it is written in the file.
 
         Args:
             wants: What a good value is, in words.
@@ -68,13 +68,13 @@ class YamlNode:
         """
         if self._node.id != "mapping":
             raise self.fault(f"must be {wants}, not {clash(self._node)}")
-        seen = set()
+        names = set()
         for name, value in self._node.value:
             key = name.value if name.id == "scalar" else "?"
             tree = YamlNode(value, f"{self._path}.{key}")
-            if name.id != "scalar" or key in seen:
-                raise tree.fault("given twice" if key in seen else "a key must be a word")
-            seen.add(key)
+            if name.id != "scalar" or key in names:
+                raise tree.fault("given twice" if key in names else "a key must be a word")
+            names.add(key)
             yield key, tree
 
     def members(self, wants: str = "a list") -> Iterator[YamlNode]:
@@ -100,14 +100,14 @@ class YamlNode:
         """
         return self._plain(depth, [_PIECES])
 
-    def _plain(self, depth: int, left: list[int]) -> Any:
-        left[0] -= 1
-        if left[0] < 0 or not depth:
+    def _plain(self, depth: int, budget: list[int]) -> Any:
+        budget[0] -= 1
+        if budget[0] < 0 or not depth:
             raise self.fault("is nested too deep" if not depth else f"has more than {_PIECES} values in it")
         if self._node.id == "mapping":
-            return FrozenMapping({key: value._plain(depth - 1, left) for key, value in self.entries()})
+            return FrozenMapping({key: value._plain(depth - 1, budget) for key, value in self.entries()})
         if self._node.id == "sequence":
-            return tuple(value._plain(depth - 1, left) for value in self.members())
+            return tuple(value._plain(depth - 1, budget) for value in self.members())
         tag = self._node.tag.rpartition(":")[2]
         if tag == "null":
             raise self.fault("has no value")
@@ -125,7 +125,7 @@ def _scalar(tag: str, text: str) -> str | int | float | bool:
 
 
 def clash(node: Any) -> str:
-    """Return what is there instead of what was wanted."""
+    """Return the type of a node in words, for a message about a wrong type."""
     if node.id == "scalar":
         tag = node.tag.rpartition(":")[2]
         return f"{_CLASHES.get(tag, tag)} ({node.value[:40]!r})" if tag != "null" else "nothing"
@@ -133,7 +133,7 @@ def clash(node: Any) -> str:
 
 
 def meant(key: str, known: Iterable[str], prefix: str = "") -> str:
-    """Suggest the word that was probably meant; empty where none is near."""
+    """Suggest the word that was probably intended; empty where none is similar."""
     import difflib
 
     lower = {k.lower(): k for k in known}

@@ -1,4 +1,4 @@
-"""What can be configured: one frozen value, each field with its YAML key, its bounds and its explanation.
+"""The configuration: one frozen value, each field with its YAML key, its bounds and its explanation.
 
 The same table reads the file, checks the command line, and prints the
 defaults (``topoproxy check-config --defaults``), so the three cannot differ.
@@ -86,11 +86,11 @@ class Config:
 
     Attributes:
         reserved_memory: NUMA node to resource to bytes.
-        eviction_memory: Bytes of ``memory.available`` in ``evictionHard``; None where it does not say it.
+        eviction_memory: Bytes of ``memory.available`` in ``evictionHard``; None where it is not set.
         source: The file that it came from, for messages; not a setting and no part of equality.
         origin: How to read it again; None where it cannot be. Not a setting either.
-        own: The same without what the cluster has set; None where it has set nothing. Not a setting either.
-        cluster_fault: Why what the cluster wants to set is ignored; empty where it is not. No setting either.
+        own: The configuration without the settings of the cluster; None without such. Not a setting either.
+        cluster_fault: Why the settings of the cluster are ignored; empty where they are not. Not a setting.
     """
 
     mode: NodeMode = field(
@@ -362,7 +362,7 @@ class Config:
 
     @property
     def admin_path(self) -> Path:
-        """Where the admin socket is: as configured, or ``admin.sock`` next to the listening socket."""
+        """The path of the admin socket: as configured, or ``admin.sock`` next to the listening socket."""
         return self.admin_socket or self.listen.with_name("admin.sock")
 
     @property

@@ -16,7 +16,7 @@ class Setting:
     Attributes:
         key: Its name.
         kind: How its value is read.
-        doc: What it means.
+        doc: Its explanation.
         live: A reload changes it in the running daemon; otherwise it takes effect at the next start.
         restart_for: Values of a live key from which and to which only a restart changes it.
         rule: The field of ``proxy.engine.node.Node`` that takes its value as it is; empty for none.

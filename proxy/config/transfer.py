@@ -1,6 +1,6 @@
 """Converts a configuration to plain data and back, to pass it from one process to another.
 
-Texts are what the file would say, so the process that receives them reads each value by the same rules, and
+Texts are written as in the file, so the process that receives them reads each value by the same rules, and
 needs no YAML for it.
 """
 
@@ -66,8 +66,8 @@ def from_plain(values: Mapping[str, Any]) -> Config:
 
 
 def _read(values: Mapping[str, Any], part: T, prefix: str) -> T:
-    known = {key for _, key, _ in keys(part)}
-    if differing := known ^ values.keys():
+    known_keys = {key for _, key, _ in keys(part)}
+    if differing := known_keys ^ values.keys():
         raise ConfigError(f"{_CANNOT}: {prefix}{min(differing)} is not known to both")
     new: dict[str, Any] = {}
     for item, key, setting in keys(part):

@@ -2,7 +2,7 @@
 
 Four collections are followed: bound pods that have not ended, nodes, Numatopologies and
 NodeResourceTopologies. Each object is reduced to what decisions read when it arrives. A node is joined again
-when one of its objects changes; what is malformed makes the node unknown, with the reason.
+when one of its objects changes; a malformed object makes the node unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClusterView:
 
         Args:
             api: The API server.
-            table: What is kept current.
+            table: The table to keep current.
             telemetry: The log.
         """
         self._table = table
@@ -74,13 +74,13 @@ class ClusterView:
     @property
     def age(self) -> float | None:
         """Seconds since the oldest copy was known to be current; None before all were listed."""
-        ages = [each.age for each in self._watchers() if each.present or each is self.pods]
+        ages = [watcher.age for watcher in self._watchers() if watcher.present or watcher is self.pods]
         return None if not self.listed or None in ages else max(age for age in ages if age is not None)
 
     @property
     def listed(self) -> bool:
         """Whether everything has been listed."""
-        return all(each.listed.is_set() for each in self._watchers())
+        return all(watcher.listed.is_set() for watcher in self._watchers())
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
@@ -111,7 +111,7 @@ class ClusterView:
             group = await self._api.get("/apis/topology.node.k8s.io")
         except TopoproxyError:
             return
-        versions = [each.get("version") for each in group.get("versions") or ()]
+        versions = [entry.get("version") for entry in group.get("versions") or ()]
         if versions and "v1alpha2" not in versions:
             self.topologies = self._objects(topology_path(str(versions[0])), read_resource_topology)
 
@@ -152,9 +152,9 @@ class ClusterView:
         if meta is None:
             return
         numa, zones = self.numatopologies.values.get(("", name)), self.topologies.values.get(("", name))
-        for each in (numa, zones):
-            if isinstance(each, Unreadable):
-                self._table.put_unknown(name, each.reason)
+        for facts in (numa, zones):
+            if isinstance(facts, Unreadable):
+                self._table.put_unknown(name, facts.reason)
                 return
         assert not isinstance(numa, Unreadable)
         assert not isinstance(zones, Unreadable)
@@ -182,11 +182,11 @@ def _bound_pod(raw: JsonObject) -> BoundPod | None:
 
 
 def _node(raw: JsonObject) -> NodeMeta:
-    found = node_meta_of(raw)
+    meta = node_meta_of(raw)
     return replace(
-        found,
-        labels={key: value for key, value in found.labels.items() if key.startswith(PREFIXES)},
-        annotations={key: value for key, value in found.annotations.items() if key.startswith(PREFIXES)},
+        meta,
+        labels={key: value for key, value in meta.labels.items() if key.startswith(PREFIXES)},
+        annotations={key: value for key, value in meta.annotations.items() if key.startswith(PREFIXES)},
         capacity={},
-        allocatable={key: value for key, value in found.allocatable.items() if key in ("cpu", "memory")},
+        allocatable={key: value for key, value in meta.allocatable.items() if key in ("cpu", "memory")},
     )

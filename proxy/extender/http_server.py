@@ -38,14 +38,14 @@ class HttpAnswer(Struct, frozen=True):
 
 
 Handler = Callable[[str, str, bytes, bool], Awaitable[HttpAnswer]]
-"""Is called with the method, the path with its query, the body, and whether the client is trusted."""
+"""A function of the method, the path with its query, the body, and whether the client is trusted."""
 
 
 class HttpServer:
     """Serves one handler.
 
     Attributes:
-        port: Where it listens.
+        port: The port on which it listens.
     """
 
     def __init__(self, handler: Handler, telemetry: Telemetry) -> None:
@@ -71,7 +71,7 @@ class HttpServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self, seconds: float) -> None:
-        """Stop listening, let requests in flight end, and close what is left after some seconds."""
+        """Stop listening, let requests in flight end, and close other connections after some seconds."""
         if self._server is None:
             return
         self._server.close()
@@ -162,7 +162,7 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
     """Return the TLS settings of the server; a certificate of a client must be of the authority.
 
     Raises:
-        InputError: A file cannot be read, or does not hold what it should.
+        InputError: A file cannot be read, or has invalid content.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

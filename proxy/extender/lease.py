@@ -82,21 +82,21 @@ class Lease:
     async def release(self) -> None:
         """Release the lease, so that another replica does not have to wait."""
         if self._until:
-            given = {"holderIdentity": "", "leaseDurationSeconds": 1}
+            spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
             with contextlib.suppress(TopoproxyError, TimeoutError):
                 async with asyncio.timeout(RETRY_S):
-                    await self._write(self._version, given)
+                    await self._write(self._version, spec)
             self._until = 0.0
 
     async def _try(self) -> bool:
         path = f"{self._collection}/{self._name}"
         try:
-            found = await self._api.get(path)
+            lease = await self._api.get(path)
         except ApiServerError as error:
             if error.status != 404:
                 raise
             return await self._create()
-        spec, version = found.get("spec") or {}, str(found["metadata"]["resourceVersion"])
+        spec, version = lease.get("spec") or {}, str(lease["metadata"]["resourceVersion"])
         if version != self._observed[0]:
             self._observed = version, time.monotonic()
         lasts = spec.get("leaseDurationSeconds") or DURATION_S
@@ -120,7 +120,7 @@ class Lease:
         return True
 
     async def _write(self, version: str, spec: JsonObject) -> bool:
-        """Write the lease as it was seen; returns False where another replica was faster."""
+        """Write the lease unless it has changed; return False where another replica was faster."""
         began = time.monotonic()
         value = {"metadata": {"resourceVersion": version}, "spec": spec}
         try:

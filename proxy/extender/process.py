@@ -30,7 +30,7 @@ LOST = 75
 
 @dataclass(frozen=True, slots=True)
 class ExtenderOptions:
-    """What the command line sets.
+    """The options of the command line.
 
     Attributes:
         host, port: Where to listen.
@@ -82,7 +82,7 @@ async def _run(options: ExtenderOptions) -> int:
 async def _lead(
     lease: Lease, view: ClusterView, service: ExtenderService, server: HttpServer, telemetry: Telemetry
 ) -> int:
-    """Wait for the lease, and decide for as long as it is held; returns the exit code."""
+    """Wait for the lease, and answer requests for as long as it is held; return the exit code."""
     loop, end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
@@ -102,7 +102,7 @@ async def _lead(
 async def _while_held(lease: Lease, view: ClusterView, telemetry: Telemetry) -> None:
     await lease.acquire()
     telemetry.event("holding the lease")
-    # What other replicas bound is read after the lease was taken: lists are consistent reads.
+    # Binds of other replicas are read after the lease was taken: lists are consistent reads.
     following = asyncio.ensure_future(run_with_restarts(view.run, telemetry.fault))
     try:
         await lease.keep()

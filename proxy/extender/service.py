@@ -9,7 +9,7 @@ kube-scheduler sends the pod and the names of the nodes that its own plugins hav
   so there is no moment in which the pod is bound and the annotation is missing.
 - *preempt* names victims that make room on one NUMA node.
 
-What cannot be decided is answered with an error, and kube-scheduler tries the pod again.
+A request that cannot be decided is answered with an error, and kube-scheduler tries the pod again.
 Where the answer to a bind is lost, the pod stays assumed until its state is known: the watch
 shows it as bound, or it is read as not bound once the request can have no effect any more.
 """
@@ -45,7 +45,7 @@ from proxy.telemetry.port import Telemetry
 from proxy.telemetry.registry import Metric, Registry
 
 BIND_S = 5
-"""Less than the margin of the lease; the API server, too, gives a bind up after so many seconds."""
+"""Seconds for a bind: less than the margin of the lease; the API server gives up after the same time."""
 SETTLED_S = 3 * BIND_S
 """Seconds after which a bind without an answer has taken effect or never will: the API server has it for up
 to BIND_S, and etcd for up to 7 seconds more (etcd v3.6 server/config/config.go, ReqTimeout)."""
@@ -145,21 +145,21 @@ class ExtenderService:
 
     async def _filter(self, args: ExtenderArgs) -> HttpAnswer:
         demand = self._demand(args)
-        found = self._table.filter(demand, _names(args))
-        if found.fits:
+        result = self._table.filter(demand, _names(args))
+        if result.fits:
             self._waiting.pop(demand.key, None)
         else:
             self._waiting[demand.key] = demand
             _bounded(self._waiting, MOST_WAITING)
         failed: dict[str, dict[str, str]] = {"FailedNodes": {}, "FailedAndUnresolvableNodes": {}}
-        for name, cause in found.failed.items():
+        for name, cause in result.failed.items():
             reason = cause.partition(":")[0]
             kind = "FailedAndUnresolvableNodes" if reason in UNRESOLVABLE else "FailedNodes"
             failed[kind][name] = reason
-        if not found.fits and (cause := self._undecided(_names(args), failed["FailedNodes"])):
+        if not result.fits and (cause := self._undecided(_names(args), failed["FailedNodes"])):
             # No event follows when that ends; after an error kube-scheduler asks again by itself.
             return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {cause}"})
-        return HttpAnswer({"NodeNames": found.fits, **failed, "Error": ""})
+        return HttpAnswer({"NodeNames": result.fits, **failed, "Error": ""})
 
     async def _prioritize(self, args: ExtenderArgs) -> HttpAnswer:
         names = _names(args)
@@ -204,11 +204,11 @@ class ExtenderService:
             )
         answer = {}
         for name, victims in proposed.items():
-            uids = [str(each.get("UID")) for each in (victims or {}).get("Pods") or ()]
-            chosen = self._victims(name, demand, uids)
-            if chosen is not None:
+            uids = [str(victim.get("UID")) for victim in (victims or {}).get("Pods") or ()]
+            chosen_uids = self._victims(name, demand, uids)
+            if chosen_uids is not None:
                 violations = (victims or {}).get("NumPDBViolations") or 0
-                pods = [{"UID": uid} for uid in chosen]
+                pods = [{"UID": uid} for uid in chosen_uids]
                 answer[name] = {"Pods": pods, "NumPDBViolations": violations}
         return HttpAnswer({"NodeNameToMetaVictims": answer})
 
@@ -234,7 +234,7 @@ class ExtenderService:
             raise CannotDecideError("cannot decide: another replica holds the lease, or it cannot be renewed")
 
     def _undecided(self, names: list[str], failed: Mapping[str, str]) -> str:
-        """Return why a pod that fits nowhere may fit in a moment; empty where it may not."""
+        """Return why a pod that fits nowhere may fit soon; empty where it may not."""
         if REORDERED in failed.values():
             return "whether it fits depends on pods that are bound and that their nodes do not show yet"
         possible = [name for name in names if name in failed]
@@ -261,16 +261,16 @@ class ExtenderService:
         """Read a pod that was filtered before this replica began."""
         try:
             async with asyncio.timeout(BIND_S):
-                found = read_demand(await self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))
+                demand = read_demand(await self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))
         except (TopoproxyError, TimeoutError) as error:
             raise InputError(f"cannot read the pod {namespace}/{name}: {error or 'no answer'}") from error
-        if found.key != uid:
+        if demand.key != uid:
             raise InputError(f"cannot bind {namespace}/{name}: it was replaced by a pod of that name")
         self._check()
-        return found
+        return demand
 
     async def _create_binding(self, demand: PodDemand, node: str, annotations: Mapping[str, str]) -> str:
-        """Create the Binding; returns why that failed, empty where it did not."""
+        """Create the Binding; return why that failed, empty where it succeeded."""
         namespace, name = demand.spec.namespace, demand.spec.name
         metadata = {"name": name, "namespace": namespace, "uid": demand.key, "annotations": dict(annotations)}
         value = {
@@ -316,13 +316,13 @@ class ExtenderService:
         while loop.time() < end and self._table.assumed_pod(demand.key) is assumed:
             try:
                 async with asyncio.timeout(BIND_S):
-                    found = await self._api.get(path)
+                    pod = await self._api.get(path)
             except (TopoproxyError, TimeoutError) as error:
                 if not (isinstance(error, ApiServerError) and error.status == 404):
                     await asyncio.sleep(SETTLE_RETRY_S)
                     continue
-                found = {}
-            metadata, spec = found.get("metadata") or {}, found.get("spec") or {}
+                pod = {}
+            metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
             is_bound = metadata.get("uid") == demand.key and spec.get("nodeName")
             if not is_bound and self._table.assumed_pod(demand.key) is assumed:
                 self._table.release(demand.key, loop.time())
@@ -334,7 +334,7 @@ class ExtenderService:
             return tuple(proposed)
         if node is None:
             return None
-        pending = {each.pod for each in self._table.pending(name)}
+        pending = {assumed.pod for assumed in self._table.pending(name)}
         return choose_victims(node, demand, self._table.pods(name), proposed, pending)
 
     # -- pages --------------------------------------------------------------------------------------------
@@ -357,13 +357,16 @@ class ExtenderService:
     def _metrics(self) -> str:
         table = self._table
         names = list(table.names())
-        known = sum(table.node(name) is not None for name in names)
+        known_nodes = sum(table.node(name) is not None for name in names)
         pending = sum(len(table.pending(name)) for name in names)
         age = self._view.age
         read: dict[Metric, list[tuple[dict[str, object], float]]] = {
             metrics.EXTENDER_LEADER: [({}, float(self._lease.held))],
             metrics.EXTENDER_VIEW_AGE_SECONDS: [({}, age)] if age is not None else [],
-            metrics.EXTENDER_NODES: [({"state": "known"}, known), ({"state": "unknown"}, len(names) - known)],
+            metrics.EXTENDER_NODES: [
+                ({"state": "known"}, known_nodes),
+                ({"state": "unknown"}, len(names) - known_nodes),
+            ],
             metrics.EXTENDER_PENDING_PODS: [({}, pending)],
             metrics.EXTENDER_JUDGED: [({}, table.judged)],
         }
@@ -372,12 +375,12 @@ class ExtenderService:
 
     def _advice(self, ref: str) -> HttpAnswer:
         names = [name for name in self._table.names() if self._table.node(name) is not None]
-        waiting = [each for each in self._waiting.values() if not ref or each.ref == ref][:10]
-        moves = [move for each in waiting for move in find_moves(self._table, each, names)]
+        waiting = [demand for demand in self._waiting.values() if not ref or demand.ref == ref][:10]
+        moves = [move for demand in waiting for move in find_moves(self._table, demand, names)]
         found = [
             {"pod": move.pod, "node": move.node, "move": move.moved, "to": move.target} for move in moves
         ]
-        return HttpAnswer({"waiting": [each.ref for each in self._waiting.values()], "moves": found})
+        return HttpAnswer({"waiting": [demand.ref for demand in self._waiting.values()], "moves": found})
 
 
 def _decoded(body: bytes) -> ExtenderArgs:
@@ -412,6 +415,6 @@ def _text(args: ExtenderArgs, name: str) -> str:
     return value
 
 
-def _bounded(kept: OrderedDict[Any, PodDemand], most: int) -> None:
-    while len(kept) > most:
-        kept.popitem(last=False)
+def _bounded(cache: OrderedDict[Any, PodDemand], most: int) -> None:
+    while len(cache) > most:
+        cache.popitem(last=False)

@@ -1,1 +1,1 @@
-"""What the daemon reports: decisions as sentences and as data, metrics, and the node's description."""
+"""Reports of the daemon: decisions as sentences and as data, metrics, and the node's description."""

@@ -1,4 +1,4 @@
-"""Explains a refused request: what prevented it, and what would have let it in."""
+"""Explains a rejected request: what prevented it, and what would have made it fit."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ _ANYWHERE = (
     "RefusedByHook",
     *(rule.reason for rule in (AdmissionRule.NAMESPACE, AdmissionRule.REQUEST, AdmissionRule.WHOLE_CPUS)),
 )
-"""Reasons that lie in what the pod says of itself, or in what all nodes have: every node refuses it."""
+"""Reasons that lie in the pod's own fields, or in every node: all nodes reject it."""
 
 
 def against(record: Explanation) -> tuple[str, ...]:
-    """Return what prevented a preferred result; empty where nothing did, or where it is not known.
+    """Return the causes that prevented a preferred result; empty where there are none, or none is known.
 
     The causes in the record come first; without any they are derived from the providers' answers.
     """
@@ -84,22 +84,22 @@ def against(record: Explanation) -> tuple[str, ...]:
     short = [s for s in record.answers if s.nothing != "no preference" and not _could(s, single=single)]
     if short:
         cannot = [name(s) for s in short if _cannot(s)]
-        rest = [name(s) for s in short if not _cannot(s)]
-        wanted = "a single NUMA node" if single else "as few NUMA nodes as its amount should need"
+        others = [name(s) for s in short if not _cannot(s)]
+        requirement = "a single NUMA node" if single else "as few NUMA nodes as its amount should need"
         return sentences(
             [
                 f"No NUMA nodes have what it asks of {both(cannot)}" if cannot else "",
-                f"What it requests of {both(rest)} is not available on {wanted}" if rest else "",
+                f"What it requests of {both(others)} is not available on {requirement}" if others else "",
             ]
         )
-    apart = [f"{name(s)} on {_places(s)}" for s in record.answers if _places(s)]
-    if len(apart) < 2:
+    places = [f"{name(s)} on {_places(s)}" for s in record.answers if _places(s)]
+    if len(places) < 2:
         return ()
-    return (sentence(f"Each resource has nodes that it prefers, but not the same: {few(apart, gap='; ')}"),)
+    return (sentence(f"Each resource has nodes that it prefers, but not the same: {few(places, gap='; ')}"),)
 
 
 def help_for(record: Explanation) -> tuple[str, ...]:
-    """Return what would have let a refused request in."""
+    """Return sentences about what would have made a rejected request fit."""
     least = _smallest(record.shortfalls)
     exact = _fitting(least, aligned=record.verdict.reason == TOPOLOGY_AFFINITY)
     reason = record.verdict.reason
@@ -157,41 +157,41 @@ def _smallest(shortfalls: tuple[Shortfall, ...]) -> list[Shortfall]:
     return min(grouped.values(), key=gap, default=[])
 
 
-def _fitting(missing: list[Shortfall], *, aligned: bool) -> str:
+def _fitting(shortfalls: list[Shortfall], *, aligned: bool) -> str:
     """Return what would have to be free.
 
     Where resources must be aligned (``aligned``), more CPUs anywhere on the machine may not be enough.
     """
-    if not missing:
+    if not shortfalls:
         return ""
-    first = missing[0]
+    first = shortfalls[0]
     if first.named:
         return f"It would fit if {cpus(first.named)} were free"
     if first.most is not None and first.wanted > first.most:
         where = "this machine has no" if first.nodes is None else "no NUMA node has"
         return f"Ask for at most {counted(first.most, 'CPU')}: {where} more that can be owned"
     holder = "the machine" if first.nodes is None else nodes(first.nodes)
-    known = "; ".join(
+    gaps = "; ".join(
         f"of {_amount(shortfall, shortfall.wanted)} requested, {_amount(shortfall, shortfall.free)} were free"
         f"{f', and {shortfall.kept} must stay in the shared pool' if shortfall.kept else ''}"
-        for shortfall in missing
+        for shortfall in shortfalls
     )
-    more = both([_more(shortfall) for shortfall in missing])
+    more = both([_more(shortfall) for shortfall in shortfalls])
     if aligned and first.most is not None:
-        return f"It needs at least {more} ({known})"
-    return f"It would fit if {holder} had {more} ({known})"
+        return f"It needs at least {more} ({gaps})"
+    return f"It would fit if {holder} had {more} ({gaps})"
 
 
-def _holding(missing: list[Shortfall]) -> str:
+def _holding(shortfalls: list[Shortfall]) -> str:
     """Name the containers that have the CPUs."""
-    shortfall = next((shortfall for shortfall in missing if shortfall.holders), None)
+    shortfall = next((shortfall for shortfall in shortfalls if shortfall.holders), None)
     if shortfall is None or (shortfall.most is not None and shortfall.wanted > shortfall.most):
         return ""
     named = [f"{clean(holder.ref)} ({cpus(holder.cpus)})" for holder in shortfall.holders]
     where = "" if shortfall.nodes is None else f" of {nodes(shortfall.nodes)}"
-    rest = [f"{shortfall.more_holders} more"] if shortfall.more_holders else []
-    what = "They" if shortfall.named else f"CPUs{where}"
-    return f"{what} are owned by {both([*named, *rest])}"
+    more = [f"{shortfall.more_holders} more"] if shortfall.more_holders else []
+    subject = "They" if shortfall.named else f"CPUs{where}"
+    return f"{subject} are owned by {both([*named, *more])}"
 
 
 def _amount(shortfall: Shortfall, number: int) -> str:

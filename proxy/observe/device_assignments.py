@@ -28,7 +28,7 @@ class KubeletDevices:
         is_queried: Whether kubelet is queried at all.
         problem: Why there is no answer; empty where there is one.
         pods: kubelet's list of pods; None where there is no answer.
-        allocatable: What kubelet can assign; None where there is no answer.
+        allocatable: The devices that kubelet can assign; None where there is no answer.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ def assignments_page(
     """Return the page.
 
     Args:
-        kubelet: What kubelet answers.
+        kubelet: The answers of kubelet.
         state: The node; None where nothing is decided.
         history: Decisions about containers with devices, oldest first.
         refused: Resources that topoproxy does not manage, as another manager has them, with the reasons.
@@ -81,12 +81,12 @@ def _containers(pods: pb.ListPodResourcesResponse) -> Iterator[tuple[str, pb.Con
 
 def _devices(groups: Iterable[pb.ContainerDevices]) -> Iterator[dict[str, object]]:
     """Yield each device once: kubelet lists one that is near to several NUMA nodes several times."""
-    found: dict[tuple[str, str], set[int]] = {}
+    nodes_of: dict[tuple[str, str], set[int]] = {}
     for group in groups:
         nodes = {node.ID for node in group.topology.nodes if node.ID >= 0}
         for device in group.device_ids:
-            found.setdefault((group.resource_name, device), set()).update(nodes)
-    for (resource, device), nodes in found.items():
+            nodes_of.setdefault((group.resource_name, device), set()).update(nodes)
+    for (resource, device), nodes in nodes_of.items():
         yield {"resource": resource, "id": device, "numa": sorted(nodes) or None}
 
 
@@ -120,20 +120,20 @@ def _managed(state: NodeState) -> Iterator[dict[str, object]]:
                 for device in ids:
                     holders.setdefault((resource, device), []).append(f"{refs.get(uid, uid)}/{name}")
     registered = state.devices.registered
-    known = {(resource, device) for resource, devices in registered.items() for device in devices}
-    for resource, device in sorted(known | holders.keys()):
-        found = registered.get(resource, {}).get(device)
+    managed = {(resource, device) for resource, devices in registered.items() for device in devices}
+    for resource, device in sorted(managed | holders.keys()):
+        known_device = registered.get(resource, {}).get(device)
         yield {
             "resource": resource,
             "id": device,
-            "numa": list(found.nodes) if found is not None and found.nodes else None,
-            "healthy": found is not None and found.healthy,
+            "numa": list(known_device.nodes) if known_device is not None and known_device.nodes else None,
+            "healthy": known_device is not None and known_device.healthy,
             "containers": sorted(holders.get((resource, device), ())),
         }
 
 
 def _requested(state: NodeState) -> Iterator[dict[str, object]]:
-    for container in sorted(state.containers.values(), key=lambda each: (each.ref, each.id)):
+    for container in sorted(state.containers.values(), key=lambda item: (item.ref, item.id)):
         if container.phase is not Phase.EXITED:
             for device in container.request.devices:
                 nodes = None if device.nodes is None else list(device.nodes)

@@ -46,7 +46,7 @@ class DeviceCount(Struct, frozen=True):
     available: int
 
     def data(self) -> dict[str, object]:
-        """Return it as data, quantities as texts as in the API of Kubernetes."""
+        """Return the counts as data, with quantities as texts, as in the API of Kubernetes."""
         return {
             "capacity": str(self.capacity),
             "allocatable": str(self.allocatable),
@@ -64,13 +64,15 @@ def device_counts(devices: DeviceState, numa: int | None = None) -> dict[str, De
     Returns:
         Resources in ascending order; for a NUMA node, those that have devices there.
     """
-    found: dict[str, DeviceCount] = {}
+    counts: dict[str, DeviceCount] = {}
     for resource, registered in sorted(devices.registered.items()):
-        near = {i for i, each in registered.items() if numa is None or (each.nodes and numa in each.nodes)}
+        near = {
+            i for i, device in registered.items() if numa is None or (device.nodes and numa in device.nodes)
+        }
         if near or numa is None:
             healthy, free = devices.healthy(resource), devices.available(resource)
-            found[resource] = DeviceCount(len(near), len(near & healthy), len(near & free))
-    return found
+            counts[resource] = DeviceCount(len(near), len(near & healthy), len(near & free))
+    return counts
 
 
 def zone_resources(devices: DeviceState, numa: int) -> list[dict[str, object]]:
@@ -79,9 +81,9 @@ def zone_resources(devices: DeviceState, numa: int) -> list[dict[str, object]]:
 
 
 def capacity_page(state: NodeState) -> dict[str, object]:
-    """Return what a publisher is to write; nothing while the plan is not applied on the node."""
+    """Return the counts that a publisher writes; empty while the plan is not applied on the node."""
     devices = state.devices if applies_to(state, None) else DeviceState()
-    zones = {each.id: zone_resources(devices, each.id) for each in state.node.machine.nodes}
+    zones = {node.id: zone_resources(devices, node.id) for node in state.node.machine.nodes}
     return {
         "schema": DEVICE_CAPACITY,
         "resources": [{"name": name, **count.data()} for name, count in device_counts(devices).items()],
@@ -103,14 +105,14 @@ def node_status_patch(
         healthy: Resources that topoproxy assigns, with the number of healthy devices.
         capacity: ``status.capacity`` of the Node as it is.
         allocatable: ``status.allocatable`` of the Node as it is.
-        advertised: Resources that topoproxy has advertised before: what is not in ``healthy`` becomes 0.
+        advertised: Resources that topoproxy has advertised before; those not in ``healthy`` become 0.
     """
-    wanted = {**dict.fromkeys(sorted(advertised), 0), **healthy}
+    target = {**dict.fromkeys(sorted(advertised), 0), **healthy}
     return [
-        {"op": "add", "path": f"/status/{part}/{_escaped(resource)}", "value": str(wanted[resource])}
-        for resource in sorted(wanted)
-        for part, now in (("capacity", capacity), ("allocatable", allocatable))
-        if not _equals(now.get(resource), wanted[resource])
+        {"op": "add", "path": f"/status/{part}/{_escaped(resource)}", "value": str(target[resource])}
+        for resource in sorted(target)
+        for part, current in (("capacity", capacity), ("allocatable", allocatable))
+        if not _equals(current.get(resource), target[resource])
     ]
 
 
@@ -123,8 +125,8 @@ def _equals(amount: str | None, count: int) -> bool:
 
 
 def healthy_devices(resources: Iterable[Mapping[str, str]]) -> dict[str, int]:
-    """Return what ``node_status_patch`` takes, from ``resources`` of a page of ``capacity_page``."""
-    return {each["name"]: int(each["allocatable"]) for each in resources}
+    """Return the argument ``healthy`` of ``node_status_patch``, from ``resources`` of ``capacity_page``."""
+    return {resource["name"]: int(resource["allocatable"]) for resource in resources}
 
 
 def _escaped(key: str) -> str:

@@ -57,16 +57,16 @@ class DeviceEntry:
             "kind": next((f.kind for f in self.functions if f.kind), None),
             "pci": [
                 {
-                    "address": each.address,
-                    "class": each.code or None,
-                    "vendor": each.vendor or None,
-                    "product": each.product or None,
-                    "driver": each.driver or None,
-                    "physicalFunction": each.physical or None,
+                    "address": function.address,
+                    "class": function.code or None,
+                    "vendor": function.vendor or None,
+                    "product": function.product or None,
+                    "driver": function.driver or None,
+                    "physicalFunction": function.physical or None,
                 }
-                for each in self.functions
+                for function in self.functions
             ],
-            "interfaces": [name for each in self.functions for name in each.interfaces],
+            "interfaces": [name for function in self.functions for name in function.interfaces],
             "resources": self.resources,
             "cdi": self.cdi,
             "numa": None if self.nodes is None else list(self.nodes),
@@ -114,32 +114,32 @@ class DeviceList:
 
     def add_daemon(self, page: Mapping[str, object]) -> None:
         """Add what the daemon answered (``proxy.observe.device_assignments``)."""
-        for each in _parts(page, "allocatable"):
-            entry = self._plugged(each)
+        for part in _parts(page, "allocatable"):
+            entry = self._plugged(part)
             entry.health, entry.containers_known = HEALTHY, True
-        for each in _parts(page, "assigned"):
-            entry = self._plugged(each)
-            entry.containers.add(str(each.get("container")))
+        for part in _parts(page, "assigned"):
+            entry = self._plugged(part)
+            entry.containers.add(str(part.get("container")))
             entry.health, entry.containers_known = entry.health or NOT_ALLOCATABLE, True
-        for each in _parts(page, "managed"):
-            entry = self._plugged(each, TOPOPROXY, "topoproxy's device plug-ins")
-            entry.containers.update(str(name) for name in as_list(each.get("containers")))
-            entry.health, entry.containers_known = HEALTHY if each.get("healthy") is True else UNHEALTHY, True
-        for each in _parts(page, "refused"):
-            self._refused.append({key: str(each.get(key) or "") for key in ("resource", "reason")})
-        for each in _parts(page, "claims"):
-            self._add_claim(each)
-        for each in _parts(page, "requested"):
-            name = str(each.get("device"))
-            plug = {"resource": each.get("resource"), "id": name, "numa": each.get("numa")}
+        for part in _parts(page, "managed"):
+            entry = self._plugged(part, TOPOPROXY, "topoproxy's device plug-ins")
+            entry.containers.update(str(name) for name in as_list(part.get("containers")))
+            entry.health, entry.containers_known = HEALTHY if part.get("healthy") is True else UNHEALTHY, True
+        for part in _parts(page, "refused"):
+            self._refused.append({key: str(part.get(key) or "") for key in ("resource", "reason")})
+        for part in _parts(page, "claims"):
+            self._add_claim(part)
+        for part in _parts(page, "requested"):
+            name = str(part.get("device"))
+            plug = {"resource": part.get("resource"), "id": name, "numa": part.get("numa")}
             entry = self._plugged(plug) if plug["resource"] else self._by_name(name)
-            entry.containers.add(str(each.get("container")))
-            entry.place(_mask(each.get("numa")), str(each.get("source")))
+            entry.containers.add(str(part.get("container")))
+            entry.place(_mask(part.get("numa")), str(part.get("source")))
             entry.is_referred_to = True
-        for each in _parts(page, "history"):
-            name = str(each.get("device"))
+        for part in _parts(page, "history"):
+            name = str(part.get("device"))
             entry = self._plugs.get(name) or self._by_name(name)
-            entry.history.append({key: each.get(key) for key in ("time", "container", "exists")})
+            entry.history.append({key: part.get(key) for key in ("time", "container", "exists")})
             entry.is_referred_to = True
 
     def as_json(self, *, all_functions: bool, daemon: str, kubelet: Mapping[str, object]) -> Entry:
@@ -213,7 +213,7 @@ class DeviceList:
 
 def _parts(page: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
     """Return the objects of a list; an answer of another version may hold something else."""
-    return [part for each in as_list(page.get(key)) if (part := as_map(each))]
+    return [part for item in as_list(page.get(key)) if (part := as_map(item))]
 
 
 def _is_device(entry: DeviceEntry) -> bool:

@@ -57,12 +57,12 @@ def history_page(
             raise InputError(f"cannot explain: {name!r} is no parameter (query, limit)")
     most = _limit(params.get("limit", ""))
     query = params.get("query", "")
-    found = history.find(query)
-    pods = [] if found else history.pods()
+    records = history.find(query)
+    pods = [] if records else history.pods()
     return {
         "schema": schema_ids.EXPLAIN,
         "query": query,
-        "records": [_with(record, now) for record in found[-most:]],
+        "records": [_with(record, now) for record in records[-most:]],
         "pods": [_pod_data(line) for line in pods[-most:]],
         "remembered": history.size,
     }
@@ -168,7 +168,7 @@ def _plain(value: object) -> object:
     if isinstance(value, CpuSet):
         return str(value)
     if isinstance(value, Mask | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if not isinstance(value, Struct):
         return value
     names = value.__struct_fields__
@@ -184,15 +184,15 @@ def _read(kind: type[T], data: object, where: str) -> T:
     """Read a structure from a mapping, field by field."""
     if not isinstance(data, Mapping):
         raise InputError(f"cannot read {where}: it is {_kind(data)}, not a mapping")
-    found: dict[str, object] = {}
-    for each in _fields(kind):
-        names = _NAMES.get(each.name, (each.name,))
+    values: dict[str, object] = {}
+    for member in _fields(kind):
+        names = _NAMES.get(member.name, (member.name,))
         name = next((name for name in names if name in data), None)
         if name is not None:
-            found[each.name] = _value(each.type, data[name], where, name)
-        elif each.required:
-            found[each.name] = _value(each.type, _EMPTY.get(each.type), where, each.name)
-    return kind(**found)
+            values[member.name] = _value(member.type, data[name], where, name)
+        elif member.required:
+            values[member.name] = _value(member.type, _EMPTY.get(member.type), where, member.name)
+    return kind(**values)
 
 
 def _value(kind: Any, value: object, where: str, name: str) -> object:
@@ -230,11 +230,11 @@ def _list(kind: Any, value: object, where: str, name: str) -> tuple[object, ...]
         raise _wrong(where, name, value, "a list of texts" if texts else "a list")
     if texts:
         return tuple(value)
-    return tuple(_read(kind, each, f"{where}.{name}[{i}]") for i, each in enumerate(value))
+    return tuple(_read(kind, item, f"{where}.{name}[{i}]") for i, item in enumerate(value))
 
 
-def _wrong(where: str, name: str, value: object, wanted: str) -> InputError:
-    return InputError(f"cannot read {where}: {name} is {_kind(value)}, not {wanted}")
+def _wrong(where: str, name: str, value: object, expected: str) -> InputError:
+    return InputError(f"cannot read {where}: {name} is {_kind(value)}, not {expected}")
 
 
 def _is_number(value: object) -> TypeGuard[int]:

@@ -1,7 +1,7 @@
 """Reads JSON in which any part may be missing or of another type, and formats it in columns.
 
-Pages are written by commands from what a daemon answered, which may be of an older or a newer version; and
-much of it was written by pods and by others' files.
+Commands write pages from the answer of a daemon, which may be of an older or a newer version; and many texts
+in it come from pods and from files of other programs.
 """
 
 from __future__ import annotations

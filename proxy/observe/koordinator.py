@@ -1,9 +1,10 @@
 """Builds the node's NodeResourceTopology object for schedulers, as Koordinator's agent keeps it.
 
 Theory (Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). The object is
-named like the node, and has annotations for what the type has no fields for: where each CPU is, what the
-shared pools are, which CPUs kubelet gave away, what is kept back. Keys and JSON are those that Koordinator's
-scheduler reads. Here it is made as data; the publisher compares key by key and writes what changed.
+named like the node, and has annotations for facts for which the type has no fields: the location of each CPU,
+the shared pools, the CPUs that kubelet assigned, the reserved CPUs. Keys and JSON are those that
+Koordinator's scheduler reads. Here the object is made as data; the publisher compares it key by key and
+writes the changes.
 
 A scheduler counts only CPUs of ``pod-cpu-allocs`` that are marked as kubelet's, besides those of annotations
 that it wrote itself. CPUs that were chosen on the node are in no annotation of a pod; so they are listed
@@ -80,7 +81,7 @@ class Zone(Struct, frozen=True):
     allocatable: Amounts
 
     def data(self) -> dict[str, object]:
-        """Return it as the object has it."""
+        """Return the zone in the form of the object."""
         return {
             "name": f"node-{self.node}",
             "type": "Node",
@@ -93,7 +94,7 @@ class Zone(Struct, frozen=True):
 
 
 def _shown(name: str, milli: int) -> str:
-    # Bytes are whole: what a share leaves of one is lost.
+    # Bytes are whole numbers: fractions are dropped.
     return show_quantity(milli, milli=True) if name == CPU else show_quantity(milli // 1000)
 
 
@@ -102,29 +103,29 @@ def zones_of(machine: Machine, locations: Iterable[CpuLocation]) -> tuple[Zone, 
     cpus: dict[int, int] = {}
     for location in locations:
         cpus[location.node] = cpus.get(location.node, 0) + 1
-    found = []
+    all_zones = []
     for node in machine.nodes:
         capacity = {CPU: 1000 * cpus.get(node.id, 0), **_memory(node)}
-        found.append(Zone(node.id, capacity, capacity))
-    return tuple(found)
+        all_zones.append(Zone(node.id, capacity, capacity))
+    return tuple(all_zones)
 
 
 def _memory(node: NumaNode) -> dict[str, int]:
     """Return the memory of a node; huge pages are not memory."""
     pages = {size: pages.nr * size << 10 for size, pages in (node.hugepages or {}).items()}
-    known = {size: pages.get(size, 0) for size in {*_ALWAYS_KB, *(size for size in pages if pages[size])}}
-    huge = {f"{HUGE_PAGES}{show_quantity(size << 10)}": 1000 * known[size] for size in known}
+    sizes = {size: pages.get(size, 0) for size in {*_ALWAYS_KB, *(size for size in pages if pages[size])}}
+    huge = {f"{HUGE_PAGES}{show_quantity(size << 10)}": 1000 * sizes[size] for size in sizes}
     return {MEMORY: 1000 * max(0, (node.mem_bytes or 0) - sum(pages.values())), **huge}
 
 
 def kubelet_reserve(capacity: Amounts, allocatable: Amounts) -> dict[str, int]:
-    """Return what kubelet keeps back of CPU and memory, in the unit given, without zeros."""
-    kept = {
+    """Return the CPU and memory that kubelet reserves, in the unit of the arguments, without zeros."""
+    reserve = {
         name: capacity[name] - allocatable[name]
         for name in (CPU, MEMORY)
         if name in capacity and name in allocatable
     }
-    return {name: amount for name, amount in kept.items() if amount > 0}
+    return {name: amount for name, amount in reserve.items() if amount > 0}
 
 
 def divide(milli: int, count: int) -> int:
@@ -133,7 +134,7 @@ def divide(milli: int, count: int) -> int:
 
 
 def less(zones: Iterable[Zone], share: Amounts) -> tuple[Zone, ...]:
-    """Subtract a share from what is allocatable in each zone, down to zero."""
+    """Subtract a share from the allocatable amounts of each zone, down to zero."""
     return tuple(
         replace(
             zone,
@@ -164,7 +165,7 @@ def with_reserve(zones: Iterable[Zone], reserve: Amounts) -> tuple[Zone, ...]:
 
 
 class NodeFacts(Struct, frozen=True):
-    """What is known of a node.
+    """The facts about a node from which its object is made.
 
     Attributes:
         name, uid: Of the Node object; the uid is empty where it is not known.
@@ -175,7 +176,7 @@ class NodeFacts(Struct, frozen=True):
         chosen: CPUs that were chosen on the node itself, without a scheduler.
         unavailable: CPUs that no new pod may own: reserved CPUs, and those that stay in the shared pool. A
             scheduler knows them as kubelet's reserve.
-        basic: What is known of the processor, by the keys of ``cpu-basic-info``.
+        basic: Facts about the processor, by the keys of ``cpu-basic-info``.
     """
 
     name: str = ""
@@ -196,7 +197,7 @@ def topology_annotations(locations: Iterable[CpuLocation], facts: NodeFacts) -> 
 
     Args:
         locations: Its online CPUs.
-        facts: What else is known.
+        facts: The other facts about the node.
     """
     ordered = tuple(sorted(locations))
     topology = topology_of(ordered)
@@ -204,10 +205,12 @@ def topology_annotations(locations: Iterable[CpuLocation], facts: NodeFacts) -> 
     reserved, _ = node_reservation(facts.annotations, topology)
     system, _ = system_qos(facts.annotations)
     kubelets = kubelet_allocs(facts.kubelet.checkpoint, facts.pods) if policy.policy == STATIC else ()
-    withheld = Withheld(_all(alloc.cpus for alloc in kubelets), reserved.cpus, system.exclusive_cpus)
-    held = [AnnotatedCpus(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
-    held += [AnnotatedCpus(QosClass.LSE if each.hard else QosClass.LSR, each.cpus) for each in facts.chosen]
-    pools = node_pools(groups_of(ordered), held, withheld)
+    withheld = Withheld(_union(alloc.cpus for alloc in kubelets), reserved.cpus, system.exclusive_cpus)
+    pod_cpus = [AnnotatedCpus(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
+    pod_cpus += [
+        AnnotatedCpus(QosClass.LSE if each.hard else QosClass.LSR, each.cpus) for each in facts.chosen
+    ]
+    pools = node_pools(groups_of(ordered), pod_cpus, withheld)
     allocs = sorted((*kubelets, *facts.chosen), key=lambda alloc: alloc.uid)
     annotations = {
         BASIC_INFO: _json({"hyperThreadEnabled": _has_siblings(ordered), **facts.basic}),
@@ -253,9 +256,13 @@ def node_resource_topology(machine: Machine, facts: NodeFacts) -> dict[str, obje
     }
 
 
-def _reserving(policy: ManagerPolicy, kept: CpuSet) -> ManagerPolicy:
+def _reserving(policy: ManagerPolicy, reserved: CpuSet) -> ManagerPolicy:
     """Return the policy with more CPUs in reserve."""
-    return structs.replace(policy, reserved=str(CpuSet.parse(policy.reserved) | kept)) if kept else policy
+    return (
+        structs.replace(policy, reserved=str(CpuSet.parse(policy.reserved) | reserved))
+        if reserved
+        else policy
+    )
 
 
 def _copied(labels: Mapping[str, str]) -> dict[str, str]:
@@ -271,7 +278,7 @@ def _has_siblings(locations: Iterable[CpuLocation]) -> bool:
     return len(set(places)) < len(places)
 
 
-def _all(sets: Iterable[CpuSet]) -> CpuSet:
+def _union(sets: Iterable[CpuSet]) -> CpuSet:
     cpus = CpuSet()
     for each in sets:
         cpus |= each

@@ -1,4 +1,4 @@
-"""Describes what kubelet does with CPUs, as Koordinator's node object reports it.
+"""Describes the CPUs that kubelet manages, as Koordinator's node object reports them.
 
 See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calGuaranteedCpu.
 
@@ -73,7 +73,7 @@ class Alloc(Struct, frozen=True):
     hard: bool = True
 
     def data(self) -> dict[str, object]:
-        """Return it as Koordinator writes it: without what is empty."""
+        """Return the entry as Koordinator writes it, without empty members."""
         fields = {"namespace": self.namespace, "name": self.name, "uid": self.uid, "cpuset": str(self.cpus)}
         return {**{name: value for name, value in fields.items() if value}, "managedByKubelet": True}
 
@@ -83,19 +83,19 @@ def kubelet_allocs(checkpoint: Checkpoint | None, pods: Iterable[PodRow]) -> tup
 
     An invalid set is skipped: an error in a file of kubelet must not hide the rest of the file.
     """
-    known = {pod.uid: pod for pod in pods}
+    pod_of = {pod.uid: pod for pod in pods}
     entries = checkpoint.fields.get("entries") if checkpoint else None
-    found = []
+    allocs = []
     for uid, containers in sorted(entries.items() if isinstance(entries, dict) else ()):
-        pod = known.get(uid)
+        pod = pod_of.get(uid)
         if pod is not None and (pod.qos in (QosClass.LS, QosClass.BE) or pod.status.cpus):
             continue
         cpus = _together(containers)
         if cpus and pod is not None:
-            found.append(Alloc(uid, cpus, pod.namespace, pod.name))
+            allocs.append(Alloc(uid, cpus, pod.namespace, pod.name))
         elif cpus:
-            found.append(Alloc(uid, cpus))
-    return tuple(found)
+            allocs.append(Alloc(uid, cpus))
+    return tuple(allocs)
 
 
 def _together(containers: object) -> CpuSet:
@@ -109,7 +109,7 @@ def _together(containers: object) -> CpuSet:
 
 
 def manager_policy(facts: KubeletFacts, topology: CpuTopology) -> ManagerPolicy:
-    """Return what the CPU manager does."""
+    """Return the policy, options and reserve of the CPU manager."""
     if facts.policy is None:
         return ManagerPolicy()
     options = tuple(sorted(facts.options.items()))

@@ -1,8 +1,8 @@
 """Answers ``/metrics`` in Prometheus' text format (version 0.0.4).
 
-Counters and histograms come from the registry of telemetry, which begins with the process. Gauges are read
-off the page that ``topoproxy status`` shows, so both always say the same; so are the figures of each hook,
-which the hook engine keeps. What a page does not have is left out.
+Counters and histograms come from the registry of telemetry, which begins with the process. Gauges are taken
+from the page that ``topoproxy status`` shows, so both always agree; so are the figures of each hook, which
+the hook engine keeps. Figures that the page does not have are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def metrics(status: Mapping[str, object], registry: Registry | None = None) -> s
     """Write all metrics.
 
     Args:
-        status: What ``/status`` answers.
+        status: The answer to ``/status``.
         registry: The values of counters and histograms; None where nothing is counted.
     """
     parts = (_process, _config, _enforcement, _workers, _node, _rules, _suppression, _memory, hook_metrics)
@@ -52,14 +52,14 @@ def _process(status: Mapping[str, object]) -> Iterator[str]:
 
 
 def _enforcement(status: Mapping[str, object]) -> Iterator[str]:
-    found = as_map(status.get("enforcement"))
-    if not found:
+    enforcement = as_map(status.get("enforcement"))
+    if not enforcement:
         return
-    pods = as_map(found.get("pods"))
+    pods = as_map(enforcement.get("pods"))
     yield family(
         named.ENFORCEMENT_PODS, [({"state": state}, n) for state, n in pods.items() if isinstance(n, int)]
     )
-    yield from _plain(((named.ENFORCEMENT_PAUSED, int(found.get("paused") is True)),))
+    yield from _plain(((named.ENFORCEMENT_PAUSED, int(enforcement.get("paused") is True)),))
 
 
 def _config(status: Mapping[str, object]) -> Iterator[str]:
@@ -77,11 +77,13 @@ def _config(status: Mapping[str, object]) -> Iterator[str]:
 
 
 def _workers(status: Mapping[str, object]) -> Iterator[str]:
-    workers = {name: as_map(each) for name, each in as_map(status.get("workers")).items()}
+    workers = {name: as_map(worker) for name, worker in as_map(status.get("workers")).items()}
     if not workers:
         return
     for metric, key in ((named.WORKER_STUCK_SECONDS, "stuck_s"), (named.WORKER_JOBS_WAITING, "waiting")):
-        yield family(metric, [({"worker": w}, _number(each.get(key))) for w, each in sorted(workers.items())])
+        yield family(
+            metric, [({"worker": w}, _number(worker.get(key))) for w, worker in sorted(workers.items())]
+        )
 
 
 def _number(value: object) -> int | float:
@@ -117,8 +119,8 @@ def _node(status: Mapping[str, object]) -> Iterator[str]:
     ]
     yield family(node_cpus, parts)
     owners = [as_map(owner) for owner in as_list(status.get("exclusive"))]
-    existing = [as_map(each) for each in as_list(status.get("containers"))]
-    live = [each for each in existing if each.get("phase") != Phase.EXITED.value]
+    existing = [as_map(container) for container in as_list(status.get("containers"))]
+    live = [container for container in existing if container.get("phase") != Phase.EXITED.value]
     yield from _held(owners, live, (named.OWNERS, named.OWNED_CPUS, named.CONTAINERS), applied=True)
     planned = (named.PLANNED_OWNERS, named.PLANNED_OWNED_CPUS, named.PLANNED_CONTAINERS)
     yield from _held(owners, live, planned, applied=False)
@@ -133,21 +135,24 @@ def _held(
 ) -> Iterator[str]:
     """Write the gauges of owners, their CPUs and containers, for those to which the plan is (not) applied."""
     count, owned, containers = gauges
-    chosen = [each for each in owners if each.get("applied", True) is applied]
-    yield family(count, [({}, len(chosen))])
+    matching = [owner for owner in owners if owner.get("applied", True) is applied]
+    yield family(count, [({}, len(matching))])
     yield family(
         owned,
         [
-            ({"be_may_use": may}, sum(_count(_planned(each)) for each in chosen if each.get("hard") is hard))
+            (
+                {"be_may_use": may},
+                sum(_count(_planned(owner)) for owner in matching if owner.get("hard") is hard),
+            )
             for may, hard in (("true", False), ("false", True))
         ],
     )
-    pools = [each.get("pool") for each in live if each.get("applied", True) is applied]
+    pools = [owner.get("pool") for owner in live if owner.get("applied", True) is applied]
     yield family(containers, [({"pool": pool.value}, pools.count(pool.value)) for pool in Pool])
 
 
 def _is_applied(status: Mapping[str, object]) -> bool:
-    """Return whether the plan is applied to any pod: else it says what would be."""
+    """Return whether the plan is applied to any pod; else the figures show what would be."""
     if as_map(status.get("release")).get("stage"):
         return False
     rows = map(as_map, as_list(status.get("containers")))
@@ -172,11 +177,11 @@ def _rules(status: Mapping[str, object]) -> Iterator[str]:
         values += [(named.CONTAINERS_BELOW_PROMISE, len(short)), (named.CPUS_BELOW_PROMISE, away)]
     policy = as_map(status.get("nodePolicy"))
     if policy:
-        wrong = sum(bool(as_map(value).get("problem")) for value in as_list(policy.get("values")))
-        values.append((named.NODE_POLICY_PROBLEMS, wrong))
+        defective = sum(bool(as_map(value).get("problem")) for value in as_list(policy.get("values")))
+        values.append((named.NODE_POLICY_PROBLEMS, defective))
         if policy.get("nodeObject"):
-            good = int(bool(policy.get("read")) and not policy.get("problem"))
-            values.append((named.NODE_OBJECT_READABLE, good))
+            is_read = int(bool(policy.get("read")) and not policy.get("problem"))
+            values.append((named.NODE_OBJECT_READABLE, is_read))
     if drift := as_map(status.get("drift")):
         values.append((named.WRITE_CONFLICTS_ACTIVE, len(as_list(drift.get("writeConflicts")))))
         values.append((named.CPUSETS_WATCHED, drift.get("watched")))

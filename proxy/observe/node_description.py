@@ -90,43 +90,43 @@ def node_facts(
 
 
 def _chosen(state: NodeState) -> list[Alloc]:
-    """Return what containers own by our own choice, together for each pod."""
-    found: dict[str, Alloc] = {}
+    """Return the CPUs that containers own by topoproxy's own choice, together for each pod."""
+    alloc_of: dict[str, Alloc] = {}
     for container in sorted(state.containers.values(), key=lambda c: c.id):
         if not container.owns_cpus or not (applies_to(state, container.pod) or is_pinned(container)):
             continue
         if not container.pod.cpuset_chosen_locally and assigned_cpus(state.node, container.pod):
             continue
-        pod, own = container.pod, container.placement
-        before = found.get(pod.key)
-        cpus = own.exclusive | before.cpus if before else own.exclusive
-        hard = own.excludes_be or (before is not None and before.hard)
-        found[pod.key] = Alloc(pod.uid, cpus, pod.namespace, pod.name, hard)
-    return list(found.values())
+        pod, placement = container.pod, container.placement
+        before = alloc_of.get(pod.key)
+        cpus = placement.exclusive | before.cpus if before else placement.exclusive
+        hard = placement.excludes_be or (before is not None and before.hard)
+        alloc_of[pod.key] = Alloc(pod.uid, cpus, pod.namespace, pod.name, hard)
+    return list(alloc_of.values())
 
 
 def _by_pod(*allocs: Alloc) -> tuple[Alloc, ...]:
-    found: dict[str, Alloc] = {}
-    for each in allocs:
-        before = found.get(each.uid)
-        hard = each.hard or (before is not None and before.hard)
-        cpus = each.cpus | before.cpus if before else each.cpus
-        found[each.uid] = Alloc(each.uid, cpus, each.namespace, each.name, hard)
-    return tuple(found.values())
+    alloc_of: dict[str, Alloc] = {}
+    for alloc in allocs:
+        before = alloc_of.get(alloc.uid)
+        hard = alloc.hard or (before is not None and before.hard)
+        cpus = alloc.cpus | before.cpus if before else alloc.cpus
+        alloc_of[alloc.uid] = Alloc(alloc.uid, cpus, alloc.namespace, alloc.name, hard)
+    return tuple(alloc_of.values())
 
 
 def _coming(state: NodeState) -> list[Alloc]:
-    """Return what kubelet assigned to containers that do not exist yet: they may be created at any moment."""
-    known = {pod.uid: pod for pod in state.pods.values()}
-    here = {container.owner for container in state.containers.values() if container.owns_cpus}
-    found: list[Alloc] = []
+    """Return the CPUs that kubelet assigned to containers that do not exist yet, and may come any time."""
+    pods = {pod.uid: pod for pod in state.pods.values()}
+    existing = {container.owner for container in state.containers.values() if container.owns_cpus}
+    allocs: list[Alloc] = []
     for uid, names in sorted(state.kubelet.items()):
-        keys = [key for name in names if (key := f"{uid}/{name}") in state.owners and key not in here]
+        keys = [key for name in names if (key := f"{uid}/{name}") in state.owners and key not in existing]
         cpus = CpuSet.from_bits(union(state.owners[key].cpus.bits for key in keys))
         if cpus:
-            pod = known.get(uid)
-            found.append(Alloc(uid, cpus, pod.namespace, pod.name) if pod else Alloc(uid, cpus))
-    return found
+            pod = pods.get(uid)
+            allocs.append(Alloc(uid, cpus, pod.namespace, pod.name) if pod else Alloc(uid, cpus))
+    return allocs
 
 
 def _kubelet(node: Node, manager: CpuManager, *, own_policy: bool) -> KubeletFacts:
@@ -147,7 +147,7 @@ def is_pinned(container: Container) -> bool:
 
 
 def _allocatable(declared: NodeMeta) -> dict[str, int]:
-    """Return what is allocatable before amplification: the capacity without kubelet's reserve."""
+    """Return the allocatable amounts before amplification: the capacity without kubelet's reserve."""
     raw = raw_allocatable(declared.annotations)[0] or {}
     return {**declared.allocatable, **{name: amount(raw, name, milli=True) for name in raw}}
 
@@ -168,7 +168,7 @@ def _annotations(node: Node, declared: NodeMeta) -> dict[str, str]:
 
 
 def _declared(declared: NodeMeta, *keys: str) -> dict[str, str]:
-    """Return annotations of the Node object as they are: by default all that the picture is drawn from."""
+    """Return annotations of the Node object unchanged: by default all that the description is made from."""
     keys = keys or (RESERVATION, SYSTEM_QOS, AMPLIFICATION)
     return {key: declared.annotations[key] for key in keys if key in declared.annotations}
 
@@ -198,7 +198,7 @@ def describe_node(
             [location.cpu, location.core, location.socket, location.node]
             for location in locations_of(node.machine)
         ],
-        "numaNodes": [_numa_node(each, node.machine) for each in node.machine.nodes],
+        "numaNodes": [_numa_node(numa_node, node.machine) for numa_node in node.machine.nodes],
         "memory": _memory(state),
         "devices": devices["zones"],
         "deviceResources": devices["resources"],
@@ -211,7 +211,7 @@ def describe_node(
 def _koordinator(
     state: NodeState, name: str, manager: CpuManager | None, meta: NodeMeta | None
 ) -> dict[str, object]:
-    """Return what Koordinator's agent writes into a NodeResourceTopology."""
+    """Return the annotations and zones that Koordinator's agent writes into a NodeResourceTopology."""
     facts = node_facts(state, name, manager, meta)
     whole = node_resource_topology(state.node.machine, facts)
     metadata = as_map(whole["metadata"])
@@ -229,13 +229,15 @@ def _free(state: NodeState) -> CpuSet:
     owned = [state.aside(), *(owner.cpus for owner in state.owners.values())] if applied else _pinned(state)
     free = state.node.machine.online - state.node.reserved - state.node.withheld
     free -= unowned_floor_cpus(state) if applied else CpuSet()
-    return free - CpuSet.from_bits(union(each.bits for each in owned))
+    return free - CpuSet.from_bits(union(cpus.bits for cpus in owned))
 
 
 def _pinned(state: NodeState) -> list[CpuSet]:
     """Return the CPUs that containers own although the plan is not applied: other programs chose them."""
     return [
-        each.placement.exclusive for each in state.containers.values() if each.owns_cpus and is_pinned(each)
+        container.placement.exclusive
+        for container in state.containers.values()
+        if container.owns_cpus and is_pinned(container)
     ]
 
 
@@ -274,7 +276,7 @@ def _numa_node(node: NumaNode, machine: Machine) -> dict[str, object]:
 
 
 def _memory(state: NodeState) -> dict[str, object]:
-    """Return what may be promised of each NUMA node's memory, and what is left; empty where none is."""
+    """Return the memory of each NUMA node that may be promised, and the free part; empty if not counted."""
     if state.memory is None:
         return {}
     return {
@@ -300,7 +302,7 @@ def _pods(state: NodeState) -> list[dict[str, object]]:
             newest[pod.key] = pod
     return [
         _pod(state, pod, by_sandbox.get(pod.sandbox_id, []), decided=pod.sandbox_id in decided)
-        for pod in sorted(newest.values(), key=lambda each: (each.namespace, each.name, each.uid))
+        for pod in sorted(newest.values(), key=lambda entry: (entry.namespace, entry.name, entry.uid))
     ]
 
 
@@ -310,13 +312,13 @@ def _pod(state: NodeState, pod: Pod, containers: list[Container], *, decided: bo
     Args:
         state: The node.
         pod: The pod.
-        containers: Those that run.
+        containers: Its running containers.
         decided: Whether a container of it was placed; until then, only what is set aside for it counts.
     """
     applied = applies_to(state, pod)
-    chosen = applied and pod.cpuset_chosen_locally and pod.cpuset
+    chosen_locally = applied and pod.cpuset_chosen_locally and pod.cpuset
     aside = pod.reserved_for_pod.cpus if applied and pod.reserved_for_pod else CpuSet()
-    aside -= CpuSet.from_bits(union(each.placement.exclusive.bits for each in containers))
+    aside -= CpuSet.from_bits(union(container.placement.exclusive.bits for container in containers))
     return {
         "namespace": pod.namespace,
         "name": pod.name,
@@ -324,28 +326,28 @@ def _pod(state: NodeState, pod: Pod, containers: list[Container], *, decided: bo
         "qosClass": pod.qos.value,
         "kubernetesQOSClass": pod.kube_qos.value,
         "applied": applied,
-        "resourceStatus": status_text(pod.cpuset) if chosen and pod.cpuset else "",
+        "resourceStatus": status_text(pod.cpuset) if chosen_locally and pod.cpuset else "",
         "setAside": str(aside),
         "counted": decided or bool(aside),
         "containers": [
-            _container(each, applied=applied or is_pinned(each))
-            for each in sorted(containers, key=lambda c: (c.name, c.id))
+            _container(container, applied=applied or is_pinned(container))
+            for container in sorted(containers, key=lambda c: (c.name, c.id))
         ],
     }
 
 
 def _container(container: Container, *, applied: bool) -> dict[str, object]:
-    own = container.placement
+    placement = container.placement
     created = container.phase is not Phase.CREATING
     return {
         "name": container.name,
-        "pool": own.pool.value,
-        "cpus": str(own.exclusive) if applied and created and container.owns_cpus else "",
-        "mems": str(own.mems) if applied else "",
+        "pool": placement.pool.value,
+        "cpus": str(placement.exclusive) if applied and created and container.owns_cpus else "",
+        "mems": str(placement.mems) if applied else "",
         "memory": [
             {"nodes": str(block.affinity), "resource": block.resource, "bytes": block.size}
-            for block in own.blocks
+            for block in placement.blocks
             if applied
         ],
-        "reasons": list(own.reasons) if applied and container.owns_cpus else [],
+        "reasons": list(placement.reasons) if applied and container.owns_cpus else [],
     }

@@ -22,7 +22,7 @@ _CHANGES = (
     ("memory_nodes", "bind", "container", " to other memory nodes, once created again"),
     ("rejections", "reject", "create", " like those below"),
 )
-"""The key of the number, the verb, the thing that is counted, and the rest of the sentence."""
+"""For each line: the key of its number, the verb, the counted noun, and the rest of the sentence."""
 _ENFORCE = "enforce"
 _LEAVING = ("releasing", "released")
 
@@ -48,7 +48,7 @@ def render_plan_report(answer: object, width: int = 100, *, everything: bool = F
 
 
 def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[str]:
-    """Yield what would change; "nothing" only where all cpusets are known."""
+    """Yield the changes that would be made; "nothing" only where all cpusets are known."""
     total, applied = sums.get("containers", 0), sums.get("applied", 0)
     yield f"Mode {mode}: the plan is applied to {applied} of {counted(total, 'running container')}."
     if drift := sums.get("drift", 0):
@@ -74,7 +74,7 @@ def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[
 
 
 def _unread(kernel: Mapping[str, object]) -> Iterable[str]:
-    """Yield which cpusets may differ from those that the kernel has now."""
+    """Yield notes on cpusets that may differ from those that the kernel has now."""
     age, number = kernel.get("age_s", 0.0), kernel.get("not_read")
     if age is None:
         yield "The kernel has not answered: no cpuset was read."
@@ -121,9 +121,9 @@ def _quota(pod: Mapping[str, object], container: Mapping[str, object]) -> str:
 def _memory(data: Mapping[str, object]) -> Iterable[str]:
     rows: list[Sequence[str]] = [("CONTAINER", "MEMORY NODES NOW", "ONCE CREATED AGAIN")]
     rows += [
-        (name, one_line(each.get("mems")), one_line(each.get("desired_mems")))
-        for name, _, each in _rows(data)
-        if each.get("rebinds_memory")
+        (name, one_line(entry.get("mems")), one_line(entry.get("desired_mems")))
+        for name, _, entry in _rows(data)
+        if entry.get("rebinds_memory")
     ]
     if len(rows) > 1:
         yield ""
@@ -138,6 +138,6 @@ def _rejections(data: Mapping[str, object], width: int) -> Iterable[str]:
     yield "Would be rejected"
     for entry in entries:
         names = (one_line(entry.get("pod")), one_line(entry.get("container")))
-        now = "it runs" if entry.get("exists") else "gone"
+        outcome = "it runs" if entry.get("exists") else "gone"
         why = one_line(entry.get("message")) or one_line(entry.get("reason"))
-        yield from wrap(clean(f"{'/'.join(name for name in names if name)} ({now}): {why}"), width, "  ")
+        yield from wrap(clean(f"{'/'.join(name for name in names if name)} ({outcome}): {why}"), width, "  ")

@@ -1,4 +1,4 @@
-"""Writes a decision in plain English: the answer to "why these CPUs?" and "why was it refused?".
+"""Writes a decision in plain English: the answer to "why these CPUs?" and "why was it rejected?".
 
 The order is that of the decision: what was requested and from where each fact is known, what each provider
 could offer, what the policy chose and what decided, what the allocators took, where that left the container,
@@ -76,19 +76,19 @@ def sections(record: Explanation) -> tuple[Section, ...]:
         return (
             Section("", sentences((headline(record), *_observed(record), *_why(record), _known(record)))),
         )
-    refused, done = not record.verdict.admitted, record.applied
-    taken = "Allocated" if done else "Would be allocated"
+    refused, applied = not record.verdict.admitted, record.applied
+    verb = "Allocated" if applied else "Would be allocated"
     parts = [
         Section("", (headline(record), *_observed(record), *(against(record) if refused else ()))),
         Section("Request", _facts(record)),
         Section("Available", tuple(offer(answer) for answer in record.answers)),
         Section("Choice", _chosen(record)),
-        Section("Tried" if refused else taken, _taken(record)),
+        Section("Tried" if refused else verb, _taken(record)),
         Section(
-            "Result" if done else "Result if applied",
+            "Result" if applied else "Result if applied",
             _why(record) if refused else (*_placed(record), *_why(record)),
         ),
-        Section("Moved" if done else "Would have to move", _moves(record)),
+        Section("Moved" if applied else "Would have to move", _moves(record)),
         Section("Verdict", _verdict(record)),
         Section("What would help", help_for(record) if refused else ()),
     ]
@@ -100,14 +100,14 @@ def headline(record: Explanation) -> str:
     subject = clean(record.ref) if record.container else f"Pod {clean(record.ref)}"
     if not record.verdict.admitted:
         return sentence(f"{subject} {_was(record)} refused: {_message(record) or 'no reason is remembered'}")
-    where, has = "", []
+    where, parts = "", []
     if record.pool in _POOLS:
         when = "then" if record.applied else "by the plan"
         where = f" to {_POOLS[record.pool]}{f' ({cpus(record.cpus)} {when})' if record.cpus else ''}"
     elif record.cpus:
-        has.append(f"{cpus(record.cpus)} {'of its own' if record.container else 'set aside for it'}")
-    has += _besides_cpus(record)
-    return sentence(f"{subject} {_was(record)} admitted{where}{f' with {both(has)}' if has else ''}")
+        parts.append(f"{cpus(record.cpus)} {'of its own' if record.container else 'set aside for it'}")
+    parts += _besides_cpus(record)
+    return sentence(f"{subject} {_was(record)} admitted{where}{f' with {both(parts)}' if parts else ''}")
 
 
 def _was(record: Explanation) -> str:
@@ -115,12 +115,12 @@ def _was(record: Explanation) -> str:
 
 
 def _observed(record: Explanation) -> tuple[str, ...]:
-    """Return that nothing was done, where the pod was only observed."""
+    """Return the sentence that nothing was changed, where the pod was only observed."""
     return () if record.applied else ("The pod is only observed: nothing was changed.",)
 
 
 def _message(record: Explanation) -> str:
-    """Return the message of a refusal, without what is elsewhere in the text anyway."""
+    """Return the message of a rejection, without the parts that are elsewhere in the text."""
     reason, message = clean(record.verdict.reason), clean(record.verdict.operator_message)
     if reason and message.startswith(f"{reason}: "):
         message = message[len(reason) + 2 :]
@@ -133,12 +133,12 @@ def _message(record: Explanation) -> str:
 
 
 def _besides_cpus(record: Explanation) -> list[str]:
-    """Name what it was given besides CPUs."""
-    has = [] if record.mems is None else [f"memory of {nodes(record.mems)}"]
+    """Return the resources that it was given besides CPUs."""
+    parts = [] if record.mems is None else [f"memory of {nodes(record.mems)}"]
     if record.devices:
         named = few([clean(device) for device in record.devices])
-        has.append(f"{'device' if len(record.devices) == 1 else 'devices'} {named}")
-    return has
+        parts.append(f"{'device' if len(record.devices) == 1 else 'devices'} {named}")
+    return parts
 
 
 def _facts(record: Explanation) -> tuple[str, ...]:
@@ -159,19 +159,19 @@ def _known(record: Explanation) -> str:
 
 
 def _by_source(record: Explanation, only: str = "") -> dict[str, list[str]]:
-    """Return facts by where they are known from; a limit that equals the request is shown with it."""
+    """Return facts by their source; a limit that equals the request is shown with it."""
     values = {(f.source, f.what): f.value for f in record.facts}
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for fact in record.facts:
         if only not in ("", fact.what):
             continue
-        what, _, kind = fact.what.rpartition(" ")
-        if kind == "limit" and values.get((fact.source, f"{what} request")) == fact.value:
+        name, _, kind = fact.what.rpartition(" ")
+        if kind == "limit" and values.get((fact.source, f"{name} request")) == fact.value:
             continue
-        both_ways = kind == "request" and values.get((fact.source, f"{what} limit")) == fact.value
+        both_ways = kind == "request" and values.get((fact.source, f"{name} limit")) == fact.value
         text = f"{clean(fact.what)}{' and limit' if both_ways else ''} {clean(fact.value)}"
-        found.setdefault(clean(fact.source), []).append(text.strip())
-    return found
+        texts.setdefault(clean(fact.source), []).append(text.strip())
+    return texts
 
 
 # -- what was chosen --------------------------------------------------------------------------------------
@@ -215,16 +215,18 @@ def _taken(record: Explanation) -> tuple[str, ...]:
 
 
 def _placed(record: Explanation) -> tuple[str, ...]:
-    others = _besides_cpus(record)
+    besides = _besides_cpus(record)
     if record.pool in _POOLS:
         pool = f"{_POOLS[record.pool]}, which was {cpus(record.cpus)} then and may change"
-        return sentences([f"It {_was(record)} put on {pool}{f', with {both(others)}' if others else ''}"])
-    has = both([*([cpus(record.cpus)] if record.cpus else []), *others])
-    if not has:
+        return sentences([f"It {_was(record)} put on {pool}{f', with {both(besides)}' if besides else ''}"])
+    resources = both([*([cpus(record.cpus)] if record.cpus else []), *besides])
+    if not resources:
         return ()
     if record.container:
-        return sentences([f"It {_was(record)} given {has}"])
-    return sentences([f"Its containers {'were' if record.applied else 'would be'} given {has} together"])
+        return sentences([f"It {_was(record)} given {resources}"])
+    return sentences(
+        [f"Its containers {'were' if record.applied else 'would be'} given {resources} together"]
+    )
 
 
 def _why(record: Explanation) -> tuple[str, ...]:
@@ -233,7 +235,7 @@ def _why(record: Explanation) -> tuple[str, ...]:
 
 
 def _moves(record: Explanation) -> tuple[str, ...]:
-    """Return which containers left CPUs; those that moved alike are one sentence, and not all are named."""
+    """Return sentences about the containers that left CPUs; equal moves share one, and not all are named."""
     grouped: dict[tuple[CpuSet, CpuSet], list[str]] = {}
     for move in record.moved:
         grouped.setdefault((move.before, move.after), []).append(clean(move.ref))
@@ -245,9 +247,9 @@ def _moves(record: Explanation) -> tuple[str, ...]:
         way = _way(before, after, applied=record.applied)
         texts.append(f"{movers} {way}{f': {names}' if names else ''}")
         named, counted = named + len(shown), counted + len(refs)
-    rest = len(record.moved) - counted + record.more_moved
-    if rest > 0:
-        texts.append(f"And {rest} more {'had' if record.applied else 'would have'} to move")
+    unnamed = len(record.moved) - counted + record.more_moved
+    if unnamed > 0:
+        texts.append(f"And {unnamed} more {'had' if record.applied else 'would have'} to move")
     return sentences(texts)
 
 
@@ -269,7 +271,7 @@ def _verdict(record: Explanation) -> tuple[str, ...]:
 
 
 def offer(answer: ProviderAnswer) -> str:
-    """Return what a provider offered for a resource."""
+    """Return the offer of a provider for a resource, in words."""
     return sentence(f"{name(answer)}: {_offered(answer)}")
 
 
@@ -279,18 +281,24 @@ def _offered(answer: ProviderAnswer) -> str:
     if answer.nothing or answer.count == 0:
         return "no nodes can give it"
     liked = [nodes(hint.affinity) for hint in answer.hints if hint.preferred]
-    others = [nodes(hint.affinity) for hint in answer.hints if not hint.preferred]
+    not_preferred = [nodes(hint.affinity) for hint in answer.hints if not hint.preferred]
     if answer.count is None or answer.preferred is None:
-        examples = f"; preferred e.g. on {few(liked)}" if liked else f", e.g. {few(others)}" if others else ""
+        examples = (
+            f"; preferred e.g. on {few(liked)}"
+            if liked
+            else f", e.g. {few(not_preferred)}"
+            if not_preferred
+            else ""
+        )
         return f"possible on too many sets of nodes to count{examples}"
     if answer.count == 1:
-        which = "".join([*liked, *others][:1]) or "one set of nodes"
+        which = "".join([*liked, *not_preferred][:1]) or "one set of nodes"
         return f"possible on {which} only ({'' if answer.preferred else 'not '}preferred)"
-    rest = max(0, answer.count - answer.preferred)
+    not_listed = max(0, answer.count - answer.preferred)
     parts = [f"preferred on {_places(liked, answer.preferred)}"] if answer.preferred else []
-    if rest:
+    if not_listed:
         remark = "" if answer.preferred else " (not preferred)"
-        parts.append(f"{'also ' if parts else ''}possible on {_places(others, rest)}{remark}")
+        parts.append(f"{'also ' if parts else ''}possible on {_places(not_preferred, not_listed)}{remark}")
     return "; ".join(parts)
 
 

@@ -71,14 +71,14 @@ def both(items: Sequence[str]) -> str:
 
 def sentences(texts: Iterable[str]) -> tuple[str, ...]:
     """Make sentences of texts; empty ones are left out."""
-    return tuple(done for text in texts if (done := sentence(text)))
+    return tuple(complete for text in texts if (complete := sentence(text)))
 
 
 def length(seconds: float) -> str:
     """Write a duration: ``1d 2h``, ``5m 3s``."""
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, remainder = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (rest, "s")]
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (remainder, "s")]
     shown = [f"{n}{unit}" for n, unit in parts if n][:2]
     return " ".join(shown) or "0s"

@@ -1,12 +1,12 @@
 """Find pods that prevent a placement: victims of a pod of higher priority, and moves that would free CPUs.
 
-Theory. A pod that is refused for its topology needs room on one NUMA node, not anywhere. So for each NUMA
-node the pods that hold CPUs of it are taken away, the least important and largest first, until the node would
-admit the pod; what need not have gone comes back. Of the NUMA nodes the one with the least important and
-fewest victims counts. What kube-scheduler itself proposes is kept where it suffices.
+Theory. A pod that is rejected for its topology needs room on one NUMA node, not anywhere. So for each NUMA
+node the pods that hold CPUs of it are removed, the least important and largest first, until the node would
+admit the pod; those that need not be removed are restored. Of the NUMA nodes the one with the least important
+and fewest victims is chosen. The victims that kube-scheduler proposes are kept where they suffice.
 
-A move is the same with one pod: the pod that waits would fit if this one went to another node, which would
-admit it. Moving it is left to people or to a descheduler: pods are not moved here.
+A move is the same with one pod: the waiting pod would fit if that pod went to another node, which would admit
+it. Only the proposal is made here; people or a descheduler move the pod.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import PodDemand
 
 MOST_NODES = 64
-"""Nodes that one question looks at."""
+"""The most nodes that one search for moves examines."""
 
 
 class Move(Struct, frozen=True):
@@ -42,10 +42,10 @@ class Move(Struct, frozen=True):
     target: str
 
 
-def without_pods(node: SchedulableNode, gone: Collection[str]) -> SchedulableNode:
-    """Return a node after pods have gone, as far as its object says what they hold."""
-    back = union(node.shown[pod].bits for pod in gone if pod in node.shown)
-    shown = {pod: cpus for pod, cpus in node.shown.items() if pod not in gone}
+def without_pods(node: SchedulableNode, removed: Collection[str]) -> SchedulableNode:
+    """Return a node without some pods, as far as its object shows the CPUs that they hold."""
+    back = union(node.shown[pod].bits for pod in removed if pod in node.shown)
+    shown = {pod: cpus for pod, cpus in node.shown.items() if pod not in removed}
     return replace(node, free=node.free | CpuSet.from_bits(back) - node.reserved, shown=shown)
 
 
@@ -56,60 +56,60 @@ def choose_victims(
     proposed: Collection[str],
     pending: Collection[str] = (),
 ) -> tuple[str, ...] | None:
-    """Choose the pods that have to go so that a pod fits.
+    """Choose the pods that have to be removed so that a pod fits.
 
     Args:
         node: The node as its objects show it.
         demand: The pod.
         pods: Pods that hold CPUs of the node, in the order of their binds.
         proposed: Uids of the pods that kube-scheduler would end.
-        pending: Uids of those that the object does not show yet.
+        pending: Uids of the pods that the object does not show yet.
 
     Returns:
         Uids, with the proposed ones; None where no pods of lower priority make room.
     """
 
-    def fits(gone: Collection[str]) -> bool:
-        waiting = [each for each in pods if each.key in pending and each.key not in gone]
-        return evaluate(demand, expect(without_pods(node, gone), waiting)).fits
+    def fits(removed: Collection[str]) -> bool:
+        waiting = [pod for pod in pods if pod.key in pending and pod.key not in removed]
+        return evaluate(demand, expect(without_pods(node, removed), waiting)).fits
 
     first = tuple(proposed)
     if fits(first):
         return first
-    lower = [each for each in pods if each.priority < demand.priority and each.key not in first]
+    lower = [pod for pod in pods if pod.priority < demand.priority and pod.key not in first]
     best: tuple[tuple[int, int], tuple[str, ...]] | None = None
     for numa in node.rules.machine.nodes:
-        existing = [each for each in lower if not _held(node, each).isdisjoint(numa.cpus)]
-        existing.sort(key=lambda each: (each.priority, -len(_held(node, each))))
-        chosen = _fewest(first, existing, fits)
-        if chosen is None:
+        existing = [pod for pod in lower if not _held(node, pod).isdisjoint(numa.cpus)]
+        existing.sort(key=lambda pod: (pod.priority, -len(_held(node, pod))))
+        victims = _fewest(first, existing, fits)
+        if victims is None:
             continue
-        worth = max((each.priority for each in existing if each.key in chosen), default=0), len(chosen)
+        worth = max((pod.priority for pod in existing if pod.key in victims), default=0), len(victims)
         if best is None or worth < best[0]:
-            best = worth, chosen
+            best = worth, victims
     return best[1] if best else None
 
 
 def find_moves(table: NodeTable, demand: PodDemand, names: Iterable[str]) -> list[Move]:
     """Return moves of one pod that would make room for a pod, at most one for each node."""
-    found: list[Move] = []
-    every = list(names)
-    for name in every[:MOST_NODES]:
+    moves: list[Move] = []
+    all_names = list(names)
+    for name in all_names[:MOST_NODES]:
         node = table.node(name)
         if node is None:
             continue
-        pending = [each.demand for each in table.pending(name)]
-        for other in table.pods(name):
-            if other.key not in node.shown or len(node.shown[other.key]) == 0:
+        pending = [assumed.demand for assumed in table.pending(name)]
+        for candidate in table.pods(name):
+            if candidate.key not in node.shown or len(node.shown[candidate.key]) == 0:
                 continue
-            if not evaluate(demand, expect(without_pods(node, (other.key,)), pending)).fits:
+            if not evaluate(demand, expect(without_pods(node, (candidate.key,)), pending)).fits:
                 continue
-            elsewhere = [each for each in every if each != name]
-            targets = table.filter(unbound(other), elsewhere).fits
+            elsewhere = [assumed for assumed in all_names if assumed != name]
+            targets = table.filter(unbound(candidate), elsewhere).fits
             if targets:
-                found.append(Move(demand.ref, name, other.ref, targets[0]))
+                moves.append(Move(demand.ref, name, candidate.ref, targets[0]))
                 break
-    return found
+    return moves
 
 
 def unbound(demand: PodDemand) -> PodDemand:
@@ -125,15 +125,15 @@ def _fewest(
     first: tuple[str, ...], candidates: Sequence[PodDemand], fits: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...] | None:
     """Remove pods one by one until there is room, then restore those that need not be removed."""
-    gone = list(first)
-    for each in candidates:
-        gone.append(each.key)
-        if fits(gone):
+    removed = list(first)
+    for pod in candidates:
+        removed.append(pod.key)
+        if fits(removed):
             break
     else:
         return None
-    for key in gone[len(first) : -1]:
-        fewer = [each for each in gone if each != key]
+    for key in removed[len(first) : -1]:
+        fewer = [pod for pod in removed if pod != key]
         if fits(fewer):
-            gone = fewer
-    return tuple(gone)
+            removed = fewer
+    return tuple(removed)

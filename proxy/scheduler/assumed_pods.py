@@ -4,7 +4,7 @@ Theory. Between the bind of a pod and the moment at which the object of its node
 object is stale, and a second pod could be given the same CPUs. kube-scheduler knows the same problem, and
 *assumes* a pod on its node before the bind has taken effect (AssumePod in
 pkg/scheduler/backend/cache/cache.go). Here each pod is assumed that is being bound or is bound, whichever
-program bound it. An assumed pod is *pending*, and counts beside what the object shows, until
+program bound it. An assumed pod is *pending*, and counts in addition to the object, until
 
 - the object of the node shows the pod, with as many CPUs as its containers that stay hold;
 - the fingerprint of the node's object names exactly the pods that are bound to the node, and the pod runs: an
@@ -38,11 +38,11 @@ class AssumedPod(Struct, frozen=True):
     Attributes:
         node: The node.
         demand: The pod; with the CPUs that its annotation names, if any.
-        sequence: The assumed pods of a node are ordered by it, as they were bound.
-        since: Clock when it was assumed.
+        sequence: A number that orders the assumed pods of a node as they were bound.
+        since: The time when it was assumed, by the clock.
         bound: Whether the API server has shown the pod as bound.
-        running_since: Clock when the pod was first seen running; None before.
-        counted: Whether a fingerprint said that the object of the node counts the pod.
+        running_since: The time when the pod was first seen running; None before.
+        counted: Whether a fingerprint has shown that the object of the node counts the pod.
     """
 
     node: str
@@ -63,7 +63,7 @@ class AssumedPod(Struct, frozen=True):
         return not self.bound and now - self.since > LOST_S
 
     def is_pending(self, node: SchedulableNode, now: float) -> bool:
-        """Return whether the pod counts beside what the object of the node shows."""
+        """Return whether the pod counts in addition to the object of the node."""
         if self.counted or is_shown(node, self.demand):
             return False
         if self.running_since is None or (self.demand.pod.cpuset and not node.counts_named):
@@ -84,7 +84,7 @@ class AssumedPods:
         return len(self._node_of)
 
     def assume(self, node: str, demand: PodDemand, now: float) -> AssumedPod:
-        """Assume a pod on a node; on another node it is assumed no more.
+        """Assume a pod on a node; it is no longer assumed on another node.
 
         Args:
             node: The node.
@@ -93,12 +93,12 @@ class AssumedPods:
         """
         self.drop(demand.key)
         self._sequence += 1
-        made = AssumedPod(node, demand, self._sequence, now)
-        self._put(made)
-        return made
+        assumed = AssumedPod(node, demand, self._sequence, now)
+        self._put(assumed)
+        return assumed
 
     def observe(self, demand: PodDemand, now: float, *, running: bool) -> str:
-        """Note that the API server shows a pod as bound.
+        """Record that the API server shows a pod as bound.
 
         Args:
             demand: The pod, with its node.
@@ -108,16 +108,16 @@ class AssumedPods:
         Returns:
             The node whose assumed pods changed.
         """
-        found = self.of_pod(demand.key)
-        if found is None or found.node != demand.node:
-            found = self.assume(demand.node, demand, now)
-        since = (now if found.running_since is None else found.running_since) if running else None
-        after = replace(found, bound=True, running_since=since)
+        assumed = self.of_pod(demand.key)
+        if assumed is None or assumed.node != demand.node:
+            assumed = self.assume(demand.node, demand, now)
+        since = (now if assumed.running_since is None else assumed.running_since) if running else None
+        after = replace(assumed, bound=True, running_since=since)
         self._put(after)
         return demand.node
 
     def confirm(self, assumed: AssumedPod) -> None:
-        """Note that the object of the node counts an assumed pod."""
+        """Record that the object of the node counts an assumed pod."""
         self._put(replace(assumed, counted=True))
 
     def drop(self, pod: str) -> str:
@@ -131,10 +131,10 @@ class AssumedPods:
 
     def of(self, node: str) -> tuple[AssumedPod, ...]:
         """Return the assumed pods of a node in their order."""
-        return tuple(sorted(self._by_node.get(node, {}).values(), key=lambda each: each.sequence))
+        return tuple(sorted(self._by_node.get(node, {}).values(), key=lambda assumed: assumed.sequence))
 
     def of_pod(self, pod: str) -> AssumedPod | None:
-        """Return a pod as it is assumed; None where it is not."""
+        """Return the assumed pod with a key; None where it is not assumed."""
         node = self._node_of.get(pod)
         return None if node is None else self._by_node[node][pod]
 

@@ -1,8 +1,8 @@
 """Decide for one node whether it would admit a pod, and where it would place it.
 
-Theory. The engine that runs on the nodes decides here too (``proxy.engine.pod_dry_run``): the node as its
-object shows it becomes a state of the engine, in which everything that is not free is held; the pods that
-are assumed on the node and that the object does not show yet arrive in their order; then the pod arrives.
+Theory. The engine that runs on the nodes decides here too (``proxy.engine.pod_dry_run``). The object of the
+node becomes a state of the engine, in which all CPUs that are not free are held. The pods that are assumed on
+the node and that the object does not show yet arrive in their order; then the pod arrives.
 
 kubelet does not keep that order. It handles pods of one watch event by their creation, and pods of several
 events as they were bound, and binds that are under way at the same time end in any order. With a strict
@@ -48,12 +48,12 @@ from proxy.scheduler.pod_demand import PodDemand, with_cpus
 from proxy.scheduler.resource_topology import MemoryRows
 
 SHOWN = "shown"
-"""The owner of what the object of the node shows as taken."""
+"""The owner of the CPUs that the object of the node shows as taken."""
 NOT_STATIC = "CPUManagerNotStatic"
 OTHER_POLICY = "TopologyPolicyDiffers"
 REORDERED = "PendingPodsConflict"
 MOST_SETS = 32
-"""Sets of pending pods that may have come before others: five pods that differ have as many."""
+"""The most sets of pending pods that are tried; five different pods have as many."""
 
 
 class NodeVerdict(Struct, frozen=True):
@@ -66,7 +66,7 @@ class NodeVerdict(Struct, frozen=True):
         numa_nodes: NUMA nodes of the CPUs, memory and devices that it would get.
         cpus: The CPUs that its containers would own together.
         containers: The CPUs of each container that would own some, as Linux lists.
-        used: Parts of the CPUs and of the memory of these NUMA nodes that have owners then, 0 to 1.
+        used: The fractions of the CPUs and memory of these NUMA nodes that are owned afterwards, 0 to 1.
     """
 
     fits: bool
@@ -89,7 +89,7 @@ class ExpectedNode(Struct, frozen=True):
         shown: The state of the engine that they show.
         state: The same after the pending pods have come in the order of their binds.
         pending: The pods.
-        lost: Those of them that the node would refuse.
+        lost: The pending pods that the node would reject.
         ended: CPUs of pods that have ended and that the objects still show, in the order of their ends.
     """
 
@@ -135,7 +135,7 @@ def evaluate(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
     if demand.pod.qos in STRICT and verdict.cpus:
         demand = with_cpus(demand, resource_status(node, verdict))  # it comes with the CPUs of this order
     pods = (*expected.pending, demand)
-    kinds = Counter(each.signature for each in pods)
+    kinds = Counter(pod.signature for pod in pods)
     if not expected.pending or (len(kinds) == 1 and not expected.ended):
         return verdict
     possibly_rejected = _possibly_rejected(node, pods)
@@ -164,18 +164,20 @@ def resource_status(node: SchedulableNode, verdict: NodeVerdict) -> str:
 def shown_state(node: SchedulableNode) -> NodeState:
     """Return the state of the engine that a node's objects show."""
     rules = node.rules
-    taken = rules.machine.online - node.free
-    held = taken - node.reserved
-    if node.reserved or taken:
-        # Something has to be left for the shared pool, as there is on the node itself.
-        kept = node.reserved or CpuSet([held.first()])
-        rules = _reserving(rules, kept)
-        held -= kept
+    owned = rules.machine.online - node.free
+    pod_cpus = owned - node.reserved
+    if node.reserved or owned:
+        # The shared pool must keep a CPU, as on the node itself.
+        reserve = node.reserved or CpuSet([pod_cpus.first()])
+        rules = _reserving(rules, reserve)
+        pod_cpus -= reserve
     state = NodeState.empty(rules)
-    if held:
-        state = state.with_reservation(SHOWN, ReservationCpus(SHOWN, held))
+    if pod_cpus:
+        state = state.with_reservation(SHOWN, ReservationCpus(SHOWN, pod_cpus))
     if node.memory:
-        state = replace(state, providers=tuple(_with_memory(each, node.memory) for each in state.providers))
+        state = replace(
+            state, providers=tuple(_with_memory(provider, node.memory) for provider in state.providers)
+        )
     return replace(state, devices=_devices(node)) if node.devices else state
 
 
@@ -194,15 +196,15 @@ def _with_memory(provider: Provider, rows: MemoryRows) -> Provider:
 
 
 def _reserving(rules: Node, reserved: CpuSet) -> Node:
-    """Return a node with other CPUs in reserve; the same ones are made once."""
-    known = _RESERVING.get((id(rules), reserved.bits))
-    if known is not None and known[0] is rules:
-        return known[1]
+    """Return a node with other CPUs in reserve; equal ones are made once."""
+    cached = _RESERVING.get((id(rules), reserved.bits))
+    if cached is not None and cached[0] is rules:
+        return cached[1]
     if len(_RESERVING) >= _MOST_RESERVING:
         _RESERVING.clear()
-    made = rules.reserving(reserved)
-    _RESERVING[id(rules), reserved.bits] = rules, made
-    return made
+    node = rules.reserving(reserved)
+    _RESERVING[id(rules), reserved.bits] = rules, node
+    return node
 
 
 _RESERVING: dict[tuple[int, int], tuple[Node, Node]] = {}
@@ -211,14 +213,16 @@ _MOST_RESERVING = 1024
 
 def _devices(node: SchedulableNode) -> DeviceState:
     registered: dict[str, dict[str, RegisteredDevice]] = {}
-    held: dict[str, frozenset[str]] = {}
+    held_ids: dict[str, frozenset[str]] = {}
     for resource, zones in node.devices.items():
         names = {numa: [f"{numa}/{number}" for number in range(total)] for numa, (total, _) in zones.items()}
         registered[resource] = {
             name: RegisteredDevice(name, Mask([numa])) for numa, each in names.items() for name in each
         }
-        held[resource] = frozenset(name for numa, each in names.items() for name in each[zones[numa][1] :])
-    return DeviceState(registered, {SHOWN: {SHOWN: held}})
+        held_ids[resource] = frozenset(
+            name for numa, each in names.items() for name in each[zones[numa][1] :]
+        )
+    return DeviceState(registered, {SHOWN: {SHOWN: held_ids}})
 
 
 def _volcano_mismatch(rules: Node, demand: PodDemand) -> NodeVerdict | None:
@@ -235,7 +239,7 @@ def _volcano_mismatch(rules: Node, demand: PodDemand) -> NodeVerdict | None:
 
 
 def _arrive(state: NodeState, pods: Iterable[PodDemand]) -> tuple[NodeState, list[PodDemand]]:
-    """Let pods arrive one after the other; returns the state, and the pods that were refused."""
+    """Let pods arrive one after the other; return the state, and the pods that were rejected."""
     refused = []
     for demand in pods:
         outcome = dry_run(state, demand.arrival())
@@ -254,12 +258,12 @@ def _possibly_rejected(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
         and not rules.options.full_pcpus_only
         and not node.memory
     )
-    left = len(node.free) - sum(pod.exclusive for pod in pods)
+    remaining = len(node.free) - sum(pod.exclusive for pod in pods)
     most = len(rules.machine.nodes)
     possibly_rejected = 0
     for at, pod in enumerate(pods):
-        alone = pod.largest == pod.exclusive and not pod.devices and not pod.pod.cpuset
-        if not plain or not alone or left + pod.exclusive <= most * (pod.exclusive - 1):
+        single_container = pod.largest == pod.exclusive and not pod.devices and not pod.pod.cpuset
+        if not plain or not single_container or remaining + pod.exclusive <= most * (pod.exclusive - 1):
             possibly_rejected |= 1 << at
     return possibly_rejected
 
@@ -267,7 +271,7 @@ def _possibly_rejected(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
 def _refused_in_some_order(
     expected: ExpectedNode, demand: PodDemand, possibly_rejected: int
 ) -> PodDemand | None:
-    """Return a pod that would be refused if pods came to the node in some order; None where there is none.
+    """Return a pod that would be rejected if pods came to the node in some order; None where there is none.
 
     Orders begin alike, and most beginnings with the same pods leave the same CPUs. So the states that a set
     of pods may leave follow from those of the sets with one pod less, and equal ones are kept once. Pods with
@@ -283,12 +287,15 @@ def _refused_in_some_order(
     """
     pods = (*expected.pending, demand)
     turns: tuple[PodDemand | CpuSet, ...] = (*pods, *expected.ended)
-    equal = [sum(1 << at for at, each in enumerate(pods) if each.signature == pod.signature) for pod in pods]
+    equal = [
+        sum(1 << at for at, other_pod in enumerate(pods) if other_pod.signature == pod.signature)
+        for pod in pods
+    ]
     equal += [(1 << len(turns)) - (1 << len(pods))] * len(expected.ended)
-    left = {0: [expected.shown]}
+    states_of = {0: [expected.shown]}
     for _ in turns:
         further: dict[int, list[NodeState]] = {}
-        for came, states in left.items():
+        for came, states in states_of.items():
             for at, turn in enumerate(turns if possibly_rejected & ~came else ()):
                 if equal[at] & (2 << at) - 1 & ~came != 1 << at:
                     continue  # it has come, or one like it comes first
@@ -297,19 +304,21 @@ def _refused_in_some_order(
                     state, refused = _after(before, turn)
                     if refused is not None and refused not in expected.lost:
                         return refused
-                    if not any(_is_equivalent(state, each) for each in after):
+                    if not any(_is_equivalent(state, other_pod) for other_pod in after):
                         after.append(state)
-        left = further
+        states_of = further
     return None
 
 
 def _after(state: NodeState, turn: PodDemand | CpuSet) -> tuple[NodeState, PodDemand | None]:
-    """Return the node after a pod came, and that pod if it is refused; or after CPUs became free."""
+    """Return the node after a pod came, and that pod if it is rejected; or after CPUs became free."""
     if isinstance(turn, PodDemand):
         after, refused = _arrive(state, (turn,))
         return after, refused[0] if refused else None
-    held = state.reservation_cpus.get(SHOWN)
-    return (state.with_reservation(SHOWN, ReservationCpus(SHOWN, held.cpus - turn)) if held else state), None
+    reserved = state.reservation_cpus.get(SHOWN)
+    return (
+        state.with_reservation(SHOWN, ReservationCpus(SHOWN, reserved.cpus - turn)) if reserved else state
+    ), None
 
 
 def _is_equivalent(state: NodeState, other: NodeState) -> bool:
@@ -344,12 +353,12 @@ def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
 
 
 def _used(state: NodeState, nodes: Mask) -> Iterator[float]:
-    """Return which parts of the CPUs and of the counted memory of NUMA nodes have owners."""
+    """Yield the fractions of the CPUs and of the counted memory of NUMA nodes that are owned."""
     machine, reserved = state.node.machine, state.node.reserved
     usable = CpuSet.from_bits(union(numa.cpus.bits for numa in machine.nodes if numa.id in nodes)) - reserved
     if usable:
         yield 1 - len(usable & state.pools.shared) / len(usable)
     if state.memory is not None:
-        tables = [each.table(MEMORY) for numa, each in state.memory.nodes.items() if numa in nodes]
+        tables = [memory.table(MEMORY) for numa, memory in state.memory.nodes.items() if numa in nodes]
         if total := sum(table.allocatable for table in tables):
             yield sum(table.reserved for table in tables) / total

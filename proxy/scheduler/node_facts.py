@@ -1,21 +1,21 @@
 """Read a node from its objects, as input for the engine that decides for it.
 
 Three objects describe a node, and any may be missing: Volcano's Numatopology (CPUs by id, which are free,
-which pods hold them), a NodeResourceTopology of NFD or of Koordinator (amounts by NUMA node, policy and
-scope, devices), and the Node object (labels and annotations of Koordinator). They are read by
-``numatopology`` and ``resource_topology`` and joined here.
+which pods hold them), a NodeResourceTopology of NFD (Node Feature Discovery) or of Koordinator (amounts by
+NUMA node, policy and scope, devices), and the Node object (labels and annotations of Koordinator). They are
+read by ``numatopology`` and ``resource_topology`` and joined here.
 
 CPUs. A Numatopology names them. Without one, Koordinator's annotations do. With amounts only, as NFD writes
 them, each NUMA node gets as many CPUs as it has capacity, numbered from 0: whether a pod fits is right, the
 ids are not, and threads of a core are unknown.
 
-Policies. What the Node object and the objects say is joined by the same rules as on the node
-(``proxy.engine.node_policy``). Where only NFD speaks, the CPU manager counts as static, because NFD does not
-say it, and a policy of the topology manager has little meaning without.
+Policies. The Node object and the other objects are combined by the same rules as on the node
+(``proxy.engine.node_policy``). Where only NFD describes the node, the CPU manager counts as static: NFD does
+not report it, and a policy of the topology manager has little meaning without it.
 
 Memory counts only where an object says that the memory manager is static: a node without one refuses no pod
-for it. What pods hold is taken to be held on each NUMA node by itself, because objects do not say which
-containers hold memory of several together.
+for it. Held memory counts on each NUMA node by itself, because objects do not show which containers hold
+memory of several nodes together.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from proxy.scheduler.numatopology import NumatopologyFacts
 from proxy.scheduler.resource_topology import CpuRows, MemoryRows, ResourceTopologyFacts
 
 DeviceCounts = Mapping[str, Mapping[int, tuple[int, int]]]
-"""Resource to NUMA node to how many there are and how many are free."""
+"""Resource to NUMA node to the number of all devices and of free ones."""
 _NO_LABELS = NodeMeta()
 _KEPT = 1
 """Bytes in reserve on each NUMA node: the amounts are without kubelet's reserve, and the engine needs one."""
 
 
 def largest_of(node: SchedulableNode) -> int:
-    """Return the most CPUs that one container may own, as far as a sum says it."""
+    """Return an upper limit of the CPUs that one container may own: the most free CPUs of a NUMA node."""
     if not node.rules.static or node.rules.policy is not TopologyPolicy.SINGLE_NUMA_NODE:
         return len(node.rules.machine.online)
-    return max((len(node.free & each.cpus) for each in node.rules.machine.nodes), default=0)
+    return max((len(node.free & numa_node.cpus) for numa_node in node.rules.machine.nodes), default=0)
 
 
 def counts_of(node: SchedulableNode) -> tuple[object, ...]:
-    """Return what a verdict depends on besides the rules: free CPUs, cores and devices by NUMA node."""
+    """Return the counts on which a verdict depends: free CPUs, cores and devices by NUMA node."""
     free, machine = node.free.bits, node.rules.machine
     cores: dict[int | None, tuple[int, int, int]] = {}
     for cpus in machine.cores.values():
@@ -82,7 +82,7 @@ class SchedulableNode(Struct, frozen=True):
     Attributes:
         name: Of the Node object.
         rules: The machine and its policies; the same object for nodes that are alike.
-        reserved: CPUs that no owner gets, whatever ends.
+        reserved: CPUs that no owner gets, whichever pods end.
         free: CPUs that a new owner may get.
         devices: Devices by NUMA node.
         memory: Memory by NUMA node, where it is counted.
@@ -129,10 +129,10 @@ def join_facts(
     distances = zones.distances if zones else ()
     manager = _manager(numa, zones)
     options = tuple(sorted((zones.node_options if zones and zones.node_options else manager.options).items()))
-    kept = _policy_labels(meta)
+    policy_labels = _policy_labels(meta)
     memory = zones.memory if zones else ()
     pages = tuple((where, resource, most) for where, resource, most, _ in memory)
-    rules = _rules(rows, distances, pages, options, _hashable(manager), kept)
+    rules = _rules(rows, distances, pages, options, _hashable(manager), policy_labels)
     everything = rules.machine.online
     free = (numa.free if numa else zones.free(everything) if zones else CpuSet()) & everything
     shown = numa.shown if numa and numa.shown is not None else zones.shown if zones else {}
@@ -152,7 +152,7 @@ def join_facts(
 
 
 def _manager(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None) -> CpuManager:
-    """Return what is known of kubelet's managers, or of those of topoproxy in their place."""
+    """Return the settings of kubelet's managers, or of those of topoproxy in their place."""
     policy = (numa.cpu_policy if numa else "") or (zones.cpu_policy if zones else "") or "static"
     topology = (zones.policy if zones else "") or (numa.policy if numa else "")
     scope = zones.scope if zones else ""
@@ -191,9 +191,9 @@ def _rules(
         parsed = parse_cpu_options(dict(options)) if static else parse_cpu_options({})
     except ConfigError as error:
         raise UnknownNodeError(str(error)) from None
-    kept = {numa.id: {MEMORY: _KEPT} for numa in machine.nodes} if memory else None
+    reserve = {numa.id: {MEMORY: _KEPT} for numa in machine.nodes} if memory else None
     topology = CpuTopology.of(machine)
-    base = Node(machine, topology, static=static, options=parsed, reserved_memory=kept)
+    base = Node(machine, topology, static=static, options=parsed, reserved_memory=reserve)
     meta = NodeMeta(labels=dict(labels[0]), annotations=dict(labels[1]))
     known = CpuManager(cpu_policy, dict(kubelets), CpuSet.from_bits(reserved), policy, scope)
     node = read_node_policy(base, machine, meta, known).on(base)
@@ -269,8 +269,11 @@ def _checked(distance: tuple[int, ...], count: int) -> tuple[int, ...]:
 def _reserve(rules: Node, numa: NumatopologyFacts | None, free: CpuSet) -> CpuSet:
     """Return the CPUs that stay without an owner: those of an amount, or those that no pod holds.
 
-    An object that lists its pods shows the reserve as what is neither free nor held. Where it does not, the
-    amount is chosen as kubelet chooses it.
+            amount is chosen as kubelet chooses it.
+    The reserve of an object that lists its pods are the CPUs that are neither free nor held. Where it lists
+    none,
+        the amount is chosen as kubelet chooses it.
+        amount is chosen as kubelet chooses it.
     """
     if numa is None:
         return CpuSet()
@@ -281,5 +284,5 @@ def _reserve(rules: Node, numa: NumatopologyFacts | None, free: CpuSet) -> CpuSe
             raise UnknownNodeError(f"its reserved CPUs cannot be chosen: {error}") from None
     if numa.shown is None:
         return CpuSet()
-    held = union(cpus.bits for cpus in numa.shown.values())
-    return rules.machine.online - free - CpuSet.from_bits(held)
+    pod_cpus = union(cpus.bits for cpus in numa.shown.values())
+    return rules.machine.online - free - CpuSet.from_bits(pod_cpus)

@@ -3,12 +3,12 @@
 Theory. Deciding for one node takes the engine about a millisecond, and a pod has thousands of candidates. But
 nodes are alike: two nodes with the same hardware and policies, as many free CPUs, whole and broken cores and
 devices on each NUMA node, and the same pending pods give the same verdict, and so do replicas of a workload.
-So each node has a *class*, a number for all that a verdict depends on, which is found again only when its
+So each node has a *class*, a number for all that a verdict depends on, which is computed again only when its
 objects or its pending pods change; and verdicts are kept by demand and class. Looking at a candidate is then
 one look-up in a table, and the engine runs only for classes that a demand has not met: those of the nodes
 that changed since.
 
-For what the counts alone forbid, the engine is not called: fewer free CPUs than the pod owns at once, and
+Where the counts alone decide, the engine is not called: fewer free CPUs than the pod owns at once, and
 under ``single-numa-node`` fewer on every NUMA node than its largest container owns.
 
 A demand that is new meets many classes at once. Then at most ``NEW_CLASSES`` of them are judged once enough
@@ -50,7 +50,7 @@ _COUNTED = ("cpu", MEMORY)
 
 
 class FilterResult(Struct, frozen=True):
-    """The candidates that fit, in their order, and why the others do not."""
+    """The candidates that fit, in their order, and the reasons why the others do not."""
 
     fits: list[str]
     failed: dict[str, str]
@@ -82,9 +82,9 @@ class _Row(Struct):
         return tuple(shown[pod] for pod in self.ended if pod in shown)
 
     def count(self, demand: PodDemand, sign: int) -> None:
-        """Count a pod that is bound to the node; ``sign`` -1: that is no longer."""
-        for each in _COUNTED:
-            self.requested[each] = self.requested.get(each, 0) + sign * demand.needs.get(each, 0)
+        """Add the resources of a pod to those that are requested on the node; ``sign`` -1 subtracts them."""
+        for resource in _COUNTED:
+            self.requested[resource] = self.requested.get(resource, 0) + sign * demand.needs.get(resource, 0)
         if sign > 0:
             self.pods[demand.key] = demand.spec.namespace, demand.spec.name
         else:
@@ -112,7 +112,7 @@ class NodeTable:
     # -- what is known ------------------------------------------------------------------------------------
 
     def put(self, node: SchedulableNode, now: float = 0.0) -> None:
-        """Note the facts of a node."""
+        """Record the facts of a node."""
         row = self._rows.setdefault(node.name, _Row())
         row.node, row.problem = node, ""
         row.counts, row.largest = (self._shape(node.rules), *counts_of(node)), largest_of(node)
@@ -120,15 +120,15 @@ class NodeTable:
         self._confirm(node.name, now)
 
     def put_unknown(self, name: str, problem: str) -> None:
-        """Note that nothing can be decided for a node, and why."""
+        """Record that nothing can be decided for a node, and why."""
         row = self._rows.setdefault(name, _Row())
         row.node, row.problem, row.pending = None, problem, ()
         self._kind_of.pop(name, None)
 
     def put_allocatable(self, name: str, allocatable: Mapping[str, int]) -> None:
-        """Note what the Node object of a node offers: thousandths of CPUs, bytes."""
+        """Record the allocatable amounts of a Node object: thousandths of CPUs, bytes."""
         row = self._rows.setdefault(name, _Row())
-        row.allocatable = {each: allocatable.get(each, 0) for each in _COUNTED}
+        row.allocatable = {resource: allocatable.get(resource, 0) for resource in _COUNTED}
 
     def remove(self, name: str) -> None:
         """Forget a node; its pods stay assumed until they are gone: the node may come back."""
@@ -150,7 +150,7 @@ class NodeTable:
             self._refresh(name, now)
 
     def observe(self, demand: PodDemand, now: float, *, running: bool) -> None:
-        """Note a pod that is bound (``demand.node``)."""
+        """Record a pod that is bound (``demand.node``)."""
         self._count(demand.node, demand)
         if self._holds(demand.node, demand):
             before = self._assumed_pods.of_pod(demand.key)
@@ -186,9 +186,9 @@ class NodeTable:
                 row.ended = {pod: since for pod, since in row.ended.items() if now - since <= GRACE_S}
                 self._refresh(name, now)
             if row.pending:
-                for lost in [each for each in row.pending if each.is_lost(now)]:
+                for lost in [assumed for assumed in row.pending if assumed.is_lost(now)]:
                     self.release(lost.pod, now)
-                if any(row.node and not each.is_pending(row.node, now) for each in row.pending):
+                if any(row.node and not assumed.is_pending(row.node, now) for assumed in row.pending):
                     self._refresh(name, now)
 
         if len(self._kinds) > MOST_CLASSES:
@@ -199,7 +199,7 @@ class NodeTable:
 
     def pods(self, name: str) -> tuple[PodDemand, ...]:
         """Return the pods that hold CPUs or devices of a node, in the order of their binds."""
-        return tuple(each.demand for each in self._assumed_pods.of(name))
+        return tuple(assumed.demand for assumed in self._assumed_pods.of(name))
 
     def pending(self, name: str) -> tuple[AssumedPod, ...]:
         """Return the assumed pods that the object of a node does not show."""
@@ -207,7 +207,7 @@ class NodeTable:
         return row.pending if row else ()
 
     def assumed_pod(self, pod: str) -> AssumedPod | None:
-        """Return a pod as it is assumed; None where it is not."""
+        """Return the assumed pod with a key; None where it is not assumed."""
         return self._assumed_pods.of_pod(pod)
 
     def names(self) -> Iterable[str]:
@@ -226,18 +226,18 @@ class NodeTable:
         names = list(self._rows) if names is None else names
         if not demand.aligned:
             return FilterResult(list(names), {})
-        known = self.verdicts_of(demand)
+        verdicts = self.verdicts_of(demand)
         kinds = list(map(self._kind_of.get, names))
         met = set(kinds)
-        passing = {kind for kind in met if kind in known and known[kind].fits}
+        passing = {kind for kind in met if kind in verdicts and verdicts[kind].fits}
         if len(passing) == len(met):
             return FilterResult(list(names), {})
         fits = [name for name, kind in zip(names, kinds, strict=True) if kind in passing]
-        others = [name for name, kind in zip(names, kinds, strict=True) if kind not in passing]
+        remaining = [name for name, kind in zip(names, kinds, strict=True) if kind not in passing]
         # Nodes with pending pods take longest, and are left out first.
-        others.sort(key=lambda name: len(self.pending(name)))
+        remaining.sort(key=lambda name: len(self.pending(name)))
         failed: dict[str, str] = {}
-        self._sort_out(others, demand, fits, failed)
+        self._sort_out(remaining, demand, fits, failed)
         return FilterResult(fits, failed)
 
     def scores(self, demand: PodDemand, names: Sequence[str], strategy: Strategy) -> list[int]:
@@ -245,19 +245,21 @@ class NodeTable:
         if strategy is Strategy.FEWEST_NUMA_NODES:
             if not demand.aligned:
                 return [0] * len(names)
-            known = self.verdicts_of(demand)
+            verdicts = self.verdicts_of(demand)
             kinds = list(map(self._kind_of.get, names))
             met = set(kinds)
-            if not known.keys() >= met:
-                return volcano_scores([len(self.verdict(each, demand, known).numa_nodes) for each in names])
+            if not verdicts.keys() >= met:
+                return volcano_scores(
+                    [len(self.verdict(candidate, demand, verdicts).numa_nodes) for candidate in names]
+                )
             count_of: dict[int | None, int] = {
-                kind: len(known[kind].numa_nodes) for kind in met if kind is not None
+                kind: len(verdicts[kind].numa_nodes) for kind in met if kind is not None
             }
             return volcano_scores(list(map(count_of.__getitem__, kinds)))
         if numa_strategy(strategy, NumaStrategy.NONE) is None:
             return [allocation_score(self._fractions(name, demand), strategy) for name in names]
-        known = self.verdicts_of(demand)
-        return [self._numa_score(name, demand, known, strategy) for name in names]
+        verdicts = self.verdicts_of(demand)
+        return [self._numa_score(name, demand, verdicts, strategy) for name in names]
 
     def place(self, name: str, demand: PodDemand) -> NodeVerdict:
         """Decide for one node with the CPUs themselves, as its bind relies on it."""
@@ -270,9 +272,9 @@ class NodeTable:
         if not demand.aligned:
             return FITS
         self.judged += 1
-        if any(each.pod == demand.key for each in row.pending):  # an earlier bind of it
-            others = [each.demand for each in row.pending if each.pod != demand.key]
-            return evaluate(demand, expect(row.node, others, row.shown_ended()))
+        if any(assumed.pod == demand.key for assumed in row.pending):  # an earlier bind of it
+            other_demands = [assumed.demand for assumed in row.pending if assumed.pod != demand.key]
+            return evaluate(demand, expect(row.node, other_demands, row.shown_ended()))
         return evaluate(demand, _expected(row))
 
     def verdicts_of(self, demand: PodDemand) -> dict[int, NodeVerdict]:
@@ -283,14 +285,14 @@ class NodeTable:
         return self._verdicts.setdefault(demand.signature, {})
 
     def known_verdict(
-        self, name: str, demand: PodDemand, known: Mapping[int, NodeVerdict]
+        self, name: str, demand: PodDemand, verdicts: Mapping[int, NodeVerdict]
     ) -> NodeVerdict | None:
         """Return the verdict for a candidate as far as it is known; None where the engine has to be called.
 
         Args:
             name: The candidate.
             demand: The pod.
-            known: ``verdicts_of`` it.
+            verdicts: The known verdicts for the pod (``verdicts_of``).
         """
         if not demand.aligned:
             return FITS
@@ -298,7 +300,7 @@ class NodeTable:
         if row is None or kind is None:
             problem = row.problem if row else NOT_KNOWN
             return NodeVerdict(fits=False, reason=UNKNOWN, message=problem)
-        verdict = known.get(kind)
+        verdict = verdicts.get(kind)
         if verdict is not None:
             return verdict
         if row.free < demand.exclusive:
@@ -309,23 +311,23 @@ class NodeTable:
             return NodeVerdict(fits=False, reason=TOPOLOGY_AFFINITY, message=message)
         return None
 
-    def verdict(self, name: str, demand: PodDemand, known: dict[int, NodeVerdict]) -> NodeVerdict:
+    def verdict(self, name: str, demand: PodDemand, verdicts: dict[int, NodeVerdict]) -> NodeVerdict:
         """Return the verdict for a candidate; the engine is called where that is necessary.
 
         Args:
             name: The candidate.
             demand: The pod.
-            known: ``verdicts_of`` it; the verdict is added.
+            verdicts: The known verdicts for the pod (``verdicts_of``); a new one is added.
         """
         row = self._rows.get(name)
         if row is None or row.node is None:
             return NodeVerdict(fits=False, reason=UNKNOWN, message=row.problem if row else "")
         kind = self._kind_of[name]
-        verdict = known.get(kind)
+        verdict = verdicts.get(kind)
         if verdict is None:
             self.judged += 1
             self._kept += 1
-            verdict = known[kind] = evaluate(demand, _expected(row))
+            verdict = verdicts[kind] = evaluate(demand, _expected(row))
         return verdict
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -334,16 +336,16 @@ class NodeTable:
         self, names: Iterable[str], demand: PodDemand, fits: list[str], failed: dict[str, str]
     ) -> None:
         """Add candidates to those that fit or to those that do not, and evaluate classes that are new."""
-        known = self.verdicts_of(demand)
+        verdicts = self.verdicts_of(demand)
         judged = 0
         for name in names:
-            verdict = self.known_verdict(name, demand, known)
+            verdict = self.known_verdict(name, demand, verdicts)
             if verdict is None:
                 if judged >= NEW_CLASSES and len(fits) >= ENOUGH:
                     failed[name] = f"{NOT_JUDGED}: enough other nodes fit"
                     continue
                 judged += 1
-                verdict = self.verdict(name, demand, known)
+                verdict = self.verdict(name, demand, verdicts)
             if verdict.fits:
                 fits.append(name)
             else:
@@ -370,7 +372,7 @@ class NodeTable:
             del self._rows[name]
 
     def _holds(self, name: str, demand: PodDemand) -> bool:
-        """Return whether a pod takes something of a node that the object of the node shows."""
+        """Return whether a pod holds CPUs or devices that the object of the node shows."""
         row = self._rows.get(name)
         return demand.holds or bool(row and row.node and row.node.memory and demand.holds_memory)
 
@@ -381,12 +383,12 @@ class NodeTable:
             return
         # CPUs that another object shows are looked up there, pod by pod.
         waiting = [
-            each for each in row.pending
-            if each.running_since is not None and (row.node.has_amounts or not each.demand.lasting)
+            assumed for assumed in row.pending
+            if assumed.running_since is not None and (row.node.has_amounts or not assumed.demand.lasting)
         ]  # fmt: skip
         if waiting and fingerprint(row.pods.values()) == row.node.fingerprint:
-            for each in waiting:
-                self._assumed_pods.confirm(each)
+            for assumed in waiting:
+                self._assumed_pods.confirm(assumed)
             self._refresh(name, now)
 
     def _refresh(self, name: str, now: float) -> None:
@@ -394,35 +396,37 @@ class NodeTable:
         if row is None or row.node is None:
             return
         node = row.node
-        row.pending = tuple(each for each in self._assumed_pods.of(name) if each.is_pending(node, now))
-        row.free = len(node.free) - sum(each.demand.lasting for each in row.pending)
-        key = *row.counts, *(each.demand.signature for each in row.pending), *row.shown_ended()
+        row.pending = tuple(
+            assumed for assumed in self._assumed_pods.of(name) if assumed.is_pending(node, now)
+        )
+        row.free = len(node.free) - sum(assumed.demand.lasting for assumed in row.pending)
+        key = *row.counts, *(assumed.demand.signature for assumed in row.pending), *row.shown_ended()
         self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))
 
     def _shape(self, rules: Node) -> int:
-        known = self._shapes.get(id(rules))
-        if known is None or known[0] is not rules:
-            known = self._shapes[id(rules)] = rules, len(self._shapes)
-        return known[1]
+        shape = self._shapes.get(id(rules))
+        if shape is None or shape[0] is not rules:
+            shape = self._shapes[id(rules)] = rules, len(self._shapes)
+        return shape[1]
 
     def _numa_score(
-        self, name: str, demand: PodDemand, known: dict[int, NodeVerdict], strategy: Strategy
+        self, name: str, demand: PodDemand, verdicts: dict[int, NodeVerdict], strategy: Strategy
     ) -> int:
         """Score the NUMA nodes that a pod would use; the whole node where it would use none by itself."""
         node = self.node(name)
         way = numa_strategy(strategy, node.rules.strategy if node else NumaStrategy.NONE)
         assert way is not None
-        used = self.verdict(name, demand, known).used if demand.aligned else ()
+        used = self.verdict(name, demand, verdicts).used if demand.aligned else ()
         return allocation_score(used or self._fractions(name, demand), way)
 
     def _fractions(self, name: str, demand: PodDemand) -> list[float]:
-        """Return which part of the node's CPUs and memory would be requested."""
+        """Return the fractions of the node's CPUs and memory that would be requested."""
         row = self._rows.get(name)
         if row is None:
             return []
         return [
-            (row.requested.get(each, 0) + demand.needs.get(each, 0)) / total
-            for each, total in row.allocatable.items()
+            (row.requested.get(resource, 0) + demand.needs.get(resource, 0)) / total
+            for resource, total in row.allocatable.items()
             if total > 0
         ]
 
@@ -430,14 +434,14 @@ class NodeTable:
 def _expected(row: _Row) -> ExpectedNode:
     """Return a node with its pending pods; it is made once for all demands."""
     assert row.node is not None
-    pending, ended = tuple(each.demand for each in row.pending), row.shown_ended()
-    known = row.expected
+    pending, ended = tuple(assumed.demand for assumed in row.pending), row.shown_ended()
+    cached = row.expected
     if (
-        known is None
-        or known.node is not row.node
-        or known.ended != ended
-        or known.pending != pending[: len(known.pending)]
+        cached is None
+        or cached.node is not row.node
+        or cached.ended != ended
+        or cached.pending != pending[: len(cached.pending)]
     ):
-        known = expect(row.node, ended=ended)
-    row.expected = known = known.with_more(pending[len(known.pending) :])
-    return known
+        cached = expect(row.node, ended=ended)
+    row.expected = cached = cached.with_more(pending[len(cached.pending) :])
+    return cached

@@ -1,4 +1,4 @@
-"""Reading a Numatopology of Volcano (nodeinfo.volcano.sh/v1alpha1).
+"""Read a Numatopology of Volcano (nodeinfo.volcano.sh/v1alpha1).
 
 See volcano-sh/apis v1.12 pkg/apis/nodeinfo/v1alpha1/numatopo_types.go. A number of ``cpuDetail`` that is 0 is
 absent there. Core ids are unique within a socket only.
@@ -22,7 +22,7 @@ MOST_CPUS = 8192
 
 
 class NumatopologyFacts(Struct, frozen=True):
-    """What a Numatopology says.
+    """The facts of a Numatopology.
 
     Attributes:
         cpus: Id, core, socket and NUMA node of each CPU, ascending by id.
@@ -44,14 +44,14 @@ def read_numatopology(raw: Mapping[str, Any]) -> NumatopologyFacts:
     """Read the object.
 
     Raises:
-        ValueError: A field does not hold what it should; the words say which.
+        ValueError: A field has a wrong value; the text names it.
     """
     spec = Fields(raw.get("spec"), "spec")
     policies = Fields(spec.get("policies"), "policies")
     cpus = _cpus(spec.get("cpuDetail"))
     cpu = Fields(Fields(spec.get("numares"), "numares").get("cpu"), "numares.cpu")
-    kept = Fields(spec.get("resReserved"), "resReserved").get("cpu")
-    reserve = 0 if kept is None else -(-parse_quantity(kept, milli=True) // 1000)
+    reserved = Fields(spec.get("resReserved"), "resReserved").get("cpu")
+    reserve = 0 if reserved is None else -(-parse_quantity(reserved, milli=True) // 1000)
     return NumatopologyFacts(
         cpus,
         CpuSet.parse(cpu.text("allocatable")),
@@ -72,7 +72,7 @@ def _cpus(raw: object) -> CpuRows:
 
 @functools.lru_cache(maxsize=64)
 def _rows(text: bytes) -> CpuRows:
-    """Read CPUs: most nodes of a cluster have the same ones, and an object comes again with each pod."""
+    """Read the CPUs; cached, as most nodes of a cluster have the same, and each pod updates the object."""
     rows = []
     for name, value in msgspec.json.decode(text).items():
         if not (isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 6):
@@ -85,11 +85,11 @@ def _rows(text: bytes) -> CpuRows:
 
 
 def _shown(spec: Fields) -> dict[str, CpuSet]:
-    found: dict[str, CpuSet] = {}
+    shown: dict[str, CpuSet] = {}
     for pod in spec.objects("podAllocations"):
         cpus = CpuSet()
         for container in pod.objects("containerAllocations"):
-            held = Fields(container.get("allocations"), "allocations").text("cpu")
-            cpus |= CpuSet.parse(held)
-        found[pod.text("uid")] = cpus
-    return found
+            text = Fields(container.get("allocations"), "allocations").text("cpu")
+            cpus |= CpuSet.parse(text)
+        shown[pod.text("uid")] = cpus
+    return shown

@@ -1,10 +1,10 @@
-"""What a pod demands of a node, read from its Pod object.
+"""The demand of a pod on a node, read from its Pod object.
 
 A demand is the input of the engine of the node (``proxy.engine.pod_dry_run``), and a signature:
 pods with equal signatures get equal answers from equal nodes, so replicas of a workload are judged once.
 
-The annotation ``resource-status`` of a pod that is bound to no node is left out: the scheduler writes it, and
-what a pod's author wrote there must not reserve CPUs. A pod that is bound keeps it: its node follows it.
+The annotation ``resource-status`` of an unbound pod is ignored: the scheduler writes it, and an annotation by
+the pod's author must not reserve CPUs. That of a bound pod is read: its node follows it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ ENDED = ("Succeeded", "Failed")
 
 
 class PodDemand(Struct, frozen=True):
-    """What a pod demands.
+    """The demand of a pod.
 
     Attributes:
         key: The uid of the pod; where the object has none, ``namespace/name``.
-        spec: The pod object, as far as placement looks at it.
+        spec: The Pod object, as far as placement reads it.
         pod: The facts that the engine reads.
         signature: Equal for pods that demand the same.
-        exclusive: Exclusive CPUs that its containers hold at most at any time.
+        exclusive: The most exclusive CPUs that its containers hold at any time.
         lasting: Exclusive CPUs of the containers that stay, without those of init containers.
         devices: Extended resources and how many of each.
-        needs: What the scheduler takes off a node: thousandths of CPUs, bytes, pieces.
+        needs: The amounts that the scheduler subtracts from a node: thousandths of CPUs, bytes, pieces.
         priority: ``spec.priority``.
         node: ``spec.nodeName``; empty while it is not bound.
     """
@@ -73,7 +73,7 @@ class PodDemand(Struct, frozen=True):
 
     @property
     def aligned(self) -> bool:
-        """Whether a node may refuse the pod for want of CPUs, memory or devices in one place."""
+        """Whether a node may reject the pod because CPUs, memory or devices are not on one NUMA node."""
         pod = self.pod
         return bool(
             self.exclusive
@@ -86,7 +86,7 @@ class PodDemand(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Whether the pod takes something that the object of its node shows: CPUs of its own, or devices."""
+        """Whether the pod holds resources that the object of its node shows: exclusive CPUs, or devices."""
         return bool(self.exclusive or self.devices)
 
     @property
@@ -116,14 +116,14 @@ def read_demand(raw: Mapping[str, Any]) -> PodDemand:
     """Read a Pod object.
 
     Raises:
-        InputError: It is not a Pod, or a field does not hold what it should.
+        InputError: It is not a Pod, or a field has a wrong value.
     """
     spec = pod_spec(raw, listed=True)
     inner = raw.get("spec") or {}
     node = str(inner.get("nodeName") or "")
     if not node and RESOURCE_STATUS in spec.annotations:
-        kept = {key: value for key, value in spec.annotations.items() if key != RESOURCE_STATUS}
-        spec = replace(spec, annotations=kept)
+        annotations = {key: value for key, value in spec.annotations.items() if key != RESOURCE_STATUS}
+        spec = replace(spec, annotations=annotations)
     priority = inner.get("priority")
     return demand_of(spec, node, priority if isinstance(priority, int) else 0)
 
@@ -159,7 +159,7 @@ def demand_of(spec: PodSpec, node: str = "", priority: int = 0) -> PodDemand:
 
 
 def has_ended(raw: Mapping[str, Any]) -> bool:
-    """Return whether a Pod object says that the pod holds nothing any more."""
+    """Return whether a Pod object shows that the pod has ended and holds nothing any more."""
     return (raw.get("status") or {}).get("phase") in ENDED
 
 
@@ -197,7 +197,7 @@ def _signature(spec: PodSpec) -> Hashable:
         )
         for container in requests.containers
     )
-    own = None if requests.own is None else tuple(sorted(requests.own.items()))
+    pod_requests = None if requests.own is None else tuple(sorted(requests.own.items()))
     texts = {**spec.labels, **spec.annotations}
     wishes = tuple((key, texts[key]) for key in POD_KEYS if key in texts)
-    return containers, own, tuple(sorted(spec.own_limits.items())), spec.qos, wishes
+    return containers, pod_requests, tuple(sorted(spec.own_limits.items())), spec.qos, wishes

@@ -1,4 +1,4 @@
-"""Reading a NodeResourceTopology, of NFD, of nri-plugins, of Koordinator or of topoproxy.
+"""Read a NodeResourceTopology of NFD (Node Feature Discovery), nri-plugins, Koordinator or topoproxy.
 
 Versions v1alpha1 and v1alpha2 of topology.node.k8s.io differ in ``attributes`` only. A zone of type ``Node``
 is a NUMA node, called ``node-N``; other zones are left out.
@@ -47,7 +47,7 @@ _SCOPES = {"PodLevel": Scope.POD, "ContainerLevel": Scope.CONTAINER, "": Scope.C
 
 
 class ZoneAmounts(Struct, frozen=True):
-    """A resource of a NUMA node: what it has, what pods may have, and what of that is free."""
+    """A resource of a NUMA node: the capacity, the part that pods may have, and the free part."""
 
     capacity: int
     allocatable: int
@@ -55,12 +55,12 @@ class ZoneAmounts(Struct, frozen=True):
 
 
 class ResourceTopologyFacts(Struct, frozen=True):
-    """What a NodeResourceTopology says.
+    """The facts of a NodeResourceTopology.
 
     Attributes:
         zones: NUMA node to resource to amounts; CPUs in thousandths.
         distances: NUMA node and its distances, in ascending order of nodes; empty where unknown.
-        policy, scope: Of the topology manager; empty where it says none.
+        policy, scope: Of the topology manager; empty where the object has none.
         cpu_policy, options, reserved: Of the CPU manager, by Koordinator's annotation.
         rows: CPUs by Koordinator's annotation.
         held: CPUs of pods by Koordinator's annotation, by uid.
@@ -101,13 +101,13 @@ class ResourceTopologyFacts(Struct, frozen=True):
 
     @property
     def devices(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """Devices by resource and NUMA node: how many there are, and how many are free."""
-        found: dict[str, dict[int, tuple[int, int]]] = {}
+        """Devices by resource and NUMA node: the number of all, and of the free ones."""
+        devices: dict[str, dict[int, tuple[int, int]]] = {}
         for numa, resources in self.zones.items():
             for name, amounts in resources.items():
                 if "/" in name:
-                    found.setdefault(name, {})[numa] = (amounts.allocatable, amounts.available)
-        return found
+                    devices.setdefault(name, {})[numa] = (amounts.allocatable, amounts.available)
+        return devices
 
     def cpu_rows(self) -> CpuRows:
         """Return the CPUs: named ones, else as many as each NUMA node has, numbered from 0."""
@@ -123,8 +123,8 @@ class ResourceTopologyFacts(Struct, frozen=True):
     def free(self, everything: CpuSet) -> CpuSet:
         """Return the CPUs that are free: those that no pod holds, else the last of each NUMA node."""
         if self.rows:
-            held = union(cpus.bits for cpus in self.held.values())
-            return everything - CpuSet.from_bits(held) - self.reserved
+            pod_cpus = union(cpus.bits for cpus in self.held.values())
+            return everything - CpuSet.from_bits(pod_cpus) - self.reserved
         by_node: dict[int, list[int]] = {}
         for cpu, _, _, numa in self.cpu_rows():
             by_node.setdefault(numa, []).append(cpu)
@@ -139,18 +139,20 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
     """Read the object.
 
     Raises:
-        ValueError: A field does not hold what it should; the words say which.
+        ValueError: A field has a wrong value; the text names it.
     """
     fields = Fields(raw)
     metadata = Fields(fields.get("metadata"), "metadata")
     texts = metadata.get("annotations")
     annotations: Mapping[str, Any] = texts if isinstance(texts, dict) else {}
-    attributes = {each.text("name"): each.text("value") for each in fields.objects("attributes")}
+    attributes = {
+        attribute.text("name"): attribute.text("value") for attribute in fields.objects("attributes")
+    }
     policy, scope = _policy(fields, attributes)
     manager = Fields.parse(str(annotations.get(MANAGER_POLICY) or "{}"))
     options = manager.get("options")
     zones, costs = _zones(fields)
-    held = _held(annotations)
+    pod_cpus = _held(annotations)
     return ResourceTopologyFacts(
         zones,
         _distances(zones, costs),
@@ -160,7 +162,7 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
         {str(k): str(v) for k, v in options.items()} if isinstance(options, dict) else {},
         CpuSet.parse(manager.text("reservedCPUs")),
         _rows(annotations),
-        held,
+        pod_cpus,
         _counts_memory(attributes, annotations),
         _options(attributes),
         attributes.get(ATTRIBUTE, "") if attributes.get(ATTRIBUTE_METHOD, METHOD_ALL) == METHOD_ALL else "",
@@ -169,7 +171,7 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
 
 def _options(attributes: Mapping[str, str]) -> dict[str, str]:
     """Return the options of the CPU manager as topoproxy writes them: NAME=VALUE, with commas between."""
-    parts = (each.partition("=") for each in attributes.get(CPU_OPTIONS, "").split(",") if each)
+    parts = (option.partition("=") for option in attributes.get(CPU_OPTIONS, "").split(",") if option)
     return {name: value for name, _, value in parts}
 
 
@@ -196,21 +198,23 @@ def _zones(fields: Fields) -> tuple[dict[int, dict[str, ZoneAmounts]], dict[int,
     zones: dict[int, dict[str, ZoneAmounts]] = {}
     costs: dict[int, dict[int, int]] = {}
     for zone in fields.objects("zones"):
-        found = _ZONE.fullmatch(zone.text("name"))
-        if zone.text("type") != "Node" or found is None:
+        match = _ZONE.fullmatch(zone.text("name"))
+        if zone.text("type") != "Node" or match is None:
             continue
-        numa = int(found[1])
-        zones[numa] = {each.text("name"): _amounts(each) for each in zone.objects("resources")}
-        named = {_ZONE.fullmatch(each.text("name")): each.number("value") for each in zone.objects("costs")}
+        numa = int(match[1])
+        zones[numa] = {entry.text("name"): _amounts(entry) for entry in zone.objects("resources")}
+        named = {
+            _ZONE.fullmatch(entry.text("name")): entry.number("value") for entry in zone.objects("costs")
+        }
         costs[numa] = {int(name[1]): value for name, value in named.items() if name}
     return zones, costs
 
 
-def _amounts(each: Fields) -> ZoneAmounts:
-    milli = each.text("name") == "cpu"
+def _amounts(resource: Fields) -> ZoneAmounts:
+    milli = resource.text("name") == "cpu"
 
     def read(name: str) -> int:
-        value = each.get(name)
+        value = resource.get(name)
         return 0 if value is None else parse_quantity(value, milli=milli)
 
     return ZoneAmounts(read("capacity"), read("allocatable"), read("available"))
@@ -230,21 +234,23 @@ def _rows(annotations: Mapping[str, Any]) -> CpuRows:
     text = annotations.get(CPU_TOPOLOGY)
     if not text:
         return ()
-    # The limit on entries that holds for what pods' authors write is below the CPUs of a large machine.
+    # Read without the limit on entries, which is meant for annotations of pods: machines have more CPUs.
     detail = Fields.parse(str(text)).get("detail")
     if not isinstance(detail, list):
         raise ValueError(f"annotation {CPU_TOPOLOGY}: detail is not a list")  # noqa: TRY004  one kind of error
     rows = (Fields(each, CPU_TOPOLOGY) for each in detail)
-    found = ((row.number("id"), row.number("core"), row.number("socket"), row.number("node")) for row in rows)
-    return tuple(sorted(found))
+    numbers = (
+        (row.number("id"), row.number("core"), row.number("socket"), row.number("node")) for row in rows
+    )
+    return tuple(sorted(numbers))
 
 
 def _held(annotations: Mapping[str, Any]) -> dict[str, CpuSet]:
     text = annotations.get(POD_ALLOCS)
     if not text:
         return {}
-    found: dict[str, CpuSet] = {}
-    for each in Fields({"allocs": load(str(text))}).objects("allocs"):
-        uid = each.text("uid")
-        found[uid] = found.get(uid, CpuSet()) | CpuSet.parse(each.text("cpuset"))
-    return found
+    cpus_of: dict[str, CpuSet] = {}
+    for alloc in Fields({"allocs": load(str(text))}).objects("allocs"):
+        uid = alloc.text("uid")
+        cpus_of[uid] = cpus_of.get(uid, CpuSet()) | CpuSet.parse(alloc.text("cpuset"))
+    return cpus_of

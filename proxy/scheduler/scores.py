@@ -36,7 +36,7 @@ class Strategy(enum.StrEnum):
 
 
 def numa_strategy(strategy: Strategy, label: NumaStrategy) -> Strategy | None:
-    """Return Least or Most where a strategy looks at NUMA nodes; None where it does not.
+    """Return Least or Most where a strategy scores NUMA nodes; None where it does not.
 
     Args:
         strategy: The setting.
@@ -62,7 +62,7 @@ def volcano_scores(counts: Sequence[int]) -> list[int]:
 
 
 def allocation_score(fractions: Sequence[float], strategy: Strategy) -> int:
-    """Return the score of a node by what would be requested of it.
+    """Return the score of a node by the fractions of it that would be requested.
 
     Args:
         fractions: Of each resource that counts, 1 for all of it.
@@ -70,10 +70,10 @@ def allocation_score(fractions: Sequence[float], strategy: Strategy) -> int:
     """
     if not fractions:
         return 0
-    capped = [min(each, 1.0) for each in fractions]
+    capped = [min(fraction, 1.0) for fraction in fractions]
     mean = sum(capped) / len(capped)
     if strategy is Strategy.LEAST_ALLOCATED:
         return int(HIGHEST * (1 - mean))
     if strategy is Strategy.MOST_ALLOCATED:
         return int(HIGHEST * mean)
-    return int(HIGHEST * (1 - sum((each - mean) ** 2 for each in capped) / len(capped)))
+    return int(HIGHEST * (1 - sum((fraction - mean) ** 2 for fraction in capped) / len(capped)))

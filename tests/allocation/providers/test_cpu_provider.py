@@ -118,8 +118,8 @@ def test_in_the_scope_of_a_pod_a_container_stands_for_all_of_its_cpus() -> None:
     alone = ProviderRequest(POD, asks, "a", Request())
     cpus = provider(build_context(NodeState.of(NODE, [POD], []), alone), CpuProvider)
     together = changed_copy(alone, scope=Scope.POD)
-    assert (cpus.wanted(alone), cpus.wanted(together)) == (2, 5)
-    assert cpus.wanted(changed_copy(together, exclusive=False)) == 0
+    assert (cpus.requested_cpus(alone), cpus.requested_cpus(together)) == (2, 5)
+    assert cpus.requested_cpus(changed_copy(together, exclusive=False)) == 0
 
 
 def test_a_restart_keeps_what_the_newest_attempt_had() -> None:
