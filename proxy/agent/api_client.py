@@ -45,14 +45,14 @@ JSON_PATCH = "application/json-patch+json"
 JsonObject = dict[str, Any]
 _BROKEN = (httpx2.HTTPError, httpx2.StreamError, OSError)
 _FAULTS = (*_BROKEN, httpx2.InvalidURL, ValueError, LookupError, AssertionError, ConfigError)
-"""What a request may raise before it is answered; lightkube reads tokens and runs commands then."""
+"""Errors of a request before it is answered; lightkube reads tokens and runs commands then."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where kubelet mounts the service account of a pod."""
 
 
 class NoCredentialsError(UnavailableError):
-    """There is nothing to authenticate with, or it cannot be read."""
+    """There are no credentials, or they cannot be read."""
 
 
 def node_name(config: ClusterConfig) -> str:
@@ -80,15 +80,15 @@ def read_credentials(config: ClusterConfig) -> SingleConfig:
     if file is None:
         raise NoCredentialsError("cannot connect to the API server: there are no credentials")
     try:
-        read = KubeConfig.from_service_account if file is SERVICE_ACCOUNT else KubeConfig.from_file
-        found = read(file).get()
+        reader = KubeConfig.from_service_account if file is SERVICE_ACCOUNT else KubeConfig.from_file
+        credentials = reader(file).get()
     except (OSError, ValueError, LookupError, TypeError, ConfigError) as error:
         raise NoCredentialsError(f"cannot read the credentials in {file}: {error}") from error
     except (msgspec.MsgspecError, yaml.YAMLError) as error:
         raise NoCredentialsError(f"cannot read the credentials in {file}: {error}") from error
-    if found is None:
+    if credentials is None:
         raise NoCredentialsError("cannot connect to the API server: the kubeconfig names no context")
-    return found
+    return credentials
 
 
 class ApiServerError(TopoproxyError):
@@ -141,7 +141,7 @@ class ApiClient:
             await http.aclose()
 
     async def get(self, path: str) -> JsonObject:
-        """Read an object, or what a path of discovery answers.
+        """Read an object, or the answer of a discovery path.
 
         Args:
             path: Such as ``/api/v1/nodes/NAME``.
@@ -185,7 +185,8 @@ class ApiClient:
 
         Args:
             path: Of the object; with ``/status`` for its status.
-            value: All fields that the owner wants; those that it wanted before and are not there are removed.
+            value: All fields of the owner; fields that it has written before and that are missing are
+                removed.
             owner: The field owner.
             force: Take fields from other owners; else such an apply ends with status 409.
 
@@ -221,7 +222,7 @@ class ApiClient:
             path: Of the collection or of the subresource.
             value: The object.
             within: Seconds after which the API server gives the request up; 0 for its own limit.
-            check: Is called when the body is about to be sent; what it raises keeps the body from being sent.
+            check: Called when the body is about to be sent; an exception keeps it from being sent.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
@@ -315,19 +316,22 @@ class ApiClient:
         if answer.status_code >= 400:
             await self._raise(answer.status_code, answer.content, method, path)
         try:
-            found = msgspec.json.decode(answer.content)
+            decoded = msgspec.json.decode(answer.content)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ApiUnreachableError(
                 f"cannot {method} {path} at the API server: the answer is not JSON"
             ) from error
-        return found if isinstance(found, dict) else {}
+        return decoded if isinstance(decoded, dict) else {}
 
     async def _raise(self, status: int, content: bytes, method: str, path: str) -> None:
-        """Raise the error that an answer stands for."""
+        """Raise the error for an answer."""
         message, reason = content[:MESSAGE_LIMIT].decode(errors="replace"), ""
         try:
-            said = msgspec.json.decode(content)
-            message, reason = str(said["message"])[:MESSAGE_LIMIT], str(said.get("reason", ""))
+            status_object = msgspec.json.decode(content)
+            message, reason = (
+                str(status_object["message"])[:MESSAGE_LIMIT],
+                str(status_object.get("reason", "")),
+            )
         except (msgspec.DecodeError, LookupError, TypeError, AttributeError, RecursionError):
             pass
         if status == 401:

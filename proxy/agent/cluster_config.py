@@ -1,13 +1,14 @@
 """Choose and apply the TopoproxyConfig that selects this node, and report the result.
 
 The settings are tried before they are written: with the node's own file, by the rules of that file. Then they
-are left for the daemon, which reloads. Where that is refused (the machine cannot meet them, or running
-running containers prevent it), the file gets back what it had, so a restart does not bring them either. The
-daemon itself ignores what it does not permit (``proxy.config.cluster_config``), whatever happens here.
+are left for the daemon, which reloads. Where the daemon rejects them (the machine cannot meet them, or
+running containers prevent it), the file gets its previous content back, so a restart does not use them
+either. The daemon itself ignores keys that it does not permit (``proxy.config.cluster_config``), whatever
+happens here.
 
 Of the objects whose selector matches the labels of the Node object, the one with the highest priority
-applies; of equal ones the one whose name sorts first. Two objects are never merged: one object says all that
-a node has from the cluster.
+applies; of equal ones the one whose name sorts first. Two objects are never merged: one object has all
+settings that a node gets from the cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from proxy.observe.json_access import as_list, as_map
 PAUSES = Backoff(1.0, 30.0)
 RELOAD_S = 60.0
 SPREAD_S = 5.0
-"""A node says within this many seconds what it has accepted: thousands of nodes must not write at once."""
+"""Seconds within which a node reports what it has accepted: thousands of nodes must not write at once."""
 RECHECK_S = 60.0
 """Seconds after which the rules of the node's own file are tried again: the operator may have changed it."""
 TOO_MANY = "Too many"
@@ -46,7 +47,7 @@ _LONGEST = 500
 GROUP, VERSION, PLURAL = "topoproxy.io", "v1alpha1", "topoproxyconfigs"
 COLLECTION = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 ANNOTATION = f"{GROUP}/config"
-"""Annotation of a Node object: which object the node uses, and whether it has accepted it."""
+"""Annotation of a Node object: the object that the node uses, and whether its settings are accepted."""
 MOST_NODES = 20
 """Nodes in the status of an object (``maxItems`` of the CRD): each change of it goes to all nodes."""
 
@@ -93,16 +94,16 @@ def config_object(item: Mapping[str, Any]) -> ConfigObject:
     """
     metadata, spec = item["metadata"], item.get("spec") or {}
     status = item.get("status") or {}
-    wanted = spec.get("config")
-    if not isinstance(wanted, Mapping):
+    settings = spec.get("config")
+    if not isinstance(settings, Mapping):
         raise ValueError("spec.config is missing")  # noqa: TRY004 - one kind of error for all bad input
     return ConfigObject(
         str(metadata["name"]),
         int(metadata.get("generation") or 0),
         int(spec.get("priority") or 0),
         _selector(spec.get("nodeSelector") or {}),
-        json.dumps(wanted, ensure_ascii=False, sort_keys=True, indent=1),
-        frozenset(str(each.get("name")) for each in status.get("nodes") or ()),
+        json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1),
+        frozenset(str(entry.get("name")) for entry in status.get("nodes") or ()),
     )
 
 
@@ -110,21 +111,23 @@ def _selector(raw: Mapping[str, Any]) -> LabelSelector:
     labels = tuple(sorted((str(key), str(value)) for key, value in (raw.get("matchLabels") or {}).items()))
     expressions = tuple(
         LabelExpression(
-            str(each["key"]), LabelOperator(each["operator"]), tuple(map(str, each.get("values") or ()))
+            str(expression["key"]),
+            LabelOperator(expression["operator"]),
+            tuple(map(str, expression.get("values") or ())),
         )
-        for each in raw.get("matchExpressions") or ()
+        for expression in raw.get("matchExpressions") or ()
     )
     return LabelSelector(labels, expressions)
 
 
 def select(objects: Iterable[ConfigObject], labels: Mapping[str, str]) -> ConfigObject | None:
     """Return the object that applies on a node with some labels; None for none."""
-    matching = (each for each in objects if each.selector.matches(labels))
-    return min(matching, key=lambda each: (-each.priority, each.name), default=None)
+    matching = (candidate for candidate in objects if candidate.selector.matches(labels))
+    return min(matching, key=lambda candidate: (-candidate.priority, candidate.name), default=None)
 
 
 def node_annotation(answer: ConfigAnswer | None) -> dict[str, str | None]:
-    """Return the annotation of the Node object; a value of None takes it off."""
+    """Return the annotation of the Node object; a value of None removes it."""
     if answer is None:
         return {ANNOTATION: None}
     content: dict[str, object] = {
@@ -153,9 +156,9 @@ def object_status(name: str, answer: ConfigAnswer | None = None, node: str = "")
     }
 
 
-def has_room(found: ConfigObject, node: str) -> bool:
+def has_room(config: ConfigObject, node: str) -> bool:
     """Return whether a node is listed in the status of an object, or may be."""
-    return node in found.nodes or len(found.nodes) < MOST_NODES
+    return node in config.nodes or len(config.nodes) < MOST_NODES
 
 
 async def follow_config(session: AgentSession) -> None:
@@ -173,7 +176,7 @@ async def follow_config(session: AgentSession) -> None:
 
 
 class ConfigFollowing:
-    """Has the daemon follow the object that applies.
+    """Applies the settings of the selected object to the daemon.
 
     Attributes:
         objects, nodes: Follow the TopoproxyConfig objects, and the labels of the node.
@@ -218,8 +221,8 @@ class ConfigFollowing:
             if await self.step():
                 pauses.reset()
                 with contextlib.suppress(TimeoutError):
-                    left = self._report_at - asyncio.get_running_loop().time()
-                    async with asyncio.timeout(left if left > 0 else RECHECK_S):
+                    seconds = self._report_at - asyncio.get_running_loop().time()
+                    async with asyncio.timeout(seconds if seconds > 0 else RECHECK_S):
                         await self._changed.wait()
             else:
                 with contextlib.suppress(TimeoutError):
@@ -227,41 +230,43 @@ class ConfigFollowing:
                         await self._changed.wait()
 
     async def step(self) -> bool:
-        """Apply what applies now to the daemon, and report; returns whether nothing is left to do."""
+        """Apply the selected object to the daemon, and report; return whether nothing is left to do."""
         labels = next(iter(self.nodes.values.values()), None)
         if labels is None or not self.objects.present:
             return True  # without the node, or permission to read, what was read last stays in effect
-        found = select(self.objects.values.values(), dict(labels))
-        wanted = ("", 0, "") if found is None else (found.name, found.generation, found.text)
-        broken = "" if found is None else await asyncio.to_thread(self._fault, found.text)
-        if (wanted, broken) != (self._observed, self._broken_rule):
+        selected = select(self.objects.values.values(), dict(labels))
+        identity = ("", 0, "") if selected is None else (selected.name, selected.generation, selected.text)
+        broken = "" if selected is None else await asyncio.to_thread(self._fault, selected.text)
+        if (identity, broken) != (self._observed, self._broken_rule):
             try:
-                self._answer = await self._follow(found, broken)
+                self._answer = await self._follow(selected, broken)
             except (OSError, TopoproxyError) as error:
                 self._session.telemetry.problem("cannot apply the settings of the cluster", err=error)
                 return False
-            self._observed, self._broken_rule = wanted, broken
+            self._observed, self._broken_rule = identity, broken
             self._report_at = asyncio.get_running_loop().time() + random.uniform(0, SPREAD_S)  # noqa: S311
             self._session.telemetry.resolved("cannot apply the settings of the cluster")
         if asyncio.get_running_loop().time() < self._report_at:
             return True
-        return await self._report(found) and await self._leave(found)
+        return await self._report(selected) and await self._leave(selected)
 
-    async def _follow(self, found: ConfigObject | None, reason: str) -> ConfigAnswer | None:
-        """Apply the settings of an object to the daemon, or None; returns what the node says of them.
+    async def _follow(self, selected: ConfigObject | None, reason: str) -> ConfigAnswer | None:
+        """Apply the settings of an object to the daemon, or none; return the answer of the node.
 
         Args:
-            found: The object.
+            selected: The object.
             reason: Why the node's own file does not permit its settings; empty if it does.
 
         Raises:
             OSError: The file cannot be written.
             UnavailableError: The daemon does not answer; it reads the file when it starts.
         """
-        if not self._awaits_daemon:  # else the daemon has not said yet whether it takes what is there
+        if (
+            not self._awaits_daemon
+        ):  # else the daemon has not answered yet whether it accepts the present file
             self._before = _content(self._path)
         if not reason:
-            after = None if found is None else found.text.encode()
+            after = None if selected is None else selected.text.encode()
             if _content(self._path) != after:
                 self._awaits_daemon = True
                 await asyncio.to_thread(_put, self._path, after)
@@ -269,18 +274,20 @@ class ConfigFollowing:
         if reason and _content(self._path) != self._before:
             await asyncio.to_thread(_put, self._path, self._before)
         self._awaits_daemon = False
-        if found is None:
+        if selected is None:
             return None
         if reason:
             self._session.telemetry.event(
-                "refused the settings of the cluster", source=found.name, reason=reason
+                "refused the settings of the cluster", source=selected.name, reason=reason
             )
         else:
-            self._session.telemetry.event("applied the settings of the cluster", source=found.name, reason="")
-        return ConfigAnswer(found.name, found.generation, not reason, reason[:_LONGEST])
+            self._session.telemetry.event(
+                "applied the settings of the cluster", source=selected.name, reason=""
+            )
+        return ConfigAnswer(selected.name, selected.generation, not reason, reason[:_LONGEST])
 
     def _fault(self, text: str) -> str:
-        """Return why the rules of the node's own file refuse settings; empty if they do not."""
+        """Return why the rules of the node's own file reject settings; empty if they do not."""
         if len(text) > SIZE_LIMIT:
             return f"the settings are larger than {SIZE_LIMIT} bytes"
         origin = self._session.config.origin
@@ -291,22 +298,22 @@ class ConfigFollowing:
         return ""
 
     async def _reload(self) -> str:
-        """Reload the daemon; returns why it refuses, empty if it does not."""
+        """Reload the daemon; return why it rejects the settings, empty if it does not."""
         answer = as_map(await self._session.daemon.query("/reload", act=True, timeout=RELOAD_S))
         reload = as_map(answer.get("reload"))
         if reload.get("result") == "refused":
             return str(reload.get("reason", ""))
         return next((str(note) for note in as_list(reload.get("notes")) if str(note).startswith(IGNORED)), "")
 
-    async def _report(self, found: ConfigObject | None) -> bool:
-        """Report what was accepted at the Node object and at the object; returns whether that succeeded."""
+    async def _report(self, selected: ConfigObject | None) -> bool:
+        """Report the answer at the Node object and at the object; return whether that succeeded."""
         answer, session = self._answer, self._session
         if answer == self._written and self._reported:
             return True
         try:
             annotations = {"metadata": {"annotations": node_annotation(answer)}}
             await session.api.merge(f"/api/v1/nodes/{session.node}", annotations)
-            if answer is not None and found is not None and has_room(found, session.node):
+            if answer is not None and selected is not None and has_room(selected, session.node):
                 await self._enter(answer)
         except TopoproxyError as error:
             session.telemetry.problem("cannot report which settings of the cluster are in effect", err=error)
@@ -316,7 +323,7 @@ class ConfigFollowing:
         return True
 
     async def _enter(self, answer: ConfigAnswer) -> None:
-        """Write it to the status of the object, unless other nodes have filled the list meanwhile."""
+        """Write the answer to the status of the object, unless other nodes have filled the list meanwhile."""
         node = self._session.node
         path, owner = f"{COLLECTION}/{answer.name}/status", f"topoproxy-{node}"
         try:
@@ -325,15 +332,15 @@ class ConfigFollowing:
             if error.status != 422 or TOO_MANY not in str(error):
                 raise
 
-    async def _leave(self, found: ConfigObject | None) -> bool:
-        """Remove this node from the status of objects that it does not use; returns whether that worked."""
+    async def _leave(self, selected: ConfigObject | None) -> bool:
+        """Remove this node from the status of objects that it does not use; return whether that succeeded."""
         session = self._session
-        for each in tuple(self.objects.values.values()):
-            if session.node not in each.nodes or (found is not None and each.name == found.name):
+        for config in tuple(self.objects.values.values()):
+            if session.node not in config.nodes or (selected is not None and config.name == selected.name):
                 continue
-            path, owner = f"{COLLECTION}/{each.name}/status", f"topoproxy-{session.node}"
+            path, owner = f"{COLLECTION}/{config.name}/status", f"topoproxy-{session.node}"
             try:
-                await session.api.apply(path, object_status(each.name), owner=owner)
+                await session.api.apply(path, object_status(config.name), owner=owner)
             except TopoproxyError as error:
                 session.telemetry.problem(
                     "cannot remove the node from the status of an object", path=path, err=error

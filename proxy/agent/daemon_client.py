@@ -16,7 +16,7 @@ class DaemonClient:
     """Queries the daemon at an admin socket."""
 
     def __init__(self, path: Path) -> None:
-        """Prepare to ask; each request opens a connection of its own.
+        """Prepare to query; each request opens a connection of its own.
 
         Args:
             path: The admin socket.
@@ -41,8 +41,8 @@ class DaemonClient:
 
         Raises:
             UnavailableError: The daemon does not answer, or with an error.
-            InputError: The daemon does not take the request.
-            PermissionDeniedError: The socket, or what is to be done, is not for this user.
+            InputError: The daemon rejects the request.
+            PermissionDeniedError: The socket, or the action, is not permitted for this user.
         """
         request = request_bytes(route, params, act=act)
         try:

@@ -34,7 +34,7 @@ class DaemonNotice:
 
 
 Followed = Callable[[NodePage | None, NodePage, list[DaemonNotice]], None]
-"""Is called with the description before, the newest one, and what has happened since."""
+"""A function of the previous description, the newest one, and the notices since."""
 
 
 class NodeFollower:
@@ -57,7 +57,7 @@ class NodeFollower:
         Args:
             daemon: The daemon.
             node: The name of the Node object.
-            telemetry: Where it is reported that the daemon does not answer.
+            telemetry: Reports that the daemon does not answer.
             changed: Called with each new description.
             silent: Called when the daemon has not answered for some time.
         """
@@ -97,9 +97,9 @@ class NodeFollower:
             return
         notices = [
             DaemonNotice(
-                str(each["message"]), {key: str(value) for key, value in as_map(each["keys"]).items()}
+                str(notice["message"]), {key: str(value) for key, value in as_map(notice["keys"]).items()}
             )
-            for each in map(as_map, as_list(changes.get("notices")))
+            for notice in map(as_map, as_list(changes.get("notices")))
         ]
         page = read_node_page(await self._daemon.query("/node", {"node": self._node}))
         self._since = version

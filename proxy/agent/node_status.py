@@ -1,7 +1,7 @@
 """Write the condition and the amounts of devices of topoproxy into the status of the Node object.
 
-The condition ``TopologyPlacement`` says whether the pods of the node get the CPUs that they are due. It
-changes when the answer does, not with each pod: each write of a Node object goes to every client that
+The condition ``TopologyPlacement`` shows whether the pods of the node get their planned CPUs. It is written
+when that changes, not for each pod: each write of a Node object goes to every client that
 watches nodes.
 """
 
@@ -38,7 +38,7 @@ UNREACHABLE = NodeCondition("Unknown", "DaemonUnreachable", "topoproxy does not 
 
 
 def condition_of(page: NodePage) -> NodeCondition:
-    """Return the condition that a node has."""
+    """Return the condition of a node by its description."""
     if not page.published:
         return NodeCondition(
             "False", "Released", f"topoproxy is in mode {page.mode}: containers are as without it"
@@ -61,7 +61,7 @@ def condition_status(node: str, condition: NodeCondition, since: str) -> dict[st
 
     Args:
         node: The name of the Node object.
-        condition: What holds.
+        condition: The condition.
         since: When it began to hold (RFC 3339); it is also the time of the heartbeat, as an idle node writes
             nothing.
     """
@@ -85,18 +85,18 @@ def condition_status(node: str, condition: NodeCondition, since: str) -> dict[st
 
 
 NodeFields = tuple[str, Amounts, NodeCondition | None]
-"""What is kept of the Node object: its uid, the amounts of extended resources, and our condition."""
+"""The stored fields of the Node object: its uid, the amounts of extended resources, and our condition."""
 
 
 def node_fields(item: JsonObject) -> NodeFields:
-    """Return what is kept of a Node object; the API server may add empty maps for capacity."""
+    """Return the stored fields of a Node object; the API server may add empty maps for capacity."""
     status = item.get("status") or {}
     amounts = [
         {name: str(amount) for name, amount in (status.get(part) or {}).items() if "/" in name}
         for part in ("capacity", "allocatable")
     ]
-    found = _condition_in(item)
-    return str(item["metadata"]["uid"]), (amounts[0], amounts[1]), found and found[0]
+    condition = _condition_in(item)
+    return str(item["metadata"]["uid"]), (amounts[0], amounts[1]), condition and condition[0]
 
 
 class PublishedStatus:
@@ -127,7 +127,7 @@ class PublishedStatus:
         self.uid = ""
 
     def changed(self, fields: NodeFields | None) -> bool:
-        """Handle a change of the Node object, None if it is gone; returns whether it is another one now."""
+        """Handle a change of the Node object (None: deleted); return whether it is a new object."""
         uid, self._amounts, condition = fields or ("", ({}, {}), None)
         if uid != self.uid:
             self.uid, self._condition = uid, None
@@ -158,8 +158,8 @@ class PublishedStatus:
     def want_condition(self, condition: NodeCondition) -> None:
         """Write a condition into the Node object."""
         if self._session.config.cluster.node_condition and self.uid:
-            wanted = self.uid, condition
-            self._writer.want(self._path, wanted, lambda: self._write_condition(condition))
+            content = self.uid, condition
+            self._writer.want(self._path, content, lambda: self._write_condition(condition))
 
     async def _write_condition(self, condition: NodeCondition) -> JsonObject | None:
         """Write the condition; its time is that of the last change of its status."""
@@ -185,8 +185,8 @@ def timestamp(seconds: float) -> str:
 def _condition_in(node: JsonObject) -> tuple[NodeCondition, str] | None:
     """Return our condition of a Node object, and when its status changed; None where it has none."""
     conditions: list[dict[str, Any]] = (node.get("status") or {}).get("conditions") or []
-    for each in conditions:
-        if each.get("type") == TYPE:
-            parts = (str(each.get(key) or "") for key in ("status", "reason", "message"))
-            return NodeCondition(*parts), str(each.get("lastTransitionTime") or "")
+    for condition in conditions:
+        if condition.get("type") == TYPE:
+            parts = (str(condition.get(key) or "") for key in ("status", "reason", "message"))
+            return NodeCondition(*parts), str(condition.get("lastTransitionTime") or "")
     return None

@@ -1,10 +1,11 @@
 """Write wanted objects to the API server: each change soon, but at most one write a second for the node.
 
-Theory of operation. For each object the writer holds what is wanted and what was written last. Where the two
-differ, and the last write was a second ago, it writes; changes meanwhile replace what is wanted, so a burst
-costs one write, and an object that does not change costs none. A change that is not urgent waits a moment for
-one that is: a new sandbox mostly has a container soon. A write that fails is repeated with back-off,
-with what is wanted by then. Nothing is queued: memory is bounded by the number of objects.
+Theory of operation. For each object the writer holds the wanted content and the content written last. Where
+the two differ, and the last write was a second ago, it writes; changes meanwhile replace the wanted content,
+so a burst costs one write, and an object that does not change costs none. A change that is not urgent waits a
+moment
+for one that is: a new sandbox mostly has a container soon. A write that fails is repeated with back-off, with
+the content that is wanted then. Nothing is queued: memory is bounded by the number of objects.
 
 All writes share a budget (``WriteBudget``): a few at once, and one a second. Where more are due, the object
 that has waited longest is next. One with a delay factor, such as the annotation of a pod, lets objects of the
@@ -31,7 +32,7 @@ from proxy.telemetry.port import Telemetry
 LEAST_S = 1.0
 """Seconds between two writes of one object."""
 WRITES_PER_SECOND, WRITE_BURST = 1.0, 5
-"""Of all objects together."""
+"""Writes a second, of all objects together, and how many at once."""
 FAILED = Backoff(1.0, 4.0)
 """Seconds after a write that failed."""
 REFUSED = Backoff(2.0, 30.0)
@@ -45,7 +46,7 @@ CANNOT_WRITE = "cannot write an object of the cluster"
 _TEMPORARY = (401, 408, 409, 429)
 
 Write = Callable[[], Awaitable[JsonObject | None]]
-"""Writes an object, or deletes it; returns it as it is then."""
+"""A function that writes an object, or deletes it; returns the object afterwards."""
 
 
 @dataclass(slots=True)
@@ -53,18 +54,18 @@ class _ManagedObject:
     """An object that the agent writes.
 
     Attributes:
-        wanted: What it is to be, in a form that compares; None: it is to be gone.
-        write: Writes that.
+        wanted: The wanted content, in a form that can be compared; None: the object is to be deleted.
+        write: Writes the wanted content.
         delay_factor: This many times longer than an object of the node it may wait; infinity: until none
             waits.
         since: The time from which it has not been written as wanted.
         delayed_until: The time until which a change that is not urgent waits for another one.
-        written: What was written last; a value that nothing equals before the first write.
+        written: The content written last; before the first write, a value that equals nothing.
         due: The time of the next write at the earliest.
         failures: Failed writes in a row.
-        refusals: Of them the last ones that were refused.
-        overwritten: How often another program wrote it in a row.
-        repaired: When it was taken back last.
+        refusals: Writes in a row that the API server has refused.
+        overwritten: How often in a row another program has written it.
+        repaired: When the fields were last taken back.
         versions: The resource versions of our own last writes.
         once: It is forgotten once it is written.
         gives_up: It is forgotten after some refusals.
@@ -99,7 +100,7 @@ class ObjectWriter:
         """Start with nothing to write.
 
         Args:
-            telemetry: Where it is reported that an object cannot be written.
+            telemetry: Reports that an object cannot be written.
         """
         self._telemetry = telemetry
         self._objects: dict[str, _ManagedObject] = {}
@@ -121,8 +122,8 @@ class ObjectWriter:
 
         Args:
             path: Of the object.
-            wanted: What is compared with what was written last.
-            write: Writes it.
+            wanted: The content to compare with the one written last.
+            write: Writes the object.
             delay_factor: This many times longer than an object of the node it may wait; infinity: until none
                 waits.
             delay_s: This many seconds this change waits for an urgent one; the first of an object never
@@ -150,7 +151,7 @@ class ObjectWriter:
         self._wake.set()
 
     def withdraw(self, path: str, remove: Write) -> None:
-        """Remove an object, and forget it then; nothing happens if it was never wanted."""
+        """Delete an object, and forget it then; an object that was never wanted is left alone."""
         if path in self._objects:
             self.want(path, None, remove)
 
@@ -164,7 +165,7 @@ class ObjectWriter:
         self._objects.pop(path, None)
 
     def observed(self, path: str, version: str | None) -> None:
-        """Handle a new version of an object; None: it was removed. What we did not write is written again."""
+        """Handle a new version of an object; None: it was deleted. A version of others is overwritten."""
         managed = self._objects.get(path)
         if (
             managed is None
@@ -195,7 +196,7 @@ class ObjectWriter:
                     for path, managed in self._objects.items()
                     if managed.written != managed.wanted and not managed.busy
                 ]
-                behind.sort(key=lambda each: each[1].waited(now), reverse=True)
+                behind.sort(key=lambda entry: entry[1].waited(now), reverse=True)
                 pause = math.inf
                 for path, managed in behind:
                     wait = max(managed.due, managed.delayed_until) - now

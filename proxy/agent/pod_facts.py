@@ -2,16 +2,18 @@
 
 Theory. Three watches keep three small copies. When one changes, its file is replaced as a whole; changes that
 come together are one write. While a watch is open and nothing changes, only the file's modification time is
-set, to the time at which the watch has brought something last: an event, or a bookmark. So the daemon knows
+set, to the time of the watch's last event or bookmark. So the daemon knows
 since when the contents may be outdated. Where the API server does not answer, or does not permit the watch,
 nothing is written: the last copy stays, and gets older.
 
-The Node object and namespaces change what is in effect on the node, so the daemon reads them at
-once. Pods need no notice: the daemon looks at the file when it needs one.
+The Node object and namespaces change the rules of the node, so the daemon is notified and reads them at once.
+Pods
+need no notice: the daemon reads the file when it needs one.
 
-An annotation may have 256 KiB, and a Pod object has ten times what is used of it. So only the fields that the
-daemon reads are kept, and all others are dropped before anything is stored: memory, files and the daemon's
-reading stay small whatever others write at their objects.
+An annotation may have 256 KiB, and a tenth of a Pod object is used. So only the fields that the daemon reads
+are
+kept, and all others are dropped before anything is stored: memory and files stay small whatever others write
+into their objects.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ def node_fields(item: Item) -> bytes:
     """
     metadata = _metadata(item, "name", "uid")
     for part in ("labels", "annotations"):
-        found = _texts(item["metadata"].get(part))
-        metadata[part] = {key: text for key, text in found.items() if key.startswith(PREFIXES)}
+        texts = _texts(item["metadata"].get(part))
+        metadata[part] = {key: text for key, text in texts.items() if key.startswith(PREFIXES)}
     status = _only(item.get("status"), ("capacity", "allocatable"))
     return msgspec.json.encode({"kind": "Node", "metadata": metadata, "status": status})
 
@@ -86,12 +88,14 @@ def pod_fields(item: Item) -> bytes:
     metadata["labels"] = _texts(item["metadata"].get("labels"))
     annotations = _texts(item["metadata"].get("annotations"))
     metadata["annotations"] = {key: annotations[key] for key in annotations.keys() & _ANNOTATIONS}
-    given = item.get("spec")
-    spec = _only(given, ("resources", "overhead"))
+    raw_spec = item.get("spec")
+    spec = _only(raw_spec, ("resources", "overhead"))
     for part in ("initContainers", "containers"):
-        containers = given.get(part) if isinstance(given, Mapping) else None
+        containers = raw_spec.get(part) if isinstance(raw_spec, Mapping) else None
         if isinstance(containers, list):
-            spec[part] = [_only(each, ("name", "restartPolicy", "resources")) for each in containers]
+            spec[part] = [
+                _only(container, ("name", "restartPolicy", "resources")) for container in containers
+            ]
     status = _only(item.get("status"), ("qosClass",))
     return msgspec.json.encode({"metadata": metadata, "spec": spec, "status": status})
 
@@ -114,7 +118,7 @@ def _texts(raw: object) -> dict[str, str]:
 
 
 async def read_facts(session: AgentSession) -> None:
-    """Follow what the daemon is to know, until cancelled; ends at once where no directory is configured."""
+    """Write the facts for the daemon until cancelled; end at once where no directory is configured."""
     directory = session.config.cluster_facts.directory
     if directory is None:
         return
@@ -151,11 +155,11 @@ class WatchedFile:
         """Prepare to follow; nothing is requested yet.
 
         Args:
-            session: What all parts of the agent share.
-            directory: Where the file is.
-            kind: What it has.
+            session: The session that all parts of the agent share.
+            directory: The directory of the file.
+            kind: The kind of objects in it.
             collection: The path of the collection.
-            fields: From an object to the JSON that is kept of it.
+            fields: Returns the JSON that is kept of an object.
             by_node: The field that selects the objects of this node; empty for all objects.
         """
         self._session = session
@@ -191,12 +195,12 @@ class WatchedFile:
                 pass
 
     def _current(self) -> bool:
-        """Return whether the copy is what the API server has; a Node object that is gone does not count."""
+        """Return whether the copy is current; a copy without the Node object does not count."""
         is_known = bool(self.watcher.values) or self._kind is not FactsKind.NODE
         return self.watcher.present and self.watcher.is_open and is_known
 
     async def _write(self) -> bool:
-        """Write the file; returns whether that has succeeded."""
+        """Write the file; return whether that has succeeded."""
         telemetry, watcher = self._session.telemetry, self.watcher
         items = [Raw(watcher.values[key]) for key in sorted(watcher.values)]
         facts = ClusterFacts(self._kind, self._session.node, time.time(), watcher.version, items)
@@ -214,7 +218,7 @@ class WatchedFile:
         return True
 
     def _confirm(self, at: float) -> bool:
-        """Record when the API server has confirmed the contents last; returns whether the file is there."""
+        """Set the file's time to the last confirmation by the API server; return whether the file exists."""
         try:
             os.utime(self._path, (at, at))
         except OSError:

@@ -19,7 +19,7 @@ from proxy.notify import SystemdNotifier
 
 
 def _parts() -> tuple[Part, ...]:
-    """Return what the agent does, side by side."""
+    """Return the parts of the agent, which run concurrently."""
     history = EndingHistory()
     return publish, read_facts, lambda session: end_rejected_pods(session, history), follow_config
 

@@ -62,12 +62,12 @@ POD_DELAY_FACTOR = 30.0
 
 
 OwnObject = tuple[str, bool]
-"""The resource version of an object, and whether fields of it are ours."""
+"""The resource version of an object, and whether topoproxy has written fields of it."""
 
 
 def own_object(item: JsonObject) -> OwnObject:
-    """Return what is kept of an object that we may have written."""
-    managers = {each.get("manager") for each in item["metadata"].get("managedFields") or ()}
+    """Return the stored fields of an object that topoproxy may have written."""
+    managers = {entry.get("manager") for entry in item["metadata"].get("managedFields") or ()}
     return str(item["metadata"]["resourceVersion"]), FIELD_OWNER in managers
 
 
@@ -118,7 +118,7 @@ class Publisher:
     # -- what the cluster has -----------------------------------------------------------------------------
 
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
-        """Learn again and again which APIs the cluster has."""
+        """Read repeatedly which APIs the cluster has."""
         while True:
             try:
                 found = await self._session.api.get("/apis")
@@ -126,7 +126,9 @@ class Publisher:
                 await asyncio.sleep(2.0)
                 continue
             groups = {
-                str(group.get("name")): [str(each.get("version")) for each in group.get("versions") or ()]
+                str(group.get("name")): [
+                    str(version.get("version")) for version in group.get("versions") or ()
+                ]
                 for group in found.get("groups") or ()
             }
             if groups != self._groups:
@@ -150,9 +152,9 @@ class Publisher:
             )
             self._watchers[collection] = tasks.create_task(watcher.run())
 
-    def _own_changed(self, path: str, _: Key, found: OwnObject | None) -> None:
-        """Handle a version of an object, or that it is gone; one of an earlier run is withdrawn."""
-        version, has_own_fields = found or (None, False)
+    def _own_changed(self, path: str, _: Key, own: OwnObject | None) -> None:
+        """Handle a new version of an object, or its end; withdraw an object of an earlier run."""
+        version, has_own_fields = own or (None, False)
         self.writer.observed(path, version)
         if not has_own_fields:
             self._existing.discard(path)
@@ -172,8 +174,8 @@ class Publisher:
         versions = self._groups.get(nrt.GROUP, [])
         if not versions or self._settings.node_resource_topology is TopologyObject.NONE:
             return ""
-        wanted = "v1alpha1" if self._koordinator and "v1alpha1" in versions else versions[0]
-        return nrt.path("v1alpha2" if not self._koordinator and "v1alpha2" in versions else wanted)
+        version = "v1alpha1" if self._koordinator and "v1alpha1" in versions else versions[0]
+        return nrt.path("v1alpha2" if not self._koordinator and "v1alpha2" in versions else version)
 
     @property
     def _koordinator(self) -> bool:
@@ -186,14 +188,14 @@ class Publisher:
         )
 
     def _node_changed(self, key: Key, fields: NodeFields | None) -> None:
-        """Handle a change of the Node object; another one of our name lacks the condition and the objects."""
+        """Handle a change of the Node object; a new one of this name lacks the condition and the objects."""
         if self._status.changed(fields):
             if not self._status.uid:
                 self._forget()
             self._publish()
 
     def _forget(self) -> None:
-        """Write nothing of a Node object that is gone: the API server deletes what it owned."""
+        """Write nothing for a deleted Node object: the API server deletes the objects that it owned."""
         for path in self.writer.paths:
             self.writer.forget(path)
         self._annotated.clear()
@@ -220,11 +222,14 @@ class Publisher:
     def _events_of_rejections(self, page: NodePage) -> None:
         """Write an Event for each rejection that is new, has another reason, or has come twice as often."""
         open_now: dict[tuple[str, str], tuple[int, str]] = {}
-        for each in page.rejections:
-            key, state = (each.uid or each.pod, each.container), (each.count.bit_length(), each.message)
+        for rejection in page.rejections:
+            key, state = (
+                (rejection.uid or rejection.pod, rejection.container),
+                (rejection.count.bit_length(), rejection.message),
+            )
             open_now[key] = state
             if self._rejected.get(key) != state:
-                self._event(rejection_event(each), each.count)
+                self._event(rejection_event(rejection), rejection.count)
         self._rejected = open_now
 
     # -- what is written ----------------------------------------------------------------------------------
@@ -247,8 +252,10 @@ class Publisher:
             value = nrt.koordinator_topology(page, version) if koordinator else nrt.nfd_topology(page)
             before, self._placed_by = self._placed_by, nrt.placed_by(value)
             pauses = 0.0, FINGERPRINT_S, FIGURES_S
-            same = sum(field == other for field, other in zip(before, self._placed_by, strict=True))
-            self._want(collection, value, self._apply, pauses[same])
+            unchanged = sum(
+                field == published for field, published in zip(before, self._placed_by, strict=True)
+            )
+            self._want(collection, value, self._apply, pauses[unchanged])
         if self._settings.pod_annotations:
             self._annotate(page)
 
@@ -306,10 +313,10 @@ class Publisher:
         return write
 
     def _annotate(self, page: NodePage) -> None:
-        wanted = annotated_pods(page)
-        for path in [path for path in self._annotated if path not in wanted]:
+        patches = annotated_pods(page)
+        for path in [path for path in self._annotated if path not in patches]:
             self._remove_annotation(path)
-        for path, patch in wanted.items():
+        for path, patch in patches.items():
             self._annotated[path] = patch
             self.writer.want(path, patch, self._merge(path, patch), delay_factor=POD_DELAY_FACTOR)
 
@@ -318,7 +325,7 @@ class Publisher:
         self.writer.withdraw(path, self._merge(path, withdrawn(patch)))
 
     def _merge(self, path: str, patch: JsonObject) -> Write:
-        """Return a write of a pod; one that is gone, or is another one by now, needs none."""
+        """Return a write of a pod; a pod that is gone, or was replaced by another, needs none."""
 
         async def write() -> JsonObject | None:
             try:

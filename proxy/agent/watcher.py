@@ -6,8 +6,8 @@ the next one starts at the version of the last event, so nothing is missed and n
 Bookmarks move the version forward while nothing changes. Where the server no longer has that version, it
 answers 410: the collection is listed again, and the objects that are gone are the difference.
 
-Memory is bounded twice: selectors choose the objects at the server, and ``digest`` keeps of each object only
-what its reader needs.
+Memory is bounded twice: selectors choose the objects at the server, and ``digest`` keeps only the fields of
+each object that its reader needs.
 
 While the API server does not answer, the copy stays as it is: ``age`` says since when it may be stale.
 """
@@ -57,7 +57,7 @@ class Watcher(Generic[T]):
     """Follows one collection.
 
     Attributes:
-        values: What ``digest`` gave of each object.
+        values: The result of ``digest`` for each object.
         listed: Set once the collection has been listed.
         is_open: Whether a watch is open, or about to be.
         present: False where the API server does not have the collection, or does not permit to read it.
@@ -79,8 +79,9 @@ class Watcher(Generic[T]):
         Args:
             api: The API server.
             path: Of the collection.
-            digest: What is kept of an object; None: nothing. A ValueError is reported, and counts as None.
-            telemetry: Where it is reported that the collection cannot be followed.
+            digest: Returns the value to keep of an object; None: none. A ValueError is reported, and counts
+                as None.
+            telemetry: Reports that the collection cannot be followed.
             selectors: ``fieldSelector``, ``labelSelector``.
             changed: Called with each key whose value is new, differs, or is gone (None).
             metadata_only: Objects come with their metadata and nothing else.
@@ -136,7 +137,7 @@ class Watcher(Generic[T]):
             await asyncio.sleep(pause * random.uniform(0.6, 1.0))  # noqa: S311  spreads nodes after an outage
 
     def _refused(self, error: ApiServerError) -> float:
-        """Handle an error that the API server has answered; returns the shortest pause."""
+        """Handle an error that the API server has answered; return the shortest pause."""
         if error.status == 410:
             self._version = ""
             return 0.0
@@ -152,16 +153,16 @@ class Watcher(Generic[T]):
         return ABSENT_S if self._forbidden >= FORBIDDEN else 0.0
 
     async def _list(self) -> None:
-        found: dict[Key, T] = {}
+        values: dict[Key, T] = {}
         version = ""
         async for page in self._api.pages(self._path, self._selectors, self._accept):
             version = str((page.get("metadata") or {}).get("resourceVersion") or version)
             for item in page.get("items") or ():
                 key, value = _key(item), self._digested(item)
                 if value is not None:
-                    found[key] = value
+                    values[key] = value
         self._version, self.present = version, True
-        self._replace(found)
+        self._replace(values)
         self._answers()
         self.listed.set()
 
@@ -196,7 +197,7 @@ class Watcher(Generic[T]):
         self._set(key, None if kind == "DELETED" else self._digested(item))
 
     def _error(self, status: JsonObject) -> ApiServerError:
-        """Return the error that a watch has given."""
+        """Return the error that a watch has reported."""
         message = f"cannot watch {self._path} at the API server: {status.get('message', '')}"
         return ApiServerError(message, int(status.get("code") or 500), str(status.get("reason", "")))
 
@@ -215,10 +216,10 @@ class Watcher(Generic[T]):
             )
             return None
 
-    def _replace(self, found: Mapping[Key, T]) -> None:
-        for key in [key for key in self.values if key not in found]:
+    def _replace(self, values: Mapping[Key, T]) -> None:
+        for key in [key for key in self.values if key not in values]:
             self._set(key, None)
-        for key, value in found.items():
+        for key, value in values.items():
             self._set(key, value)
 
     def _set(self, key: Key, value: T | None) -> None:

@@ -44,13 +44,13 @@ class Result:
     Attributes:
         simulated_pod: The pod.
         outcome: The outcome.
-        host: Where it runs, or was refused last; empty where no machine fits.
+        host: The machine where it runs, or that rejected it last; empty where no machine fits.
         reason: Short CamelCase reason (``TopologyAffinityError``, ``Unschedulable``, ``NoSuchMachine``);
             empty when placed.
         message: The reason in words.
-        tried: Machines that refused it, in their order.
+        tried: Machines that rejected it, in their order.
         lacking: Resources of which the machines have too little; only where it is unschedulable.
-        container: The container that was refused; empty for the pod as a whole.
+        container: The container that was rejected; empty for the pod as a whole.
         containers: Its containers as placed.
         explanations: Records of the decisions, only where they were requested.
     """
@@ -108,17 +108,17 @@ class Cluster:
         for at in self._fitting(simulated_pod):
             host = self.hosts[at]
             outcome = dry_run(host.state, simulated_pod.arrival)
-            kept = outcome.explanations if explain else ()
+            explanations = outcome.explanations if explain else ()
             if outcome.verdict.admitted:
                 self._record_placement(at, simulated_pod, outcome)
-                tried = tuple(other.name for other, _ in refused)
+                tried = tuple(refusing.name for refusing, _ in refused)
                 return Result(
                     simulated_pod,
                     PodOutcome.PLACED,
                     host.name,
                     tried=tried,
                     containers=outcome.containers,
-                    explanations=kept,
+                    explanations=explanations,
                 )
             refused.append((host, outcome))
             if not self._retry:
@@ -132,7 +132,7 @@ class Cluster:
             host.name,
             outcome.verdict.reason,
             outcome.verdict.operator_message,
-            tuple(other.name for other, _ in refused),
+            tuple(refusing.name for refusing, _ in refused),
             container=outcome.refused,
             explanations=outcome.explanations if explain else (),
         )
@@ -148,7 +148,7 @@ class Cluster:
         first = bisect.bisect_left(self._order, (cpu, -1)) if self._fill else 0
         for key, at in self._order[first:]:
             if not self._fill and -key < cpu:
-                return  # nor do those that come after
+                return  # nor do the machines after it
             if not self.hosts[at].lacks(simulated_pod.needs):
                 yield at
 

@@ -18,18 +18,18 @@ from proxy.simulate.summary import Findings
 Data = dict[str, object]
 
 
-def page(simulation: Simulation, found: Findings, notes: Sequence[str]) -> Data:
+def page(simulation: Simulation, findings: Findings, notes: Sequence[str]) -> Data:
     """Return everything about a simulation."""
     return {
         "schema": schema_ids.SIMULATE,
         "configuration": simulation.config.source,
         "notes": list(notes),
-        "summary": dataclasses.asdict(found.summary),
+        "summary": dataclasses.asdict(findings.summary),
         "machines": [
-            _host(h, remaining) for h, remaining in zip(simulation.hosts, found.remaining, strict=True)
+            _host(h, remaining) for h, remaining in zip(simulation.hosts, findings.remaining, strict=True)
         ],
         "pods": [
-            _pod(r, alignments) for r, alignments in zip(simulation.results, found.alignments, strict=True)
+            _pod(r, alignments) for r, alignments in zip(simulation.results, findings.alignments, strict=True)
         ],
     }
 
@@ -61,7 +61,7 @@ def _row(row: NumaNodeRow) -> Data:
         "left": str(row.remaining),
         "pods": row.pods,
         "memory": None if row.memory is None else {"given": row.memory[0], "of": row.memory[1]},
-        "devices": {name: {"given": given, "of": of} for name, (given, of) in row.devices.items()},
+        "devices": {name: {"given": assigned, "of": of} for name, (assigned, of) in row.devices.items()},
     }
 
 
@@ -87,12 +87,12 @@ def _pod(result: Result, alignments: tuple[Alignment, ...]) -> Data:
 def container_data(container: Container) -> Data:
     """Return where a container was placed."""
     placement = container.placement
-    own = placement.pool is Pool.OWN
+    owns_cpus = placement.pool is Pool.OWN
     return {
         "name": container.name,
         "phase": container.phase.value,
         "pool": placement.pool.value,
-        "cpus": str(placement.exclusive) if own else None,
+        "cpus": str(placement.exclusive) if owns_cpus else None,
         "mems": str(placement.mems),
         "memory": [
             {"nodes": list(block.affinity), "resource": block.resource, "bytes": block.size}

@@ -5,9 +5,9 @@ found, and nothing can be built that is larger than what is allowed. An alias st
 anchor names and counts with its whole size, so a few lines that mean a billion values are refused before they
 are expanded. Nesting costs no call depth.
 
-Plain scalars become values as Kubernetes' reader makes them (YAML 1.1): numbers, booleans, null. What only
-PyYAML converts
-stays text: timestamps, and numbers to the base of 60 (``1:30``).
+Plain scalars become values as Kubernetes' reader makes them (YAML 1.1): numbers, booleans, null. Scalars that
+only
+PyYAML converts stay text: timestamps, and numbers to the base of 60 (``1:30``).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Document:
     Attributes:
         value: Mappings, lists, texts, numbers, booleans, None.
         file: What the file is called in messages.
-        line: Where the document begins, from 1.
-        lines: Where mappings begin, by the id of the mapping; empty for JSON.
+        line: The line where the document begins, from 1.
+        lines: The line where each mapping begins, by the id of the mapping; empty for JSON.
     """
 
     value: object
@@ -58,7 +58,7 @@ class Document:
 
 
 def shape_of(value: object) -> str:
-    """Name what a value is, for messages about one that is no object."""
+    """Return the type of a value in words, for messages about one that is no object."""
     if isinstance(value, list):
         return "a list"
     if value is None:
@@ -80,9 +80,9 @@ def documents(data: bytes, file: str) -> list[Document]:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(f"cannot read {file} line {line}: byte {error.start} is not UTF-8") from None
     if text.lstrip()[:1] in ("{", "["):
-        found = _json(text, file)
-        if found is not None:
-            return found
+        json_documents = _json(text, file)
+        if json_documents is not None:
+            return json_documents
     return [document for document in _DocumentBuilder(text, file).documents() if document.value is not None]
 
 
@@ -90,11 +90,11 @@ def _json(text: str, file: str) -> list[Document] | None:
     """Read one JSON value; None where it is none, and may be YAML."""
 
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
-        made = dict(items)
-        if len(made) != len(items):
-            ((twice, _),) = Counter(key for key, _ in items).most_common(1)
-            raise InputError(f"cannot read {file}: the key {_short(twice)} is there twice in one object")
-        return made
+        result = dict(items)
+        if len(result) != len(items):
+            ((repeated, _),) = Counter(key for key, _ in items).most_common(1)
+            raise InputError(f"cannot read {file}: the key {_short(repeated)} is there twice in one object")
+        return result
 
     def constant(name: str) -> Never:
         raise InputError(f"cannot read {file}: {name} is not a JSON value")
@@ -204,11 +204,11 @@ class _DocumentBuilder:
         else:
             top.key = self._key(top.value, value, text, line)
 
-    def _key(self, seen: dict[str, object], value: object, text: str, line: int) -> str:
+    def _key(self, members: dict[str, object], value: object, text: str, line: int) -> str:
         if isinstance(value, list | dict):
             self._fail(line, "a key must be a text")
         key = value if isinstance(value, str) else text or str(value)
-        if key in seen:
+        if key in members:
             self._fail(line, f"the key {_short(key)} is there twice")
         return key
 
@@ -219,13 +219,15 @@ class _DocumentBuilder:
             top.merged.append(source)
 
     def _close(self) -> None:
-        done = self._open.pop()
-        if isinstance(done.value, dict):
-            self._lines[id(done.value)] = done.line
-            for source in done.merged:  # a key of the mapping itself takes precedence, then the first source
+        closed = self._open.pop()
+        if isinstance(closed.value, dict):
+            self._lines[id(closed.value)] = closed.line
+            for (
+                source
+            ) in closed.merged:  # a key of the mapping itself takes precedence, then the first source
                 for key, inner in source.items():
-                    done.value.setdefault(key, inner)
-        self._add(done.value, done.size, done.anchor, done.line)
+                    closed.value.setdefault(key, inner)
+        self._add(closed.value, closed.size, closed.anchor, closed.line)
 
     def _scalar(self, event: yaml.ScalarEvent, line: int) -> object:
         text: str = event.value
@@ -264,7 +266,7 @@ def _number(text: str, kind: str) -> object:
 
 
 def _short(text: str) -> str:
-    """Quote what a user wrote, cut where it is long."""
+    """Quote a text of a user, truncated where it is long."""
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
@@ -276,7 +278,7 @@ def found_files(paths: Iterable[str]) -> list[Path]:
     """Return the named files, and of named directories all YAML and JSON files, sorted.
 
     Raises:
-        InputError: Something is not there, or a directory holds no such file.
+        InputError: A path does not exist, or a directory holds no such file.
     """
     files: list[Path] = []
     for path_text in paths:
@@ -294,7 +296,7 @@ def found_files(paths: Iterable[str]) -> list[Path]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file, or standard input for ``-``; no more than is used.
+    """Read a file, or standard input for ``-``, up to the limit on its size.
 
     Raises:
         InputError: It cannot be read.

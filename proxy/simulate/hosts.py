@@ -1,7 +1,7 @@
-"""The machines of a simulation: what each offers, what is left, and the engine's state of each.
+"""The machines of a simulation: the capacity of each, the free part, and the engine's state.
 
-What a machine offers is what kubelet would report to the scheduler: capacity less what is reserved, huge
-pages taken off the memory, healthy devices of the simulated plugins.
+The offer of a machine is what kubelet would report to the scheduler as allocatable: the capacity without the
+reserve, memory without huge pages, healthy devices of the simulated plugins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALWAYS = ("cpu", MEMORY)
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """What of a machine is not for pods: thousandths of a CPU, and bytes of memory."""
+    """The part of a machine that is not for pods: thousandths of a CPU, and bytes of memory."""
 
     milli: int = 0
     memory: int = 0
@@ -33,14 +33,14 @@ class Reserve:
 
 @dataclass(slots=True)
 class Host:
-    """One machine and what is on it.
+    """One machine and the pods on it.
 
     Attributes:
         name: The machine's name.
-        node: It as the engine knows it.
+        node: The machine and its rules, as the engine reads them.
         state: The engine's state.
         offers: Resource to amount; memory is left out where the machine does not report it.
-        free: What is left of it by requests.
+        free: The free part of the offer, by requests.
         pod_count: How many pods run here.
     """
 
@@ -62,7 +62,7 @@ class Host:
         return (self.state.pools.shared & self.node.machine.online) - self.node.reserved
 
     def lacks(self, needs: Mapping[str, int]) -> list[str]:
-        """Name the resources of which too little is left for one more pod."""
+        """Return the resources of which too little is free for one more pod."""
         free = self.free
         short = [
             resource
@@ -72,7 +72,7 @@ class Host:
         return [*short, PODS] if free.get(PODS) == 0 else short
 
     def take(self, needs: Mapping[str, int], sign: int = 1) -> None:
-        """Subtract what a pod requests; ``sign`` -1: add it again, as the pod has left."""
+        """Subtract the requests of a pod; ``sign`` -1: add them again, as the pod has left."""
         for resource, amount in needs.items():
             if resource in self.free:
                 self.free[resource] -= sign * amount
@@ -85,9 +85,9 @@ def host_of(name: str, node: Node, reserve: Reserve, pods: int = MAX_PODS) -> Ho
     """Make an empty machine.
 
     Args:
-        name: What it is called.
-        node: It as the engine knows it.
-        reserve: What of it is not for pods.
+        name: Its name.
+        node: The machine and its rules, as the engine reads them.
+        reserve: The part of it that is not for pods.
         pods: Most pods that it takes; 0 for no limit.
     """
     offers = offers_of(node, reserve)
@@ -97,7 +97,7 @@ def host_of(name: str, node: Node, reserve: Reserve, pods: int = MAX_PODS) -> Ho
 
 
 def reserve_of(config: Config) -> Reserve:
-    """Return what kubelet would keep off the scheduler under a configuration.
+    """Return the amounts that kubelet would withhold from the scheduler under a configuration.
 
     Source: kubelet's node allocatable: kubeReserved, systemReserved and the hard eviction threshold; a list
     of reserved CPUs wins over the amounts. Where no amount of memory is set, the memory manager's counts.
@@ -110,12 +110,12 @@ def reserve_of(config: Config) -> Reserve:
     memory = sum(part.memory or 0 for part in parts) + evicted
     counted = config.memory_manager_policy is MemoryManagerPolicy.STATIC
     if counted and all(part.memory is None for part in parts):
-        memory = max(memory, sum(kept.get(MEMORY, 0) for kept in config.reserved_memory.values()))
+        memory = max(memory, sum(amounts.get(MEMORY, 0) for amounts in config.reserved_memory.values()))
     return Reserve(milli, memory)
 
 
 def offers_of(node: Node, reserve: Reserve) -> dict[str, int]:
-    """Return what a machine offers to pods, by resource."""
+    """Return the amounts that a machine offers to pods, by resource."""
     usable = [usable_memory(numa) for numa in node.machine.nodes]
     offers = {"cpu": max(0, 1000 * len(node.machine.online) - reserve.milli)}
     for resource in dict.fromkeys(resource for amounts in usable for resource in amounts):

@@ -38,12 +38,12 @@ def load_plugins(path: Path) -> dict[str, dict[str, RegisteredDevice]]:
     Raises:
         InputError: The file is not of that form; one line, with the line.
     """
-    found = documents(read_bytes(path), str(path))
-    if len(found) != 1 or not isinstance(found[0].value, dict):
+    read_documents = documents(read_bytes(path), str(path))
+    if len(read_documents) != 1 or not isinstance(read_documents[0].value, dict):
         raise InputError(f"cannot read the devices of {path}: it must be one mapping of resources to devices")
-    document = found[0]
+    document = read_documents[0]
     plugins: dict[str, dict[str, RegisteredDevice]] = {}
-    for resource, listed in found[0].value.items():
+    for resource, listed in read_documents[0].value.items():
         if not _NAME.fullmatch(resource):
             _fail(document, None, f"{resource!r} is not a name of a device resource, such as nvidia.com/gpu")
         if not isinstance(listed, list):
@@ -63,14 +63,14 @@ def check_plugins(
     Raises:
         InputError: A device is near to a node that a machine does not have.
     """
-    for each in machines:
-        nodes = Mask(each.machine.node_by_id)
+    for machine in machines:
+        nodes = Mask(machine.machine.node_by_id)
         for resource, devices in plugins.items():
             for device in devices.values():
                 if device.nodes is not None and not device.nodes <= nodes:
                     raise InputError(
                         f"cannot use the devices of {path}: {resource} {device.id} is near to NUMA nodes "
-                        f"{device.nodes}, and {each.name} has nodes {nodes}"
+                        f"{device.nodes}, and {machine.name} has nodes {nodes}"
                     )
 
 
@@ -98,7 +98,7 @@ def _fail(document: Document, entry: object, cause: str) -> Never:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A machine and what it is called."""
+    """A machine and its name."""
 
     name: str
     machine: Machine
@@ -113,7 +113,7 @@ def described_machines(paths: Iterable[str]) -> list[Named]:
     Raises:
         InputError: A file cannot be read or does not describe a machine that could be; one line.
     """
-    found: list[Named] = []
+    machines: list[Named] = []
     for path_text in paths:
         name, sign, file = path_text.partition("=")
         if not sign or "/" in name or Path(path_text).exists():
@@ -122,8 +122,8 @@ def described_machines(paths: Iterable[str]) -> list[Named]:
             raise InputError(f"cannot use the machine {path_text!r}: write FILE or NAME=FILE")
         machine = load_machine(Path(file))
         _check_plausible(machine, file)
-        found.append(Named(name, machine))
-    return found
+        machines.append(Named(name, machine))
+    return machines
 
 
 def sysfs_machine(root: Path, procfs: Path | None) -> Named:
@@ -143,20 +143,22 @@ def copies(machines: Sequence[Named], count: int) -> list[Named]:
     """
     if len(machines) * count > MOST_MACHINES:
         raise InputError(f"cannot simulate {len(machines) * count} machines: at most {MOST_MACHINES}")
-    made = [
+    result = [
         Named(f"{named.name}-{number}" if count > 1 else named.name, named.machine)
         for named in machines
         for number in range(1, count + 1)
     ]
-    names = [named.name for named in made]
+    names = [named.name for named in result]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"cannot use two machines of the name {twice}: write NAME=FILE to give them names")
-    return made
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InputError(
+            f"cannot use two machines of the name {repeated}: write NAME=FILE to give them names"
+        )
+    return result
 
 
 def _check_plausible(machine: Machine, file: str) -> None:
-    """Refuse a description that a real machine can only have by mistake.
+    """Reject a description that a real machine can only have by mistake.
 
     ``serve`` works with a machine whose firmware reports such things (it has no other); a description is
     meant to answer what would happen, and no answer about such a machine could be trusted.

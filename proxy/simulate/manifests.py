@@ -2,8 +2,7 @@
 
 Pods of a live cluster are taken as they are: one that has ended holds nothing and is left out, one that was
 bound to a machine (``nodeName``) requests that machine. A workload counts as the pods that its controller
-would create. What is in no manifest (affinities, taints, disruption budgets) is not simulated; a note says
-so.
+would create. Affinities, taints and disruption budgets are not simulated; a note reports that.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Pods:
 
     Attributes:
         simulated_pods: The pods, in the order of files and documents.
-        notes: What was left out, in sentences.
+        notes: Sentences about pods and features that were left out.
     """
 
     simulated_pods: list[SimulatedPod] = field(default_factory=list)
@@ -59,7 +58,7 @@ def load_pods(
         bound: Whether ``nodeName`` and a node selector for a host name are followed.
 
     Raises:
-        InputError: A file, a document or a pod is not what it should be; one line, with file and line.
+        InputError: A file, a document or a pod is invalid; one line, with file and line.
     """
     pods = pods_of(read_documents(paths), machines, replicas, bound=bound)
     if not pods.simulated_pods:
@@ -76,16 +75,16 @@ def read_documents(paths: Sequence[str]) -> list[Document]:
     Raises:
         InputError: A file is not there, it is no YAML and no JSON, or a document of it is no object.
     """
-    found = [
+    all_documents = [
         document
         for path in found_files(paths)
         for document in documents(read_bytes(path), str(path) if str(path) != "-" else "standard input")
     ]
-    for document in found:
+    for document in all_documents:
         if not isinstance(document.value, dict):
             shape = shape_of(document.value)
             raise InputError(f"cannot read {document.where()}: the document is {shape}, not an object")
-    return found
+    return all_documents
 
 
 def pods_of(
@@ -121,11 +120,11 @@ class _ManifestReader:
         self._unplayed: dict[str, int] = {}
 
     def report_skipped(self) -> None:
-        """Note what was left out."""
+        """Add notes about features that were left out."""
         if self._ended:
             self.pods.notes.append(f"left out: {_count(self._ended)} that ended already")
-        for what, count in sorted(self._unplayed.items()):
-            self.pods.notes.append(f"not followed: {what} of {_count(count)}")
+        for feature, count in sorted(self._unplayed.items()):
+            self.pods.notes.append(f"not followed: {feature} of {_count(count)}")
 
     def take(self, document: Document, raw: object, at: str = "") -> None:
         """Add a document, or an item of a list."""
@@ -217,13 +216,16 @@ class _ManifestReader:
         return pod_template_of(pod_spec(raw, where), host if self._bound else "", where)
 
     def _host(self, spec: Mapping[str, object]) -> str:
-        """Return the machine that a pod requests, and count what else it requests."""
+        """Return the machine that a pod requests, and count requests that are not simulated."""
         selector = spec.get("nodeSelector")
-        wanted = dict(selector) if isinstance(selector, dict) else {}
-        host = spec.get("nodeName") or wanted.pop(_HOSTNAME, "")
-        wanted.pop(_HOSTNAME, "")
-        for what in [*(f"nodeSelector {key}" for key in wanted), *(w for w in _NOT_PLAYED if spec.get(w))]:
-            self._unplayed[what] = self._unplayed.get(what, 0) + 1
+        host_labels = dict(selector) if isinstance(selector, dict) else {}
+        host = spec.get("nodeName") or host_labels.pop(_HOSTNAME, "")
+        host_labels.pop(_HOSTNAME, "")
+        for feature in [
+            *(f"nodeSelector {key}" for key in host_labels),
+            *(w for w in _NOT_PLAYED if spec.get(w)),
+        ]:
+            self._unplayed[feature] = self._unplayed.get(feature, 0) + 1
         return host if isinstance(host, str) else ""
 
     def _add(self, pod_template: PodTemplate, names: Sequence[str], hosts: Sequence[str] = ()) -> None:

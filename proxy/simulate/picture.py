@@ -22,13 +22,13 @@ _BAR = 32
 
 @dataclass(frozen=True, slots=True)
 class NumaNodeRow:
-    """One NUMA node, or what is on none.
+    """One NUMA node, or the devices that are near to none.
 
     Attributes:
         node: Its id; None for devices that are near to no node.
         cpus: Its CPUs.
-        owned: Exclusive ones.
-        reserved: Those that are never exclusive.
+        owned: Its exclusive CPUs.
+        reserved: Its CPUs that are never exclusive.
         pods: How many pods were given CPUs, memory or devices of it.
         memory: Bytes given and bytes that can be given; None where memory is not counted by node.
         devices: Resource to devices given and healthy ones; a device near to several nodes is in each.
@@ -49,10 +49,10 @@ class NumaNodeRow:
 
 
 def rows_of(host: Host) -> list[NumaNodeRow]:
-    """Look at the NUMA nodes of a machine; the last row is that of devices near to none, if there are any."""
+    """Return the rows of a machine's NUMA nodes; the last row has devices near to none, if there are any."""
     node, owned = host.node, host.owned
     staying = [c for c in host.state.containers.values() if c.phase is not Phase.EXITED]
-    given = _given(staying)
+    assigned = _assigned_devices(staying)
     pods = _pods(host, staying)
     rows = [
         NumaNodeRow(
@@ -62,38 +62,38 @@ def rows_of(host: Host) -> list[NumaNodeRow]:
             numa.cpus & node.reserved,
             len(pods.get(numa.id, ())),
             _memory(host, numa.id),
-            _devices(host, given, numa.id),
+            _devices(host, assigned, numa.id),
         )
         for numa in node.machine.nodes
     ]
-    nowhere = _devices(host, given, None)
+    nowhere = _devices(host, assigned, None)
     if nowhere:
         none = CpuSet()
         rows.append(NumaNodeRow(None, none, none, none, len(pods.get(None, ())), None, nowhere))
     return rows
 
 
-def _given(containers: list[Container]) -> dict[str, set[str]]:
-    given: dict[str, set[str]] = {}
+def _assigned_devices(containers: list[Container]) -> dict[str, set[str]]:
+    assigned: dict[str, set[str]] = {}
     for container in containers:
         for resource, ids in container.placement.devices:
-            given.setdefault(resource, set()).update(ids)
-    return given
+            assigned.setdefault(resource, set()).update(ids)
+    return assigned
 
 
-def _devices(host: Host, given: Mapping[str, set[str]], node: int | None) -> dict[str, tuple[int, int]]:
+def _devices(host: Host, assigned: Mapping[str, set[str]], node: int | None) -> dict[str, tuple[int, int]]:
     """Count the devices near to a node: given and healthy."""
-    found: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for resource, plugin in host.node.devices.items():
-        here = [d for d in plugin.values() if (node in d.nodes if d.nodes else node is None)]
-        taken = given.get(resource, set())
-        if here:
-            found[resource] = (sum(d.id in taken for d in here), sum(d.healthy for d in here))
-    return found
+        near = [d for d in plugin.values() if (node in d.nodes if d.nodes else node is None)]
+        assigned_ids = assigned.get(resource, set())
+        if near:
+            counts[resource] = (sum(d.id in assigned_ids for d in near), sum(d.healthy for d in near))
+    return counts
 
 
 def _pods(host: Host, containers: list[Container]) -> dict[int | None, set[str]]:
-    """Return the pods that were given something of each node."""
+    """Return the pods that have CPUs, memory or devices of each node."""
     pods: dict[int | None, set[str]] = {}
     for container in containers:
         placement = container.placement
@@ -134,14 +134,14 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    kept = [at for at, width in enumerate(widths) if width]
-    return ["  ".join(row[at].ljust(widths[at]) for at in kept).rstrip() for row in rows]
+    shown = [at for at, width in enumerate(widths) if width]
+    return ["  ".join(row[at].ljust(widths[at]) for at in shown).rstrip() for row in rows]
 
 
 def bar(row: NumaNodeRow, scale: float) -> str:
     """Draw a node's CPUs: one column for each, or for several where the node is large.
 
-    What is there has a column at least, so that a bar never hides that something is owned or left.
+    Each kind of CPUs has a column at least, so that a bar never hides that CPUs are owned or free.
     """
     parts = [(OWNED, len(row.owned)), (RESERVED, len(row.reserved - row.owned)), (LEFT, len(row.remaining))]
     width = max(round(len(row.cpus) * scale), sum(count > 0 for _, count in parts))
@@ -172,10 +172,10 @@ def _headline(host: Host) -> str:
 
 
 def _remaining(host: Host) -> str:
-    left = remaining_cpus_of(host.node, host.ownable)
+    remaining = remaining_cpus_of(host.node, host.ownable)
     return (
-        f"left {counted(left.cpus, 'CPU')}, {left.whole} in whole cores; "
-        f"at most {left.largest} on one node, or {left.largest_whole} in whole cores"
+        f"left {counted(remaining.cpus, 'CPU')}, {remaining.whole} in whole cores; "
+        f"at most {remaining.largest} on one node, or {remaining.largest_whole} in whole cores"
     )
 
 
@@ -200,5 +200,5 @@ def _cells(row: NumaNodeRow, scale: float) -> list[str]:
     memory = ""
     if row.memory is not None:
         memory = f"memory {size_text(row.memory[0])} of {size_text(row.memory[1])}"
-    devices = ", ".join(f"{clean(name)} {given} of {of}" for name, (given, of) in row.devices.items())
+    devices = ", ".join(f"{clean(name)} {assigned} of {of}" for name, (assigned, of) in row.devices.items())
     return [*head, memory, devices, counted(row.pods, "pod") if row.pods else ""]

@@ -1,4 +1,4 @@
-"""A pod to be placed: what a scheduler counts, and the request to the machine's engine."""
+"""A pod to be placed: the amounts that a scheduler counts, and the request to the machine's engine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class PodTemplate:
 
     Attributes:
         spec: The pod.
-        needs: Resource to amount, as ``Ask`` counts them: what the scheduler takes off a machine.
+        needs: Resource to amount that the scheduler subtracts from a machine.
         total: The request of its sandbox.
         requests: The requests of its containers, by name.
-        host: The machine that the pod names; empty where any will do.
+        host: The machine that the pod names; empty for any.
         where: File and line that it came from, for messages.
     """
 
@@ -55,8 +55,8 @@ class SimulatedPod:
 
     Attributes:
         arrival: The pod as its machine's engine gets it; the sandbox id is unique among all pods.
-        pod_template: What it has in common with its copies.
-        host: The machine that the pod names; empty where any will do.
+        pod_template: The part that it has in common with its copies.
+        host: The machine that the pod names; empty for any.
     """
 
     arrival: ArrivingPod
@@ -70,7 +70,7 @@ class SimulatedPod:
 
     @property
     def needs(self) -> Mapping[str, int]:
-        """What the scheduler takes off a machine."""
+        """The amounts that the scheduler subtracts from a machine."""
         return self.pod_template.needs
 
     @property
@@ -80,7 +80,7 @@ class SimulatedPod:
 
 
 def pod_template_of(spec: PodSpec, host: str = "", where: str = "") -> PodTemplate:
-    """Compute what a pod requests from a scheduler and from its machine."""
+    """Return the template of a pod: its request to the scheduler, and to the engine of its machine."""
     requests = tuple(
         (container.name, cri_request(container, spec.own_limits)) for container in spec.requests.containers
     )
@@ -89,7 +89,7 @@ def pod_template_of(spec: PodSpec, host: str = "", where: str = "") -> PodTempla
 
 
 def needs_of(spec: PodSpec) -> dict[str, int]:
-    """Return what a scheduler takes off a machine: resource to amount, without zeros.
+    """Return the amounts that a scheduler subtracts from a machine, by resource, without zeros.
 
     It is Kubernetes' sum over the containers; what the pod itself requests (``spec.resources``) replaces it,
     and the overhead of its runtime class comes on top.

@@ -1,12 +1,12 @@
-"""The quality of a simulation's result: what is aligned, and how fragmented the rest is.
+"""The quality of a simulation's result: how many containers are aligned, and how fragmented free CPUs are.
 
 Theory. A container that was given CPUs of its own, memory of NUMA nodes, or devices, is placed *together*
 when it touches no more NUMA nodes than any placement of it must touch on the empty machine; else it is
 *spread*. The least number is exact (``allocation.demand``): CPUs, memory and devices must be available on the
 same nodes. Devices that are near to no node count nowhere.
 
-What is left is measured in two units, as the allocators do: CPUs (threads), and whole cores that are entirely
-free. A request fits on one node where one node has as much of it; so the largest such piece, in addition to
+Free CPUs are measured in two units, as in the allocators: CPUs (threads), and cores that are free as a whole.
+A request fits on one NUMA node where one node has that many; so the most that one node has, in addition to
 the sum over all nodes, shows how fragmented a machine is.
 """
 
@@ -24,10 +24,10 @@ from proxy.model.workload import Container, Phase, Pool
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The NUMA nodes that a container has been given something on.
+    """The NUMA nodes of a container's CPUs, memory and devices.
 
     Attributes:
-        nodes: NUMA nodes that it was given something on.
+        nodes: The NUMA nodes.
         least: The least number of nodes that could hold it on the empty machine.
     """
 
@@ -45,8 +45,8 @@ class RemainingCpus:
     """The free CPUs of a machine that can still be owned.
 
     Attributes:
-        cpus: All CPUs that could still be given to a container alone.
-        whole: Those of them in cores that are free as a whole.
+        cpus: All CPUs that can still become exclusive.
+        whole: The part of them in cores that are free as a whole.
         largest: The most CPUs that one NUMA node has left.
         largest_whole: The same, counting whole cores only.
         of: The most CPUs that one NUMA node had when the machine was empty.
@@ -60,11 +60,11 @@ class RemainingCpus:
 
 
 def remaining_cpus_of(node: Node, ownable: CpuSet) -> RemainingCpus:
-    """Measure what is left.
+    """Measure the free CPUs of a machine.
 
     Args:
         node: The machine.
-        ownable: CPUs that could still be given to a container alone.
+        ownable: CPUs that can still become exclusive.
     """
     whole = whole_cores(node, ownable)
     free = [numa.cpus & ownable for numa in node.machine.nodes]
@@ -79,7 +79,7 @@ def remaining_cpus_of(node: Node, ownable: CpuSet) -> RemainingCpus:
 
 
 def whole_cores(node: Node, cpus: CpuSet) -> CpuSet:
-    """Return those of some CPUs whose cores are among them as a whole."""
+    """Return the CPUs whose cores are in the set as a whole."""
     bits = 0
     for core in node.machine.cores.values():
         if core <= cpus:
@@ -88,13 +88,13 @@ def whole_cores(node: Node, cpus: CpuSet) -> CpuSet:
 
 
 class AlignmentMeter:
-    """Measures on which NUMA nodes containers are; caches results for equal requests."""
+    """Measures the alignment of containers; caches results for equal requests."""
 
     def __init__(self) -> None:
         self._least: dict[object, int] = {}
 
     def alignment(self, node: Node, container: Container) -> Alignment | None:
-        """Return the NUMA nodes of a container; None where nothing that it was given is on a NUMA node."""
+        """Return the alignment of a container; None where none of its resources is on a NUMA node."""
         placement = container.placement
         bits = 0
         wants: list[tuple[str, int]] = []
@@ -115,16 +115,16 @@ class AlignmentMeter:
 
     def _fewest(self, node: Node, wants: tuple[tuple[str, int], ...]) -> int:
         key = id(node), wants
-        known = self._least.get(key)
-        if known is None:
-            demands = [Demand(want, _amounts_by_node(node, resource)) for resource, want in wants]
+        cached = self._least.get(key)
+        if cached is None:
+            demands = [Demand(amount, _amounts_by_node(node, resource)) for resource, amount in wants]
             least = smallest([numa.id for numa in node.machine.nodes], demands)
-            known = self._least[key] = len(node.machine.nodes) if least is None else least
-        return known
+            cached = self._least[key] = len(node.machine.nodes) if least is None else least
+        return cached
 
 
 def alignments_of(meter: AlignmentMeter, node: Node, containers: Iterable[Container]) -> list[Alignment]:
-    """Return the NUMA nodes of the containers that stay and were given something."""
+    """Return the alignments of the containers that keep running, as far as they have one."""
     alignments = (meter.alignment(node, c) for c in containers if c.phase is not Phase.EXITED)
     return [alignment for alignment in alignments if alignment is not None]
 

@@ -24,8 +24,8 @@ class Rules:
 
     Attributes:
         plugins: Devices of every machine, by resource and id.
-        fill: The machine with the least free CPU first, not the one with the most.
-        retry: A refused pod tries the next machine.
+        fill: Whether the machine with the least free CPU comes first, not the one with the most.
+        retry: Whether a rejected pod tries the next machine.
         max_pods: Most pods on one machine; 0 for no limit.
         explain: Pods (``namespace/name``) whose decisions are kept.
     """
@@ -58,13 +58,13 @@ def hosts_of(config: Config, machines: Sequence[Named], rules: Rules) -> list[Ho
     Raises:
         ConfigError: A machine cannot meet the configuration.
     """
-    made: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
     for named in machines:
-        if id(named.machine) not in made:
+        if id(named.machine) not in nodes:
             check_against(config, named.machine)
-            made[id(named.machine)] = node_of(config, named.machine, rules.plugins)
+            nodes[id(named.machine)] = node_of(config, named.machine, rules.plugins)
     reserve = reserve_of(config)
-    return [host_of(named.name, made[id(named.machine)], reserve, rules.max_pods) for named in machines]
+    return [host_of(named.name, nodes[id(named.machine)], reserve, rules.max_pods) for named in machines]
 
 
 def simulate(
@@ -77,7 +77,7 @@ def simulate(
     """Place pods on machines one after the other.
 
     Args:
-        config: What is in effect on every machine.
+        config: The configuration of every machine.
         hosts: The machines under it, empty; they are changed.
         simulated_pods: The pods, in their order.
         rules: The settings of the simulation.

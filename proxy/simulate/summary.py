@@ -22,16 +22,16 @@ class Summary:
     Attributes:
         machines, pods: How many there were.
         placed: How many run.
-        together: Placed, and all that they were given is on as few NUMA nodes as it can be.
-        spread: Placed, and some container was given what is on more nodes than it had to be.
-        sharing: Placed, and they were given nothing that lies on a NUMA node.
-        refused: By the machine's engine, by reason.
+        together: Placed, and each container is on as few NUMA nodes as possible.
+        spread: Placed, and some container is on more NUMA nodes than necessary.
+        sharing: Placed, without resources of a NUMA node.
+        refused: Rejected by the machine's engine, by reason.
         unschedulable: No machine has enough by requests, by the resources that are short; ``NoSuchMachine``
             where the pod requests a machine that is not there.
         cpus: Online CPUs of all machines.
-        owned: Exclusive ones.
-        left: Those that could still become exclusive.
-        whole: Those of them in whole cores.
+        owned: Exclusive CPUs.
+        left: CPUs that can still become exclusive.
+        whole: The part of ``left`` in whole cores.
         largest: The largest request for CPUs that one NUMA node anywhere still holds.
         largest_whole: The same in whole cores.
         empty: What it was on the empty machines.
@@ -90,7 +90,10 @@ def _summary(
 ) -> Summary:
     results, hosts = simulation.results, simulation.hosts
     outcomes = Counter(result.outcome for result in results)
-    together = sum(bool(own) and all(alignment.together for alignment in own) for own in alignments)
+    together = sum(
+        bool(pod_alignments) and all(alignment.together for alignment in pod_alignments)
+        for pod_alignments in alignments
+    )
     placed_on_nodes = sum(map(bool, alignments))
     refused = Counter(r.reason for r in results if r.outcome is PodOutcome.REFUSED)
     short = Counter(
@@ -116,7 +119,7 @@ def _summary(
 
 
 def too_small(simulation: Simulation) -> Iterator[str]:
-    """Name the machines that never have as many CPUs as pods wanted that were refused on them.
+    """Report the machines that never have as many CPUs as pods requested that were rejected on them.
 
     Yields:
         A sentence for each machine and number of CPUs.
@@ -133,11 +136,11 @@ def too_small(simulation: Simulation) -> Iterator[str]:
             and host.node.static
         ):
             refused[host.name, pod_cpus(requests)] += 1
-    for (name, wanted), count in refused.items():
+    for (name, requested), count in refused.items():
         node = hosts[name].node
-        if wanted > node.most_ownable:
+        if requested > node.most_ownable:
             yield (
-                f"{clean(name)} is too small for {counted(count, 'pod')} that requested {wanted} CPUs of"
+                f"{clean(name)} is too small for {counted(count, 'pod')} that requested {requested} CPUs of"
                 f" {'its' if count == 1 else 'their'} own: of its {counted(len(node.machine.online), 'CPU')},"
                 f" {node.most_ownable} can be owned"
             )

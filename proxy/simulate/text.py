@@ -48,8 +48,8 @@ class Difference:
 def differences(
     first: Simulation, first_found: Findings, other: Simulation, other_found: Findings
 ) -> list[Difference]:
-    """Find the pods with different results; another machine alone is not a difference."""
-    found: list[Difference] = []
+    """Return the pods with different results; another machine alone is not a difference."""
+    result: list[Difference] = []
     pairs = zip(first.results, first_found.alignments, other.results, other_found.alignments, strict=True)
     for a, a_alignments, b, b_alignments in pairs:
         changes = {
@@ -60,8 +60,8 @@ def differences(
         if any(changes.values()):
             names = tuple(name for name, changed in changes.items() if changed)
             outcomes = _word(a, a_alignments), _word(b, b_alignments)
-            found.append(Difference(a, b, *outcomes, _text(a, a_alignments), _text(b, b_alignments), names))
-    return found
+            result.append(Difference(a, b, *outcomes, _text(a, a_alignments), _text(b, b_alignments), names))
+    return result
 
 
 def compare_lines(
@@ -73,7 +73,7 @@ def compare_lines(
     *,
     verbose: bool,
 ) -> list[str]:
-    """Write both, side by side."""
+    """Write two simulations side by side."""
     changed = differences(first, first_found, other, other_found)
     lines = [f"A: {clean(first.config.source)}", f"B: {clean(other.config.source)}", ""]
     lines += _table(first_found, other_found)
@@ -90,25 +90,25 @@ def _each(changed: Sequence[Difference]) -> list[str]:
     """List every pod."""
     return [
         line
-        for each in changed
+        for difference in changed
         for line in (
-            clean(each.first.simulated_pod.ref),
-            f"  A: {each.first_text}",
-            f"  B: {each.other_text}",
+            clean(difference.first.simulated_pod.ref),
+            f"  A: {difference.first_text}",
+            f"  B: {difference.other_text}",
         )
     ]
 
 
 def _kinds(changed: Sequence[Difference]) -> list[str]:
-    """Count the pods that fared differently in the same way, and name some."""
+    """Count the pods with the same difference of results, and name some of them."""
     kinds: dict[tuple[str, str], list[str]] = {}
-    for each in changed:
-        kinds.setdefault((each.first_outcome, each.other_outcome), []).append(
-            clean(each.first.simulated_pod.ref)
+    for difference in changed:
+        kinds.setdefault((difference.first_outcome, difference.other_outcome), []).append(
+            clean(difference.first.simulated_pod.ref)
         )
     lines: list[str] = []
-    for (first, other), refs in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
-        lines += [f"{counted(len(refs), 'pod')}: {first} under A, {other} under B"]
+    for (first, other_outcome), refs in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
+        lines += [f"{counted(len(refs), 'pod')}: {first} under A, {other_outcome} under B"]
         more = f", and {len(refs) - SHOWN} more ({ALL})" if len(refs) > SHOWN else ""
         lines += [f"  {', '.join(refs[:SHOWN])}{more}"]
     return lines
@@ -118,28 +118,28 @@ def differences_data(changed: Sequence[Difference]) -> list[Data]:
     """Return the pods with different results, as plain data."""
     return [
         {
-            "pod": each.first.simulated_pod.ref,
-            "changed": list(each.changes),
-            "a": {"outcome": each.first_outcome, "text": each.first_text},
-            "b": {"outcome": each.other_outcome, "text": each.other_text},
+            "pod": difference.first.simulated_pod.ref,
+            "changed": list(difference.changes),
+            "a": {"outcome": difference.first_outcome, "text": difference.first_text},
+            "b": {"outcome": difference.other_outcome, "text": difference.other_text},
         }
-        for each in changed
+        for difference in changed
     ]
 
 
 def _table(first: Findings, other: Findings) -> list[str]:
-    left = {label: value for label, value, _ in numbers(first.summary)}
+    first_values = {label: value for label, value, _ in numbers(first.summary)}
     right = {label: value for label, value, _ in numbers(other.summary)}
     rows = [("", "A", "B", "B - A")]
-    for label in _merged(list(left), list(right)):
-        a, b = left.get(label, 0), right.get(label, 0)
+    for label in _merged(list(first_values), list(right)):
+        a, b = first_values.get(label, 0), right.get(label, 0)
         rows.append((label, str(a), str(b), f"{b - a:+d}" if a != b else ""))
     widths = [max(len(row[at]) for row in rows) for at in range(4)]
     return columns([(row[0], *(row[at].rjust(widths[at]) for at in (1, 2, 3))) for row in rows])
 
 
 def _merged(left: list[str], right: list[str]) -> list[str]:
-    """Return all labels once, those that only one has behind the label that they follow there."""
+    """Merge two lists of labels; a label of one list only stays behind the label that it follows there."""
     merged = list(left)
     for at, label in enumerate(right):
         if label not in merged:
@@ -167,14 +167,14 @@ def _text(result: Result, alignments: Sequence[Alignment]) -> str:
 _MANNERS = {True: "together", False: "spread", None: "sharing"}
 
 
-def report(simulation: Simulation, found: Findings, notes: Sequence[str], *, verbose: bool) -> list[str]:
+def report(simulation: Simulation, findings: Findings, notes: Sequence[str], *, verbose: bool) -> list[str]:
     """Write everything about a simulation."""
     lines = machine_lines(simulation, verbose=verbose)
-    lines += ["", *summary_lines(found.summary)]
+    lines += ["", *summary_lines(findings.summary)]
     failed = failed_lines(simulation.results, verbose=verbose)
     lines += ["", *failed] if failed else []
     if verbose:
-        lines += spread_lines(simulation, found)
+        lines += spread_lines(simulation, findings)
     return lines + [f"note: {clean(note)}" for note in notes]
 
 
@@ -195,7 +195,7 @@ def summary_lines(reported: Summary) -> list[str]:
 
 
 def numbers(reported: Summary) -> list[tuple[str, int, str]]:
-    """Return the numbers with their labels, and what they mean where the label does not say it."""
+    """Return the numbers with their labels, and an explanation where the label is not enough."""
     return [
         ("machines", reported.machines, ""),
         ("pods", reported.pods, ""),
@@ -206,7 +206,7 @@ def numbers(reported: Summary) -> list[tuple[str, int, str]]:
         ("  refused", sum(reported.refused.values()), "by the machine that was chosen for it"),
         *((f"    {reason}", count, "") for reason, count in reported.refused.items()),
         ("  unschedulable", sum(reported.unschedulable.values()), "no machine has what is requested"),
-        *((f"    {short_text(what)}", count, "") for what, count in reported.unschedulable.items()),
+        *((f"    {short_text(resource)}", count, "") for resource, count in reported.unschedulable.items()),
         ("CPUs", reported.cpus, ""),
         ("  owned", reported.owned, ""),
         ("  left", reported.left, "can still be given to one container alone"),
@@ -220,9 +220,9 @@ def numbers(reported: Summary) -> list[tuple[str, int, str]]:
     ]
 
 
-def short_text(what: str) -> str:
+def short_text(name: str) -> str:
     """Return the missing resource, from its name in the summary."""
-    return "no machine of that name" if what == NO_SUCH_MACHINE else f"too little {what}"
+    return "no machine of that name" if name == NO_SUCH_MACHINE else f"too little {name}"
 
 
 def failed_lines(results: Sequence[Result], *, verbose: bool) -> list[str]:
@@ -255,12 +255,12 @@ def _refused_text(result: Result) -> str:
     return f"refused on {clean(', '.join(result.tried))}{container}"
 
 
-def spread_lines(simulation: Simulation, found: Findings) -> list[str]:
-    """List the pods of which a container is on more nodes than it had to be."""
+def spread_lines(simulation: Simulation, findings: Findings) -> list[str]:
+    """List the pods with a container on more NUMA nodes than necessary."""
     lines = [
         f"{result.simulated_pod.ref}: spread on {clean(result.host)}: "
         f"given something on NUMA nodes {alignment.nodes}, {alignment.least} could hold it"
-        for result, alignments in zip(simulation.results, found.alignments, strict=True)
+        for result, alignments in zip(simulation.results, findings.alignments, strict=True)
         for alignment in alignments
         if not alignment.together
     ]
@@ -268,7 +268,7 @@ def spread_lines(simulation: Simulation, found: Findings) -> list[str]:
 
 
 def explain_lines(result: Result, width: int) -> list[str]:
-    """Write why a pod is where it is, container by container."""
+    """Explain the placement of a pod, container by container."""
     refused = result.outcome is PodOutcome.REFUSED and result.explanations  # they say why
     lines = [
         f"{clean(result.simulated_pod.ref)}: {_refused_text(result) if refused else outcome_text(result)}"

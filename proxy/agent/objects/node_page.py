@@ -28,8 +28,8 @@ class PublishedPod(Struct, frozen=True, rename="camel"):
         applied: Whether the plan is applied to it.
         resource_status: Set where its CPUs were chosen on the node for the pod as a whole.
         set_aside: CPUs that are kept for it and that no running container of it owns.
-        counted: Whether the amounts of the page include what it holds: not before a container was placed.
-        containers: Those that run.
+        counted: Whether the amounts of the page include its CPUs: not before a container was placed.
+        containers: Its running containers.
     """
 
     namespace: str
@@ -52,7 +52,7 @@ class PublishedNumaNode(Struct, frozen=True, rename="camel"):
 
 
 class Policies(Struct, frozen=True, rename="camel"):
-    """The policies in effect, with kubelet's values; empty where the daemon does not say it."""
+    """The policies in effect, with kubelet's values; empty where the daemon does not report them."""
 
     cpu_manager_policy: str = "none"
     topology_manager_policy: str = "none"
@@ -70,7 +70,7 @@ class PublishedZone(Struct, frozen=True, rename="camel"):
 
 
 class KoordinatorPart(Struct, frozen=True, rename="camel"):
-    """What Koordinator's agent writes into a NodeResourceTopology."""
+    """The annotations and zones that Koordinator's agent writes into a NodeResourceTopology."""
 
     labels: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
@@ -106,10 +106,10 @@ class NodePage(Struct, frozen=True):
         memory: Bytes by NUMA node and resource, ``allocatable`` and ``free``; empty where none is promised.
         devices: The devices that topoproxy assigns, by zone.
         device_resources: The same on the whole node.
-        pods: That run.
+        pods: The pods that run.
         koordinator: For Koordinator's scheduler.
-        rejections: That are not over.
-        version: Of the changes that it includes.
+        rejections: The rejections that are not over.
+        version: The version of the changes that it includes.
     """
 
     name: str
@@ -144,7 +144,7 @@ def read_node_page(page: object) -> NodePage:
 
 def all_cpus(lists: Iterable[str]) -> CpuSet:
     """Return the union of CPU lists."""
-    found = CpuSet()
+    cpus = CpuSet()
     for text in lists:
-        found |= CpuSet.parse(text) if text else CpuSet()
-    return found
+        cpus |= CpuSet.parse(text) if text else CpuSet()
+    return cpus

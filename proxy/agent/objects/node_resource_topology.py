@@ -91,11 +91,13 @@ def with_owner(value: Mapping[str, Any], node: str, uid: str) -> dict[str, Any]:
 
 
 def placed_by(value: Mapping[str, Any]) -> tuple[object, object]:
-    """Return what schedulers place pods by, and that with the fingerprint; the figures are in neither."""
+    """Return the content that schedulers read, without and with the fingerprint; figures are left out."""
     notes = {name: text for name, text in value["metadata"]["annotations"].items() if name != FIGURES}
     fingerprint = notes.pop(ANNOTATION, "")
     attributes = [
-        each for each in value.get("attributes", ()) if each["name"] not in (ATTRIBUTE, ATTRIBUTE_METHOD)
+        attribute
+        for attribute in value.get("attributes", ())
+        if attribute["name"] not in (ATTRIBUTE, ATTRIBUTE_METHOD)
     ]
     labels = value["metadata"].get("labels")
     basis = value["zones"], value["topologyPolicies"], attributes, notes, labels
@@ -103,8 +105,8 @@ def placed_by(value: Mapping[str, Any]) -> tuple[object, object]:
 
 
 def figures(page: NodePage) -> str:
-    """Return what schedulers do not read and people want to see, in a few words."""
-    owners = [each.cpus for pod in page.pods for each in pod.containers if each.cpus]
+    """Return figures for people, which schedulers do not read, in a few words."""
+    owners = [container.cpus for pod in page.pods for container in pod.containers if container.cpus]
     return (
         f"mode={page.mode} owners={len(owners)} exclusive={all_cpus(owners)} free={page.free} "
         f"reserved={page.reserved}"

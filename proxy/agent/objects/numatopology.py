@@ -46,7 +46,7 @@ def numatopology(page: NodePage, *, allocations: bool = True) -> dict[str, Any]:
         },
     }
     if allocations:
-        spec[POD_ALLOCATIONS] = [found for pod in page.pods if (found := _allocation(pod))]
+        spec[POD_ALLOCATIONS] = [allocation for pod in page.pods if (allocation := _allocation(pod))]
     return {
         "apiVersion": API_VERSION,
         "kind": "Numatopology",
@@ -56,9 +56,9 @@ def numatopology(page: NodePage, *, allocations: bool = True) -> dict[str, Any]:
 
 
 def _allocation(pod: PublishedPod) -> dict[str, Any]:
-    """Return what a pod holds; nothing where it owns no CPUs. What is set aside for it is under no name."""
-    held = [(each.name, each.cpus) for each in pod.containers] + [("", pod.set_aside)]
-    containers = [{"name": name, "allocations": {"cpu": cpus}} for name, cpus in held if cpus]
+    """Return the CPUs of a pod; empty where it owns none. CPUs that are set aside for it have no name."""
+    cpus_by_name = [(container.name, container.cpus) for container in pod.containers] + [("", pod.set_aside)]
+    containers = [{"name": name, "allocations": {"cpu": cpus}} for name, cpus in cpus_by_name if cpus]
     if not containers:
         return {}
     return {

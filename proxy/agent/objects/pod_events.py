@@ -1,7 +1,7 @@
-"""What is written about pods: Events, and the annotation ``resource-status``.
+"""The Events and the annotation ``resource-status`` that are written about pods.
 
 There is an Event for an exclusive placement, a rejection, a repaired cpuset, and a hook that failed. An Event
-has a name that follows from the pod, the container and the reason, so that what repeats is one object with a
+has a name that follows from the pod, the container and the reason, so that repetitions are one object with a
 count.
 
 A pod whose CPUs were chosen on the node gets the annotation ``resource-status``, as a scheduler writes it. A
@@ -29,7 +29,7 @@ _ADVICE = {
     "node would help.",
     "UnexpectedAdmissionError": "Fewer CPUs or a node with more free CPUs would help.",
 }
-"""What would help, by the reason of a rejection; admission's own messages say it themselves."""
+"""Remedies by the reason of a rejection; messages of admission name theirs themselves."""
 _DRIFT = ("drift: another program wrote a cpuset: put back", "CpusetRepaired")
 _CONFLICT = ("another program keeps writing the cpuset of a container", "CpusetConflict")
 
@@ -52,21 +52,21 @@ def _patch(pod: PublishedPod) -> dict[str, Any]:
 
 
 def withdrawn(patch: dict[str, Any]) -> dict[str, Any]:
-    """Return the patch that removes what another one has set."""
+    """Return the patch that removes the annotation of another patch."""
     return {"metadata": {"uid": patch["metadata"]["uid"], "annotations": {RESOURCE_STATUS: None}}}
 
 
 def written_here(pods: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the patches that have set the annotations which pods at the API server have from here."""
-    found = {}
-    for each in pods:
-        metadata = each.get("metadata") or {}
+    """Return the patches of annotations that topoproxy has written, from the pods at the API server."""
+    patches = {}
+    for pod in pods:
+        metadata = pod.get("metadata") or {}
         text = (metadata.get("annotations") or {}).get(RESOURCE_STATUS)
         if _is_ours(text):
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
             patch = {"uid": metadata["uid"], "annotations": {RESOURCE_STATUS: text}}
-            found[path] = {"metadata": patch}
-    return found
+            patches[path] = {"metadata": patch}
+    return patches
 
 
 def _is_ours(text: object) -> bool:
@@ -78,7 +78,7 @@ def _is_ours(text: object) -> bool:
 
 
 class PodEvent(Struct, frozen=True):
-    """Something to be said about a pod.
+    """An Event about a pod.
 
     Attributes:
         namespace, pod, uid: The pod.
@@ -107,35 +107,37 @@ def placed_events(before: NodePage | None, after: NodePage) -> Iterator[PodEvent
     """Yield an event for each container that has other exclusive CPUs than before.
 
     Args:
-        before: The last description; None where there is none: the agent has just started, and says nothing
-            about what was there before it.
+        before: The last description; None after the start of the agent: there are no events about earlier
+            placements then.
         after: The newest description.
     """
     if before is None:
         return
-    known = {(pod.uid, each.name): each.cpus for pod in before.pods for each in pod.containers if each.cpus}
+    cpus_before = {
+        (pod.uid, placed.name): placed.cpus for pod in before.pods for placed in pod.containers if placed.cpus
+    }
     for pod in after.pods:
-        for each in pod.containers:
-            if each.cpus and known.get((pod.uid, each.name)) != each.cpus:
-                why = f": {each.reasons[0]}" if each.reasons else ""
-                message = f"Container {each.name} has CPUs {each.cpus} exclusively{why}"
-                yield _event(pod, each.name, "PlacedExclusively", message)
+        for placed in pod.containers:
+            if placed.cpus and cpus_before.get((pod.uid, placed.name)) != placed.cpus:
+                why = f": {placed.reasons[0]}" if placed.reasons else ""
+                message = f"Container {placed.name} has CPUs {placed.cpus} exclusively{why}"
+                yield _event(pod, placed.name, "PlacedExclusively", message)
 
 
-def rejection_event(found: Rejection) -> PodEvent:
+def rejection_event(rejection: Rejection) -> PodEvent:
     """Return the event of a rejection."""
-    namespace, _, name = found.pod.partition("/")
-    what = f"Container {found.container}" if found.container else "The pod"
-    verb = "is rejected" if found.applied else "would be rejected"
-    advice = f" {_ADVICE[found.reason]}" if found.reason in _ADVICE else ""
+    namespace, _, name = rejection.pod.partition("/")
+    subject = f"Container {rejection.container}" if rejection.container else "The pod"
+    verb = "is rejected" if rejection.applied else "would be rejected"
+    advice = f" {_ADVICE[rejection.reason]}" if rejection.reason in _ADVICE else ""
     return PodEvent(
         namespace,
         name,
-        found.uid,
-        found.container,
-        "PlacementRejected" if found.applied else "PlacementWouldBeRejected",
-        f"{what} {verb} by topoproxy: {found.message}{advice}",
-        warning=found.applied,
+        rejection.uid,
+        rejection.container,
+        "PlacementRejected" if rejection.applied else "PlacementWouldBeRejected",
+        f"{subject} {verb} by topoproxy: {rejection.message}{advice}",
+        warning=rejection.applied,
     )
 
 
@@ -145,8 +147,8 @@ def notice_event(message: str, keys: Mapping[str, str], page: NodePage) -> PodEv
     if pod is None:
         return None
     container = keys.get("container", "")
-    for known, reason in (_DRIFT, _CONFLICT):
-        if message == known:
+    for text_of_notice, reason in (_DRIFT, _CONFLICT):
+        if message == text_of_notice:
             by = f" (probably {keys['probably']})" if keys.get("probably", "None") != "None" else ""
             text = (
                 f"Another program{by} wrote the cpuset of container {container}: {keys.get('cpus', '')} is "
@@ -169,7 +171,7 @@ def event_object(event: PodEvent, node: str, first: str, last: str, count: int) 
     """Return the object of an event.
 
     Args:
-        event: What happened.
+        event: The event.
         node: The name of the Node object.
         first: When it happened for the first time (RFC 3339).
         last: When it happened for the last time.

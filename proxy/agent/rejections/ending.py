@@ -1,8 +1,8 @@
 """The part of the agent that ends rejected pods, and marks the node while it has no room for them.
 
-It follows the daemon, reads the pods of which something is to be done, and does what ``policy`` decides. The
-API server has the last word: an eviction respects disruption budgets, and every request names the uid of the
-pod, so that another pod of the same name is never meant.
+It follows the daemon, reads the pods that may be ended, and carries out the decisions of ``policy``. The API
+server has the last word: an eviction respects disruption budgets, and every request names the uid of the pod,
+so that another pod of the same name is never ended.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from proxy.model.errors import TopoproxyError, UnavailableError
 
 PAUSES = Backoff(1.0, 60.0)
 RECHECK_S = 5.0
-"""Seconds until the number of rejections is read again: it is no change of the node."""
+"""Seconds until the number of rejections is read again: an increase alone causes no notice."""
 KNOWN_S = 30.0
-"""Seconds for which what was read of a pod is used."""
+"""Seconds for which a pod that was read is used."""
 TRIES = 3
 """How often a change of the Node object is tried where others change it at the same time."""
 CANNOT_END, CANNOT_MARK = "cannot end a rejected pod", "cannot mark the node"
@@ -53,10 +53,10 @@ _REASON = {RejectedPolicy.EVICT: "RejectedPodEvicted", RejectedPolicy.FAIL: "Rej
 
 
 class EndingHistory:
-    """What was done to rejected pods: a part that is restarted keeps to the limits.
+    """The pods that were ended: a part of the agent that is restarted keeps to the limits.
 
     Attributes:
-        done: What was done.
+        done: The pods.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class RejectedPodEnding:
 
         Args:
             session: The node, the daemon, the API server.
-            history: What was done before.
+            history: The pods that were ended before.
             clock: Seconds that only grow.
             wall_clock: Seconds since the epoch.
         """
@@ -109,7 +109,7 @@ class RejectedPodEnding:
             try:
                 node = await self._session.api.get(f"/api/v1/nodes/{self._session.node}")
                 text = ((node.get("metadata") or {}).get("annotations") or {}).get(KEY)
-                taints = [each.get("key") for each in (node.get("spec") or {}).get("taints") or ()]
+                taints = [taint.get("key") for taint in (node.get("spec") or {}).get("taints") or ()]
                 if text is not None or KEY in taints:
                     self._marked = from_annotation(text or "") or NodeMark(self._wall_clock(), 0, {})
                     self._mark = self._marked
@@ -119,7 +119,7 @@ class RejectedPodEnding:
                             raise UnavailableError("cannot remove the mark from the node")
             except ApiServerError as error:
                 if error.status in (403, 404):
-                    return  # what is not permitted, or not there, has no mark of this agent
+                    return  # without the object, or the permission, there is no mark of this agent
             except TopoproxyError:
                 pass  # the watches report it
             else:
@@ -161,7 +161,7 @@ class RejectedPodEnding:
             self._page = None
 
     async def _without_page(self) -> float:
-        """Remove the mark after its time; without the daemon that is all that is known."""
+        """Remove the mark after its time: without the daemon nothing else is known."""
         keep_for = self._settings.keep_away_for
         if self._mark is not None and is_over(self._mark, {}, keep_for, self._wall_clock()):
             self._mark = None
@@ -177,20 +177,20 @@ class RejectedPodEnding:
         Returns:
             Seconds after which there may be more to do; None for nothing before the node changes.
         """
-        rejected = {each.uid for each in page.rejections}
+        rejected = {rejection.uid for rejection in page.rejections}
         self._skipped = {uid: why for uid, why in self._skipped.items() if uid in rejected}
-        self._pods = {uid: known for uid, known in self._pods.items() if uid in rejected}
-        wanted = due(page.rejections, self._settings) if page.published else []
-        wanted = [
-            each
-            for each in wanted
-            if each.uid not in self._skipped and each.uid not in self._history.done.reported
+        self._pods = {uid: entry for uid, entry in self._pods.items() if uid in rejected}
+        due_rejections = due(page.rejections, self._settings) if page.published else []
+        due_rejections = [
+            rejection
+            for rejection in due_rejections
+            if rejection.uid not in self._skipped and rejection.uid not in self._history.done.reported
         ]
-        later = [] if await self._read(wanted) else [PAUSES.first]
+        later = [] if await self._read(due_rejections) else [PAUSES.first]
         if page.published and rejected - self._skipped.keys() - self._history.done.reported:
             later.append(RECHECK_S)
         pods = {uid: pod for uid, (pod, _) in self._pods.items() if pod is not None}
-        decided = decide(wanted, pods, self._settings, self._history.done, self._clock())
+        decided = decide(due_rejections, pods, self._settings, self._history.done, self._clock())
         self._history.done = decided.done
         for skipped in decided.skipped:
             self._skipped[skipped.rejection.uid] = skipped.why
@@ -199,32 +199,34 @@ class RejectedPodEnding:
             )
         later += [decided.later] if decided.later is not None else []
         # Before they end: a controller makes the next pod at once, and the scheduler binds it at once.
-        later += await self._follow_mark(page, [each for each in decided.ends if not each.would])
-        for each in decided.ends:
-            await self._end(each)
+        later += await self._follow_mark(
+            page, [rejection for rejection in decided.ends if not rejection.would]
+        )
+        for rejection in decided.ends:
+            await self._end(rejection)
         return min(later, default=None)
 
-    async def _read(self, wanted: list[Rejection]) -> bool:
-        """Read the pods that are not known; returns whether that has succeeded."""
-        for each in wanted:
-            known = self._pods.get(each.uid)
-            if known is not None and self._clock() - known[1] < KNOWN_S:
+    async def _read(self, rejections: list[Rejection]) -> bool:
+        """Read the pods that are not known; return whether that has succeeded."""
+        for rejection in rejections:
+            cached = self._pods.get(rejection.uid)
+            if cached is not None and self._clock() - cached[1] < KNOWN_S:
                 continue
-            self._pods.pop(each.uid, None)
+            self._pods.pop(rejection.uid, None)
             try:
-                item = await self._session.api.get(_path(each))
+                item = await self._session.api.get(_path(rejection))
             except ApiServerError as error:
                 if error.status != 404:
-                    self._session.telemetry.problem(CANNOT_END, pod=each.pod, err=error)
+                    self._session.telemetry.problem(CANNOT_END, pod=rejection.pod, err=error)
                     return False
                 item = {}
             except TopoproxyError:  # the watches report it
                 return False
-            self._pods[each.uid] = self._meant(item, each), self._clock()
+            self._pods[rejection.uid] = self._meant(item, rejection), self._clock()
         return True
 
     def _meant(self, item: JsonObject, rejection: Rejection) -> PodAtServer | None:
-        """Return the pod that was rejected; None where it is another one of that name, or bound elsewhere."""
+        """Return the rejected pod; None where it is another pod of that name, or is bound elsewhere."""
         is_it = (item.get("metadata") or {}).get("uid") == rejection.uid
         is_here = (item.get("spec") or {}).get("nodeName") == self._session.node
         return pod_at_server(item) if is_it and is_here else None
@@ -288,9 +290,9 @@ class RejectedPodEnding:
     # -- the mark -----------------------------------------------------------------------------------------
 
     async def _follow_mark(self, page: NodePage, ends: list[EndPod]) -> list[float]:
-        """Set the mark for pods that end now, or take it off; returns when to look again, in seconds."""
+        """Set the mark for pods that end now, or remove it; return the seconds until it is checked again."""
         free, now, keep_for = free_cpus(page), self._wall_clock(), self._settings.keep_away_for
-        cpus = [each.cpus for each in ends if each.rejection.reason not in EVERYWHERE]
+        cpus = [end.cpus for end in ends if end.rejection.reason not in EVERYWHERE]
         if cpus:
             self._mark = marked(self._mark, cpus, free, now)
         elif self._mark is not None and is_over(self._mark, free, keep_for, now):
@@ -299,14 +301,14 @@ class RejectedPodEnding:
         return later if self._mark is None else [*later, max(1.0, self._mark.since + keep_for - now)]
 
     async def _write_mark(self) -> bool:
-        """Write the mark into the Node object; returns whether it is there."""
-        session, wanted = self._session, self._mark
-        if wanted == self._marked:
+        """Write the mark into the Node object; return whether it is there."""
+        session, mark = self._session, self._mark
+        if mark == self._marked:
             return True
         path = f"/api/v1/nodes/{session.node}"
         for attempt in range(TRIES):
             try:
-                patch = node_patch(await session.api.get(path), wanted, self._settings.keep_away)
+                patch = node_patch(await session.api.get(path), mark, self._settings.keep_away)
                 if patch is not None:
                     await session.api.merge(path, patch)
             except ApiServerError as error:
@@ -318,9 +320,9 @@ class RejectedPodEnding:
                 session.telemetry.problem(CANNOT_MARK, err=error)
                 return False
             break
-        self._marked = wanted
+        self._marked = mark
         session.telemetry.resolved(CANNOT_MARK)
-        if wanted is None:
+        if mark is None:
             session.telemetry.event("the node has room again")
         else:
             session.telemetry.event("marked the node: no room")

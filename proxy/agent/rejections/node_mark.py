@@ -1,12 +1,12 @@
-"""The mark of a node that has no room for a pod: when it is set, and when it comes off. Pure.
+"""The mark of a node that has no room for a pod: when it is set, and when it is removed. Pure.
 
 Theory. The scheduler counts CPUs and does not see why a pod did not fit: they are of several NUMA nodes, a
 floor must stay, a rule of the operator forbids it. Whether it would fit is known here only when the pod comes
-again. So the mark comes off as soon as that is possible: some NUMA node has more free CPUs than when the pod
-was rejected, and the node has as many as it requested. Where nothing changes, the mark comes off after a
-time, as a rule may have changed, or smaller pods may be wanted.
+again. So the mark is removed as soon as the pod may fit: some NUMA node has more free CPUs than when the pod
+was rejected, and the node has as many as it requested. Where nothing changes, the mark is removed after a
+time, as a rule may have changed, or smaller pods may come.
 
-The mark is an annotation of the Node object with what it was set for, so an agent that restarts continues
+The mark is an annotation of the Node object with the facts below, so an agent that restarts continues
 with it, and a taint if the operator wants one.
 """
 
@@ -35,7 +35,7 @@ class NodeMark(Struct, frozen=True):
     Attributes:
         since: When the last pod was ended, in seconds since the epoch.
         cpus: The fewest whole CPUs that one of the pods requested.
-        free: What was free then.
+        free: The free CPUs at that time.
     """
 
     since: float
@@ -49,7 +49,7 @@ def marked(before: NodeMark | None, cpus: Iterable[int], free: Free, now: float)
     Args:
         before: The mark until then; None for none.
         cpus: The whole CPUs that each of the pods requested.
-        free: What is free.
+        free: The free CPUs now.
         now: Seconds since the epoch.
     """
     fewest = min([*cpus, *([] if before is None else [before.cpus])], default=0)
@@ -57,12 +57,12 @@ def marked(before: NodeMark | None, cpus: Iterable[int], free: Free, now: float)
 
 
 def is_over(mark: NodeMark, free: Free, keep_away_for: float, now: float) -> bool:
-    """Return whether a mark comes off.
+    """Return whether a mark is to be removed.
 
     Args:
         mark: The mark.
-        free: What is free now.
-        keep_away_for: Seconds after which it comes off in any case.
+        free: The free CPUs now.
+        keep_away_for: Seconds after which it is removed in any case.
         now: Seconds since the epoch.
     """
     if not 0 <= now - mark.since < keep_away_for:
@@ -74,10 +74,10 @@ def is_over(mark: NodeMark, free: Free, keep_away_for: float, now: float) -> boo
 def free_cpus(page: NodePage) -> dict[int, int]:
     """Return how many CPUs of each NUMA node a new owner may get."""
     free = all_cpus([page.free])
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for cpu, _core, _socket, node in page.cpus:
-        found[node] = found.get(node, 0) + (cpu in free)
-    return found
+        counts[node] = counts.get(node, 0) + (cpu in free)
+    return counts
 
 
 def as_annotation(mark: NodeMark) -> str:
@@ -89,15 +89,15 @@ def as_annotation(mark: NodeMark) -> str:
 def from_annotation(text: str) -> NodeMark | None:
     """Read the annotation; None where it is not ours."""
     try:
-        found = json.loads(text)
-        free = {int(node): int(count) for node, count in found["free"].items()}
-        return NodeMark(float(found["since"]), int(found["cpus"]), free)
+        value = json.loads(text)
+        free = {int(node): int(count) for node, count in value["free"].items()}
+        return NodeMark(float(value["since"]), int(value["cpus"]), free)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
 def node_patch(node: Mapping[str, Any], mark: NodeMark | None, keep_away: KeepAway) -> dict[str, Any] | None:
-    """Return the merge patch that sets the mark of a Node object, or takes it off; None where none is needed.
+    """Return the merge patch that sets the mark of a Node object, or removes it; None where none is needed.
 
     Taints are a list, and others have entries in it: so the patch holds the whole list, and the version of
     the object that it was made from.
@@ -105,23 +105,23 @@ def node_patch(node: Mapping[str, Any], mark: NodeMark | None, keep_away: KeepAw
     Args:
         node: The object as it was read.
         mark: The mark; None for none.
-        keep_away: Which taint goes with it.
+        keep_away: The taint that goes with it.
     """
     metadata = node.get("metadata") or {}
     text = (metadata.get("annotations") or {}).get(KEY)
     if keep_away is KeepAway.NONE:
         mark = None
-    wanted = None if mark is None else as_annotation(mark)
-    taints = [each for each in (node.get("spec") or {}).get("taints") or () if isinstance(each, dict)]
-    after = [each for each in taints if each.get("key") != KEY]
+    annotation = None if mark is None else as_annotation(mark)
+    taints = [taint for taint in (node.get("spec") or {}).get("taints") or () if isinstance(taint, dict)]
+    after = [taint for taint in taints if taint.get("key") != KEY]
     if mark is not None and keep_away in _EFFECTS:
         after.append({"key": KEY, "value": "true", "effect": _EFFECTS[keep_away]})
-    known = [(each.get("key"), each.get("effect")) for each in taints]
-    same_taints = known == [(each.get("key"), each.get("effect")) for each in after]
-    if text == wanted and same_taints:
+    present = [(taint.get("key"), taint.get("effect")) for taint in taints]
+    same_taints = present == [(taint.get("key"), taint.get("effect")) for taint in after]
+    if text == annotation and same_taints:
         return None
     patch: dict[str, Any] = {
-        "metadata": {"resourceVersion": metadata.get("resourceVersion", ""), "annotations": {KEY: wanted}}
+        "metadata": {"resourceVersion": metadata.get("resourceVersion", ""), "annotations": {KEY: annotation}}
     }
     if not same_taints:
         patch["spec"] = {"taints": after or None}

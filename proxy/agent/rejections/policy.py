@@ -1,4 +1,4 @@
-"""What to do with rejected pods: a pure decision from rejections, pods, and what was done before.
+"""Decide which rejected pods are ended: a pure decision from rejections, pods, and earlier ends.
 
 Theory (kubernetes#84869). A pod that the node rejects stays bound to the node, and kubelet tries it again and
 again. Its controller would make another pod, and the scheduler could place that elsewhere, only if this one
@@ -9,8 +9,8 @@ controller that retries at once makes thousands of pods. So:
 - At most ``per_minute`` pods of the node end in a minute. After each pod of one controller, the next one of
   the same controller has to wait twice as long, from one minute to half an hour.
 - While the node has no room it is marked, so that the scheduler prefers other nodes (``node_mark``).
-- A pod that would be rejected by every node, because of what it says of itself, is not evicted: that would
-  only move the problem.
+- A pod that would be rejected by every node, because of its own fields, is not evicted: that would only move
+  the problem.
 - Pods that no controller makes again are left alone unless the operator wants otherwise. Pods whose
   controller binds them to this very node (DaemonSets, static pods) are left alone in any case, and so are
   pods that end already, and system pods by priority class.
@@ -66,7 +66,7 @@ _MIRROR = "kubernetes.io/config.mirror"
 
 
 class PodAtServer(Struct, frozen=True):
-    """What the API server says of a rejected pod.
+    """A rejected pod, as the API server has it.
 
     Attributes:
         controller: Kind and uid of its controller; None where it has none.
@@ -88,8 +88,8 @@ class PodAtServer(Struct, frozen=True):
 def pod_at_server(item: Mapping[str, Any]) -> PodAtServer:
     """Read a Pod object of the API server."""
     metadata, spec, status = (item.get(part) or {} for part in ("metadata", "spec", "status"))
-    owners = [each for each in metadata.get("ownerReferences") or () if isinstance(each, Mapping)]
-    controller = next((each for each in owners if each.get("controller")), None)
+    owners = [owner for owner in metadata.get("ownerReferences") or () if isinstance(owner, Mapping)]
+    controller = next((owner for owner in owners if owner.get("controller")), None)
     return PodAtServer(
         None if controller is None else (str(controller.get("kind")), str(controller.get("uid"))),
         ends=bool(metadata.get("deletionTimestamp")) or status.get("phase") in ("Succeeded", "Failed"),
@@ -103,7 +103,7 @@ def pod_at_server(item: Mapping[str, Any]) -> PodAtServer:
 
 def _statuses(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for part in ("initContainerStatuses", "containerStatuses"):
-        yield from (each for each in status.get(part) or () if isinstance(each, Mapping))
+        yield from (entry for entry in status.get(part) or () if isinstance(entry, Mapping))
 
 
 def _has_run(status: Mapping[str, Any]) -> bool:
@@ -118,7 +118,9 @@ def _cpus(item: Mapping[str, Any]) -> int:
         requests = pod_spec(item, listed=True).requests
     except InputError:
         return 0
-    peak = peak_request(requests.containers, lambda each: {CPU: each.requests.get(CPU, 0)}).get(CPU, 0)
+    peak = peak_request(requests.containers, lambda container: {CPU: container.requests.get(CPU, 0)}).get(
+        CPU, 0
+    )
     return (peak if requests.own is None else requests.own.get(CPU, peak)) // MILLI
 
 
@@ -127,7 +129,7 @@ class EndPod(Struct, frozen=True):
 
     Attributes:
         rejection: The pod, and why.
-        policy: How.
+        policy: The way in which it is ended.
         cpus: Whole CPUs that it requests.
         would: The end of the pod is only reported, not carried out.
     """
@@ -146,11 +148,11 @@ class SkippedPod(Struct, frozen=True):
 
 
 class EndedPods(Struct, frozen=True):
-    """What was done before.
+    """The pods that were ended before.
 
     Attributes:
         times: When pods ended in the last minute.
-        reported: Uids of pods for which was reported what would be done.
+        reported: Uids of pods whose end was only reported, as the plan is not applied to them.
         controllers: Uid of a controller to how many of its pods ended, and when the last one did.
     """
 
@@ -160,13 +162,13 @@ class EndedPods(Struct, frozen=True):
 
 
 class EndingDecision(Struct, frozen=True):
-    """What to do.
+    """The decision about rejected pods.
 
     Attributes:
         ends: Pods to end, in this order.
         skipped: Pods that are never ended, and why.
         later: Seconds after which to decide again, because a limit holds back; None for none.
-        done: What counts as done then.
+        done: The history after these ends.
     """
 
     ends: tuple[EndPod, ...]
@@ -176,21 +178,23 @@ class EndingDecision(Struct, frozen=True):
 
 
 def due(rejections: Iterable[Rejection], settings: RejectedPodsConfig) -> list[Rejection]:
-    """Return the rejections after which something is to be done, if the pods permit it: one of each pod."""
+    """Return the rejections after which a pod is to be ended, if it permits it: one of each pod."""
     if settings.policy is RejectedPolicy.RETRY:
         return []
-    found: dict[str, Rejection] = {}
-    for each in rejections:
-        if each.uid and each.count >= max(settings.after, found[each.uid].count if each.uid in found else 0):
-            found[each.uid] = each
-    return list(found.values())
+    by_pod: dict[str, Rejection] = {}
+    for rejection in rejections:
+        if rejection.uid and rejection.count >= max(
+            settings.after, by_pod[rejection.uid].count if rejection.uid in by_pod else 0
+        ):
+            by_pod[rejection.uid] = rejection
+    return list(by_pod.values())
 
 
 def decide(
     rejections: Iterable[Rejection],
     pods: Mapping[str, PodAtServer],
     settings: RejectedPodsConfig,
-    done: EndedPods,
+    history: EndedPods,
     now: float,
 ) -> EndingDecision:
     """Decide which pods end now.
@@ -199,32 +203,32 @@ def decide(
         rejections: The rejections that are ``due``.
         pods: The pods by uid, as far as the API server has them.
         settings: Of the operator.
-        done: What was done before.
+        history: The pods that were ended before.
         now: Seconds that only grow.
     """
-    done = _recent(done, now)
+    history = _recent(history, now)
     ends: list[EndPod] = []
     skipped: list[SkippedPod] = []
     waits: list[float] = []
-    for each in rejections:
-        pod = pods.get(each.uid)
+    for rejection in rejections:
+        pod = pods.get(rejection.uid)
         if pod is None or pod.ends:
             continue
-        if why := _obstacle(each, pod, settings):
-            skipped.append(SkippedPod(each, why))
+        if why := _obstacle(rejection, pod, settings):
+            skipped.append(SkippedPod(rejection, why))
             continue
-        if not each.applied:
-            if each.uid not in done.reported:
-                done = structs.replace(done, reported=done.reported | {each.uid})
-                ends.append(EndPod(each, settings.policy, pod.cpus, would=True))
+        if not rejection.applied:
+            if rejection.uid not in history.reported:
+                history = structs.replace(history, reported=history.reported | {rejection.uid})
+                ends.append(EndPod(rejection, settings.policy, pod.cpus, would=True))
             continue
-        wait = max(_node_wait(done, settings, now), _controller_wait(done, pod, now))
+        wait = max(_node_wait(history, settings, now), _controller_wait(history, pod, now))
         if wait > 0:
             waits.append(wait)
             continue
-        ends.append(EndPod(each, settings.policy, pod.cpus))
-        done = _counted(done, pod, now)
-    return EndingDecision(tuple(ends), tuple(skipped), min(waits, default=None), done)
+        ends.append(EndPod(rejection, settings.policy, pod.cpus))
+        history = _counted(history, pod, now)
+    return EndingDecision(tuple(ends), tuple(skipped), min(waits, default=None), history)
 
 
 def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConfig) -> str:
@@ -245,28 +249,28 @@ def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConf
     return ""
 
 
-def _recent(done: EndedPods, now: float) -> EndedPods:
-    times = tuple(at for at in done.times if now - at < MINUTE_S)
-    controllers = {uid: entry for uid, entry in done.controllers.items() if now - entry[1] < FORGET_S}
-    return structs.replace(done, times=times, controllers=controllers)
+def _recent(history: EndedPods, now: float) -> EndedPods:
+    times = tuple(at for at in history.times if now - at < MINUTE_S)
+    controllers = {uid: entry for uid, entry in history.controllers.items() if now - entry[1] < FORGET_S}
+    return structs.replace(history, times=times, controllers=controllers)
 
 
-def _node_wait(done: EndedPods, settings: RejectedPodsConfig, now: float) -> float:
-    if len(done.times) < settings.per_minute:
+def _node_wait(history: EndedPods, settings: RejectedPodsConfig, now: float) -> float:
+    if len(history.times) < settings.per_minute:
         return 0.0
-    return done.times[-settings.per_minute] + MINUTE_S - now
+    return history.times[-settings.per_minute] + MINUTE_S - now
 
 
-def _controller_wait(done: EndedPods, pod: PodAtServer, now: float) -> float:
-    if pod.controller is None or pod.controller[1] not in done.controllers:
+def _controller_wait(history: EndedPods, pod: PodAtServer, now: float) -> float:
+    if pod.controller is None or pod.controller[1] not in history.controllers:
         return 0.0
-    count, last = done.controllers[pod.controller[1]]
+    count, last = history.controllers[pod.controller[1]]
     return max(0.0, last + CONTROLLER_PAUSES.delay(count) - now)
 
 
-def _counted(done: EndedPods, pod: PodAtServer, now: float) -> EndedPods:
-    controllers = dict(done.controllers)
+def _counted(history: EndedPods, pod: PodAtServer, now: float) -> EndedPods:
+    controllers = dict(history.controllers)
     if pod.controller is not None:
         count = controllers.get(pod.controller[1], (0, 0.0))[0]
         controllers[pod.controller[1]] = (count + 1, now)
-    return structs.replace(done, times=(*done.times, now), controllers=controllers)
+    return structs.replace(history, times=(*history.times, now), controllers=controllers)

@@ -90,13 +90,13 @@ def figures_of(run: FleetRun) -> FleetFigures:
 
 
 def _times(decisions: Sequence[float]) -> DecisionTimes:
-    taken = sorted(decisions) or [0.0]
-    p50, p99 = (taken[min(len(taken) - 1, int(len(taken) * part))] for part in (0.5, 0.99))
+    ordered = sorted(decisions) or [0.0]
+    p50, p99 = (ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.99))
     return DecisionTimes(
         len(decisions),
         round(1000 * p50, 3),
         round(1000 * p99, 3),
-        round(1000 * taken[-1], 3),
+        round(1000 * ordered[-1], 3),
         round(1000 * sum(decisions), 1),
     )
 
@@ -139,9 +139,9 @@ def svg_of(runs: Sequence[FleetRun], cpus: int) -> str:
 def _legend(runs: Sequence[FleetRun]) -> list[str]:
     parts = []
     for number, run in enumerate(runs):
-        left = LEFT + number * 300
-        line = f"<line x1='{left}' y1='18' x2='{left + 30}' y2='18' {_stroke(number)}/>"
-        parts += [line, f"<text x='{left + 38}' y='22' {_STYLE}>{escape(run.name)}</text>"]
+        x = LEFT + number * 300
+        line = f"<line x1='{x}' y1='18' x2='{x + 30}' y2='18' {_stroke(number)}/>"
+        parts += [line, f"<text x='{x + 38}' y='22' {_STYLE}>{escape(run.name)}</text>"]
     return parts
 
 
@@ -169,27 +169,27 @@ def _stroke(number: int) -> str:
     return f"stroke='{COLOURS[number]}' stroke-width='2' stroke-dasharray='{DASHES[number]}'"
 
 
-def fleet_lines(done: FleetSimulation) -> list[str]:
+def fleet_lines(simulation: FleetSimulation) -> list[str]:
     """Write a simulation."""
-    fleet = done.fleet
+    fleet = simulation.fleet
     hardware = ((fleet.nodes, "node"), (fleet.numa_nodes, "NUMA node"), (fleet.cpus, "CPU"))
     pods = ((fleet.running, "running pod"), (fleet.pods, "pod"))
     lines = [
-        f"{', '.join(_counted(*each) for each in hardware)} that can be owned",
-        f"{', '.join(_counted(*each) for each in pods)} to schedule: {_arrival(done)}",
+        f"{', '.join(_counted(*item) for item in hardware)} that can be owned",
+        f"{', '.join(_counted(*item) for item in pods)} to schedule: {_arrival(simulation)}",
         "",
     ]
-    lines += _table([figures_of(run) for run in done.runs])
-    return lines + [f"note: {clean(note)}" for note in done.notes]
+    lines += _table([figures_of(run) for run in simulation.runs])
+    return lines + [f"note: {clean(note)}" for note in simulation.notes]
 
 
-def time_lines(done: FleetSimulation) -> list[str]:
-    """Write what decisions took."""
+def time_lines(simulation: FleetSimulation) -> list[str]:
+    """Write the time that decisions took."""
     return [
-        f"{run.name}: {found.count:,} decisions, median {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms, "
-        f"longest {found.max_ms:.2f} ms"
-        for run in done.runs
-        for found in (figures_of(run).decisions,)
+        f"{run.name}: {times.count:,} decisions, median {times.p50_ms:.2f} ms, p99 {times.p99_ms:.2f} ms, "
+        f"longest {times.max_ms:.2f} ms"
+        for run in simulation.runs
+        for times in (figures_of(run).decisions,)
     ]
 
 
@@ -197,34 +197,34 @@ def _counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def _arrival(done: FleetSimulation) -> str:
-    pattern = done.settings.pattern
+def _arrival(simulation: FleetSimulation) -> str:
+    pattern = simulation.settings.pattern
     how = "all at once" if pattern.arrival == "burst" else f"{pattern.rate:g} a second"
     stay = f"each stays {pattern.lifetime:g} s on average" if pattern.lifetime else "they stay"
     return f"{how}; {stay}"
 
 
-def _shares(found: Sequence[FleetFigures]) -> str:
+def _shares(figures: Sequence[FleetFigures]) -> str:
     """Return the share of pods on one NUMA node, of those that one NUMA node could hold."""
-    return " and ".join(f"{100 * f.on_one / (f.possible or 1):.1f} %" for f in found) + " of these"
+    return " and ".join(f"{100 * f.on_one / (f.possible or 1):.1f} %" for f in figures) + " of these"
 
 
-def _table(found: Sequence[FleetFigures]) -> list[str]:
-    reasons = list(dict.fromkeys(reason for each in found for reason in each.rejected))
-    sizes = found[0].unusable_cpus if found else {}
+def _table(figures: Sequence[FleetFigures]) -> list[str]:
+    reasons = list(dict.fromkeys(reason for run_figures in figures for reason in run_figures.rejected))
+    sizes = figures[0].unusable_cpus if figures else {}
     rows: list[tuple[str, Sequence[int], str]] = [
-        ("pods", [f.pods for f in found], ""),
-        ("  placed", [f.placed for f in found], ""),
-        ("  rejected", [sum(f.rejected.values()) for f in found], "by the node that was chosen for them"),
-        *((f"    {clean(reason)}", [f.rejected.get(reason, 0) for f in found], "") for reason in reasons),
-        ("  waiting", [f.waiting for f in found], "no node has room"),
-        ("pods with CPUs of their own", [f.exclusive for f in found], ""),
-        ("  one NUMA node possible", [f.possible for f in found], "some node had room on one"),
-        ("  placed on one", [f.on_one for f in found], _shares(found)),
-        ("free CPUs", [f.free_cpus for f in found], "can still be given to one container alone"),
-        *((f"  unusable for {size}", [f.unusable_cpus[size] for f in found], "") for size in sizes),
+        ("pods", [f.pods for f in figures], ""),
+        ("  placed", [f.placed for f in figures], ""),
+        ("  rejected", [sum(f.rejected.values()) for f in figures], "by the node that was chosen for them"),
+        *((f"    {clean(reason)}", [f.rejected.get(reason, 0) for f in figures], "") for reason in reasons),
+        ("  waiting", [f.waiting for f in figures], "no node has room"),
+        ("pods with CPUs of their own", [f.exclusive for f in figures], ""),
+        ("  one NUMA node possible", [f.possible for f in figures], "some node had room on one"),
+        ("  placed on one", [f.on_one for f in figures], _shares(figures)),
+        ("free CPUs", [f.free_cpus for f in figures], "can still be given to one container alone"),
+        *((f"  unusable for {size}", [f.unusable_cpus[size] for f in figures], "") for size in sizes),
     ]
-    head = ["", *(each.scheduler for each in found), ""]
+    head = ["", *(run_figures.scheduler for run_figures in figures), ""]
     cells = [[label, *(f"{value:,}" for value in values), note] for label, values, note in rows]
     widths = [max(len(row[at]) for row in (head, *cells)) for at in range(len(head))]
     return columns(
@@ -235,19 +235,19 @@ def _table(found: Sequence[FleetFigures]) -> list[str]:
     )
 
 
-def fleet_page(done: FleetSimulation, *, each_pod: bool) -> Data:
+def fleet_page(simulation: FleetSimulation, *, each_pod: bool) -> Data:
     """Return everything about a simulation.
 
     Args:
-        done: The simulation.
+        simulation: The simulation.
         each_pod: Whether the pods are listed, too.
     """
     return {
         "schema": schema_ids.SIMULATE_CLUSTER,
-        "notes": list(done.notes),
-        "fleet": dataclasses.asdict(done.fleet),
-        "settings": _settings(done.settings),
-        "runs": [_run(run, figures_of(run), each_pod=each_pod) for run in done.runs],
+        "notes": list(simulation.notes),
+        "fleet": dataclasses.asdict(simulation.fleet),
+        "settings": _settings(simulation.settings),
+        "runs": [_run(run, figures_of(run), each_pod=each_pod) for run in simulation.runs],
     }
 
 
@@ -265,9 +265,9 @@ def _settings(settings: FleetSettings) -> Data:
     }
 
 
-def _run(run: FleetRun, found: FleetFigures, *, each_pod: bool) -> Data:
-    data = dataclasses.asdict(found)
-    data["unusable_cpus"] = _unusable(found.unusable_cpus)
+def _run(run: FleetRun, figures: FleetFigures, *, each_pod: bool) -> Data:
+    data = dataclasses.asdict(figures)
+    data["unusable_cpus"] = _unusable(figures.unusable_cpus)
     samples = [
         {**dataclasses.asdict(sample), "unusable": _unusable(sample.unusable)} for sample in run.samples
     ]

@@ -1,4 +1,4 @@
-"""The pods of a fleet simulation: what equal ones have in common is worked out once."""
+"""The pods of a fleet simulation: the common part of equal pods is computed once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from proxy.simulate.pods import PodTemplate, SimulatedPod
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PodKind:
-    """What pods request that are alike.
+    """The request that equal pods have in common.
 
     Attributes:
-        stock: What the stock scheduler counts.
-        demand: What the scheduler extender reads; of each pod with a key of its own.
+        stock: The amounts that the stock scheduler counts.
+        demand: The demand that the scheduler extender reads; each pod has a copy with its own key.
         sizes: CPUs of each container that owns some and stays; empty where the pod shares.
     """
 
@@ -35,7 +35,7 @@ class FleetPod:
 
     Attributes:
         simulated_pod: The pod.
-        kind: What it requests; the same object for pods that are alike.
+        kind: Its request; the same object for equal pods.
     """
 
     simulated_pod: SimulatedPod
@@ -43,26 +43,26 @@ class FleetPod:
 
     @property
     def demand(self) -> PodDemand:
-        """What the scheduler extender reads."""
+        """The demand that the scheduler extender reads."""
         pod = self.simulated_pod.arrival.pod
         spec = replace(self.simulated_pod.pod_template.spec, uid=pod.uid, name=pod.name)
         return replace(self.kind.demand, key=pod.uid, spec=spec, pod=pod)
 
 
 def fleet_pods(simulated_pods: Iterable[SimulatedPod]) -> list[FleetPod]:
-    """Work out what pods request; once for those that are alike."""
+    """Compute the requests of pods, once for equal ones."""
     kind_of: dict[int, PodKind] = {}
-    alike: dict[Hashable, PodKind] = {}
-    made = []
+    kinds: dict[Hashable, PodKind] = {}
+    pods = []
     for simulated_pod in simulated_pods:
         kind = kind_of.get(id(simulated_pod.pod_template))
         if kind is None:
             kind = _kind(simulated_pod.pod_template)
             stock, demand = kind.stock, kind.demand
             needs = demand.signature, tuple(sorted(stock.needs.items())), stock.scored
-            kind = kind_of[id(simulated_pod.pod_template)] = alike.setdefault(needs, kind)
-        made.append(FleetPod(simulated_pod, kind))
-    return made
+            kind = kind_of[id(simulated_pod.pod_template)] = kinds.setdefault(needs, kind)
+        pods.append(FleetPod(simulated_pod, kind))
+    return pods
 
 
 def _kind(pod_template: PodTemplate) -> PodKind:

@@ -1,10 +1,10 @@
 """A run of one scheduler: its own fleet, and pods that arrive, are bound, admitted or rejected, and leave.
 
-Theory. Pods come at their times. The scheduler chooses a node by what it knows; the node's engine, the code
-that ``serve`` runs, then admits or rejects the pod. A rejected pod has failed, as under kubelet: it holds
-nothing. A pod that no node has room for waits, and is tried again when a pod leaves; of pods that request the
-same, the first that fails decides for the rest. In the end all that wait are tried until none finds a node:
-the scheduler may have looked at some of the nodes only. Time passes between events: a decision takes none.
+Theory. Pods come at their times. The scheduler chooses a node by its view of the nodes; the node's engine,
+the code that ``serve`` runs, then admits or rejects the pod. A rejected pod has failed, as under kubelet: it
+holds nothing. A pod that no node has room for waits, and is tried again when a pod leaves; of equal pods, the
+first that fails decides for the others. In the end all waiting pods are tried until none finds a node: the
+scheduler may have examined some of the nodes only. Time passes between events: a decision takes none.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class FreeCpus:
         self._free[at] = self._counts(host)
 
     def total(self) -> int:
-        """Return how many there are."""
+        """Return the number of these CPUs on all nodes."""
         return sum(map(sum, self._free))
 
     def unusable(self, size: int) -> int:
-        """Return how many are left over when all NUMA nodes are filled with containers of some size."""
+        """Return how many stay unused when all NUMA nodes are filled with containers of some size."""
         return sum(free % size for node in self._free for free in node)
 
     def holds(self, at: int, sizes: Sequence[int]) -> bool:
@@ -50,25 +50,25 @@ class FreeCpus:
         """
         if len(sizes) == 1:
             return max(self._free[at]) >= sizes[0]
-        left = sorted(self._free[at])
+        remaining = sorted(self._free[at])
         for size in sorted(sizes, reverse=True):
-            found = next((number for number, free in enumerate(left) if free >= size), None)
-            if found is None:
+            index = next((number for number, free in enumerate(remaining) if free >= size), None)
+            if index is None:
                 return False
-            left[found] -= size
-            left.sort()
+            remaining[index] -= size
+            remaining.sort()
         return True
 
     def _counts(self, host: Host) -> list[int]:
-        left = host.ownable.bits
-        return [(left & cpus).bit_count() for cpus in self._numa[id(host.node)]]
+        remaining = host.ownable.bits
+        return [(remaining & cpus).bit_count() for cpus in self._numa[id(host.node)]]
 
 
 class FleetScheduler(Protocol):
     """A scheduler that chooses nodes."""
 
     def choose(self, pod: FleetPod) -> int:
-        """Return the position of the node for a pod; -1 where none will do."""
+        """Return the index of the node for a pod; -1 where no node is suitable."""
 
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
         """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
@@ -77,13 +77,13 @@ class FleetScheduler(Protocol):
         """Return all nodes on which a pod fits by requests."""
 
     def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
-        """Learn what a node has made of a pod that was bound to it."""
+        """Record the decision of a node on a pod that was bound to it."""
 
     def running(self, at: int, pod: FleetPod) -> None:
-        """Learn of a pod that runs already and whose CPUs its node shows as taken."""
+        """Record a pod that runs already and whose CPUs its node shows as taken."""
 
     def removed(self, at: int, pod: FleetPod, host: Host) -> None:
-        """Note that a pod was removed from its node."""
+        """Record that a pod was removed from its node."""
 
 
 class FleetPodState(enum.StrEnum):
@@ -147,14 +147,14 @@ class FleetRun:
     """A run of one scheduler. ``records`` and ``samples`` show it.
 
     Attributes:
-        name: What the scheduler is called.
+        name: The name of the scheduler.
         hosts: The nodes; they change.
-        scheduler: What chooses.
+        scheduler: The scheduler.
         sizes: Sizes of containers for which fragmentation is measured.
         every: Arrivals between two samples.
         records: The result for each pod that has come.
         samples: The fleet over time.
-        decisions: What each decision took, in seconds of real time.
+        decisions: The time that each decision took, in seconds of real time.
     """
 
     name: str
@@ -226,12 +226,12 @@ class FleetRun:
 
     def _depart(self, leaving: _Leaving, times: Sequence[tuple[float, float]]) -> None:
         """Remove a pod, and retry the pods that wait."""
-        now, _, at, gone = heapq.heappop(leaving)
+        now, _, at, departed = heapq.heappop(leaving)
         host = self.hosts[at]
-        host.state = without_pod(host.state, gone.pod.simulated_pod.arrival.pod.sandbox_id)
-        host.take(gone.pod.simulated_pod.needs, -1)
+        host.state = without_pod(host.state, departed.pod.simulated_pod.arrival.pod.sandbox_id)
+        host.take(departed.pod.simulated_pod.needs, -1)
         self._free.update(at, host)
-        self.scheduler.removed(at, gone.pod, host)
+        self.scheduler.removed(at, departed.pod, host)
         self._retry(now, leaving, times, by_kind=True)
 
     def _retry(
@@ -264,7 +264,7 @@ class FleetRun:
         self.decisions.append(time.perf_counter() - began)
         sizes = record.pod.kind.sizes
         if sizes:
-            # The chosen node first: where it has room, no other one needs a look.
+            # The chosen node first: where it has room, no other node is examined.
             record.possible = (at >= 0 and self._free.holds(at, sizes)) or self._possible(record.pod)
         if arrival is None:
             return False
@@ -307,6 +307,6 @@ class FleetRun:
 
 def _on_one(host: Host, outcome: DryRunOutcome) -> bool:
     """Return whether some container owns CPUs, and each that does has them on one NUMA node."""
-    placements = (each.placement for each in outcome.containers)
+    placements = (container.placement for container in outcome.containers)
     owned = [placement.exclusive for placement in placements if placement.pool is Pool.OWN]
     return bool(owned) and all(len(host.node.machine.nodes_of(cpus)) == 1 for cpus in owned)

@@ -88,7 +88,7 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetSize:
-    """What is simulated.
+    """The size of a fleet.
 
     Attributes:
         nodes, numa_nodes: How many there are.
@@ -167,13 +167,17 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
         InputError: Something in them is not what it should be, or there are no nodes or no pods.
     """
     nodes = recorded.recorded_nodes(documents, empty=settings.anywhere)
-    fleets = [generation.read_fleet(each) for each in documents if generation.is_fleet(each.value)]
-    every = [*hosts, *nodes.hosts, *(host for made, _ in fleets for host in made)]
-    names = _names(every)
-    others = (generation.KIND, *recorded.KINDS)
-    pods = pods_of(documents, tuple(names), settings.replicas, bound=not settings.anywhere, others=others)
+    fleets = [
+        generation.read_fleet(document) for document in documents if generation.is_fleet(document.value)
+    ]
+    all_hosts = [*hosts, *nodes.hosts, *(host for generated, _ in fleets for host in generated)]
+    names = _names(all_hosts)
+    other_kinds = (generation.KIND, *recorded.KINDS)
+    pods = pods_of(
+        documents, tuple(names), settings.replicas, bound=not settings.anywhere, others=other_kinds
+    )
     simulated_pods = [*pods.simulated_pods]
-    milli, chance = sum(host.offers.get(CPU, 0) for host in every), _chance(settings)
+    milli, chance = sum(host.offers.get(CPU, 0) for host in all_hosts), _chance(settings)
     for _, mix in fleets:
         if mix is not None:
             simulated_pods += generation.pods_of(mix, milli, chance, len(simulated_pods))
@@ -189,7 +193,7 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
     if not coming:
         raise InputError("cannot simulate a cluster without arriving pods: give Pods, workloads or a Fleet")
     shown = {name: frozenset(uids) for name, uids in nodes.shown.items()}
-    return Fleet(tuple(every), shown, running, coming, (*nodes.notes, *pods.notes))
+    return Fleet(tuple(all_hosts), shown, running, coming, (*nodes.notes, *pods.notes))
 
 
 def _names(hosts: Sequence[Host]) -> dict[str, int]:
@@ -201,9 +205,9 @@ def _names(hosts: Sequence[Host]) -> dict[str, int]:
     if not hosts:
         raise InputError("cannot simulate a cluster without nodes: give Node objects, a Fleet or --machine")
     names = Counter(host.name for host in hosts)
-    twice, count = names.most_common(1)[0]
+    name, count = names.most_common(1)[0]
     if count > 1:
-        raise InputError(f"cannot simulate two nodes of the name {twice}")
+        raise InputError(f"cannot simulate two nodes of the name {name}")
     return names
 
 
@@ -226,8 +230,8 @@ def simulate_fleet(
     for scheduler_of in (_stock, _with_extender):
         hosts = [replace(host, free=dict(host.free)) for host in fleet.hosts]
         scheduler = scheduler_of(hosts, settings)
-        every = max(1, len(fleet.coming) // SAMPLES)
-        run = FleetRun(scheduler.name, hosts, scheduler, sorted(requested)[-SIZES:], every)
+        interval = max(1, len(fleet.coming) // SAMPLES)
+        run = FleetRun(scheduler.name, hosts, scheduler, sorted(requested)[-SIZES:], interval)
         rejected = run.place_running(fleet.running, fleet.shown)
         run.play(fleet.coming, times, step)
         runs.append(run)

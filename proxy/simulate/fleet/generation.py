@@ -134,8 +134,8 @@ def _nodes(raw: Mapping[str, Any], at: str, number: int) -> Iterator[Host]:
         raise FieldError(at, str(error)) from None
     reserve = reserve_of(config)
     most = _whole(raw, "maxPods", at, MAX_PODS, 1_000_000)
-    for each in range(1, count + 1):
-        yield host_of(f"{name}-{each}", node, reserve, most)
+    for index in range(1, count + 1):
+        yield host_of(f"{name}-{index}", node, reserve, most)
 
 
 def _machine(raw: Mapping[str, Any], at: str) -> Machine:
@@ -181,7 +181,8 @@ def _spread(devices: Mapping[str, int], nodes: int) -> dict[str, dict[str, Regis
     """Distribute the devices of each kind over the NUMA nodes in turn, in blocks."""
     return {
         resource: {
-            f"d{each}": RegisteredDevice(f"d{each}", Mask([each * nodes // amount])) for each in range(amount)
+            f"d{index}": RegisteredDevice(f"d{index}", Mask([index * nodes // amount]))
+            for index in range(amount)
         }
         for resource, amount in devices.items()
     }

@@ -1,7 +1,8 @@
 """Nodes of a live cluster, from the objects that ``kubectl get -o yaml`` prints.
 
 A node is described by its Node object, a Numatopology and a NodeResourceTopology, as the scheduler extender
-reads them (``proxy.scheduler.node_facts``). What they show as taken is taken when the simulation begins.
+reads them (``proxy.scheduler.node_facts``). CPUs that they show as taken are taken when the simulation
+begins.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class RecordedNodes:
     Attributes:
         hosts: The nodes, in the order of their Node objects.
         shown: By node, the uids of pods whose CPUs are taken already.
-        notes: What the objects do not say, in sentences.
+        notes: Facts that the objects lack, in sentences.
     """
 
     hosts: list[Host] = field(default_factory=list)
@@ -64,7 +65,7 @@ def recorded_nodes(documents: Iterable[Document], *, empty: bool = False) -> Rec
 
     Args:
         documents: The objects.
-        empty: Whether what the objects show as taken is free anyway.
+        empty: Whether CPUs that the objects show as taken are free anyway.
 
     Raises:
         InputError: An object of a node does not hold what it should; one line with file and line.
@@ -99,19 +100,19 @@ def _each(documents: Iterable[Document]) -> Iterator[tuple[str, str, Mapping[str
 
 
 def _keep(
-    found: dict[str, Any], name: str, read: Callable[[Any], Any], raw: Mapping[str, Any], where: str
+    objects: dict[str, Any], name: str, reader: Callable[[Any], Any], raw: Mapping[str, Any], where: str
 ) -> None:
     kind = raw["kind"]
-    if name in found:
+    if name in objects:
         raise InputError(f"cannot read the {kind} {where}: there is another one of the name {name}")
     try:
-        found[name] = read(raw)
+        objects[name] = reader(raw)
     except ValueError as error:
         raise InputError(f"cannot read the {kind} {where}: {error}") from None
 
 
 def _joined(objects: _Objects, *, empty: bool) -> RecordedNodes:
-    made = RecordedNodes()
+    recorded = RecordedNodes()
     unknown = 0
     for name, meta in objects.meta.items():
         numa, zones = objects.numa.get(name), objects.zones.get(name)
@@ -125,17 +126,19 @@ def _joined(objects: _Objects, *, empty: bool) -> RecordedNodes:
             except UnknownNodeError as error:
                 raise InputError(f"cannot use the node {name}: {error}") from None
         unknown += node is None
-        made.hosts.append(_host(name, meta, node))
-        made.shown[name] = node.shown if node else {}
-    alone = [name for name in {**objects.numa, **objects.zones} if name not in objects.meta]
-    if alone:
-        raise InputError(f"cannot use the node {sorted(alone)[0]}: there is no Node object of that name")
+        recorded.hosts.append(_host(name, meta, node))
+        recorded.shown[name] = node.shown if node else {}
+    without_node = [name for name in {**objects.numa, **objects.zones} if name not in objects.meta]
+    if without_node:
+        raise InputError(
+            f"cannot use the node {sorted(without_node)[0]}: there is no Node object of that name"
+        )
     if unknown:
-        made.notes.append(
+        recorded.notes.append(
             f"{counted(unknown, 'node')} without Numatopology and NodeResourceTopology: taken as one NUMA "
             "node whose CPU manager has the policy none"
         )
-    return made
+    return recorded
 
 
 def _host(name: str, meta: NodeMeta, node: SchedulableNode | None) -> Host:

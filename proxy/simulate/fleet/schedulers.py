@@ -75,28 +75,28 @@ class Ranking:
             changes: The nodes that have changed, one for each change.
             view: The nodes as the stock scheduler sees them now for this kind.
         """
-        known = self._table.verdicts_of(demand)
-        fresh = known is not self._known  # verdicts are forgotten when there are too many
+        verdicts = self._table.verdicts_of(demand)
+        fresh = verdicts is not self._known  # verdicts are forgotten when there are too many
         changed: Iterable[int] = range(len(self._names)) if fresh else set(changes[self._changes_read :])
-        self._known, self._changes_read = known, len(changes)
+        self._known, self._changes_read = verdicts, len(changes)
         for at in changed:
-            self._rank(at, self._rank_now(at, demand, known, view.scores[at]))
+            self._rank(at, self._rank_now(at, demand, verdicts, view.scores[at]))
         evaluated, fits = 0, self._fitting
         for at in [*self._ranks.get(_NEW, ())]:
             if self._rank_of[at] == _NEW:
                 if evaluated >= NEW_CLASSES and fits >= ENOUGH:
                     break
                 evaluated += 1
-                self._table.verdict(self._names[at], demand, known)
-                for each in [*self._ranks[_NEW]]:
-                    self._rank(each, self._rank_now(each, demand, known, view.scores[each]))
+                self._table.verdict(self._names[at], demand, verdicts)
+                for index in [*self._ranks[_NEW]]:
+                    self._rank(index, self._rank_now(index, demand, verdicts, view.scores[index]))
             fits += self._rank_of[at] is not None
 
     def best(self, added: Sequence[int]) -> list[int]:
         """Return the nodes with the best sum of scores, in ascending order; empty where none fits.
 
         Args:
-            added: What is added to the stock score, by the score of the extender.
+            added: The amount to add to the stock score, by the score of the extender.
         """
         scores = self._scores()
         totals = {rank: added[scores[rank[0]]] + rank[1] for rank in self._ranks if rank != _NEW}
@@ -131,13 +131,13 @@ class Ranking:
         self._fitting += (after not in (None, _NEW)) - (before not in (None, _NEW))
 
     def _rank_now(
-        self, at: int, demand: PodDemand, known: Mapping[int, NodeVerdict], score: int
+        self, at: int, demand: PodDemand, verdicts: Mapping[int, NodeVerdict], score: int
     ) -> _Rank | None:
         """Return the rank of a node as it is now."""
         if score == INFEASIBLE:
             return None
         name = self._names[at]
-        verdict = self._table.known_verdict(name, demand, known)
+        verdict = self._table.known_verdict(name, demand, verdicts)
         if verdict is None:
             return _NEW
         if not verdict.fits:
@@ -237,14 +237,14 @@ class ExtendedFleetScheduler(StockFleetScheduler):
     def ranking(self, pod: FleetPod) -> Ranking:
         """Return the nodes as they are now for a pod."""
         kind = pod.kind
-        found = self._rankings.get(kind)
-        if found is None:
-            found = self._rankings[kind] = Ranking(self._table, self._names, self._strategy)
+        cached = self._rankings.get(kind)
+        if cached is None:
+            cached = self._rankings[kind] = Ranking(self._table, self._names, self._strategy)
             if len(self._rankings) > MOST_KINDS:
                 self._rankings.popitem(last=False)
         self._rankings.move_to_end(kind)
-        found.update(pod.demand, self._stock.changes, self._stock.view(kind.stock))
-        return found
+        cached.update(pod.demand, self._stock.changes, self._stock.view(kind.stock))
+        return cached
 
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
         """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
@@ -265,7 +265,9 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         super().bound(at, pod, outcome, host)
         uid = pod.simulated_pod.arrival.pod.uid
         if outcome.verdict.admitted:
-            cpus = CpuSet.from_bits(union(each.placement.exclusive.bits for each in outcome.containers))
+            cpus = CpuSet.from_bits(
+                union(container.placement.exclusive.bits for container in outcome.containers)
+            )
             if cpus:
                 self._shown[at][uid] = cpus
             self._table.observe(replace(pod.demand, node=host.name), self._now, running=True)
@@ -294,24 +296,24 @@ class ExtendedFleetScheduler(StockFleetScheduler):
 
 
 def _memory(host: Host) -> MemoryRows:
-    """Return the memory of each NUMA node and what of it is free, where it is counted."""
+    """Return the memory of each NUMA node and its free part, where it is counted."""
     memory = host.state.memory
     return tuple(
         (numa, resource, table.allocatable, table.free)
-        for numa, each in (memory.nodes.items() if memory else ())
-        for resource, table in each.tables.items()
+        for numa, numa_memory in (memory.nodes.items() if memory else ())
+        for resource, table in numa_memory.tables.items()
     )
 
 
 def _devices(host: Host) -> DeviceCounts:
     """Return how many devices each NUMA node has, and how many of them are free."""
-    found: dict[str, dict[int, tuple[int, int]]] = {}
+    counts: dict[str, dict[int, tuple[int, int]]] = {}
     for resource, registered in host.state.devices.registered.items():
         available = host.state.devices.available(resource)
-        zones = found.setdefault(resource, {})
+        zones = counts.setdefault(resource, {})
         for device in registered.values():
             if device.nodes:
                 numa = device.nodes.first()
                 total, free = zones.get(numa, (0, 0))
                 zones[numa] = total + device.healthy, free + (device.id in available)
-    return found
+    return counts

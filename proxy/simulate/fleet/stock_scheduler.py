@@ -14,8 +14,8 @@ Two plug-ins tell those nodes apart, each with weight 1 (apis/config/v1/default_
 The others give every node the same score where nodes have no taints and no images, and pods no affinity, no
 spread constraints and no owner that a Service or a ReplicaSet selects. A random number decides among equals.
 
-A score depends on the node and on what the pod requests. So it is kept for each kind of pod and worked out
-again for the nodes that have changed since, which is one for each pod that was bound.
+A score depends on the node and on the pod's request. So it is kept for each kind of pod and computed again
+for the nodes that have changed since, which is one for each pod that was bound.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from proxy.simulate.hosts import PODS, Host
 from proxy.simulate.pods import needs_of
 
 ExtenderCall = Callable[[Sequence[int]], tuple[Sequence[int], Sequence[int]]]
-"""An extender: of some nodes those that pass, and what it adds to their scores; empty for equal ones."""
+"""An extender: returns the nodes that pass, and the scores to add; empty for equal scores."""
 
 BEST = 100
 """The best score of a plug-in."""
@@ -42,17 +42,17 @@ LEAST_FEASIBLE = 100
 """Nodes that are always looked for (minFeasibleNodesToFind)."""
 LEAST_PERCENTAGE = 5
 UNREQUESTED = {CPU: 100, MEMORY: 200 << 20}
-"""What a container that requests none counts with in LeastAllocated, in thousandths of a CPU and bytes."""
+"""The request that LeastAllocated counts for a container without one, in thousandths of a CPU and bytes."""
 _SCORED = (CPU, MEMORY)
 INFEASIBLE = -1
-"""What stands in place of a score for a node that lacks room."""
+"""The value in place of a score for a node that lacks room."""
 MOST_KINDS = 256
-"""Kinds of pods for which what was worked out is kept."""
+"""The most kinds of pods whose scores are kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StockDemand:
-    """What the stock scheduler counts of a pod; one object for each kind of pod.
+    """The request of a pod as the stock scheduler counts it; one object for each kind of pod.
 
     Attributes:
         needs: Resource to amount, without zeros.
@@ -64,7 +64,7 @@ class StockDemand:
 
 
 def stock_demand(spec: PodSpec) -> StockDemand:
-    """Return what the stock scheduler counts of a pod."""
+    """Return the request of a pod as the stock scheduler counts it."""
     counted = needed(spec.requests.containers, lambda container: {**UNREQUESTED, **container.requests})
     scored = {**counted, **(spec.requests.own or {})}
     first, second = (scored.get(name, 0) + spec.overhead.get(name, 0) for name in _SCORED)
@@ -90,7 +90,7 @@ class StockView:
 
     Attributes:
         scores: Of all nodes; ``INFEASIBLE`` where a node lacks room.
-        fitting: Those that do not lack it, in ascending order.
+        fitting: The nodes with room, in ascending order.
         changes_read: How many changes of nodes are counted.
     """
 
@@ -107,7 +107,7 @@ class StockScheduler:
     """
 
     def __init__(self, hosts: Sequence[Host], chance: random.Random, percentage: int = 0) -> None:
-        """Look at some nodes.
+        """Prepare to choose among some nodes.
 
         Args:
             hosts: The nodes, in the order in which the scheduler came to know them.
@@ -127,7 +127,7 @@ class StockScheduler:
         return self._enough >= len(self._nodes)
 
     def take(self, at: int, demand: StockDemand, sign: int = 1) -> None:
-        """Count a pod that was bound to a node; ``sign`` -1: that has left it."""
+        """Count a pod that was bound to a node; ``sign`` -1: a pod that has left it."""
         self._nodes[at].take(demand, sign)
         self.changes.append(at)
 
@@ -137,39 +137,39 @@ class StockScheduler:
 
     def view(self, demand: StockDemand) -> StockView:
         """Return the nodes as they are now for a pod; it is kept up to date for ``MOST_KINDS``."""
-        known = self._views.get(demand)
-        if known is None:
+        view = self._views.get(demand)
+        if view is None:
             scores = [self._score(at, demand) for at in range(len(self._nodes))]
             fitting = [at for at, score in enumerate(scores) if score != INFEASIBLE]
-            known = self._views[demand] = StockView(scores, fitting, len(self.changes))
+            view = self._views[demand] = StockView(scores, fitting, len(self.changes))
             if len(self._views) > MOST_KINDS:
                 self._views.popitem(last=False)
         self._views.move_to_end(demand)
-        for at in set(self.changes[known.changes_read :]):
-            score, before = self._score(at, demand), known.scores[at]
-            known.scores[at] = score
+        for at in set(self.changes[view.changes_read :]):
+            score, before = self._score(at, demand), view.scores[at]
+            view.scores[at] = score
             if before == INFEASIBLE != score:
-                bisect.insort(known.fitting, at)
+                bisect.insort(view.fitting, at)
             elif before != INFEASIBLE == score:
-                del known.fitting[bisect.bisect_left(known.fitting, at)]
-        known.changes_read = len(self.changes)
-        return known
+                del view.fitting[bisect.bisect_left(view.fitting, at)]
+        view.changes_read = len(self.changes)
+        return view
 
     def choose(self, demand: StockDemand, extend: ExtenderCall | None = None) -> int:
-        """Return the node for a pod; -1 where none will do.
+        """Return the index of the node for a pod; -1 where no node is suitable.
 
         Args:
             demand: The pod.
             extend: The extender, if there is one.
         """
-        known = self.view(demand)
-        nodes: Sequence[int] = self._feasible(known)
+        view = self.view(demand)
+        nodes: Sequence[int] = self._feasible(view)
         added: Sequence[int] = ()
         if extend is not None and nodes:
             nodes, added = extend(nodes)
         if len(nodes) < 2:
             return nodes[0] if nodes else -1
-        totals = [known.scores[at] for at in nodes]
+        totals = [view.scores[at] for at in nodes]
         if added:
             totals = list(map(operator.add, totals, added))
         best = max(totals)
@@ -183,19 +183,19 @@ class StockScheduler:
         node = self._nodes[at]
         return node.score(demand) if node.fits(demand) else INFEASIBLE
 
-    def _feasible(self, known: StockView) -> list[int]:
+    def _feasible(self, view: StockView) -> list[int]:
         """Return the nodes that the scheduler continues with, in the order in which it finds them."""
-        start, count, fitting = self._start, len(self._nodes), known.fitting
+        start, count, fitting = self._start, len(self._nodes), view.fitting
         first = bisect.bisect_left(fitting, start)
-        found = fitting[first : first + self._enough]
-        found += fitting[: min(first, self._enough - len(found))]
-        examined = (found[-1] - start) % count + 1 if len(found) == self._enough else count
+        feasible = fitting[first : first + self._enough]
+        feasible += fitting[: min(first, self._enough - len(feasible))]
+        examined = (feasible[-1] - start) % count + 1 if len(feasible) == self._enough else count
         self._start = (start + examined) % count
-        return found
+        return feasible
 
 
 class _NodeSums:
-    """What kube-scheduler counts of one node."""
+    """The requests on one node as kube-scheduler counts them."""
 
     __slots__ = ("_limited", "_offers", "_pods", "_scored", "_used")
 
