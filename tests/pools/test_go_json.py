@@ -72,8 +72,8 @@ def test_null_is_absent() -> None:
         ("number", 1 << 31),
         ("flag", 0),
         ("fields", []),
-        ("each", {}),
-        ("each", [1]),
+        ("objects", {}),
+        ("objects", [1]),
         ("amounts", {"cpu": "x"}),
         ("amounts", {"cpu": True}),
         ("amounts", ["cpu"]),
@@ -94,11 +94,11 @@ def test_objects_of_null_are_none() -> None:
     assert list(objects(None, "it")) == []
 
 
-@given(JSON, st.sampled_from(["text", "number", "flag", "fields", "each", "amounts"]))
+@given(JSON, st.sampled_from(["text", "number", "flag", "fields", "objects", "amounts"]))
 def test_nothing_but_value_errors_for_any_json(raw: object, call: str) -> None:
     with contextlib.suppress(ValueError):
         found = getattr(Fields({"a": raw}), call)("a")
-        list(found) if call == "each" else None
+        list(found) if call == "objects" else None
 
 
 def test_long_words_are_cut() -> None:
