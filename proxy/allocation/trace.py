@@ -40,9 +40,9 @@ def step_texts(topo: CpuTopology, notes: Iterable[Note]) -> list[str]:
     return lines
 
 
-def nodes_of(topo: CpuTopology, taken: CpuSet) -> Mask:
+def nodes_of(topo: CpuTopology, chosen_cpus: CpuSet) -> Mask:
     """Return the NUMA nodes that CPUs are on."""
-    return Mask(node for node, bits in topo.nodes.items() if bits & taken.bits)
+    return Mask(node for node, bits in topo.nodes.items() if bits & chosen_cpus.bits)
 
 
 def _where(topo: CpuTopology, note: Note) -> int:

@@ -171,13 +171,13 @@ class DevicesAllocated(Struct, frozen=True):
         pod_key: The pod.
         name: The container.
         answers: What they answered, by resource.
-        wanted: The devices that were requested, by resource.
+        requested: The devices that were requested, by resource.
     """
 
     pod_key: str
     name: str
     answers: Mapping[str, AllocateAnswer]
-    wanted: Mapping[str, tuple[str, ...]]
+    requested: Mapping[str, tuple[str, ...]]
 
 
 class AllocateFailed(Struct, frozen=True):
@@ -186,12 +186,12 @@ class AllocateFailed(Struct, frozen=True):
     Attributes:
         pod_key: The pod.
         name: The container.
-        wanted: The devices that were requested, by resource.
+        requested: The devices that were requested, by resource.
     """
 
     pod_key: str
     name: str
-    wanted: Mapping[str, tuple[str, ...]]
+    requested: Mapping[str, tuple[str, ...]]
 
 
 class CreateDelegated(Struct, frozen=True):

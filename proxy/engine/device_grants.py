@@ -60,7 +60,7 @@ def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
     Its pod may have lost them since, with its sandbox, and hold others now: of those nothing is answered.
     """
     key, name = event.pod_key, event.name
-    waiting = _still_reserved(state, key, name, event.wanted)
+    waiting = _still_reserved(state, key, name, event.requested)
     answers = {resource: answer for resource, answer in event.answers.items() if resource in waiting}
     if not answers:
         return state, ()
@@ -70,7 +70,7 @@ def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
 def allocate_failed(state: NodeState, event: AllocateFailed) -> Handled:
     """Free the requested devices of a container as far as they are only reserved."""
     key, name = event.pod_key, event.name
-    waiting = _still_reserved(state, key, name, event.wanted)
+    waiting = _still_reserved(state, key, name, event.requested)
     return _recorded(state, state.devices.release_unanswered(key, name, waiting), key)
 
 

@@ -33,12 +33,12 @@ class CpusInEffect(Struct, frozen=True):
     Attributes:
         container_id: The container.
         cpus: The CPUs that it may run on now; all that are online where that cannot be read.
-        wanted: The CPUs that it is to have by the newest plan.
+        planned: The CPUs that it is to have by the newest plan.
     """
 
     container_id: str
     cpus: CpuSet
-    wanted: CpuSet
+    planned: CpuSet
 
 
 class ContestedCpus(Struct, frozen=True):
@@ -119,11 +119,11 @@ class CpusetsRead(Struct, frozen=True):
     A container without a cgroup is missing; one of the reservation's own that has exited runs on no CPU.
 
     Attributes:
-        found: What the kernel holds.
+        cpusets: The CPUs that the kernel holds for each container.
         contested: Containers that another program puts onto the reserved CPUs.
     """
 
-    found: tuple[CpusInEffect, ...] = ()
+    cpusets: tuple[CpusInEffect, ...] = ()
     contested: tuple[ContestedCpus, ...] = ()
 
 

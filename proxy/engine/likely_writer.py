@@ -61,13 +61,13 @@ class Evidence(Struct, frozen=True):
     """The evidence about who wrote a cpuset.
 
     Attributes:
-        found: What the kernel held.
+        cpus: The cpuset that the kernel held.
         saved: What the runtime has saved for the container; None where that is not known.
         kubelet: Sets that kubelet's CPU manager would write for it.
         hint: The program that ran just before the write.
     """
 
-    found: CpuSet
+    cpus: CpuSet
     saved: CpuSet | None = None
     kubelet: Collection[CpuSet] = ()
     hint: Author = Author.UNKNOWN
@@ -75,11 +75,11 @@ class Evidence(Struct, frozen=True):
 
 def likely_author(evidence: Evidence) -> Author:
     """Return the likely writer."""
-    if evidence.found in evidence.kubelet:
+    if evidence.cpus in evidence.kubelet:
         return Author.KUBELET
     if evidence.hint is Author.SYSTEMD:
         return Author.SYSTEMD
-    if evidence.found == evidence.saved:
+    if evidence.cpus == evidence.saved:
         return Author.RUNC
     return evidence.hint
 

@@ -51,7 +51,7 @@ class Narrowing(Struct, frozen=True):
 
 
 def narrowed(
-    state: NodeState, container: Container, limits: Narrowing, seen: CpuSet | None = None
+    state: NodeState, container: Container, limits: Narrowing, offered: CpuSet | None = None
 ) -> tuple[Container, str]:
     """Limit a container.
 
@@ -59,7 +59,7 @@ def narrowed(
         state: The node as it is.
         container: The container, as the state has it.
         limits: The limits that hooks set.
-        seen: The CPUs that it had to choose from when they were called; those of now if None. CPUs that it
+        offered: The CPUs that it had to choose from when they were called; those of now if None. CPUs that it
             has lost since are not given to it in addition.
 
     Returns:
@@ -67,7 +67,7 @@ def narrowed(
     """
     placement, problems = container.placement, []
     if limits.clear or limits.cpus is not None:
-        base = state.offered(container) if seen is None else seen
+        base = state.offered(container) if offered is None else offered
         placement, problem = _cpus(state, without_hook_limits(placement), limits, base)
         if problem:
             placement = container.placement

@@ -176,7 +176,9 @@ def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:
     return PodRequests(pod.key, (ContainerResources("", ContainerKind.APP, amounts, amounts),))
 
 
-def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, taken: CpuSet) -> Breach | None:
+def exceeded_limit(
+    before: NodeState, after: NodeState, pod: Pod, owner: str, placed: CpuSet
+) -> Breach | None:
     """Return the admission limit that a placement exceeds; None where it stays within all.
 
     Args:
@@ -184,13 +186,13 @@ def exceeded_limit(before: NodeState, after: NodeState, pod: Pod, owner: str, ta
         after: The state with it.
         pod: The pod that is given CPUs.
         owner: Their owner, as ``Container.owner``; empty for CPUs that are set aside for a pod.
-        taken: The CPUs.
+        placed: The CPUs.
     """
     before_cpus = _previous_cpus(before, pod, owner) if owner else union_of(_owned_by(before, pod))
     recorded = before.pods.get(pod.sandbox_id)
     for promised in (pod.reserved_for_pod, recorded.reserved_for_pod if recorded is not None else None):
         before_cpus |= promised.cpus if promised is not None and owner else CpuSet()
-    added = taken - before_cpus
+    added = placed - before_cpus
     if not added:
         return None
     return _over_count(before, after, pod) or after.node.floors.breach(spare_shared_cpus(after, pod), added)

@@ -184,8 +184,8 @@ def _shrunk(reservation: Reservation, event: events.CpusetsWritten) -> Step:
     return _to(reservation, _Phase.READING, reconcile, effects.ReadCpusets(ids))
 
 
-def _with(first: tuple[Effect, ...], rest: Step) -> Step:
-    return rest[0], (*first, *rest[1])
+def _with(first: tuple[Effect, ...], later: Step) -> Step:
+    return later[0], (*first, *later[1])
 
 
 def _paused(reservation: Reservation, event: events.PauseOver) -> Step:
@@ -194,14 +194,14 @@ def _paused(reservation: Reservation, event: events.PauseOver) -> Step:
 
 def _read(reservation: Reservation, event: events.CpusetsRead) -> Step:
     in_the_way = {
-        found.container_id for found in event.found if (found.cpus - found.wanted) & reservation.cpus
+        cpuset.container_id for cpuset in event.cpusets if (cpuset.cpus - cpuset.planned) & reservation.cpus
     }
     if not in_the_way:
         reports = tuple(effects.ReportProblem(NOT_WRITTEN, text) for text in reservation.errors)
         return _with(reports, _free_unless_contested(reservation, event.contested))
     refused = [refused for refused in reservation.refused if refused.container_id in in_the_way]
     final = any(action_for(each.errno) is WriteAction.REFUSE for each in refused)
-    held = CpuSet.from_bits(union(found.cpus.bits for found in event.found))
+    held = CpuSet.from_bits(union(cpuset.cpus.bits for cpuset in event.cpusets))
     return _not_free(reservation, AbortReason(refused[0].text, held, final, public=REFUSED))
 
 
@@ -316,7 +316,7 @@ def _are_on_target(reservation: Reservation, event: events.CpusetsRead) -> bool:
 
     A container of which nothing could be read may be anywhere. So may one whose own CPUs went offline.
     """
-    on = {found.container_id for found in event.found if found.cpus <= reservation.cpus}
+    on = {cpuset.container_id for cpuset in event.cpusets if cpuset.cpus <= reservation.cpus}
     return on.issuperset(reservation.containers)
 
 
@@ -326,7 +326,7 @@ def _are_as_planned(reservation: Reservation, event: events.CpusetsRead) -> bool
     That is on their old CPUs, as far as these are online. A container without any of them shares CPUs
     (``NodeState.wanted``), but none of the target, which is held until the restoration ends.
     """
-    planned = {found.container_id for found in event.found if found.cpus <= found.wanted}
+    planned = {cpuset.container_id for cpuset in event.cpusets if cpuset.cpus <= cpuset.planned}
     return planned.issuperset(reservation.containers)
 
 

@@ -81,8 +81,8 @@ def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState,
             state, more = phase_changed(state, PhaseChanged(container.id, Phase.EXITED))
             effects += more
     state, more = pod_learned(state, PodLearned(pod, "sandbox running"))
-    found: NodeEffects = (NotifyPodFound(pod),) if event.is_found else ()
-    return state, (*effects, *more, *found)
+    notices: NodeEffects = (NotifyPodFound(pod),) if event.is_found else ()
+    return state, (*effects, *more, *notices)
 
 
 def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, NodeEffects]:

@@ -38,11 +38,11 @@ def start_step(state: NodeState, container_id: str) -> StartStep:
     is_owner = container.placement.pool is Pool.OWN
     if not is_owner and state.node.erases(container.placement):
         return StartStep.READY  # it starts with what its pod's cgroup has
-    wanted = state.wanted(container)
-    if state.inflight.conflicting_updates(container_id, wanted):
+    planned = state.wanted(container)
+    if state.inflight.conflicting_updates(container_id, planned):
         return StartStep.AWAIT_OTHERS
     is_sent = container_id not in state.facts.quotas.unsent
-    if not is_sent or state.runtime.saved.get(container_id) != wanted:
+    if not is_sent or state.runtime.saved.get(container_id) != planned:
         is_alone = not state.inflight.conflicting_updates(container_id, _ANY_UPDATE)
         return StartStep.SEND if is_alone else StartStep.AWAIT_ALL
     return StartStep.CLEAR if is_owner else StartStep.READY

@@ -331,12 +331,12 @@ def _removal(paths: frozenset[str], why: str = "") -> tuple[RemoveBeQuotas, ...]
 
 
 def _quota_read(state: NodeState, known: BeSuppression, limit: LimitQuota, quota: int) -> SuppressionStep:
-    wanted = quota_for(limit.milli, len(state.node.machine.online), quota)
+    target = quota_for(limit.milli, len(state.node.machine.online), quota)
     known = structs.replace(known, quota=quota)
-    if wanted is None or wanted == quota:
+    if target is None or target == quota:
         return _knowing(state, known), ()
     known = structs.replace(known, written=known.written | {limit.path})
-    return _knowing(state, known), (WriteBeQuota(limit, wanted),)
+    return _knowing(state, known), (WriteBeQuota(limit, target),)
 
 
 def _quota_removed(

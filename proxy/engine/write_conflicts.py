@@ -259,11 +259,11 @@ def _find(known: WriteConflicts) -> DriftStep:
 
 
 def _found(known: WriteConflicts, writers: Mapping[str, Author]) -> DriftStep:
-    found = {i: author for i, author in writers.items() if i in known.finding}
-    before = {i: known.conflicts[i] for i in found if i in known.conflicts}
-    named = {i: structs.replace(conflict, author=found[i]) for i, conflict in before.items()}
+    authors = {i: author for i, author in writers.items() if i in known.finding}
+    before = {i: known.conflicts[i] for i in authors if i in known.conflicts}
+    named = {i: structs.replace(conflict, author=authors[i]) for i, conflict in before.items()}
     began = {i: conflict for i, conflict in named.items() if before[i].author is None}
-    report = ReportDrift({i: (known.finding[i], found[i]) for i in found}, began, tuple(named))
+    report = ReportDrift({i: (known.finding[i], authors[i]) for i in authors}, began, tuple(named))
     known, more = _find(structs.replace(known, conflicts={**known.conflicts, **named}, finding={}))
     return known, (report, *more)
 

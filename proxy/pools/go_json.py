@@ -92,14 +92,14 @@ def short(text: str) -> str:
 class Fields:
     """The members of a JSON object. Every method raises ValueError for a member of another kind."""
 
-    def __init__(self, raw: object, what: str = "it") -> None:
+    def __init__(self, raw: object, subject: str = "it") -> None:
         """Wrap the members of a parsed object; null has none.
 
         Raises:
             ValueError: It is something else.
         """
         if raw is not None and not isinstance(raw, dict):
-            raise ValueError(f"{what} is not a JSON object")
+            raise ValueError(f"{subject} is not a JSON object")
         self._raw: dict[str, object] = raw or {}
         self._lower = {name.lower(): value for name, value in self._raw.items()}
 
@@ -179,32 +179,32 @@ def objects(raw: object, what: str) -> Iterator[Fields]:
         yield Fields(item, f"an item of {what}")
 
 
-def amounts(raw: object, what: str = "it") -> dict[str, str | float]:
+def amounts(raw: object, subject: str = "it") -> dict[str, str | float]:
     """Return a map of amounts as they are written, all of them readable.
 
     Raises:
         ValueError: It is not an object, or a value is not an amount.
     """
     if raw is not None and not isinstance(raw, dict):
-        raise ValueError(f"{what} is not a JSON object")
+        raise ValueError(f"{subject} is not a JSON object")
     checked: dict[str, str | float] = {}
-    for name, value in _checked_count(raw or {}, what).items():
+    for name, value in _checked_count(raw or {}, subject).items():
         try:
             parse_quantity("0" if value is None else value)
         except ValueError as error:
-            raise ValueError(f"{what}: {printable(name, QUOTED)}: {error}") from None
+            raise ValueError(f"{subject}: {printable(name, QUOTED)}: {error}") from None
         checked[name] = "0" if value is None else value
     return checked
 
 
-def _checked_count(entries: E, what: str) -> E:
+def _checked_count(entries: E, subject: str) -> E:
     """Return the entries after a check of their number.
 
     Raises:
         ValueError: There are more than ``MOST_ITEMS``.
     """
     if len(entries) > MOST_ITEMS:
-        raise ValueError(f"{what} has {len(entries)} entries; at most {MOST_ITEMS} are read")
+        raise ValueError(f"{subject} has {len(entries)} entries; at most {MOST_ITEMS} are read")
     return entries
 
 

@@ -52,30 +52,30 @@ def node_meta_of(raw: object) -> NodeMeta:
     )
 
 
-def _object(raw: object, what: str, problems: list[str]) -> Mapping[str, object]:
+def _object(raw: object, name: str, problems: list[str]) -> Mapping[str, object]:
     if raw is None or isinstance(raw, dict):
         return raw or {}
-    problems.append(f"{what} is not a JSON object")
+    problems.append(f"{name} is not a JSON object")
     return {}
 
 
-def _text(raw: object, what: str, problems: list[str]) -> str:
+def _text(raw: object, name: str, problems: list[str]) -> str:
     if raw is None or isinstance(raw, str):
         return raw or ""
-    problems.append(short(f"{what} is {raw!r}, not a text"))
+    problems.append(short(f"{name} is {raw!r}, not a text"))
     return ""
 
 
-def _texts(raw: object, what: str, problems: list[str]) -> dict[str, str]:
-    members = _object(raw, what, problems)
-    return {key: text for key, value in members.items() if (text := _text(value, f"{what}: {key}", problems))}
+def _texts(raw: object, name: str, problems: list[str]) -> dict[str, str]:
+    members = _object(raw, name, problems)
+    return {key: text for key, value in members.items() if (text := _text(value, f"{name}: {key}", problems))}
 
 
-def _amounts(raw: object, what: str, problems: list[str]) -> dict[str, int]:
+def _amounts(raw: object, subject: str, problems: list[str]) -> dict[str, int]:
     milli_amounts: dict[str, int] = {}
-    for name, value in _object(raw, what, problems).items():
+    for name, value in _object(raw, subject, problems).items():
         try:
             milli_amounts[name] = parse_quantity(value, milli=True)
         except ValueError as error:
-            problems.append(short(f"{what}: {name}: {error}"))
+            problems.append(short(f"{subject}: {name}: {error}"))
     return milli_amounts

@@ -122,22 +122,24 @@ class Floors(Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.floors)
 
-    def breach(self, left: CpuSet, taken: CpuSet) -> Breach | None:
+    def breach(self, remaining: CpuSet, newly_owned: CpuSet) -> Breach | None:
         """Return the breach of the first floor that is not kept once CPUs are taken; None if all are kept.
 
         Args:
-            left: The shared pool without these CPUs.
-            taken: The CPUs.
+            remaining: The shared pool without these CPUs.
+            newly_owned: The CPUs.
         """
         for floor in self.floors:
-            bits = left.bits if floor.cpus is None else left.bits & floor.cpus.bits
-            if bits.bit_count() < floor.least and (floor.cpus is None or not taken.isdisjoint(floor.cpus)):
+            bits = remaining.bits if floor.cpus is None else remaining.bits & floor.cpus.bits
+            if bits.bit_count() < floor.least and (
+                floor.cpus is None or not newly_owned.isdisjoint(floor.cpus)
+            ):
                 where = "this node" if floor.node is None else f"NUMA node {floor.node}"
                 message = (
                     f"the shared pool must keep {counted(floor.least, 'CPU')} of {where} ({floor.setting}),"
                     f" and {bits.bit_count()} would be left"
                 )
-                return Breach(AdmissionRule.SHARED_FLOOR, message) if taken else None
+                return Breach(AdmissionRule.SHARED_FLOOR, message) if newly_owned else None
         return None
 
     def choose(self, pool: CpuSet, machine: Machine, unownable: CpuSet) -> CpuSet:
