@@ -313,7 +313,7 @@ def _no_barrier(patch: pytest.MonkeyPatch) -> None:
 
 def _no_wait(patch: pytest.MonkeyPatch) -> None:
     """Calls in flight that carry an owner's CPUs to others are not waited for."""
-    patch.setattr(InflightCalls, "beyond", lambda *_: [])
+    patch.setattr(InflightCalls, "exceeding", lambda *_: [])
 
 
 def _no_wait_in_a_move(patch: pytest.MonkeyPatch) -> None:
