@@ -62,8 +62,8 @@ class KubeletConfig:
         metadata=key(
             "pods",
             OPTIONAL_ADDRESS,
-            "Where the /pods of this node's kubelet is read, such as https://127.0.0.1:10250. Empty: not "
-            "asked.",
+            "Where the /pods of this node's kubelet is read, such as https://127.0.0.1:10250. "
+            "Empty: not read.",
         ),
     )
     pods_api: Path | None = field(
@@ -95,7 +95,7 @@ class KubeletConfig:
         metadata=key(
             "configFile",
             OPTIONAL_FILE,
-            "kubelet's configuration file, read where configz is not answered; empty: config.yaml in "
+            "kubelet's configuration file, read where configz does not answer; empty: config.yaml in "
             "stateDir, if it is there.",
         ),
     )
