@@ -6,8 +6,8 @@ few kinds, and classes of all of Kubernetes' objects would cost more memory than
 The credentials are a kubeconfig, or the service account token of the pod. That token is bound to the pod and
 expires; kubelet writes a new one into the same file before that. A connection is opened by the first request.
 When the API server answers 401, the connection is closed and the credentials are read again at the next
-request, so that new ones need no restart. Nothing here retries: each
-caller knows when its request is worth another attempt.
+request, so that new ones need no restart. Nothing here retries: each caller knows when its request is worth
+another attempt.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Theory of operation. For each object the writer holds the wanted content and the content written last. Where
 the two differ, and the last write was a second ago, it writes; changes meanwhile replace the wanted content,
 so a burst costs one write, and an object that does not change costs none. A change that is not urgent waits a
-moment
-for one that is: a new sandbox mostly has a container soon. A write that fails is repeated with back-off, with
-the content that is wanted then. Nothing is queued: memory is bounded by the number of objects.
+moment for one that is: a new sandbox mostly has a container soon. A write that fails is repeated with
+back-off, with the content that is wanted then. Nothing is queued: memory is bounded by the number of objects.
 
 All writes share a budget (``WriteBudget``): a few at once, and one a second. Where more are due, the object
 that has waited longest is next. One with a delay factor, such as the annotation of a pod, lets objects of the

@@ -2,18 +2,16 @@
 
 Theory. Three watches keep three small copies. When one changes, its file is replaced as a whole; changes that
 come together are one write. While a watch is open and nothing changes, only the file's modification time is
-set, to the time of the watch's last event or bookmark. So the daemon knows
-since when the contents may be outdated. Where the API server does not answer, or does not permit the watch,
-nothing is written: the last copy stays, and gets older.
+set, to the time of the watch's last event or bookmark. So the daemon knows since when the contents may be
+outdated. Where the API server does not answer, or does not permit the watch, nothing is written: the last
+copy stays, and gets older.
 
 The Node object and namespaces change the rules of the node, so the daemon is notified and reads them at once.
-Pods
-need no notice: the daemon reads the file when it needs one.
+Pods need no notice: the daemon reads the file when it needs one.
 
 An annotation may have 256 KiB, and a tenth of a Pod object is used. So only the fields that the daemon reads
-are
-kept, and all others are dropped before anything is stored: memory and files stay small whatever others write
-into their objects.
+are kept, and all others are dropped before anything is stored: memory and files stay small whatever others
+write into their objects.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Sets of small non-negative ids, written and read as Linux lists.
 
-A set is one Python integer (bit i is id i), so union, intersection and
-subset tests cost the same for 8 CPUs and for 8192. The text form is the
-kernel's list format: ascending ids, runs of two or more as ``a-b``, joined by
-commas; the empty set is the empty string.
+A set is one Python integer (bit i is id i), so union, intersection and subset tests cost the same for 8 CPUs
+and for 8192. The text form is the kernel's list format: ascending ids, runs of two or more as ``a-b``, joined
+by commas; the empty set is the empty string.
 
 An operation on such an integer costs its whole length, so a loop that shifts it once for each id is
 quadratic. Sets wider than ``_NARROW`` ids are built, walked and printed by way of their digits, which is

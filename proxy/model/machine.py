@@ -1,9 +1,8 @@
 """The hardware of a node, as values.
 
-Groups (core, package, die, cluster, last-level cache) are named by their
-lowest online CPU id and hold online CPUs only; NUMA nodes keep the kernel's
-id. That gives machine-wide unique names where raw kernel ids restart in every
-package or are -1.
+Groups (core, package, die, cluster, last-level cache) are named by their lowest online CPU id and hold online
+CPUs only; NUMA nodes keep the kernel's id. That gives machine-wide unique names where raw kernel ids restart
+in every package or are -1.
 """
 
 from __future__ import annotations
