@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.testkit import shuffle
 
 # In CI the same examples are tried each time: a red run must mean that something changed.
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("here", deadline=None)
+# A mutant is noticed by any example that fails; the search for the smallest one can take minutes.
+settings.register_profile("mutation", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 SEED = pytest.StashKey[int]()

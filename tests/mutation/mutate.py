@@ -32,9 +32,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 from changes import Mutant, mutants
+from quick_first import limit_of
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("proxy", "tests", "proto", "pyproject.toml")
@@ -193,13 +193,8 @@ class Outcome(enum.Enum):
     TIMED_OUT = "timed out"
 
 
-class Limits(NamedTuple):
-    """What tests may take, in seconds: all of a process, and each of them."""
-
-    process: float = 600.0
-    test: float = 120.0
-
-
+MEASUREMENT_S = 900.0
+"""How long the tests may take without any mutant."""
 PROCESSES = 8
 """How many processes share the tests that mostly wait."""
 
@@ -266,7 +261,7 @@ class Workspace:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.limits: dict[str, Limits] = {}
+        self.limits: dict[str, float] = {}
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
@@ -291,21 +286,19 @@ class Workspace:
             outcome, failed = self.run(tests, measured=True)
             if outcome is not Outcome.SURVIVED:
                 sys.exit(f"cannot try mutants: without any, tests fail: {failed}")
-            took = time.monotonic() - started
-            reports = [ElementTree.parse(self.report(files)) for files in tests]
-            slowest = max(float(case.attrib["time"]) for r in reports for case in r.iter("testcase"))
-            self.limits |= {files[0]: Limits(10 + 4 * took, 10 + 4 * slowest) for files in tests}
+            limit = limit_of(time.monotonic() - started)
+            self.limits |= {files[0]: limit for files in tests}
 
-    def report(self, files: list[str]) -> Path:
-        return self.directory / f"{files[0].replace('/', '-')}.xml"
+    def times(self, files: list[str]) -> Path:
+        return self.directory / f"{files[0].replace('/', '-')}.json"
 
     def run(self, tests: list[list[str]], first: str = "", *, measured: bool = False) -> tuple[Outcome, str]:
         """Run lists of test files at once, each in a process.
 
         Args:
             tests: The lists.
-            first: The file that comes first in its list.
-            measured: Whether this is to give the limits of later runs.
+            first: The name of the file whose tests come first.
+            measured: Whether this is to give the order and the limits of later runs.
 
         Returns:
             The outcome, and the test that failed.
@@ -313,14 +306,17 @@ class Workspace:
         env = os.environ | ({} if measured else {"PYTHONDONTWRITEBYTECODE": "1"})
         with tempfile.TemporaryDirectory(prefix="mutate-") as temp, TestProcesses() as processes:
             for number, files in enumerate(tests):
-                limits = self.limits.get(files[0], Limits())
-                options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
-                options += [f"--timeout={limits.test:.1f}", f"--basetemp={temp}/{number}"]
-                options += [f"--junitxml={self.report(files)}"] if measured else []
-                command = [sys.executable, "-m", "pytest", *options]
-                command += sorted(files, key=lambda file: Path(file).name != first)
+                options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutation.quick_first"]
+                options += [
+                    "--hypothesis-profile=mutation",
+                    f"--basetemp={temp}/{number}",
+                    f"--first={first}",
+                ]
+                options.append(f"--{'measured' if measured else 'times'}={self.times(files)}")
+                command = [sys.executable, "-m", "pytest", *options, *files]
+                limit = self.limits.get(files[0], MEASUREMENT_S)
                 printed = Path(temp) / f"{number}.txt"
-                processes.start(command, limits.process, printed, cwd=self.directory, env=env)
+                processes.start(command, limit, printed, cwd=self.directory, env=env)
             return processes.outcome()
 
     def attempt(self, mutant: Mutant, part: Part) -> tuple[Outcome, str]:
