@@ -44,6 +44,34 @@ def test_a_running_container_without_cpus_of_its_own_is_not_moved_to_some() -> N
     assert "while it runs" in plan.container.placement.reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("qos", "kube", "pool"),
+    [
+        (QosClass.BE, KubeQos.BURSTABLE, Pool.BE),
+        (QosClass.NONE, KubeQos.BEST_EFFORT, Pool.BE),
+        (QosClass.LS, KubeQos.BURSTABLE, Pool.SHARED),
+    ],
+)
+def test_a_running_container_that_owns_nothing_is_in_the_pool_of_its_class(
+    qos: QosClass, kube: KubeQos, pool: Pool
+) -> None:
+    request = Request(512, 0, 100_000, 0, "0-15")
+    plan = adopt(empty(), "id", pod("p", qos, kube), "c", 0, request, Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is pool
+
+
+def test_a_running_container_is_in_the_part_of_the_pool_to_which_its_pod_is_bound() -> None:
+    bound = changed_copy(pod("p", QosClass.LS, KubeQos.BURSTABLE), nodes=Mask((1,)))
+    plan = adopt(empty(), "id", bound, "c", 0, Request(512, 0, 100_000, 0, "0-15"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool_numa_limit == Mask((1,))
+    borrowing = pod("p", QosClass.BE, KubeQos.BURSTABLE, cpus="2-3")
+    plan = adopt(empty(), "id", borrowing, "c", 0, Request(512, 0, 100_000, 0, "0-15"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool_cpus_limit == CpuSet.parse("2-3")
+
+
 @pytest.mark.parametrize("cpus", ["5,40", "4-6", "x"])
 def test_cpus_that_are_not_what_it_asks_for_are_not_its_own(cpus: str) -> None:
     plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on(cpus), Phase.RUNNING)

@@ -67,6 +67,13 @@ def test_what_is_promised_already_or_bound_nowhere_or_over_is_left() -> None:
         assert with_unrecorded_grants(before) is before
 
 
+def test_memory_is_counted_where_only_cpus_are_set_aside_for_the_pod() -> None:
+    cpus = OWNER.placement.exclusive
+    aside = SetAside(Mask([0]), True, cpus, (), (Part("c", cpus),))
+    after = with_unrecorded_grants(state(changed_copy(OWNER, pod=changed_copy(POD, reserved_for_pod=aside))))
+    assert given(after) == [2, 0]
+
+
 def test_without_a_memory_manager_nothing_is_counted() -> None:
     node = Node(MACHINE, CpuTopology.of(MACHINE), True)
     before = NodeState.of(node, [POD], [OWNER])

@@ -11,6 +11,7 @@ from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaExclusive, NumaPolicy, NumaStrategy
 from proxy.model.options import TopologyPolicy
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -119,6 +120,13 @@ def test_a_sharing_container_is_bound_to_a_part_of_its_pool() -> None:
     everywhere = admit(state, burstable("d", BEST), shares(25_000))
     assert everywhere.pod.nodes is None, "all nodes are no part"
     assert everywhere.verdict.admitted
+
+
+def test_the_smallest_request_for_cpu_aligns_a_pod() -> None:
+    app = ContainerResources("c", ContainerKind.APP, {"cpu": 1})
+    asks = PodRequests("a", (app,), guaranteed=False)
+    got = admit(empty(), burstable("a", SINGLE, requests=asks), Request(cpu_shares=2))
+    assert got.pod.nodes == Mask((0,))
 
 
 def test_decided_elsewhere_or_nothing_asked() -> None:

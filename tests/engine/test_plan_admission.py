@@ -149,6 +149,14 @@ def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
     assert requested_cpus(changed_copy(pod, requests=changed_copy(asks, own={"memory": 1})), Request()) == 6
 
 
+def test_facts_of_kubelet_limit_a_pod_whose_sandbox_has_no_sum() -> None:
+    app = ContainerResources("app", ContainerKind.APP, {"cpu": 3000}, {"cpu": 3000})
+    pod = changed_copy(pod_of('{"cpuset":"0-3"}'), requests=PodRequests("u", (app,), guaranteed=False))
+    assert pod.total is None
+    assert rule_of(pod) is AdmissionRule.REQUEST
+    assert rule_of(changed_copy(pod, cpuset=CpuSet(range(3)))) is None
+
+
 def test_beyond_256_cpus_the_limit_is_used() -> None:
     """The kernel takes no more than 262144 shares."""
     pod = pod_of("", "", Request(262_144, 300 * 100_000, 100_000))
