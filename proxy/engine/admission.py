@@ -76,7 +76,7 @@ def assigned_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSe
     None where there are none, as for a BE pod, which owns nothing by its annotation. ``request`` is as for
     ``permitted_claim``. Reserved CPUs are not checked: they may have been assigned before they were reserved.
     """
-    if pod.cpuset is None or pod.cpuset_chosen_locally:
+    if pod.cpuset_chosen_locally:
         return pod.cpuset
     return permitted_claim(node, pod, request, pod.cpuset)[0].cpuset if _claims_cpus(pod) else None
 

@@ -65,9 +65,7 @@ def shared_request_milli(pod: Pod, total: Request) -> int:
 
 def bind_to_nodes(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
     """Return a pod that shares CPUs bound to the NUMA nodes of a hint; unbound where these are all."""
-    if hint.affinity is None or hint.affinity == nodes:
-        return pod
-    return structs.replace(pod, nodes=hint.affinity)
+    return pod if hint.affinity == nodes else structs.replace(pod, nodes=hint.affinity)
 
 
 P = TypeVar("P", bound=Provider)

@@ -99,10 +99,10 @@ def _on_one_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
 def _beyond_each_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
     """Return the shortfall of the NUMA node with the most CPUs, if even that node is too small."""
     provider = _cpu_provider(context)
-    requested = 0 if provider is None else provider.requested_cpus(context.request)
-    if provider is None or not requested:
+    if provider is None:
         return ()
-    machine, free = context.node.machine, provider.free(context.request)
+    requested, free = provider.requested_cpus(context.request), provider.free(context.request)
+    machine = context.node.machine
     counts = {node.id: len((node.cpus & machine.online) - provider.policy.reserved) for node in machine.nodes}
     largest = max(counts, key=lambda node: counts[node])
     if counts[largest] >= requested:

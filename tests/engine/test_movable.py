@@ -86,6 +86,7 @@ def test_cpus_that_another_party_counts_on_stay() -> None:
     assert why(state(owning("a", "0-1", aside), pods=(aside,))) == words
     held = state(owning("a", "0-1")).with_kubelet_cpus({"u": {"a": MINE}})
     assert why(held) == words
+    assert why(state(owning("a", "0-1", named), pods=())) == words, "its sandbox is not known"
 
 
 def test_as_many_cpus_as_before() -> None:

@@ -9,6 +9,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
+from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -40,6 +41,25 @@ def test_pools_keep_off_what_is_strictly_reserved(reserved: str, *, strict: bool
 def test_pods_are_decided_as_a_whole_only_where_something_is(policy: TopologyPolicy, scope: Scope) -> None:
     node = Node(MACHINE, TOPOLOGY, policy=policy, scope=scope)
     assert node.decides_pods is (scope is Scope.POD and policy is not TopologyPolicy.NONE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "qos", "kube", "refused"),
+    [
+        (TopologyPolicy.NONE, QosClass.LSE, KubeQos.BURSTABLE, True),
+        (TopologyPolicy.NONE, QosClass.LSR, KubeQos.BURSTABLE, True),
+        (TopologyPolicy.NONE, QosClass.NONE, KubeQos.GUARANTEED, False),
+        (TopologyPolicy.BEST_EFFORT, QosClass.NONE, KubeQos.GUARANTEED, False),
+        (TopologyPolicy.RESTRICTED, QosClass.NONE, KubeQos.GUARANTEED, True),
+        (TopologyPolicy.SINGLE_NUMA_NODE, QosClass.NONE, KubeQos.GUARANTEED, True),
+        (TopologyPolicy.SINGLE_NUMA_NODE, QosClass.NONE, KubeQos.BURSTABLE, False),
+    ],
+)
+def test_pods_that_rely_on_their_placement_must_not_run_without_it(
+    policy: TopologyPolicy, qos: QosClass, kube: KubeQos, refused: bool
+) -> None:
+    pod = Pod("s", "u", "ns", "p", qos=qos, kube_qos=kube)
+    assert Node(MACHINE, TOPOLOGY, policy=policy).refuses_unplaced(pod) is refused
 
 
 def test_memory_and_distances_are_read_where_they_are_wanted() -> None:

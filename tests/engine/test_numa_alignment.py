@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.admit import PodAdmission, admit, decides_pod
 from proxy.engine.create import place
 from proxy.engine.node import Node
@@ -185,6 +186,24 @@ def test_keeping_apart() -> None:
     assert preferred.verdict.admitted
 
 
+def test_a_pod_keeps_apart_from_one_whose_containers_are_still_to_come() -> None:
+    required = {"numa_exclusive": NumaExclusive.REQUIRED}
+    first = admit(empty(), lsr("first", SINGLE, **required), whole(2))
+    assert nodes_of(first) == Mask((0,))
+    assert not first.state.containers
+    wide = admit(first.state, lsr("wide", RESTRICTED, **required), whole(10))
+    assert 0 not in (nodes_of(wide) or ())
+
+
+def test_a_pod_does_not_keep_apart_from_its_own_containers() -> None:
+    state, _ = start(empty(), pod("a"), whole(2))
+    assert MACHINE.nodes_of(state.containers["a/c"].placement.exclusive) == Mask((0,))
+    asks = lsr("a", RESTRICTED, numa_exclusive=NumaExclusive.REQUIRED)
+    assert admit(state, asks, whole(28)).verdict.admitted
+    other = lsr("b", RESTRICTED, numa_exclusive=NumaExclusive.REQUIRED)
+    assert not admit(state, other, whole(28)).verdict.admitted
+
+
 def test_a_pod_created_again_keeps_its_nodes() -> None:
     got = admit(empty(), burstable("a", SINGLE), shares(4000))
     state = got.state.with_pod(got.pod)
@@ -225,6 +244,14 @@ def test_devices_alone_align_a_pod() -> None:
     got = admit(empty(), burstable("a", SINGLE), Request(cpu_shares=2, devices=(nic,)))
     assert nodes_of(got) == Mask((2,))
     assert got.pod.nodes == Mask((2,))
+
+
+def test_devices_without_a_numa_node_are_near_to_all() -> None:
+    app = ContainerResources("c", ContainerKind.APP, {"cpu": 2000, "v/x": 1}, {"cpu": 2000, "v/x": 1})
+    asks = PodRequests("a", (app,))
+    state = empty(devices={"v/x": {"0": RegisteredDevice("0")}})
+    got = admit(state, burstable("a", SINGLE, requests=asks), shares(2000))
+    assert nodes_of(got) == Mask((0,))
 
 
 def test_on_one_node_cpus_are_chosen_as_ever() -> None:

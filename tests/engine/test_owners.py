@@ -381,6 +381,36 @@ def test_what_kubelet_holds_for_containers_to_come_keeps_the_floor() -> None:
     assert state.pools.shared == MACHINE.online - CpuSet.parse("0-3,8-9")
 
 
+@pytest.mark.parametrize(
+    ("held_by", "owners"),
+    [
+        (pod_of("u"), {"u/a"}),
+        (pod_of("v"), {"u/a"}),
+        (pod_of("u", qos=QosClass.LS), set()),
+        (pod_of("u", qos=QosClass.BE), set()),
+        (pod_of("u", 2, cpuset=CpuSet.parse("4-5")), set()),
+        (pod_of("u", 1, cpuset=CpuSet.parse("4-5")), {"u/a"}),  # more than it may claim
+    ],
+)
+def test_kubelet_pins_no_pod_that_a_label_or_a_scheduler_puts_elsewhere(
+    held_by: Pod, owners: set[str]
+) -> None:
+    state = state_of().with_pod(held_by).with_kubelet_cpus({"u": {"a": CpuSet.parse("0-1")}})
+    assert state.owners.keys() == owners
+
+
+def test_a_container_gets_what_was_set_aside_for_its_pod_though_the_floor_is_higher_now() -> None:
+    rules = {"policy": TopologyPolicy.BEST_EFFORT, "scope": Scope.POD}
+    asks = PodRequests("u", (even("c", 8000),))
+    pod = pod_of("u", 8, requests=asks)
+    admission = admit(state_of(**rules), pod, whole(8))
+    assert admission.pod.reserved_for_pod is not None
+    tight = admission.state.under(state_of(changed_copy(DEFAULT, floor=10, numa_floor=0), **rules).node)
+    plan = place(tight, admission.pod, "c", 0, whole(8), "c-u")
+    assert plan.container is not None, plan.verdict
+    assert plan.container.placement.exclusive == admission.pod.reserved_for_pod.cpus
+
+
 def test_cpus_that_stand_in_for_others_keep_the_floor() -> None:
     for rules, count in ((AdmissionRules(), 2), (DEFAULT, 0)):
         state = named(state_of(rules), "u", "4-7,12-13").state
@@ -428,6 +458,8 @@ def test_the_pods_of_one_namespace_own_no_more_than_its_limit() -> None:
     assert guaranteed(aside, "w", 1, namespace="b").container is not None
     assert guaranteed(state, "w", 2).container is not None
     assert guaranteed(state, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT
+    other = named(state, "x", "4-7", namespace="b").state
+    assert guaranteed(other, "w", 2).container is not None, "owners of other namespaces do not count"
     ended = ends(state, "c-u")
     assert guaranteed(ended, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT, "it may come back"
     assert guaranteed(ended.without_pod("s-u"), "w", 3).container is not None
@@ -439,6 +471,9 @@ def test_all_pods_of_a_node_own_no_more_than_its_limit() -> None:
     assert guaranteed(beside, "w", 4, namespace="b").limit is AdmissionRule.NODE_LIMIT
     assert guaranteed(beside, "w", 3, namespace="b").container is not None
     assert guaranteed(state, "w", 4, namespace="b").container is not None
+    ended = ends(state, "c-u")
+    assert guaranteed(ended, "w", 5, namespace="b").limit is AdmissionRule.NODE_LIMIT, "it may come back"
+    assert guaranteed(ended.without_pod("s-u"), "w", 5, namespace="b").container is not None
 
 
 class Life:

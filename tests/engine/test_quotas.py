@@ -205,6 +205,14 @@ def test_the_quota_of_a_create_is_not_recorded_on_a_node_that_only_observes() ->
     assert quotas_after_create(observed, made).records == before
 
 
+def test_the_quota_of_a_container_that_owns_no_cpus_is_sent_with_its_request_and_not_recorded() -> None:
+    placement, request = Placement(Pool.SHARED, CpuSet(), Mask()), Request(cpu_quota=5)
+    made = changed_copy(OWNER, id="t", phase=Phase.CREATING, placement=placement, request=request, owner="")
+    before = {"qc/other": QuotaRecord(3)}
+    state = learned(NodeState.of(STATE.node, (POD,), (made,)), RemovedQuotas(before))
+    assert quotas_after_create(state, made).records == before
+
+
 def test_what_is_removed() -> None:
     both = {"q/a": ("/kubepods/poda", ""), "qc/x": ("/kubepods/poda", "x")}
     assert removable(STATE, [OWNER]) == both

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
@@ -112,6 +113,21 @@ def test_what_kubelet_gave_has_none() -> None:
     assert not choose_replacements(other, only(other))
     ours = NodeState.of(state.node, (), [pinned])
     assert len(choose_replacements(ours, only(ours))) == 1
+
+
+def test_an_owner_has_none_where_the_cpus_of_one_of_its_containers_were_named() -> None:
+    own = CpuSet([3, 11])
+    named, free = owner("a", own, cpuset=own), owner("a", own)
+    state = state_of(CpuSet([3]), named, changed_copy(free, id="b", name="d"))
+    assert len(only(state).containers) == 2
+    assert not choose_replacements(state, only(state))
+
+
+@pytest.mark.parametrize(("changed", "count"), [("a/c", 0), ("b/c", 1)])
+def test_an_owner_whose_cpus_are_being_changed_has_none_yet(changed: str, count: int) -> None:
+    state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11])))
+    state = state.with_reservation("instead-1", ReservationCpus(changed, CpuSet([5])))
+    assert len(choose_replacements(state, only(state))) == count
 
 
 def test_reserved_and_owned_cpus_are_no_replacement() -> None:
