@@ -14,6 +14,7 @@ from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KeepQuota
 from proxy.model.options import CpuOptions
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -156,6 +157,28 @@ def test_the_shared_pool_is_never_emptied() -> None:
     assert (picked.verdict.code, picked.verdict.reason) == (9, "SharedPoolExhausted")
     assert picked.verdict.message == "cannot give CPUs 0-15 to ns/g/c: the shared pool would be left empty"
     assert picked.state.containers == {}
+
+
+def test_what_kubelet_reports_of_a_container_decides_and_not_its_cri_request() -> None:
+    amounts = {"cpu": 2000, "memory": 1}
+    asks = PodRequests("g", (ContainerResources("c", ContainerKind.APP, amounts, amounts),))
+    plan = put(empty(), changed_copy(pod("g"), requests=asks), Request(1536, 150_000, 100_000))
+    assert plan.container is not None
+    assert (plan.container.placement.pool, len(plan.container.placement.exclusive)) == (Pool.OWN, 2)
+
+
+@pytest.mark.parametrize(
+    ("owners", "named"),
+    [
+        (4, "ns/a, ns/b, ns/c, ns/d"),
+        (5, "ns/a, ns/b, ns/c, ns/d, 1 more"),
+        (6, "ns/a, ns/b, ns/c, ns/d, 2 more"),
+    ],
+)
+def test_four_owners_of_cpus_are_named_and_the_others_counted(owners: int, named: str) -> None:
+    state = node_with(*((pod("abcdef"[cpu], QosClass.LSR, cpus=f"{cpu}"), SMALL) for cpu in range(owners)))
+    clash = put(state, pod("x", QosClass.LSE, cpus="0-6"))
+    assert f"CPUs 0-{owners - 1} are owned by {named} already" in clash.verdict.message
 
 
 def test_cpus_are_not_given_twice() -> None:

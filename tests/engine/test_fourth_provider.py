@@ -271,6 +271,25 @@ def test_an_init_container_releases_its_share_at_a_later_start() -> None:
     assert app.placement.shares == (Share("cache", RESOURCE, 2, Mask([0])),)
 
 
+def test_only_init_containers_that_have_ended_release_their_share() -> None:
+    asks = [
+        ContainerResources(name, kind, {"cpu": 1000}, {"cpu": 1000, RESOURCE: 1})
+        for name, kind in (("i", ContainerKind.INIT), ("c", ContainerKind.APP), ("d", ContainerKind.APP))
+    ]
+    pod = Pod("s-p", "p", "ns", "p", requests=PodRequests("p", tuple(asks)))
+    state = empty(TopologyPolicy.RESTRICTED).with_pod(pod)
+    for name in "icd":
+        state = place(state, pod, name, 0, Request(1024, 100_000, 100_000), name).state
+
+    def holders_after(**phases: Phase) -> str:
+        there = state.changed(put=[state.containers[name].in_phase(now) for name, now in phases.items()])
+        after = there.started(there.containers["d"])
+        return "".join(sorted(name for name, each in after.containers.items() if each.placement.shares))
+
+    assert holders_after(i=Phase.EXITED, c=Phase.EXITED, d=Phase.RUNNING) == "cd", "c may come back"
+    assert holders_after(i=Phase.RUNNING, c=Phase.RUNNING, d=Phase.RUNNING) == "cdi"
+
+
 def test_what_running_containers_hold_without_a_record_is_counted() -> None:
     pod = Pod("s-p", "p", "ns", "p", qos=QosClass.LSR, kube_qos=KubeQos.BURSTABLE)
     plan = adopt(empty(TopologyPolicy.RESTRICTED), "id", pod, "c", 0, Request(512), Phase.RUNNING)

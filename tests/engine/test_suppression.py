@@ -38,6 +38,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import SuppressMode
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.pools.be_suppression import Usage
 from proxy.pools.claims import UNLIMITED
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -191,6 +192,23 @@ def test_words() -> None:
     assert quota_text(None) == quota_text(-1) == "no CFS quota"
     assert quota_text(240_000) == "a CFS quota of 2.40 CPUs"
     assert reason(BeSuppression(), CPUSET) == "usage is not known"
+
+
+@pytest.mark.parametrize(
+    ("used", "kept", "system"),
+    [
+        (3.5, 0, "the system uses 1.5"),
+        (3.5, 1000, "the system uses 1.5"),
+        (3.5, 2500, "2.5 are kept back"),
+        (2.0, 500, "0.5 are kept back"),
+        (2.0, 0, "the system uses 0.0"),
+    ],
+)
+def test_the_budget_is_explained_by_what_it_is_computed_from(used: float, kept: int, system: str) -> None:
+    usage = Usage(16_000, 16_000 - kept, used, pods={"ls": 2.0})
+    words = reason(BeSuppression(figures=(6900, usage)), CPUSET)
+    budget = "the budget is 6.9 CPUs: 65 % of 16 are 10.4, other pods use 2.0"
+    assert words == f"{budget}, {system}"
 
 
 def test_a_group_without_a_limit_is_not_reported_as_suppressed() -> None:

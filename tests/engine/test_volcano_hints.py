@@ -52,12 +52,19 @@ def test_nodes_that_a_scheduler_chose_are_taken() -> None:
     assert own(put(empty(), pod("a"), 4)) <= NODE0, "without the preference it would be elsewhere"
 
 
-@pytest.mark.parametrize("policy", [TopologyPolicy.NONE, BEST, TopologyPolicy.RESTRICTED])
-def test_nodes_with_too_little_are_given_up_and_that_is_reported(policy: TopologyPolicy) -> None:
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (TopologyPolicy.NONE, "they have too little"),
+        (BEST, "they have too little"),
+        (TopologyPolicy.RESTRICTED, "Resources cannot be allocated with Topology locality"),
+    ],
+)
+def test_nodes_with_too_little_are_given_up_and_that_is_reported(policy: TopologyPolicy, why: str) -> None:
     state = taken(empty(policy), "4-7,12-13")
     plan = put(state, pod("a", volcano_nodes=Mask((1,))), 4)
     assert own(plan) <= NODE0
-    assert "cannot meet what Volcano's scheduler prefers (NUMA node 1)" in plan.problem
+    assert plan.problem == f"cannot meet what Volcano's scheduler prefers (NUMA node 1): {why}"
     assert getattr(plan.problem, "kind", None) is DefectKind.WISH
 
 
