@@ -12,6 +12,7 @@ from proxy.engine.adoption import adopt
 from proxy.engine.create import place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
+from proxy.engine.owners import unowned_floor_cpus
 from proxy.engine.replacement_cpus import choose_replacements, owners_missing_cpus
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit
@@ -281,6 +282,14 @@ def test_what_is_set_aside_is_gone_from_the_pool() -> None:
     assert state.pools.shared == MACHINE.online, "pools continue using it"
     assert guaranteed(state, "v", 4).container is not None
     assert guaranteed(state, "v", 5).limit is AdmissionRule.SHARED_FLOOR
+
+
+def test_the_floors_hold_back_the_last_core_of_each_numa_node() -> None:
+    assert str(unowned_floor_cpus(state_of())) == "3,7,11,15"
+    owned = named(state_of(), "u", "3,11").state
+    assert str(unowned_floor_cpus(owned)) == "2,7,10,15"
+    assert str(unowned_floor_cpus(ends(owned, "c-u"))) == "2,7,10,15", "it may come back"
+    assert unowned_floor_cpus(state_of(AdmissionRules())) == CpuSet()
 
 
 def test_cpus_of_a_container_that_may_come_back_are_kept_for_it() -> None:
