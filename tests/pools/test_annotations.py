@@ -80,6 +80,8 @@ def test_nodes_count_once_one_of_them_gives_cpu() -> None:
     assert NodeShare(1) == NodeShare(1, 0, 0, {})
     assert status(numaNodeResources=[memory, cpu]).nodes == (0, 3)
     assert status(numaNodeResources=[{"node": 1, "resources": {BATCH_CPU: "-1"}}]).nodes == ()
+    for resource, least in ((BATCH_CPU, "1"), ("cpu", "1m")):
+        assert status(numaNodeResources=[{"node": 1, "resources": {resource: least}}]).nodes == (1,)
 
 
 def test_the_documents_pools_count_where_the_codes_nodes_say_nothing() -> None:

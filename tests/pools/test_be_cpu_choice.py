@@ -20,6 +20,13 @@ def test_pairs_of_each_node_in_turn_then_one() -> None:
     assert pick(8, reversed(LOCATIONS)) == (0, 4, 2, 6, 1, 5, 3, 7)
 
 
+def test_nodes_take_turns_in_the_order_of_their_cpus() -> None:
+    pairs = [CpuLocation(cpu, cpu // 2, 0, cpu // 4) for cpu in range(16)]  # 4 nodes of 2 cores
+    assert pick(7, pairs) == (0, 1, 4, 5, 8, 9, 12), "the single one continues where the pairs ended"
+    singles = [CpuLocation(cpu, cpu, 0, cpu // 2) for cpu in range(6)]  # 3 nodes of 2 CPUs
+    assert pick(4, singles) == (0, 2, 4, 1)
+
+
 def test_the_larger_bucket_first() -> None:
     assert pick(3, [s for s in LOCATIONS if s.cpu not in (0, 1)]) == (2, 6, 4)
 

@@ -91,6 +91,7 @@ def test_growing_is_slow_and_shrinking_is_not() -> None:
     assert cpu_count_for(-1, 8, 8) == 2
     assert cpu_count_for(9000, 2, 8) == 3, "a tenth of 8, rounded up"
     assert cpu_count_for(9000, 2, 70) == 9
+    assert cpu_count_for(90_000, 2, 101) == 13
 
 
 @given(st.integers(-3000, 300_000), st.integers(0, 256), st.integers(1, 256))
@@ -102,6 +103,14 @@ def test_at_least_two_cpus_and_a_tenth_more_at_a_time(milli: int, now: int, mach
 def test_cpus_of_lsr_pods_give_their_share() -> None:
     held = [AnnotatedCpus(QosClass.LSR, CpuSet([0, 4, 1, 5]))]
     assert choose_cpus(LOCATIONS, held, Withheld(), 4000, CpuSet(range(8))) == CpuSet([0, 4, 2, 6])
+
+
+@pytest.mark.parametrize("qos", [QosClass.LS, QosClass.SYSTEM, QosClass.NONE])
+def test_cpus_of_other_pods_than_those_of_lsr_are_as_good_as_any(qos: QosClass) -> None:
+    lsr, other = AnnotatedCpus(QosClass.LSR, CpuSet([0, 4])), AnnotatedCpus(qos, CpuSet([1, 5]))
+    now = CpuSet(range(8))
+    chosen = choose_cpus(LOCATIONS, [lsr, other], Withheld(), 4000, now)
+    assert chosen == choose_cpus(LOCATIONS, [lsr], Withheld(), 4000, now)
 
 
 def test_lse_wins_where_annotations_overlap() -> None:
