@@ -158,4 +158,4 @@ def quota_for(milli: int, machine: int, now: int) -> int | None:
     if abs(target - now) * 100 < machine * PERIOD * IGNORE_PERCENT and target != LEAST_QUOTA:
         return None
     step = machine * PERIOD * RAISE_PERCENT // 100
-    return now + step if now != UNLIMITED and target - now > step else target
+    return target if now == UNLIMITED else min(target, now + step)

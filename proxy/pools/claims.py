@@ -97,7 +97,7 @@ def row_of(
     rows = (
         (DecisionRow.NAMED, named),
         (DecisionRow.BE_ON_NODES, bound and is_be),
-        (DecisionRow.SHARED_ON_NODES, bound and not is_be),
+        (DecisionRow.SHARED_ON_NODES, bound),
         (DecisionRow.SYSTEM, qos is QosClass.SYSTEM),
         (DecisionRow.LS, qos is QosClass.LS),
         (DecisionRow.BEST_EFFORT, kube_qos is KubeQos.BEST_EFFORT),
@@ -180,7 +180,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         )
     if problem and pod.qos in STRICT:
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
-    named = bool(pod.cpuset) and is_be and not problem
+    named = bool(pod.cpuset) and not problem  # it is a BE pod: every other one owns what is named
     row = row_of(pod.qos, pod.kube_qos, named=named, bound=bool(pod.nodes) and not problem)
     pool, why = _pool(DecisionRow.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)
     if row is DecisionRow.NAMED and pod.cpuset:
@@ -191,7 +191,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
     if row in (DecisionRow.BE_ON_NODES, DecisionRow.SHARED_ON_NODES) and pod.nodes:
         why = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
         return Claim(pool, f"{_class(pod)} pod: {why} binds it to {named_nodes(pod.nodes)}", nodes=pod.nodes)
-    if pool is Pool.SHARED and may_own(pod) and not problem:
+    if may_own(pod) and not problem:
         count = whole_cpus(request) if exact is None else exact
         own = _own(request, online, count, static=static, hard=pod.qos is not QosClass.LSR)
         if own is not None:

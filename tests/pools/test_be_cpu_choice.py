@@ -28,7 +28,9 @@ def test_nodes_take_turns_in_the_order_of_their_cpus() -> None:
 
 
 def test_the_larger_bucket_first() -> None:
-    assert pick(3, [s for s in LOCATIONS if s.cpu not in (0, 1)]) == (2, 6, 4)
+    uneven = [s for s in LOCATIONS if s.cpu not in (0, 1)]
+    assert pick(3, uneven) == (2, 6, 4)
+    assert pick(1, uneven) == (2,)
 
 
 def test_three_threads_of_a_core_are_a_pair_and_a_single() -> None:

@@ -6,12 +6,13 @@ import pytest
 
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.koordinator import KeepQuota
+from proxy.model.koordinator import KeepQuota, NumaPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.claims import (
     DecisionRow,
     claim,
+    may_own,
     ownership_problem,
     pool_of,
     quota_of_owner,
@@ -153,7 +154,9 @@ def test_numa_nodes_without_cpus_bind_a_pod_to_the_pool_of_these_nodes(
     bound = changed_copy(pod(qos, kube), nodes=Mask((1,)))
     made = claim(bound, WHOLE_TWO, ONLINE, static=True)
     assert (made.pool, made.nodes, made.cpus, made.count, made.problem) == (pool, Mask((1,)), None, 0, "")
-    assert made.why.endswith("binds it to NUMA node 1")
+    assert made.why.endswith("pod: its resource-status annotation binds it to NUMA node 1")
+    aligned = claim(changed_copy(bound, aligned=NumaPolicy.RESTRICTED), WHOLE_TWO, ONLINE, static=True)
+    assert aligned.why.endswith("pod: it was aligned, which binds it to NUMA node 1")
 
 
 @pytest.mark.parametrize(
@@ -241,6 +244,18 @@ def test_volcanos_nodes_narrow_the_shared_pool_and_no_other() -> None:
     assert claim(best_effort, Request(), there, static=False).nodes is None
     bound = Pod("s", "u", "ns", "n", kube_qos=KubeQos.BURSTABLE, volcano_nodes=preferences, nodes=Mask((0,)))
     assert claim(bound, Request(), there, static=False).nodes == Mask((0,))
+
+
+def test_a_pod_with_a_fault_is_not_narrowed_to_the_nodes_of_volcano() -> None:
+    faulty = pod(QosClass.LS, KubeQos.BURSTABLE, problem="nonsense")
+    made = claim(changed_copy(faulty, volcano_nodes=Mask((1,))), Request(), ONLINE, static=False)
+    assert (made.pool, made.nodes, made.problem) == (Pool.SHARED, None, "nonsense")
+
+
+def test_which_pods_may_own_cpus_that_nobody_named() -> None:
+    owning = {(qos, kube) for qos, kube in itertools.product(QosClass, KubeQos) if may_own(pod(qos, kube))}
+    assert owning == {(qos, KubeQos.GUARANTEED) for qos in (QosClass.NONE, QosClass.LSE, QosClass.LSR)}
+    assert not any(may_own(pod(qos, problem="nonsense")) for qos in QosClass)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,11 @@ def test_shares_come_from_the_limit_only_where_nothing_is_requested() -> None:
     assert cri_request(ContainerResources("a", requests={"cpu": 0}, limits={"cpu": 2000})).cpu_shares == 2
 
 
+def test_a_sandbox_without_limits_has_none() -> None:
+    pod = PodRequests("u", (ContainerResources("a", requests={"cpu": 500, "memory": 9}),))
+    assert sandbox_total(pod) == Request(cpu_shares=512, cpu_period=100_000)
+
+
 def test_limits_of_the_pod_itself_stand_in_for_missing_ones() -> None:
     own = {"cpu": 4000, "memory": 99, "hugepages-2Mi": 7}
     bare = cri_request(ContainerResources("a"), own)
