@@ -4,8 +4,9 @@
 
 Answers are built once. Only CreateContainer and UpdateContainerResources are decoded: a create is answered
 with the id ``<cpus>|<mems>|<number of envs>|<request bytes>|<0..109>``, which shows what a proxy wrote and
-names as many containers as a node has pods. Flow control is strict in both directions: a peer that sends more
-than the window loses its connection. Runs until SIGTERM.
+names as many containers as a node has pods. With ``--sandbox`` it lists the sandbox of these creates, else
+none. Flow control is strict in both directions: a peer that sends more than the window loses its connection.
+Runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -62,12 +63,14 @@ _LAST = ((b"grpc-status", b"0"),)
 class Answers:
     """Method and request body in, framed answer out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sandbox: bool = False) -> None:
         self.fixed = {
             b"Version": message(messages.version_answer()),
             b"Status": message(messages.status_answer()),
             b"ContainerStatus": message(messages.container_status(messages.identifier(7))),
         }
+        if sandbox:
+            self.fixed[b"ListPodSandbox"] = message(messages.sandbox_list())
         self.lists = {str(count): message(messages.container_list(count)) for count in (10, 100, 1000)}
         self.empty = message(b"")
         self.creates = 0
@@ -288,8 +291,9 @@ class Backend:
 def main() -> None:
     options = argparse.ArgumentParser(description="A light CRI runtime for measuring.")
     options.add_argument("--listen", required=True, metavar="SOCKET")
+    options.add_argument("--sandbox", action="store_true", help="list the sandbox of creates")
     chosen = options.parse_args()
-    backend = Backend(chosen.listen)
+    backend = Backend(chosen.listen, Answers(sandbox=chosen.sandbox))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     backend.run()
 

@@ -133,6 +133,21 @@ def create_request(envs: int, number: int = 1) -> bytes:
     return request.SerializeToString()
 
 
+def sandbox_list(number: int = 1) -> bytes:
+    """A ListPodSandboxResponse with the sandbox that ``create_request`` names."""
+    names = labels(number)
+    sandbox = pb.PodSandbox(
+        id=identifier(number + 700_000),
+        metadata=pb.PodSandboxMetadata(
+            name=names["io.kubernetes.pod.name"], uid=names["io.kubernetes.pod.uid"], namespace="shop-front"
+        ),
+        state=pb.SANDBOX_READY,
+        created_at=1_750_000_000_000_000_000,
+        labels=names,
+    )
+    return pb.ListPodSandboxResponse(items=[sandbox]).SerializeToString()
+
+
 def version_answer() -> bytes:
     return pb.VersionResponse(
         version="0.1.0", runtime_name="bench", runtime_version="v1.0.0", runtime_api_version="v1"

@@ -165,8 +165,8 @@ class Target:
         return start(self.name, self.argv(own, sock, runtime), sock, malloc=self.malloc, more=self.more)
 
 
-def backend_argv(sock: Path) -> list[str]:
-    return [sys.executable, str(BENCH / "backend.py"), "--listen", str(sock)]
+def backend_argv(sock: Path, *more: str) -> list[str]:
+    return [sys.executable, str(BENCH / "backend.py"), "--listen", str(sock), *more]
 
 
 _BESIDE = Path(sys.executable).parent / "topoproxy"
