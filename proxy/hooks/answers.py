@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final, Literal, TypeAlias
 
 from proxy.hooks.facts import Device, Mount
+from proxy.hooks.slot_init import slot_init
 from proxy.model.idset import CpuSet, Mask
 
 
@@ -52,6 +53,7 @@ class Update:
     unified: Mapping[str, str] = field(default_factory=dict)
 
 
+@slot_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
     """The changes that a hook requests.

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 
 from proxy.hooks.answers import NOTHING, Adjustment
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Pools, Resources, Running
+from proxy.hooks.slot_init import slot_init
 from proxy.model.machine import Machine
 
 __all__ = [
@@ -128,6 +129,7 @@ class PostRunPodSandbox(Point):
     pod: PodFacts
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class PreCreateContainer(Point):
     """A container is about to be created: its CPUs are decided, and no other container has been moved yet.

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from proxy.hooks.slot_init import slot_init
 from proxy.model.idset import CpuSet, Mask
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class PodFacts:
     """A pod's sandbox.
@@ -75,6 +77,7 @@ class Device:
     permissions: str = "rw"
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Resources:
     """The CPUs and memory of a request, as in the CRI's LinuxContainerResources.
@@ -101,6 +104,7 @@ class Resources:
     unified: Mapping[str, str] = field(default_factory=dict)
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class ContainerFacts:
     """A container, as its request describes it.
@@ -136,6 +140,7 @@ class ContainerFacts:
     resources: Resources = field(default_factory=Resources)
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What the engine has decided for a container, and why.

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from proxy.hooks.answers import NOTHING, Adjustment
 from proxy.hooks.events import Point
+from proxy.hooks.slot_init import slot_init
 from proxy.model.admission import EVERYWHERE, Namespaces
 
 TIMEOUT_S = 0.5
@@ -57,6 +58,7 @@ class Hook:
     skip_in: Namespaces = EVERYWHERE
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The combined result of all hooks of a point.
