@@ -202,8 +202,10 @@ class NodeState(Struct, frozen=True):
 
     def wanted_mems(self, container: Container) -> Mask:
         """Return the memory nodes of a container: those that were decided, as far as they exist."""
-        memory_nodes = self.node.machine.memory_nodes
-        return container.placement.mems & memory_nodes or memory_nodes
+        memory_nodes, mems = self.node.machine.memory_nodes, container.placement.mems
+        if mems.bits and not mems.bits & ~memory_nodes.bits:
+            return mems
+        return mems & memory_nodes or memory_nodes
 
     def changed(
         self,

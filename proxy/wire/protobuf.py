@@ -106,10 +106,14 @@ def varint(number: int) -> bytes:
     return encoded + bytes((number,))
 
 
+ONE_BYTE = 0x80
+"""Numbers below are varints of one byte."""
+
+
 def field(number: int, payload: bytes) -> bytes:
     """Encode a field that is a text or a message; numbers up to 15."""
     size = len(payload)
-    if size < 0x80:  # most are
+    if size < ONE_BYTE:  # most are
         return bytes((number << 3 | 2, size)) + payload
     return bytes((number << 3 | 2,)) + varint(size) + payload
 

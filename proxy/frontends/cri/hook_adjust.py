@@ -41,28 +41,35 @@ def adjusted_create(body: bytes, adjustment: Adjustment) -> bytes:
     Raises:
         HookError: Something in the adjustment cannot be written, or the request cannot be read.
     """
-    return _apply("CreateContainer", _create, body, adjustment)
+    try:
+        return _create(body, adjustment)
+    except (DecodeError, ValueError) as error:
+        raise _failed("CreateContainer", error) from error
 
 
 def adjusted_run_pod(body: bytes, adjustment: Adjustment) -> bytes:
     """Change a RunPodSandboxRequest: labels, annotations, the cgroup parent; as ``adjusted_create``."""
-    return _apply("RunPodSandbox", _run_pod, body, adjustment)
+    try:
+        return _run_pod(body, adjustment)
+    except (DecodeError, ValueError) as error:
+        raise _failed("RunPodSandbox", error) from error
 
 
 def adjusted_update(body: bytes, adjustment: Adjustment) -> bytes:
     """Change an UpdateContainerResourcesRequest: resources and annotations; as ``adjusted_create``."""
-    return _apply("UpdateContainerResources", _update, body, adjustment)
-
-
-def _apply(method: str, change: Callable[[bytes, Adjustment], bytes], body: bytes, want: Adjustment) -> bytes:
     try:
-        return change(body, want)
+        return _update(body, adjustment)
     except (DecodeError, ValueError) as error:
-        raise HookError(f"cannot change a {method} request to what hooks want: {error}") from error
+        raise _failed("UpdateContainerResources", error) from error
+
+
+def _failed(method: str, error: Exception) -> HookError:
+    return HookError(f"cannot change a {method} request to what hooks want: {error}")
 
 
 def _create(body: bytes, want: Adjustment) -> bytes:
-    mounts, devices = _by_path(want.mounts), _by_path(want.devices)
+    mounts = _by_path(want.mounts) if want.mounts else {}
+    devices = _by_path(want.devices) if want.devices else {}
     lists = bool(want.envs or mounts or devices)
     in_lists = lists and (
         _may_hold(body, want.envs) or _may_hold_paths(body, mounts) or _may_hold_paths(body, devices)
@@ -187,7 +194,7 @@ def _path(raw: bytes) -> str:
 
 
 def _by_path(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    return {container_path(path): value for path, value in wanted.items()} if wanted else {}
+    return {container_path(path): value for path, value in wanted.items()}
 
 
 def _env(raw: bytes, name: str, value: str) -> bytes:

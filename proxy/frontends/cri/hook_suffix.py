@@ -11,20 +11,23 @@ Field numbers (CRI v1 and v1alpha2 alike) are in proto/cri/api.proto.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter, is_
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment, Presence, Update
 from proxy.hooks.facts import Device, Mount
-from proxy.wire.protobuf import field, varint
+from proxy.wire.protobuf import ONE_BYTE, field, varint
 
-_SCALARS = (
-    ("cpu_period", 1),
-    ("cpu_quota", 2),
-    ("cpu_shares", 3),
-    ("memory_limit", 4),
-    ("oom_score_adj", 5),
-    ("memory_swap_limit", 10),
-)
+_SCALARS = {
+    "cpu_period": 1,
+    "cpu_quota": 2,
+    "cpu_shares": 3,
+    "memory_limit": 4,
+    "oom_score_adj": 5,
+    "memory_swap_limit": 10,
+}
+_OF_SCALARS = attrgetter(*_SCALARS)
+_NO_SCALARS = (LEAVE,) * len(_SCALARS)
 _CPUS, _MEMS, _UNIFIED = 6, 7, 9
 _ENVS, _MOUNTS, _DEVICES = 6, 7, 8
 
@@ -36,11 +39,12 @@ def resources(wanted: Adjustment | Update) -> bytes:
     engine's to say, after this.
     """
     found = b""
-    for name, number in _SCALARS:
-        value = getattr(wanted, name)
-        if value is not LEAVE:
-            # A negative int64 goes as the 64 bits of its two's complement.
-            found += bytes((number << 3,)) + varint(0 if value is CLEAR else value % (1 << 64))
+    scalars = _OF_SCALARS(wanted)
+    if not all(map(is_, scalars, _NO_SCALARS)):
+        for number, value in zip(_SCALARS.values(), scalars, strict=True):
+            if value is not LEAVE:
+                # A negative int64 goes as the 64 bits of its two's complement.
+                found += bytes((number << 3,)) + varint(0 if value is CLEAR else value % (1 << 64))
     if wanted.cpus is CLEAR:
         found += field(_CPUS, b"")
     if isinstance(wanted, Adjustment) and wanted.mems is CLEAR:
@@ -53,8 +57,15 @@ def entries(number: int, wanted: Mapping[str, str] | Mapping[str, str | Presence
     found = b""
     for key, value in wanted.items():
         if isinstance(value, str):
-            found += field(number, field(1, key.encode()) + field(2, value.encode()))
+            found += field(number, _entry(key.encode(), value.encode()))
     return found
+
+
+def _entry(key: bytes, value: bytes) -> bytes:
+    """Encode an entry of a map or a list of pairs: the key is field 1, the value field 2."""
+    if len(key) < ONE_BYTE and len(value) < ONE_BYTE:  # most are
+        return b"\x0a%c%b\x12%c%b" % (len(key), key, len(value), value)
+    return field(1, key) + field(2, value)
 
 
 def lists(
@@ -66,7 +77,7 @@ def lists(
     found = b""
     for name, value in envs.items():
         if isinstance(value, str):
-            found += field(_ENVS, field(1, name.encode()) + field(2, env_bytes(value)))
+            found += field(_ENVS, _entry(name.encode(), env_bytes(value)))
     for path, mount in mounts.items():
         if isinstance(mount, Mount):
             found += field(_MOUNTS, mount_of(path, mount).SerializeToString())

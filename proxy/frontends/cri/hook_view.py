@@ -37,14 +37,11 @@ _ADJUST: Final[Mapping[str, Callable[[bytes, Adjustment], bytes]]] = {
 }
 
 
-class CriHookView:
+class CriHookView(Struct, frozen=True):
     """A CRI message; see ``proxy.frontends.hook_bridge.view.HookView``."""
 
-    __slots__ = ("_body", "_method")
-
-    def __init__(self, method: str, body: bytes) -> None:
-        self._method = method
-        self._body = body
+    _method: str
+    _body: bytes
 
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
         """Read a RunPodSandbox: the pod, and what its containers request together.

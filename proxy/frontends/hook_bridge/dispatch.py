@@ -130,7 +130,8 @@ class HookDispatcher:
                 self.executor.telemetry.frequent("refused a call", method=call.method, reason=outcome.refusal)
             call.refuse(GrpcStatus.FAILED_PRECONDITION, outcome.refusal)
             return True
-        self.update(outcome)
+        if outcome.adjustment.updates:
+            self.update(outcome)
         return False
 
     def relays(self, call: UndecidedCall) -> bool:

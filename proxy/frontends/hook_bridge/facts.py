@@ -39,8 +39,8 @@ def pod_facts(
         pod.namespace,
         pod.name,
         pod.attempt,
-        pod.qos.value,
-        pod.kube_qos.value,
+        pod.qos._value_,  # ``value`` is a property, and takes several times as long
+        pod.kube_qos._value_,
         handler,
         pod.cgroup_parent,
         labels,
@@ -58,7 +58,7 @@ def remembered_pod_facts(pod: Pod, known: RememberedPod | None) -> PodFacts:
     """
     if known is None:
         return pod_facts(pod, {}, {})
-    return pod_facts(pod, known.texts.labels, known.texts.annotations, known.handler)
+    return pod_facts(pod, *known.texts.of_pod(), known.handler)
 
 
 def existing_facts(container: Container, known: RememberedContainer | None) -> ContainerFacts:
@@ -95,7 +95,7 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
     own = _own(placement, cpus) if placement.pool is Pool.OWN else _NO_CPUS
     mems = state.wanted_mems(container) if placement.mems else None
     return Decision(
-        placement.pool.value,
+        placement.pool._value_,
         cpus,
         own,
         mems,

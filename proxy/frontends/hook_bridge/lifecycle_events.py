@@ -102,9 +102,11 @@ class LifecycleEvents(Observer):
 
     def lacks(self, target: str) -> bool:
         """Return whether labels and annotations of a container and its pod, or of a sandbox, are missing."""
+        if self.memory.pod(target) is not None:
+            return False
         container = self._executor.state.containers.get(target)
         if container is None:
-            return self.find_pod(target) is not None and self.memory.pod(target) is None
+            return self.find_pod(target) is not None
         return not self.memory.knows(target) or self.memory.pod(container.pod.sandbox_id) is None
 
     def find_pod(self, sandbox_id: str) -> Pod | None:

@@ -82,19 +82,23 @@ class PackedTexts(Struct, frozen=True):
             raw = _packed(*kept, _NO_TEXTS)
         return cls(raw)
 
+    def of_pod(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Return the labels and the annotations, each read at the first access."""
+        return LazyMap(_LABELS, self.raw), LazyMap(_ANNOTATIONS, self.raw)
+
     @property
     def labels(self) -> Mapping[str, str]:
         """The labels, read at the first access."""
-        return LazyMap(partial(_unpacked, 0), self.raw)
+        return LazyMap(_LABELS, self.raw)
 
     @property
     def annotations(self) -> Mapping[str, str]:
         """The annotations, read at the first access."""
-        return LazyMap(partial(_unpacked, 1), self.raw)
+        return LazyMap(_ANNOTATIONS, self.raw)
 
     def facts(self, identity: ContainerIdentity, image: str, resources: Resources) -> ContainerFacts:
         """See ``ContainerDetails``."""
-        envs = LazyMap(partial(_unpacked, 2), self.raw)
+        envs = LazyMap(_ENVS, self.raw)
         return ContainerFacts(*identity, image, self.labels, self.annotations, envs, resources=resources)
 
 
@@ -212,3 +216,6 @@ def _packed(*maps: Mapping[str, str]) -> bytes:
 
 def _unpacked(number: int, raw: bytes) -> dict[str, str]:
     return msgpack.decode(raw, type=list[dict[str, str]])[number]
+
+
+_LABELS, _ANNOTATIONS, _ENVS = (partial(_unpacked, number) for number in range(3))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import islice
-from operator import attrgetter
+from operator import attrgetter, is_
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -33,7 +33,12 @@ LONGEST_REASON: Final = 1024
 """Characters of a veto's reason; the rest is cut off."""
 
 _OF_ADJUSTMENT = attrgetter(*FIELDS)
+_IN_MAPS: Final = tuple(name for name in FIELDS if name in MAPS)
+_OF_MAPS = attrgetter(*_IN_MAPS)
+_OF_SCALARS = attrgetter(*(name for name in FIELDS if name not in MAPS))
+_NO_SCALARS: Final = (LEAVE,) * (len(FIELDS) - len(_IN_MAPS))
 _OF_UPDATE = attrgetter(*UPDATES)
+_TEXTS: Final = frozenset(("unified", "annotations", "labels"))
 _KEYS: Final[Mapping[str, Callable[[object], str]]] = {
     "unified": values.cgroup_file,
     "annotations": values.key,
@@ -60,9 +65,9 @@ def taken(answer: object, event: Point) -> AnswerFields | Veto | None:
     """
     if answer is None:
         return None
-    if isinstance(answer, Veto):
-        return _veto(answer, event)
-    if not isinstance(answer, Adjustment):
+    if isinstance(answer, Adjustment):
+        return _fields_of(answer, event)
+    if not isinstance(answer, Veto):
         close = getattr(answer, "close", None) if type(answer).__name__ == "coroutine" else None
         if close is not None:
             close()  # it will never be awaited
@@ -70,12 +75,21 @@ def taken(answer: object, event: Point) -> AnswerFields | Veto | None:
             f"cannot use its answer at {event.NAME}: it must be an Adjustment"
             f"{', a Veto' if event.VETO else ''} or None, not {type(answer).__name__}"
         )
+    return _veto(answer, event)
+
+
+def _fields_of(answer: Adjustment, event: Point) -> AnswerFields | None:
+    # Most answers set entries of maps alone: all other fields are compared at once.
+    if all(map(is_, _OF_SCALARS(answer), _NO_SCALARS)):
+        fields = zip(_IN_MAPS, _OF_MAPS(answer), strict=True)
+    else:
+        fields = zip(FIELDS, _OF_ADJUSTMENT(answer), strict=True)
     given: dict[str, Any] = {}
     entries = 0
-    for field, value in zip(FIELDS, _OF_ADJUSTMENT(answer), strict=True):
+    for field, value in fields:
         if value is LEAVE or (type(value) is dict and not value and field in MAPS):
             continue
-        checked = _field(field, value, event)
+        checked = _map(field, value, event) if field in MAPS else _scalar(field, value, event)
         if field not in MAPS:
             given[field] = checked
         elif checked:
@@ -96,15 +110,18 @@ def _veto(answer: Veto, event: Point) -> Veto:
     return Veto(" ".join(reason.split())[:LONGEST_REASON] or "no reason given")
 
 
-def _field(field: str, value: Any, event: Point) -> Any:
+def _misplaced(field: str, value: Any, event: Point) -> HookError:
+    """Return the error for a field that the event's point does not take."""
+    takes = [name for name, point in POINTS.items() if field in point.TAKES]
+    where = " and ".join(takes) if len(takes) <= MOST_NAMED else "other points"
+    return HookError(
+        _rejection(field, value, event, f"that cannot be changed at {event.NAME}, but at {where}")
+    )
+
+
+def _scalar(field: str, value: Any, event: Point) -> Any:
     if field not in event.TAKES:
-        takes = [name for name, point in POINTS.items() if field in point.TAKES]
-        where = " and ".join(takes) if len(takes) <= MOST_NAMED else "other points"
-        raise HookError(
-            _rejection(field, value, event, f"that cannot be changed at {event.NAME}, but at {where}")
-        )
-    if field in MAPS:
-        return _map(field, value, event)
+        raise _misplaced(field, value, event)
     if value is CLEAR:
         return value
     decision: Any = getattr(event, "decision", None)
@@ -119,19 +136,26 @@ def _field(field: str, value: Any, event: Point) -> Any:
 
 
 def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
+    if field not in event.TAKES:
+        raise _misplaced(field, value, event)
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise HookError(_rejection(field, value, event, f"it must be a mapping, not {type(value).__name__}"))
     items = list(islice(value.items(), MOST_ENTRIES + 1))
     if len(items) > MOST_ENTRIES:
         raise HookError(_rejection(field, None, event, f"at most {MOST_ENTRIES} entries are taken"))
     plain: dict[str, Any] = {}
+    check_key, kubelets = _KEYS[field], values.KUBELETS.get(field, ())
     for key, entry in items:
         try:
-            name = _key(field, key, plain)
-            if field in values.KUBELETS:
-                _refuse_kubelet_keys(field, name, entry, event)
+            name = check_key(key)
+            if name in plain:
+                raise InvalidFieldError("it is there twice, spelled in two ways")  # noqa: TRY301
+            if name.startswith(kubelets):
+                _refuse_kubelet_key(field, name, entry, event)
             if entry is CLEAR and field != "updates":
                 plain[name] = entry
+            elif field in _TEXTS:
+                plain[name] = values.text(entry)
             elif field == "updates":
                 _add_update(plain, name, entry, event)
             else:
@@ -141,17 +165,8 @@ def _map(field: str, value: Any, event: Point) -> dict[str, Any]:
     return plain
 
 
-def _key(field: str, key: object, others: Mapping[str, object]) -> str:
-    name = _KEYS[field](key)
-    if name in others:
-        raise InvalidFieldError("it is there twice, spelled in two ways")
-    return name
-
-
-def _refuse_kubelet_keys(field: str, key: str, entry: object, event: Point) -> None:
+def _refuse_kubelet_key(field: str, key: str, entry: object, event: Point) -> None:
     """Refuse a change of a label or an annotation by which kubelet recognizes its containers."""
-    if not key.startswith(values.KUBELETS[field]):
-        return
     about: Any = event
     places = [getattr(about.container if hasattr(about, "container") else about.pod, field)]
     if field == "annotations" and hasattr(about, "asked_annotations"):
@@ -165,7 +180,7 @@ def _entry(field: str, key: str, entry: object) -> object:
         return values.device(key, entry)
     if field == "mounts":
         return values.mount(key, entry)
-    return values.text(entry, loose=field == "envs")
+    return values.text(entry, loose=True)
 
 
 def _add_update(plain: dict[str, Any], key: str, entry: object, event: Point) -> None:

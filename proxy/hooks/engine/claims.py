@@ -62,18 +62,24 @@ class FieldClaims:
     def claim(self, hook: str, given: AnswerFields) -> str:
         """Claim all fields of a hook's answer, or none.
 
+        Args:
+            hook: Its name.
+            given: The fields, which are not changed afterwards.
+
         Returns:
             Empty, or the conflict: the field and the hook that owns it.
         """
         owners = self._owners
-        fields = list(named(given))
-        for name in fields:
-            if (owner := owners.get(name)) is not None:
-                return f"cannot set {name}: hook {owner} has set it, and both cannot be right"
-        for name in fields:
-            owners[name] = hook
-        for name, value in given.items():
-            self._take(name, value)
+        fields = dict.fromkeys(named(given), hook)
+        if not owners.keys().isdisjoint(fields):
+            name = next(name for name in fields if name in owners)
+            return f"cannot set {name}: hook {owners[name]} has set it, and both cannot be right"
+        owners.update(fields)
+        if self._merged or "updates" in given:
+            for name, value in given.items():
+                self._take(name, value)
+        else:
+            self._merged = dict(given)
         return ""
 
     def _take(self, name: str, value: Any) -> None:
@@ -87,7 +93,7 @@ class FieldClaims:
         elif name in merged:
             merged[name] = {**merged[name], **value}
         else:
-            merged[name] = dict(value)
+            merged[name] = value
 
     @property
     def owners(self) -> Mapping[str, str]:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
+
+from msgspec import Struct
 
 from proxy.hooks.answers import Veto
 from proxy.hooks.engine import invoke
@@ -53,8 +53,7 @@ class DispatchStep(Enum):
     DONE = "all hooks have been called"
 
 
-@dataclass(frozen=True, slots=True)
-class CallHolder:
+class CallHolder(Struct, frozen=True, eq=False):
     """The hook that a dispatch is at, and the ticket to continue from there.
 
     Attributes:
@@ -116,7 +115,7 @@ class Dispatch:
         self._open = [True]
         self._abandoned: dict[Runner, HookSlots] = {}
         self._then = then
-        self._done: Any = None
+        self._done: threading.Lock | None = None
         self._late = False
         self._arrived_once = False
         self._timer: asyncio.TimerHandle | None = None
@@ -314,8 +313,10 @@ class Dispatch:
 
     def _select_next(self) -> DispatchStep:
         while not self._answers.refusal:
-            if self._at == len(self._hook_slots) and not self._start_validation():
-                break
+            if self._at == len(self._hook_slots):
+                if self._validators is None:
+                    break
+                self._start_validation(self._validators)
             slots = self._hook_slots[self._at]
             if slots.hook.skip is not None and invoke.is_skipped(slots.hook, self.event):
                 self._at += 1
@@ -347,13 +348,10 @@ class Dispatch:
         self._record_skipped(slots, permit)
         return False
 
-    def _start_validation(self) -> bool:
-        if self._validators is None:
-            return False
+    def _start_validation(self, validators: Sequence[HookSlots]) -> None:
         point = POINTS[VALIDATES[self.event.NAME]]
         self.event = point(self.event, self._answers.shown(), self._answers.owners)  # type: ignore[call-arg]
-        self._hook_slots, self._validators, self._at = self._validators, None, 0
-        return True
+        self._hook_slots, self._validators, self._at = validators, None, 0
 
     # Calling: in a runner, or on the loop of a hook's coroutines.
 

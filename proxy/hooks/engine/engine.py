@@ -27,7 +27,7 @@ from proxy.hooks.engine.invoke import DispatchContext
 from proxy.hooks.engine.log_capture import HookLogHandler
 from proxy.hooks.engine.loop_interrupt import Alarm, alarm
 from proxy.hooks.engine.notifier import HookNotifier
-from proxy.hooks.engine.slots import HookSlots
+from proxy.hooks.engine.slots import MOST_INTERRUPTED, HookSlots
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import AS_IT_IS, Answers, Hook, Outcome
@@ -57,7 +57,12 @@ class _PointHooks:
 
     def runs_on_loop(self) -> bool:
         """Whether all are pure, and have been quick enough for the loop."""
-        return self.pure and all(slots.runs_on_loop for slots in self.hook_slots + self.validators)
+        if not self.pure:
+            return False
+        for slots in self.hook_slots:
+            if slots.interrupted >= MOST_INTERRUPTED:
+                return False
+        return not self.validators or all(each.interrupted < MOST_INTERRUPTED for each in self.validators)
 
     def quick(self) -> bool:
         """Whether all have been quick recently."""

@@ -79,8 +79,9 @@ class MergedAnswers:
         """Return the outcome of the call."""
         if self.refusal:
             return Outcome(refusal=self.refusal)
-        adjustment = self._claims.merged()
-        return Outcome(adjustment, self.owners, firm=self.firm) if adjustment is not NOTHING else AS_IT_IS
+        claims = self._claims
+        adjustment = claims.merged()
+        return Outcome(adjustment, claims.owners, "", self.firm) if adjustment is not NOTHING else AS_IT_IS
 
 
 # Calling.

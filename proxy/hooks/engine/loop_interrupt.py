@@ -50,11 +50,14 @@ class Alarm:
         try:
             signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S)
             result = function(*args, **kwargs)
-            self._inside = False
+            self._inside = False  # from here on the handler does not raise
+            signal.setitimer(signal.ITIMER_REAL, 0)
         except TooLongError:
-            result = None
-        finally:
             self._stop_timer()
+            result = None
+        except BaseException:
+            self._stop_timer()
+            raise
         return None if self.interrupted else result
 
     def close(self) -> None:

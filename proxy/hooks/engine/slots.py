@@ -86,11 +86,6 @@ class HookSlots:
         """Whether calls of the hook run."""
         return self._inside > 0
 
-    @property
-    def runs_on_loop(self) -> bool:
-        """Whether the hook is called on the event loop itself."""
-        return self.hook.pure and self.interrupted < MOST_INTERRUPTED
-
     def enter(self, waiter: Waiter, now: float, always: bool, overloaded: bool) -> int | HookFailure | None:
         """Take a slot and return whether to call the hook now, or queue the waiter for a slot.
 
@@ -103,6 +98,9 @@ class HookSlots:
                 waiter.on_queued()
                 self._queue.append(waiter)
                 return None
+            if not (always or overloaded or self._overdue_calls) and (token := self.breaker.permit(now)):
+                self._inside += 1
+                return token  # the usual case
             permit = self._permit(now, always, overloaded)
             if isinstance(permit, int):
                 self._inside += 1
@@ -160,8 +158,12 @@ class HookSlots:
                 self.stats.took(took)
             if failure is not None:
                 self._note(failure)
-            if token:
-                self._record_outcome(token, took, failure, now)
+            if token and took is None:
+                self.breaker.unused(token)
+            elif token and (failure is None or failure.kind in _BLAMELESS):
+                self.breaker.succeeded(token)
+            elif token:
+                self.breaker.failed(token, now)
             if overdue is not None and not overdue.has_returned:
                 self._overdue_calls.add(overdue)
             if not self._queue:
@@ -175,16 +177,6 @@ class HookSlots:
                 self._inside -= 1
         if following is not None:
             following.resume()
-
-    def _record_outcome(
-        self, token: int, took: float | None, failure: HookFailure | None, now: float
-    ) -> None:
-        if took is None:
-            self.breaker.unused(token)
-        elif failure is None or failure.kind in _BLAMELESS:
-            self.breaker.succeeded(token)
-        else:
-            self.breaker.failed(token, now)
 
     def _note(self, failure: HookFailure) -> None:
         if failure.kind == "open":

@@ -114,6 +114,8 @@ def key(value: object) -> str:
     Raises:
         InvalidFieldError: It is not a valid key.
     """
+    if type(value) is str and 0 < len(value) <= LONGEST_KEY and value.isascii() and "\0" not in value:
+        return value  # nearly all are such
     name = text(value, LONGEST_KEY)
     if not name:
         raise InvalidFieldError("the key must not be empty")
