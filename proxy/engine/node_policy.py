@@ -34,6 +34,7 @@ from proxy.model.options import (
     Scope,
     TopologyPolicy,
 )
+from proxy.model.phrases import no_cpus
 from proxy.model.workload import Placement
 from proxy.pools.node_keys import (
     AMPLIFICATION,
@@ -278,7 +279,7 @@ def _system(base: Node, machine: Machine, meta: NodeMeta) -> tuple[PolicyValue[C
 def _present(cpus: CpuSet, machine: Machine, key: str) -> tuple[CpuSet, str]:
     """Return the CPUs that the machine has, offline ones too, and a problem that names the others."""
     absent = cpus - machine.present
-    problem = f"annotation {key}: there is no CPU {absent} here (CPUs: {machine.present})"
+    problem = f"annotation {key}: {no_cpus(absent)} here (CPUs: {machine.present})"
     return cpus & machine.present, problem if absent else ""
 
 

@@ -4,9 +4,8 @@ Koordinator's decision table (``row_of``) says which. This is the effect of its 
 topoproxy manages, with Kubernetes' own classes added:
 
 1. Row 1 gives a pod the CPUs that its resource-status annotation names, whatever its label says. Of the QoS
-classes (``proxy.pools``) only LSE
-   takes them out of the BE pool too; BE may borrow the CPUs of an LSR pod. A BE pod owns nothing by it: it
-   runs on those of its CPUs that are in the BE pool.
+   classes (``proxy.pools``) only LSE takes them out of the BE pool too; BE may borrow the CPUs of an LSR pod.
+   A BE pod owns nothing by it: it runs on those of its CPUs that are in the BE pool.
 2. Rows 3 and 4 narrow the BE pool or the shared pool to the NUMA nodes of the annotation. Where only
    Volcano's scheduler has chosen nodes, a pod that shares is narrowed to those.
 3. Row 5 is for every SYSTEM pod: where the node keeps no CPUs for the class, its pool is the shared one.

@@ -58,7 +58,7 @@ class Host:
 
     @property
     def ownable(self) -> CpuSet:
-        """CPUs that could still be given to a container alone."""
+        """CPUs without an owner that are not reserved. The floor of the shared pool counts among them."""
         return (self.state.pools.shared & self.node.machine.online) - self.node.reserved
 
     def lacks(self, needs: Mapping[str, int]) -> list[str]:

@@ -209,7 +209,7 @@ def numbers(reported: Summary) -> list[tuple[str, int, str]]:
         *((f"    {short_text(resource)}", count, "") for resource, count in reported.unschedulable.items()),
         ("CPUs", reported.cpus, ""),
         ("  owned", reported.owned, ""),
-        ("  left", reported.left, "can still be given to one container alone"),
+        ("  left", reported.left, "without an owner, and not reserved"),
         ("    in whole cores", reported.whole, ""),
         (
             "    on one node",

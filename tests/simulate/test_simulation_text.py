@@ -98,7 +98,7 @@ def test_a_report(pod: MakePod) -> None:
         "  unschedulable               0  no machine has what is requested",
         "CPUs                         16",
         "  owned                      12",
-        "  left                        2  can still be given to one container alone",
+        "  left                        2  without an owner, and not reserved",
         "    in whole cores            2",
         "    on one node               2  the most on any NUMA node (8 when it was empty)",
         "    the same in whole cores   2",
