@@ -22,7 +22,7 @@ import images
 GUEST = Path(__file__).with_name("guest.sh")
 LOCAL, SOCKET, REMOTE, EXPANDER = 10, 12, 21, 32
 RESULTS_MIB = 64
-BOOT_S = 180
+BOOT_S = 600
 NO_STATUS = 125
 NETFILTER = "nf_tables nft_compat nft_chain_nat xt_comment xt_mark xt_conntrack xt_MASQUERADE br_netfilter"
 HOST = "10.0.2.2"
