@@ -107,11 +107,17 @@ def changed_operators(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def is_type(node: ast.AST) -> bool:
-    """Return whether a statement names a type (``Names = Mapping[str, str]``), which only annotations use."""
-    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Subscript | ast.BinOp):
-        return False
-    named = [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return any(name[0].isupper() and not name.isupper() for name in named)
+    """Return whether a statement names a type, which only annotations use.
+
+    Such are ``Names = Mapping[str, str]`` and ``T = TypeVar("T")``.
+    """
+    match node:
+        case ast.Assign(value=ast.Call(func=ast.Name(id="TypeVar"))):
+            return True
+        case ast.Assign(targets=targets, value=ast.Subscript() | ast.BinOp()):
+            named = [target.id for target in targets if isinstance(target, ast.Name)]
+            return any(name[0].isupper() and not name.isupper() for name in named)
+    return False
 
 
 def is_text(node: ast.AST) -> bool:
