@@ -84,6 +84,10 @@ def test_readings_without_content(at: float, node: float) -> None:
     assert rates(reading(100, 100), reading(100 + at, 100 + node), CPUS) is None
 
 
+def test_readings_ten_milliseconds_apart_have_content() -> None:
+    assert between(UsageReading(0, 0, {}), UsageReading(10_000_000, 10_000_000, {})).node == 1.0
+
+
 def test_what_pods_used_that_are_gone() -> None:
     groups = {"a": 1.0, "b": 2.0, "other": 9.0}
     assert usage_of_removed(5.0, ("a", "b", "unknown"), groups) == 2.0

@@ -167,6 +167,27 @@ def test_what_kubelet_reports_of_a_container_decides_and_not_its_cri_request() -
     assert (plan.container.placement.pool, len(plan.container.placement.exclusive)) == (Pool.OWN, 2)
 
 
+def test_a_container_that_kubelet_does_not_report_is_decided_by_its_cri_request() -> None:
+    asks = PodRequests("g", (ContainerResources("other", ContainerKind.APP, {"cpu": 500}, {"cpu": 500}),))
+    plan = put(empty(), changed_copy(pod("g"), requests=asks), whole(2))
+    assert plan.container is not None
+    assert (plan.container.placement.pool, len(plan.container.placement.exclusive)) == (Pool.OWN, 2)
+
+
+def test_a_container_that_starts_again_keeps_named_cpus_of_which_one_went_offline() -> None:
+    named = pod("lse", QosClass.LSE, cpus="0-3")
+    state = put(empty(), named, SMALL).state
+    left = MACHINE.online - CpuSet([3])
+    cpus = tuple(cpu for cpu in MACHINE.cpus if cpu.id in left)
+    nodes = tuple(changed_copy(node, cpus=node.cpus & left) for node in MACHINE.nodes)
+    smaller = state.on(changed_copy(MACHINE, cpus=cpus, nodes=nodes))
+    again = place(smaller, named, "c", 1, SMALL, "again")
+    assert again.container is not None, again.verdict
+    assert again.container.placement.exclusive == CpuSet.parse("0-3")
+    other = place(smaller, pod("x", QosClass.LSE, cpus="3-4"), "c", 0, SMALL, "x")
+    assert other.verdict.message.endswith("names CPUs 3-4, but CPU 3 is not online here")
+
+
 @pytest.mark.parametrize(
     ("owners", "named"),
     [

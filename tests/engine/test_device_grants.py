@@ -343,6 +343,10 @@ def test_devices_of_the_manager_before_stay_with_their_containers() -> None:
     done = story.play(DevicesImported(NIC, {"a": kept, "gone": kept}, every=False))
     assert set(records(done)) == {"d/a"}
     assert [story.held(pod, name) for name in "cd"] == [{"nic0"}, {"nic2"}]
+    assert story.state.devices.answers_of("a", "d") == {NIC: ANSWER}
+    after, effects = handle(story.state, DevicesImported(NIC, {"gone": kept}, every=True))
+    assert set(records(effects)) == {"d/gone"}, "all pods are wanted, known or not"
+    assert after.devices.answers_of("gone", "c") == {NIC: ANSWER}
 
 
 def test_pods_that_the_runtime_does_not_have_lose_their_devices() -> None:

@@ -14,6 +14,7 @@ from proxy.engine.container_events import PhaseChanged
 from proxy.engine.enforcement import (
     applies_to,
     counts,
+    is_applied_to_all,
     is_selected,
     observes_any,
     plan_may_be_in_effect,
@@ -232,6 +233,47 @@ def test_a_release_and_its_end_concern_all_pods_at_once() -> None:
     changed, _ = handle(left, EnforcementChanged(ALL_PODS))
     back, _ = handle(changed, ModeChanged(ENFORCE))
     assert back.enforcement is APPLIED_TO_ALL
+
+
+@pytest.mark.parametrize("mode", [OBSERVE, ENFORCE])
+@pytest.mark.parametrize(
+    "value",
+    [
+        Enforcement(NONE),
+        Enforcement(ALL_PODS, frozenset({"u"})),
+        Enforcement(ALL_PODS, frozenset({"u", "v"}), frozenset({"v"}), paused=True),
+        Enforcement(ALL_PODS, paused=True),
+    ],
+)
+def test_a_record_is_read_as_it_was_written(mode: NodeMode, value: Enforcement) -> None:
+    record = value.dump(mode)
+    assert record is not None
+    assert Enforcement.load(record) == (mode, value)
+
+
+def test_only_an_application_to_every_pod_needs_no_record() -> None:
+    assert APPLIED_TO_ALL.dump(ENFORCE) is None
+    assert (APPLIED_TO_ALL.dump(OBSERVE) or {}).get("mode") == "observe"
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "to_all", "to_some"),
+    [
+        (ENFORCE, APPLIED_TO_ALL, True, True),
+        (ENFORCE, Enforcement(ALL_PODS, paused=True), True, True),
+        (ENFORCE, Enforcement(ALL_PODS, frozenset({"u"})), False, True),
+        (ENFORCE, Enforcement(NONE), False, True),
+        (OBSERVE, APPLIED_TO_ALL, False, False),
+        (OBSERVE, Enforcement(NONE), False, False),
+        (OBSERVE, Enforcement(ALL_PODS, frozenset({"u"})), False, True),
+        (NodeMode.RELEASING, Enforcement(ALL_PODS, frozenset({"u"})), False, False),
+    ],
+)
+def test_whether_the_plan_may_be_applied_to_a_pod_that_is_not_known(
+    mode: NodeMode, value: Enforcement, to_all: bool, to_some: bool
+) -> None:
+    state = structs.replace(OWNED, mode=mode, enforcement=value)
+    assert (is_applied_to_all(state), applies_to(state, None)) == (to_all, to_some)
 
 
 @pytest.mark.parametrize(

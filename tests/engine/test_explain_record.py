@@ -9,8 +9,10 @@ from proxy.engine.create import place
 from proxy.engine.explain_record import MAX_MOVED, explain, explain_pooled, facts_of
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.model.defects import InputDefect
 from proxy.model.explanation import Fact, MovedContainer
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, NumaPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, LocatedDevice, Pod, QosClass, Request, Verdict
@@ -114,6 +116,24 @@ def test_the_label_and_the_annotation_are_facts_too() -> None:
         Fact("QoS class", "LSR", "the pod's label"),
         Fact("CPUs of the pod", "3-4", "its resource-status annotation"),
     )
+
+
+def test_what_a_pod_prefers_and_what_of_it_is_ignored_are_facts() -> None:
+    pod = changed_copy(
+        POD,
+        bind_required=BindPolicy.FULL_PCPUS,
+        aligned=NumaPolicy.RESTRICTED,
+        volcano_policy=TopologyPolicy.BEST_EFFORT,
+        volcano_nodes=Mask((0, 1)),
+        defects=(InputDefect("annotation x: nonsense"),),
+    )
+    assert facts(pod, "c", Request()) == [
+        Fact("bind policy, required", "FullPCPUs", "annotation resource-spec"),
+        Fact("NUMA topology policy", "Restricted", "annotation numa-topology-spec"),
+        Fact("preferred topology policy", "best-effort", "Volcano's annotation"),
+        Fact("preferred NUMA nodes", "0-1", "Volcano's annotation"),
+        Fact("ignored:", "annotation x: nonsense", ""),
+    ]
 
 
 def test_a_record_says_what_came_of_it() -> None:

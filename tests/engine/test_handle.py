@@ -234,7 +234,9 @@ def test_a_create_whose_cpus_cannot_be_freed_is_placed_elsewhere() -> None:
     play >> CpusNotFreed("t", AbortReason("stuck", first), "u")
     play << PutRecord("i/t", None) << Felt("create failed") << NotifyFailed("t")
     assert play << Felt("container placed", Follow.CALLER) << AnyPlan("u")
-    assert play.state.containers["u"].placement.exclusive.isdisjoint(first)
+    placement = play.state.containers["u"].placement
+    assert placement.exclusive.isdisjoint(first)
+    assert placement.reasons[-1] == f"not on CPUs {first}, which could not be freed: stuck"
     assert "t" not in play.state.containers
     assert play >> CpusNotFreed("t", AbortReason("stuck", first), "v"), "it is gone"
 

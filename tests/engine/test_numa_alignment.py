@@ -11,7 +11,7 @@ from proxy.engine.state import NodeState
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaExclusive, NumaPolicy, NumaStrategy
-from proxy.model.options import TopologyPolicy
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
@@ -81,6 +81,15 @@ def test_owners_on_one_node_or_several() -> None:
     assert admit(state, lsr("b"), whole(9)).verdict.admitted, (
         "a pod that asks for no alignment is not aligned"
     )
+
+
+def test_only_a_pod_that_shares_cpus_and_wants_to_be_aligned_is_bound_to_the_pool_of_its_nodes() -> None:
+    owner = admit(empty(), lsr("a", SINGLE), whole(2))
+    assert (nodes_of(owner), owner.pod.nodes) == (Mask((0,)), None)
+    by_pods = empty(policy=TopologyPolicy.SINGLE_NUMA_NODE, scope=Scope.POD)
+    nic = LocatedDevice("nic", "vendor/nic", Mask((2,)), "sysfs")
+    silent = admit(by_pods, burstable("a"), changed_copy(shares(2000), devices=(nic,)))
+    assert (nodes_of(silent), silent.pod.nodes) == (Mask((2,)), None)
 
 
 def test_what_spans_nodes_is_divided_evenly() -> None:

@@ -17,6 +17,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 from proxy.model.idset import CpuSet
+from proxy.model.label_selector import LabelSelector
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.annotations import RESOURCE_STATUS
@@ -213,6 +214,7 @@ def test_quotas_that_are_off_stand_for_the_request() -> None:
         3072, 300_000, 100_000
     )
     assert sum_requests([Request(2, 0, 0)]) == Request(0, 0, 100_000)
+    assert sum_requests([Request(3, 0, 0)]).cpu_shares == 3, "two shares stand for no request"
     assert sum_requests([Request(1024, 0, 100_000), Request(2048, 200_000, 100_000)]) == Request(
         3072, 300_000, 100_000
     )
@@ -231,6 +233,22 @@ TEAMS = changed_copy(DEFAULT, owners=Namespaces(("team-*", "infra")))
 def test_namespaces_that_are_listed_may_own(namespace: str, listed: bool, annotation: str, qos: str) -> None:
     pod = pod_of(annotation, qos, asked(2000), namespace)
     assert rule_of(pod, node_of(TEAMS)) is (None if listed else AdmissionRule.NAMESPACE)
+
+
+@pytest.mark.parametrize(
+    ("rules", "what"),
+    [
+        (TEAMS, "admission.namespaces"),
+        (
+            changed_copy(DEFAULT, owners=Namespaces(selector=LabelSelector((("tier", "x"),)))),
+            "admission.namespaceSelector",
+        ),
+    ],
+)
+def test_the_namespace_and_the_setting_that_excludes_it_are_named(rules: AdmissionRules, what: str) -> None:
+    breach = permitted_claim(node_of(rules), pod_of("", "LSE", asked(2000), "web"))[1]
+    assert breach is not None
+    assert breach.message == f"pods of namespace 'web' may not use class LSE ({what})"
 
 
 def test_pods_of_other_namespaces_that_claim_nothing_are_not_rejected() -> None:
@@ -324,6 +342,15 @@ def test_a_claim_that_is_not_allowed_is_rejected_when_the_sandbox_comes() -> Non
     assert admission.explanation is not None
     unknown = changed_copy(pod, total=None)
     assert admit(state, unknown, Request()).verdict.admitted, "what it requests is not known yet"
+
+
+def test_a_pod_whose_claim_is_not_allowed_is_reported_where_it_shares() -> None:
+    state = NodeState.empty(node_of(changed_copy(DEFAULT, beyond=BeyondLimit.SHARE)))
+    pod = pod_of('{"cpuset":"0-30"}', "", asked(100))
+    admission = admit(state, pod, asked(100))
+    assert admission.verdict.admitted
+    assert (admission.pod, admission.limit) == (pod, AdmissionRule.REQUEST)
+    assert admission.problem.startswith("it owns no CPUs (request): its resource-status annotation names")
 
 
 def test_cpus_that_a_pod_may_not_claim_are_not_kept_for_it() -> None:
