@@ -10,6 +10,7 @@ from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KeepQuota
@@ -200,6 +201,14 @@ def test_four_owners_of_cpus_are_named_and_the_others_counted(owners: int, named
     state = node_with(*((pod("abcdef"[cpu], QosClass.LSR, cpus=f"{cpu}"), SMALL) for cpu in range(owners)))
     clash = put(state, pod("x", QosClass.LSE, cpus="0-6"))
     assert f"CPUs 0-{owners - 1} are owned by {named} already" in clash.verdict.message
+
+
+@pytest.mark.parametrize(("owners", "whose"), [(1, "another pod"), (2, "other pods")])
+def test_a_client_does_not_learn_who_owns_the_cpus(owners: int, whose: str) -> None:
+    state = node_with(*((pod("ab"[cpu], QosClass.LSR, cpus=f"{cpu}"), SMALL) for cpu in range(owners)))
+    quiet = state.under(changed_copy(state.node, admission=AdmissionRules(name_others=False)))
+    clash = put(quiet, pod("x", QosClass.LSE, cpus="0-6"))
+    assert f"owned by {whose} already" in clash.verdict.message
 
 
 def test_cpus_are_not_given_twice() -> None:

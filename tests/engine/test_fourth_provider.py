@@ -284,6 +284,8 @@ def test_only_init_containers_that_have_ended_release_their_share() -> None:
     def holders_after(**phases: Phase) -> str:
         there = state.changed(put=[state.containers[name].in_phase(now) for name, now in phases.items()])
         after = there.started(there.containers["d"])
+        bare = changed_copy(there.containers["d"], pod=changed_copy(pod, requests=None))
+        assert there.started(bare) == after, "the sandbox is known with its requests"
         return "".join(sorted(name for name, each in after.containers.items() if each.placement.shares))
 
     assert holders_after(i=Phase.EXITED, c=Phase.EXITED, d=Phase.RUNNING) == "cd", "c may come back"

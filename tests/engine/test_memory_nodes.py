@@ -8,6 +8,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.placement import (
     counted_nodes,
+    memory_for,
     named_memory_nodes,
     owner_memory_nodes,
     pool_memory_nodes,
@@ -109,3 +110,48 @@ def test_counted_memory_is_where_it_was_counted() -> None:
         Mask((0,)),
         ("memory of NUMA node 0, where its limit is counted",),
     )
+
+
+ROWS = ((10, 30, 20, 40), (30, 10, 40, 20), (20, 40, 10, 30), (40, 20, 30, 10))
+FOUR = described(4, 1, 2, 1, mem_bytes_per_node=100)  # CPUs 0-1, 2-3, 4-5 and 6-7
+FAR = changed_copy(
+    FOUR, nodes=tuple(changed_copy(n, distance=row) for n, row in zip(FOUR.nodes, ROWS, strict=True))
+)
+BARE = changed_copy(FAR, nodes=(changed_copy(FAR.nodes[0], mem_bytes=0), *FAR.nodes[1:]))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "need", "promised", "nodes"),
+    [
+        ("0-1", 0, [], "0"),
+        ("0-1", 100, [], "0"),
+        ("0-1", 101, [], "0,2"),  # the nearest of the others
+        ("0-1", 201, [], "0-2"),
+        ("0-1", 301, [], "0-3"),
+        ("0-1", 999, [], "0-3"),  # all where even these are not enough
+        ("2-3", 101, [], "1,3"),
+        ("1-2", 201, [], "0-2"),  # nodes 2 and 3 are equally near, each to one of its own
+        ("0-1", 50, [("0-1", 100)], "0"),  # a promise over two nodes counts half on each
+        ("0-1", 51, [("0-1", 100)], "0,2"),
+        ("0-1", 41, [("0", 60)], "0,2"),
+        ("0-1", 1, [("0", 60), ("0", 60)], "0,2"),
+        ("0-1", 101, [("0", 500)], "0-2"),  # no node has less than nothing
+        ("0-1", 100, [("7", 500)], "0"),
+    ],
+)
+def test_memory_is_as_near_to_cpus_as_what_others_were_promised_leaves(
+    cpus: str, need: int, promised: list[tuple[str, int]], nodes: str
+) -> None:
+    others = [(Mask.parse(where), amount) for where, amount in promised]
+    assert str(memory_for(FAR, CpuSet.parse(cpus), need, others)) == nodes
+
+
+def test_cpus_of_a_node_without_memory_have_that_of_the_nearest() -> None:
+    assert str(memory_for(BARE, CpuSet.parse("0-1"))) == "2"
+    assert str(memory_for(BARE, CpuSet.parse("0-1"), 101)) == "1-2"
+
+
+def test_where_no_distances_are_known_all_nodes_are_equally_near() -> None:
+    unknown = changed_copy(BARE, nodes=tuple(changed_copy(node, distance=()) for node in BARE.nodes))
+    assert str(memory_for(unknown, CpuSet.parse("0-1"))) == "1-3"
+    assert str(memory_for(unknown, CpuSet.parse("2-3"), 101)) == "1-2"

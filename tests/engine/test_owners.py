@@ -12,7 +12,7 @@ from proxy.engine.adoption import adopt
 from proxy.engine.create import place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.owners import unowned_floor_cpus
+from proxy.engine.owners import ReservationCpus, request_is_known, unowned_floor_cpus
 from proxy.engine.replacement_cpus import choose_replacements, owners_missing_cpus
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit
@@ -284,6 +284,36 @@ def test_what_is_set_aside_is_gone_from_the_pool() -> None:
     assert guaranteed(state, "v", 5).limit is AdmissionRule.SHARED_FLOOR
 
 
+@pytest.mark.parametrize(
+    ("reported", "asked", "is_known"),
+    [
+        (None, Request(), False),
+        (None, Request(cpu_shares=2), False),
+        (None, Request(cpu_shares=3), True),
+        (PodRequests("u", ()), Request(cpu_shares=2), True),
+    ],
+)
+def test_whether_it_is_known_what_a_pod_requests(
+    reported: PodRequests | None, asked: Request, is_known: bool
+) -> None:
+    assert request_is_known(pod_of("u", requests=reported), asked) is is_known
+
+
+@pytest.mark.parametrize(
+    ("owner", "reserved", "hard"),
+    [(True, False, True), (False, True, True), (True, True, True), (False, False, False)],
+)
+def test_cpus_that_are_out_of_the_be_pool_stay_so_while_they_are_changed(
+    owner: bool, reserved: bool, hard: bool
+) -> None:
+    qos = QosClass.LSE if owner else QosClass.LSR
+    state = named(state_of(), "u", "0-1", qos=qos).state
+    (key,) = state.owners
+    changing = state.with_reservation("r", ReservationCpus(key, CpuSet([2]), hard=reserved))
+    assert changing.owners[key].hard is hard
+    assert changing.owners[key].cpus == CpuSet.parse("0-2")
+
+
 def test_the_floors_hold_back_the_last_core_of_each_numa_node() -> None:
     assert str(unowned_floor_cpus(state_of())) == "3,7,11,15"
     owned = named(state_of(), "u", "3,11").state
@@ -449,6 +479,8 @@ def test_one_pod_owns_no_more_than_its_limit() -> None:
     assert guaranteed(state, "u", 5).limit is AdmissionRule.POD_LIMIT
     assert named(state, "u", "0-4").verdict.reason == "AdmissionPodLimit"
     assert admit(state, pod_of("u", 5, qos=QosClass.LSR), whole(5)).limit is AdmissionRule.POD_LIMIT
+    beside = admit(state, pod_of("v", 4, qos=QosClass.LSR), whole(4)).state
+    assert guaranteed(beside, "u", 4).container is not None, "what is set aside for others does not count"
     pod = pod_of("u", 8)
     one = place(state.with_pod(pod), pod, "one", 0, whole(3), "c1")
     two = place(one.state, pod, "two", 0, whole(2), "c2")
@@ -467,6 +499,8 @@ def test_the_pods_of_one_namespace_own_no_more_than_its_limit() -> None:
     assert guaranteed(aside, "w", 1, namespace="b").container is not None
     assert guaranteed(state, "w", 2).container is not None
     assert guaranteed(state, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT
+    elsewhere = admit(state, pod_of("v", 2, namespace="b", qos=QosClass.LSR), whole(2)).state
+    assert guaranteed(elsewhere, "w", 2).container is not None, "nor what is set aside in another namespace"
     other = named(state, "x", "4-7", namespace="b").state
     assert guaranteed(other, "w", 2).container is not None, "owners of other namespaces do not count"
     ended = ends(state, "c-u")
@@ -480,6 +514,8 @@ def test_all_pods_of_a_node_own_no_more_than_its_limit() -> None:
     assert guaranteed(beside, "w", 4, namespace="b").limit is AdmissionRule.NODE_LIMIT
     assert guaranteed(beside, "w", 3, namespace="b").container is not None
     assert guaranteed(state, "w", 4, namespace="b").container is not None
+    blocked = state.with_kubelet_cpus({"stuck": {"": CpuSet([14, 15])}})
+    assert guaranteed(blocked, "w", 4, namespace="b").container is not None, "CPUs without an owner"
     ended = ends(state, "c-u")
     assert guaranteed(ended, "w", 5, namespace="b").limit is AdmissionRule.NODE_LIMIT, "it may come back"
     assert guaranteed(ended.without_pod("s-u"), "w", 5, namespace="b").container is not None

@@ -205,6 +205,33 @@ def test_the_quota_of_a_create_is_not_recorded_on_a_node_that_only_observes() ->
     assert quotas_after_create(observed, made).records == before
 
 
+@pytest.mark.parametrize(
+    ("mode", "records", "written"),
+    [
+        (NodeMode.ENFORCE, {}, True),
+        (NodeMode.OBSERVE, {}, False),
+        (NodeMode.OBSERVE, {"qc/x": QuotaRecord(3)}, True),
+        (NodeMode.RELEASING, {}, True),
+    ],
+)
+def test_quotas_are_written_where_some_are_to_be_off_or_may_be(
+    mode: NodeMode, records: dict[str, QuotaRecord], written: bool
+) -> None:
+    state = changed_copy(learned(STATE, RemovedQuotas(records)), mode=mode)
+    assert writes_quotas(state) is written
+    assert not writes_quotas(state.with_facts(cpu_groups=False))
+
+
+def test_only_owners_that_exist_and_are_not_observed_have_no_quota() -> None:
+    sharing = changed_copy(OWNER, id="y", placement=Placement(Pool.SHARED, CpuSet(), Mask()), owner="")
+    ended = changed_copy(OWNER, id="z", phase=Phase.EXITED)
+    there = learned(NodeState.of(STATE.node, (POD,), (OWNER, sharing, ended)), RemovedQuotas())
+    assert [container.id for container in all_off(there)] == ["x"]
+    unknown = learned(NodeState.of(STATE.node, (), (OWNER,)), RemovedQuotas())
+    assert [container.id for container in all_off(unknown)] == ["x"], "its sandbox is not known"
+    assert all_off(changed_copy(there, mode=NodeMode.OBSERVE)) == []
+
+
 def test_the_quota_of_a_container_that_owns_no_cpus_is_sent_with_its_request_and_not_recorded() -> None:
     placement, request = Placement(Pool.SHARED, CpuSet(), Mask()), Request(cpu_quota=5)
     made = changed_copy(OWNER, id="t", phase=Phase.CREATING, placement=placement, request=request, owner="")

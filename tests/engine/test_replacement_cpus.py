@@ -111,6 +111,9 @@ def test_what_kubelet_gave_has_none() -> None:
     pinned = changed_copy(owner("a", CpuSet([3, 11])), request=Request(cpuset_cpus="3,11"))
     other = NodeState.of(changed_copy(state.node, static=False), (), [pinned])
     assert not choose_replacements(other, only(other))
+    chosen = changed_copy(pinned, pod=changed_copy(pinned.pod, cpuset_chosen_locally=True))
+    by_us = NodeState.of(other.node, (), [chosen])
+    assert len(choose_replacements(by_us, only(by_us))) == 1, "the node itself chose the CPUs for the pod"
     ours = NodeState.of(state.node, (), [pinned])
     assert len(choose_replacements(ours, only(ours))) == 1
 

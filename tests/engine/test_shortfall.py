@@ -99,6 +99,19 @@ def test_memory() -> None:
     )
 
 
+def test_what_is_missing_is_named_cpus_first_then_memory_then_devices() -> None:
+    gpus = {"gpu": {"a": GPUS["gpu"]["a"]}}  # only node 0 could hold the container
+    state = taken("1-3,9-11", reserved_memory={1: {"memory": 10 * MIB}}, devices=gpus)
+    held = {"memory": 60 * MIB, "gpu": 1}
+    asks = PodRequests("f", (ContainerResources("c", ContainerKind.APP, held, held),))
+    first = Pod("s-f", "f", "ns", "f", requests=asks)
+    plan = place(state.with_pod(first), first, "c", 0, Request(memory_limit=60 * MIB), "f/c")
+    amounts = {"cpu": 4000, "memory": 95 * MIB, "gpu": 1}
+    wanted = ContainerResources("c", ContainerKind.APP, amounts, amounts)
+    found = lacks(plan.state, whole(4, 95), wanted)
+    assert [each.resource for each in found] == ["cpu", "memory", "gpu"]
+
+
 def test_devices_of_our_own() -> None:
     state = taken("4-5", devices=GPUS)
     first = Pod("s-f", "f", "ns", "f", requests=PodRequests("f", (ask("c", 1, gpus=1),)))

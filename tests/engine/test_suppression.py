@@ -6,6 +6,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.be_usage import UsageQuery, UsageReading
+from proxy.engine.enforcement_state import Enforcement
 from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.node_effects import Change, NodeEffects, PutRecord
@@ -37,7 +38,8 @@ from proxy.engine.suppression import (
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import SuppressMode
 from proxy.model.mode import NodeMode
-from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.model.pod_selection import PodSelection
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.pools.be_suppression import Usage
 from proxy.pools.claims import UNLIMITED
 from proxy.topology.build import described
@@ -186,6 +188,27 @@ def test_when_be_must_not_be_suppressed() -> None:
         suppression_obstacle(changed_copy(STATE, mode=NodeMode.RELEASING), CPUSET) == "the node is released"
     )
     assert suppression_obstacle(changed_copy(STATE, mode=NodeMode.OBSERVE), CPUSET) == "the node is observed"
+
+
+def test_a_quota_is_not_set_above_be_pods_that_are_observed() -> None:
+    pod = Pod("s", "u", "ns", "be", kube_qos=KubeQos.BEST_EFFORT)
+    other = Pod("t", "v", "ns", "ls", kube_qos=KubeQos.BURSTABLE)
+    some = changed_copy(STATE, enforcement=Enforcement(PodSelection(percent=0)))
+    assert must_not(some.with_pod(pod), QUOTA) == "the quota would limit BE pods that are observed"
+    assert must_not(some.with_pod(pod), CPUSET) == ""
+    assert must_not(some.with_pod(other), QUOTA) == "", "it is in another group"
+    assert must_not(STATE.with_pod(pod), QUOTA) == ""
+
+
+def test_a_container_on_a_narrowed_pool_is_reported_with_its_cpus() -> None:
+    pod = Pod("s", "u", "ns", "be", qos=QosClass.BE)
+    container = Container("c1", "c", pod, Request(), Placement(Pool.BE, CpuSet(), Mask()), Phase.RUNNING)
+    state = NodeState.of(STATE.node, (pod,), (container,), be_limit=CpuSet.parse("0-3"))
+    note = suppression_note(BeSuppression(), CPUSET, state, container)
+    assert note == "BE is suppressed: it runs on 0-3 now, of 0-15; usage is not known."
+    assert (
+        suppression_note(BeSuppression(), CPUSET, changed_copy(state, mode=NodeMode.OBSERVE), container) == ""
+    )
 
 
 def test_words() -> None:
