@@ -241,6 +241,22 @@ def test_a_create_whose_cpus_cannot_be_freed_is_placed_elsewhere() -> None:
     assert play >> CpusNotFreed("t", AbortReason("stuck", first), "v"), "it is gone"
 
 
+def test_a_sandbox_that_is_reported_late_ends_no_container_of_a_later_one() -> None:
+    newer = changed_copy(LSE, sandbox_id="s-2", attempt=1)
+    running = changed_copy(OWNER, pod=newer)
+    state = NodeState.of(NODE, [newer], [running])
+    after, _ = handle(state, SandboxRunning(LSE))
+    assert after.containers["lse"].phase is Phase.RUNNING
+    newest, _ = handle(state, SandboxRunning(changed_copy(newer, sandbox_id="s-3", attempt=2)))
+    assert newest.containers["lse"].phase is Phase.EXITED
+
+
+def test_a_later_sandbox_ends_no_create_that_is_under_way() -> None:
+    state = NodeState.of(NODE, [LSE], [changed_copy(OWNER, phase=Phase.CREATING)])
+    after, _ = handle(state, SandboxRunning(changed_copy(LSE, sandbox_id="s-2", attempt=1)))
+    assert after.containers["lse"].phase is Phase.CREATING
+
+
 def test_a_create_on_named_cpus_cannot_be_placed_elsewhere() -> None:
     play = story(creating(pod=LSE))
     before = play.state

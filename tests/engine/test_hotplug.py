@@ -8,6 +8,7 @@ from msgspec import structs
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.handle import handle
 from proxy.engine.hotplug import (
+    changed_losses,
     differences,
     losses,
     replacements_in_use,
@@ -19,8 +20,10 @@ from proxy.engine.node_effects import LossesChanged
 from proxy.engine.node_events import LossesDue
 from proxy.engine.replacement_cpus import owners_missing_cpus
 from proxy.engine.state import NodeState
+from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -28,6 +31,7 @@ from tests.testkit.playbook import Playbook
 
 WHOLE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 POD = Pod("s", "p", "ns", "p")
+BLOCK = Block(Mask((1,)), "memory", 1)
 
 
 def without(text: str, memory: str = "") -> Machine:
@@ -90,6 +94,45 @@ def test_a_loss_is_reported_when_it_begins_changes_and_ends() -> None:
     story.state = story.state.on(WHOLE)
     assert story >> LossesDue() << LossesChanged(((container, ""),))
     assert story >> LossesDue() << nothing
+
+
+def bound(pool: Pool, **more: object) -> Container:
+    placement = Placement(pool, CpuSet(), Mask((1,)), **more)
+    return Container("x", "x", POD, Request(), placement, Phase.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("container", "follow", "is_lacked"),
+    [
+        pytest.param(owner("2-3", mems="1"), True, True, id="an owner's, near its CPUs"),
+        pytest.param(owner("2-3", mems="1"), False, False, id="an owner's that may be anywhere"),
+        pytest.param(owner("2-3", mems="1", blocks=(BLOCK,)), False, True, id="counted"),
+        pytest.param(bound(Pool.SHARED), True, False, id="of a whole pool"),
+        pytest.param(bound(Pool.SHARED, pool_numa_limit=Mask((1,))), False, True, id="of a part of a pool"),
+    ],
+)
+def test_memory_that_is_gone_is_lacked_by_containers_that_are_bound_to_it(
+    container: Container, follow: bool, is_lacked: bool
+) -> None:
+    rules = Node(WHOLE, CpuTopology.of(WHOLE), follow_mems=follow)
+    state = NodeState.of(rules, (POD,), (container,)).on(without("", "1"))
+    words = "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
+    assert {key: loss.text() for key, loss in losses(state).items()} == ({"x": words} if is_lacked else {})
+
+
+def test_the_memory_of_a_container_that_lacks_cpus_counts_only_where_it_is_bound_to_it() -> None:
+    rules = Node(WHOLE, CpuTopology.of(WHOLE), follow_mems=False)
+    state = NodeState.of(rules, (POD,), (owner("2-3", mems="0-1"),)).on(without("3", "1"))
+    assert losses(state)["x"].nodes == Mask()
+    follows = NodeState.of(node().node, (POD,), (owner("2-3", mems="0-1"),)).on(without("3", "1"))
+    assert losses(follows)["x"].nodes == Mask((1,))
+
+
+def test_the_end_of_a_loss_is_not_reported_of_a_container_that_is_observed() -> None:
+    state = node(owner("2-3"))
+    assert [text for _, text in changed_losses({"x": "CPU 3"}, state)[1]] == [""]
+    observed = structs.replace(state, mode=NodeMode.OBSERVE)
+    assert changed_losses({"x": "CPU 3"}, observed) == ({}, [])
 
 
 def test_a_loss_of_a_container_that_is_gone_is_over_without_a_word() -> None:
