@@ -32,7 +32,7 @@ SOCKET = DIRECTORY / "cri.sock"
 NODES = Path("/sys/devices/system/node")
 PERIOD_S = 5
 LONG_S = 600.0
-"""Only a failure waits for so long; an emulated machine on a slow host takes minutes for what takes seconds elsewhere."""
+"""Only a failure waits for so long: emulated on a slow host, seconds become minutes."""
 PAUSE_S = 0.2
 """Between two looks: in a machine that is emulated a look costs much of what it waits for."""
 ALL = online()
