@@ -8,7 +8,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.placement import (
     counted_nodes,
-    memory_for,
+    memory_nodes_for,
     named_memory_nodes,
     owner_memory_nodes,
     pool_memory_nodes,
@@ -143,15 +143,15 @@ def test_memory_is_as_near_to_cpus_as_what_others_were_promised_leaves(
     cpus: str, need: int, promised: list[tuple[str, int]], nodes: str
 ) -> None:
     others = [(Mask.parse(where), amount) for where, amount in promised]
-    assert str(memory_for(FAR, CpuSet.parse(cpus), need, others)) == nodes
+    assert str(memory_nodes_for(FAR, CpuSet.parse(cpus), need, others)) == nodes
 
 
 def test_cpus_of_a_node_without_memory_have_that_of_the_nearest() -> None:
-    assert str(memory_for(BARE, CpuSet.parse("0-1"))) == "2"
-    assert str(memory_for(BARE, CpuSet.parse("0-1"), 101)) == "1-2"
+    assert str(memory_nodes_for(BARE, CpuSet.parse("0-1"))) == "2"
+    assert str(memory_nodes_for(BARE, CpuSet.parse("0-1"), 101)) == "1-2"
 
 
 def test_where_no_distances_are_known_all_nodes_are_equally_near() -> None:
     unknown = changed_copy(BARE, nodes=tuple(changed_copy(node, distance=()) for node in BARE.nodes))
-    assert str(memory_for(unknown, CpuSet.parse("0-1"))) == "1-3"
-    assert str(memory_for(unknown, CpuSet.parse("2-3"), 101)) == "1-2"
+    assert str(memory_nodes_for(unknown, CpuSet.parse("0-1"))) == "1-3"
+    assert str(memory_nodes_for(unknown, CpuSet.parse("2-3"), 101)) == "1-2"

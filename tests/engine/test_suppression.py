@@ -194,10 +194,11 @@ def test_a_quota_is_not_set_above_be_pods_that_are_observed() -> None:
     pod = Pod("s", "u", "ns", "be", kube_qos=KubeQos.BEST_EFFORT)
     other = Pod("t", "v", "ns", "ls", kube_qos=KubeQos.BURSTABLE)
     some = changed_copy(STATE, enforcement=Enforcement(PodSelection(percent=0)))
-    assert must_not(some.with_pod(pod), QUOTA) == "the quota would limit BE pods that are observed"
-    assert must_not(some.with_pod(pod), CPUSET) == ""
-    assert must_not(some.with_pod(other), QUOTA) == "", "it is in another group"
-    assert must_not(STATE.with_pod(pod), QUOTA) == ""
+    observed = "the quota would limit BE pods that are observed"
+    assert suppression_obstacle(some.with_pod(pod), QUOTA) == observed
+    assert suppression_obstacle(some.with_pod(pod), CPUSET) == ""
+    assert suppression_obstacle(some.with_pod(other), QUOTA) == "", "it is in another group"
+    assert suppression_obstacle(STATE.with_pod(pod), QUOTA) == ""
 
 
 def test_a_container_on_a_narrowed_pool_is_reported_with_its_cpus() -> None:
