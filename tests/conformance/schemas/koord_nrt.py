@@ -88,7 +88,7 @@ def _system(case: Case) -> Outcome:
     raw = case.optional("system_qos", dict, {})
     system = SystemQos(raw.get("cpuset") or "", raw.get("cpusetExclusive"))
     pools = noderules.pools(case.optional("pools", list, []))
-    return Outcome(case.expected() or [], noderules.shown_pools(without(pools, system.taken)))
+    return Outcome(case.expected() or [], noderules.shown_pools(without(pools, system.exclusive_cpus)))
 
 
 def _divide(case: Case) -> Outcome:
