@@ -71,9 +71,7 @@ def test_the_command(node: Node) -> None:
         with pytest.raises(LockedError, match="without --offline"):
             await asyncio.to_thread(command, node, "--offline")
         done = await asyncio.to_thread(command, node)
-        assert done.stdout.startswith(
-            "released: 1 containers have what they would have without topoproxy (1 "
-        )
+        assert done.stdout.startswith("released: 1 container has what it would have without topoproxy (1 ")
         assert node.cpus(lse) == ALL
         done = await asyncio.to_thread(command, node, "--json")
         assert json.loads(done.stdout)["stage"] == "released"
