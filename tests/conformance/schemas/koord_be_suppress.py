@@ -74,7 +74,8 @@ def _node(case: Case) -> tuple[list[AnnotatedCpus], Withheld]:
     annotations = case.optional("nrt_annotations", dict, {})
     askers = [noderules.asker(pod) for pod in noderules.pods(case)]
     held = [AnnotatedCpus(asker.qos, asker.status.cpus) for asker in askers]
-    return held, Withheld(reserved=reservation(annotations)[0].cpus, system=system_qos(annotations)[0].exclusive_cpus)
+    system, _ = system_qos(annotations)
+    return held, Withheld(reserved=reservation(annotations)[0].cpus, system=system.exclusive_cpus)
 
 
 def _tree(old: CpuSet, pods: Iterable[str], containers: Iterable[str] = ()) -> list[BeGroup]:
