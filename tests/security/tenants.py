@@ -34,6 +34,8 @@ from tests.testkit.changed_copy import changed_copy
 CPUS = len(MACHINE.online)
 LARGEST_MESSAGE = 2_000
 HOLD_MS = 20.0
+REFERENCE_MS = 12.0
+"""CPU time of the loop in ``slowness`` on the machine for which ``HOLD_MS`` was chosen."""
 FLOOR = 2
 """CPUs: one core with its threads, which is more than 5 % of the machine in memory."""
 CONFIG = """
@@ -81,6 +83,20 @@ def texts(value: object) -> Iterator[str]:
     elif isinstance(value, Sequence | set | frozenset):
         for inner in value:
             yield from texts(inner)
+
+
+def slowness() -> float:
+    """Return how much slower this CPU is now than the one for which ``HOLD_MS`` was chosen; at least 1.
+
+    A neighbour on the other thread of a core doubles the CPU time of everything.
+    """
+    times = []
+    for _ in range(3):
+        begun, total = time.thread_time(), 0
+        for number in range(200_000):
+            total += number
+        times.append((time.thread_time() - begun) * 1000)
+    return max(1.0, *(took / REFERENCE_MS for took in times))
 
 
 class Timed:
