@@ -174,7 +174,7 @@ def test_of_the_named_cpus_those_of_the_machine_count(where: str) -> None:
     name = ANNOTATIONS[where]
     found = read(NodeMeta(annotations={where: f'{{"{member}": "14-17"}}'}), None, {}).named()[name]
     assert found.value == CpuSet((14, 15))
-    assert found.problem == f"annotation {where}: there is no CPU 16-17 here (CPUs: 0-15)"
+    assert found.problem == f"annotation {where}: there are no CPUs 16-17 here (CPUs: 0-15)"
     found = read(NodeMeta(annotations={where: f'{{"{member}": "14-"}}'}), None, {}).named()[name]
     assert (found.value, found.source) == (CpuSet(), "default")
     assert found.problem.startswith(f"annotation {where}: ")
