@@ -24,6 +24,7 @@ from cri import Cri, code, cpuset_root, is_v2, online
 
 from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
+from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet, Mask
 
 RUNTIME = Path(os.environ.get("TOPOPROXY_RUNTIME") or "/run/containerd/containerd.sock")
@@ -50,11 +51,15 @@ def core_of(cpu: int) -> CpuSet:
 
 
 def wait(what: str, check: Callable[[], bool], limit: float = LONG_S) -> float:
-    """Wait until the check is true; returns the seconds that it took."""
+    """Wait until the check is true; returns the seconds that it took.
+
+    A daemon that has just started may be too busy to answer a query of its status within five seconds.
+    """
     begin = time.monotonic()
     while time.monotonic() - begin < limit:
-        if check():
-            return time.monotonic() - begin
+        with suppress(UnavailableError):
+            if check():
+                return time.monotonic() - begin
         time.sleep(PAUSE_S)
     raise AssertionError(f"waited {limit:g} s for {what}")
 
