@@ -143,9 +143,8 @@ def _load_simple(data: Mapping[str, Any], bounds: Bounds, defects: list[InputDef
         elif issubclass(kind, int):
             loaded[name] = _number(data[key])
         else:
-            loaded[name] = cast("Callable[[str], str]", kind)(
-                _text(data[key])
-            )  # a text or an enumeration of texts
+            parse = cast("Callable[[str], str]", kind)  # a text, or an enumeration of texts
+            loaded[name] = parse(_text(data[key]))
     return loaded
 
 

@@ -255,15 +255,14 @@ def annotation_fields(
     """
     fields: dict[str, object] = {}
     defects: list[InputDefect] = []
-    decisive: InputDefect | None = None
+    has_decisive = False
     for reader in _READERS:
         values, faults = reader.read(annotations, bounds)
         fields.update(values)
         for fault in filter(None, faults):
-            if reader.is_decisive and decisive is None:
-                decisive = fault
-                fault = fault.as_decisive()
-            defects.append(fault)
+            is_first = reader.is_decisive and not has_decisive
+            has_decisive |= is_first
+            defects.append(fault.as_decisive() if is_first else fault)
     return fields, defects
 
 
