@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,42 @@ def test_modules_that_pages_name_exist() -> None:
         )
     }
     assert not unknown
+
+
+NAME = re.compile(r"``([a-z_]+(?:\.[A-Za-z_]\w*)+)(?:\(\))?``")
+FILES = ("config", "hooks", "attach", "admin", "kubelet", "containerd")
+"""Packages whose names also begin file names, keys of the configuration and modules elsewhere."""
+
+
+def exists(name: str) -> bool:
+    """Return whether a dotted name below ``proxy`` is a module, or a name in one."""
+    parts = ["proxy", *name.removeprefix("proxy.").split(".")]
+    for count in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            fields = getattr(found, "__annotations__", {})
+            if not hasattr(found, part):
+                return part in fields and part == parts[-1]
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def test_code_that_docstrings_name_exists() -> None:
+    """A dotted name such as ``engine.create`` is below ``proxy``."""
+    packages = {path.stem for path in (ROOT / "proxy").iterdir()} | {"proxy"}
+    named = {
+        (path, name)
+        for path, text in texts()
+        if path.startswith("proxy/")
+        for name in NAME.findall(text)
+        if (top := name.split(".")[0]) in packages and top not in FILES
+    }
+    assert len(named) > 100, "the pattern finds the names that are there"
+    assert [f"{path}: {name}" for path, name in sorted(named) if not exists(name)] == []
 
 
 def named_in_changes(guide: str) -> Iterator[tuple[str, str]]:

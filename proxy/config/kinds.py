@@ -30,7 +30,7 @@ class SettingKind:
     Attributes:
         wants: A description of a valid value ("a duration such as 10s").
         read: Text to value; raises ValueError or ConfigError with the cause. Kinds of lists and of keys with
-            values are given a ``Tree`` instead, and raise its faults.
+            values are given a ``YamlNode`` instead, and raise its faults.
         show: Value to a text that reads back as the same value; lists and dictionaries of texts and whole
             numbers for the kinds that are more than a text.
         tags: YAML's short types that are right for it (``str``, ``int``, ``float``, ``bool``, ``map``, ...).

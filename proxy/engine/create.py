@@ -73,7 +73,7 @@ class Plan(Struct, frozen=True):
         container: The container as placed; None on a refusal.
         shrink: Ids of containers that must leave CPUs before the request continues.
         problem: What was wrong with the request, for the operator; empty if nothing was.
-        explanation: Why; None for a container that could only go to a pool (see ``record.explain_pooled``).
+        explanation: Why; None for a container that could only go to a pool (``engine.explain_record``).
         limit: The admission rule that the claim exceeded; None where it exceeded none.
     """
 

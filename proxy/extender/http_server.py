@@ -3,9 +3,6 @@
 Go's client keeps connections open and sends one request at a time on each. A connection whose answer is an
 error of the extender itself (503 and above) is closed after it, so that the next request may reach another
 replica.
-
-``ExtenderMetrics`` has the metrics of the extender, in the form of those of the daemon
-(``proxy.telemetry.metrics``).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _WORDS = {
 
 
 class InotifyWrites:
-    """Implements ``proxy.executor.kernel_ports.Writes`` for a hierarchy, v1 or v2."""
+    """Implements ``proxy.executor.kernel_ports.WriteEvents`` for a hierarchy, v1 or v2."""
 
     def __init__(self, root: Path) -> None:
         """Begin to watch nothing.
@@ -58,7 +58,7 @@ class InotifyWrites:
         return self._fd
 
     def watch(self, path: str) -> bool:
-        """Watch a group; see ``proxy.executor.kernel_ports.Writes``."""
+        """Watch a group; see ``proxy.executor.kernel_ports.WriteEvents``."""
         if self._fd < 0:
             return False
         file = os.fsencode(f"{self._root}/{path}/{_FILE}")
@@ -91,7 +91,7 @@ class InotifyWrites:
         return set(self._watches)
 
     def taken(self) -> set[str] | None:
-        """Read the notifications; see ``proxy.executor.kernel_ports.Writes``."""
+        """Read the notifications; see ``proxy.executor.kernel_ports.WriteEvents``."""
         written: set[str] = set()
         while True:
             try:

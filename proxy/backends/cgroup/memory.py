@@ -128,7 +128,7 @@ class KernelMemory:
         self._finder.learn(container_id, path, parent)
 
     def migrates(self, path: str) -> bool:
-        """Return whether a change of memory nodes moves pages; see ``Memory.migrates`` of the ports."""
+        """Return whether a change of memory nodes moves pages; see ``executor.kernel_ports.MemoryTree``."""
         if self.cpusets is None:
             return self.version == 2
         try:

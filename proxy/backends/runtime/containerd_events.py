@@ -117,7 +117,7 @@ class ContainerdEvents:
 
 
 def _decoded(message: bytes) -> RuntimeEvent | None:
-    """Read one envelope as ``read_event``, and raise DecodeError where it cannot be read."""
+    """Read one envelope; raises DecodeError where it cannot be read."""
     envelope = pb.Envelope.FromString(message)
     kind, value = envelope.event.type_url.rpartition("/")[2], envelope.event.value
     if envelope.namespace != NAMESPACE:
